@@ -108,7 +108,8 @@ class Planner:
         if not self._profiler.is_busy and board.nodes:
             wanted = self._profiler.select_members(new, board.nodes, coming, crowded=bool(self._shares))
             if wanted:
-                self._profiler.start(wanted, _choose_profiling_node(board, wanted), self._session.now)
+                node = _choose_profiling_node(board, wanted)
+                self._profiler.start(wanted, node, self._session.now, board.nodes)
         if self.is_measuring or not board.nodes:
             return list(waiting), list(returning)
         plan = self._choose_widths(new, board)

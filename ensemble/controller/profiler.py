@@ -13,11 +13,19 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ensemble.controller.actions import Action, Kill, Launch, RemoveAttemptFiles
 from ensemble.controller.attempt import rendezvous_file
-from ensemble.schedule import Node, Profile, list_candidate_widths, pack, select_unmeasured
+from ensemble.schedule import (
+    Node,
+    Placement,
+    Profile,
+    is_spread_open,
+    list_candidate_widths,
+    pack,
+    select_unmeasured,
+)
 from ensemble.spec import Identity
 from ensemble.spec.identity import compute_cost_key
 from ensemble.store import RunDir
@@ -36,10 +44,12 @@ class _Group:
 
     Attributes:
         unmeasured: one member for each cost key.
+        is_spread: whether the workers are on two nodes.
     """
 
     workers: int
     unmeasured: dict[str, Identity]
+    is_spread: bool = False
 
 
 @dataclass
@@ -125,26 +135,32 @@ class Profiler:
 
     # -- groups -------------------------------------------------------------------------------------------------
 
-    def start(self, identities: Sequence[Identity], node: Node, now: float) -> None:
+    def start(self, identities: Sequence[Identity], node: Node, now: float, others: Sequence[Node] = ()) -> None:
         """Begin to measure members on a node; of those with the same cost key, or the same shape, one.
 
-        Members with `workers="auto"` are measured with each number of workers for which the node has room.
+        Members with `workers="auto"` are measured with each number of workers for which the node has room, those
+        with `span_nodes="auto"` also over two nodes.
+
+        Args:
+            others: further nodes of the run.
         """
         assert not self.is_busy
         self._node, self._failures, self._members = node, 0, {}
+        self._nodes = [node, *(each for each in others if each.name != node.name)]
         first: dict[str, Identity] = {}
         for identity in identities:
             key = compute_cost_key(identity)
             first.setdefault(key, identity)
             self._members.setdefault(key, []).append(identity.member)
         groups: dict[tuple[int, str], dict[str, Identity]] = {}
+        spread: dict[tuple[int, str], dict[str, Identity]] = {}
         for key, identity in first.items():
+            if is_spread_open(identity, self._nodes):
+                spread.setdefault(_exchange_of(identity), {})[key] = identity
             for workers in list_candidate_widths(identity, node, self._devices):
-                communicator = json.dumps(identity.communicator) if workers > 1 else ""
-                groups.setdefault((workers, communicator), {})[key] = identity
-        self._groups += [
-            _Group(workers, groups[workers, communicator]) for workers, communicator in sorted(groups)
-        ]
+                groups.setdefault(_exchange_of(dataclasses.replace(identity, workers=workers)), {})[key] = identity
+        self._groups += [_Group(how[0], groups[how]) for how in sorted(groups)]
+        self._groups += [_Group(how[0], spread[how], is_spread=True) for how in sorted(spread)]
         self._steps_s = min(STEPS_S[0], STEPS_S[1] / max(1, len(first)))
         self._drop_finished_groups()
         if self._groups:
@@ -166,31 +182,35 @@ class Profiler:
                 return
             self._groups.popleft()
 
-    def _place(self, group: _Group) -> tuple[Identity, Sequence[str | None]] | None:
-        """The member as which a group runs, and its devices; it is placed as if the node were empty."""
+    def _place(self, group: _Group) -> Placement | None:
+        """Where a group runs, as if the nodes were empty; its identity is the member as which it runs."""
         example = next(iter(group.unmeasured.values()), None)
         if example is None:
             return None
-        asking = dataclasses.replace(example, member=PROFILE, workers=group.workers)
-        placed = pack([asking], [], [self._node], self._devices)
-        return (asking, placed[0].devices) if placed else None
+        how: Literal["spread"] | bool = "spread" if group.is_spread else False
+        asking = dataclasses.replace(example, member=PROFILE, workers=group.workers, span_nodes=how)
+        placed = pack([asking], [], self._nodes if group.is_spread else [self._node], self._devices)
+        return placed[0] if placed and bool(placed[0].nodes) == group.is_spread else None
 
     def _launch_next(self, now: float) -> None:
         """Launch the next group, unless one runs."""
         if self._running is not None or not self._groups:
             return
         group = self._groups[0]
-        identity, devices = self._place(group) or (None, ())
-        assert identity is not None  # else it had been dropped
-        identity = dataclasses.replace(identity, cpus_per_worker=0.0, gpus_per_worker=0.0, memory_gb=None)
+        placement = self._place(group)
+        assert placement is not None  # else it had been dropped
+        identity = dataclasses.replace(
+            placement.identity, cpus_per_worker=0.0, gpus_per_worker=0.0, memory_gb=None
+        )
         self._number += 1
-        device = "cpu" if devices[0] is None else self._node.find_gpu(devices[0])
+        nodes, devices = {node.name: node for node in self._nodes}, placement.devices
+        device = "cpu" if devices[0] is None else nodes[placement.node].find_gpu(devices[0])
         self._running = _Running(group, self._number, set(range(group.workers)), now, device)
         meeting = rendezvous_file(self._run_dir, PROFILE, self._number)
         measured = [
             shape
             for (shape, on), known in self._by_shape.items()
-            if on == device and group.workers in known.step_s
+            if on == device and group.workers in (known.spread_samples_per_s if group.is_spread else known.step_s)
         ]
         jobs = [
             Job(
@@ -199,11 +219,11 @@ class Profiler:
                 attempt=self._number,
                 rank=rank,
                 rendezvous=meeting.as_uri() if group.workers > 1 else None,
-                interface="lo",
+                interface=nodes[placement.find_node(rank)].interface if group.is_spread else "lo",
                 device="cpu" if number is None else "cuda:0",
                 gpu=number,
                 feeder=None,
-                node=self._node.name,
+                node=placement.find_node(rank),
                 timeout_s=self._timeout_s,
                 profile=ProfileRequest(
                     members=list(group.unmeasured.values()), known=measured, steps_s=self._steps_s
@@ -222,7 +242,8 @@ class Profiler:
             Whether it came from processes that measure, so that nobody else has to handle it.
         """
         kind = event["type"]
-        if kind in ("node_lost", "node_draining") and self.is_busy and event["node"] == self._node.name:
+        names = [node.name for node in self._nodes] if self.is_busy else []
+        if kind in ("node_lost", "node_draining") and event["node"] in names:
             self.stop()  # the remaining members are selected again, on another node
         if event.get("member") != PROFILE:
             return False
@@ -284,11 +305,13 @@ class Profiler:
         if event["measured"] is None:
             measured = self._by_shape[event["shape"], running.device].as_dict()
         else:
+            width, found = running.group.workers, event["measured"]
             by_width = ("step_s", "samples_per_s", "cpus", "gpus")
-            measured = {
-                name: {running.group.workers: value} if name in by_width else value
-                for name, value in event["measured"].items()
-            }
+            measured = {name: {width: value} if name in by_width else value for name, value in found.items()}
+            if running.group.is_spread:  # only its rate is another than on one node
+                known = self._by_shape.get((event["shape"], running.device))
+                measured |= {name: {} for name in by_width if known is not None}
+                measured["spread_samples_per_s"] = {width: found["samples_per_s"]}
         self._log_profile(Profile.from_dict({**measured, **identified}))
 
     def _log_profile(self, profile: Profile) -> None:
@@ -329,3 +352,8 @@ class Profiler:
         if members:
             self._log("unmeasured", members=members, error=line)
             log.warning("%s: not measured, placed by default estimates: %s", ", ".join(members), line)
+
+
+def _exchange_of(identity: Identity) -> tuple[int, str]:
+    """Members for which this is equal are measured by the same processes: workers and their communicator."""
+    return identity.workers, json.dumps(identity.communicator) if identity.workers > 1 else ""

@@ -19,7 +19,13 @@ from ensemble.schedule.flotilla import (
 from ensemble.schedule.needs import Node, Placement
 from ensemble.schedule.packing import FreeCapacity, explain_unplaceable, pack
 from ensemble.schedule.placement import PlacementState, Start, count_placeable, decide_starts
-from ensemble.schedule.profiles import Profile, apply_profile, list_candidate_widths, select_unmeasured
+from ensemble.schedule.profiles import (
+    Profile,
+    apply_profile,
+    is_spread_open,
+    list_candidate_widths,
+    select_unmeasured,
+)
 
 __all__ = [
     "Allocation",
@@ -48,5 +54,6 @@ __all__ = [
     "decide_starts",
     "revise",
     "select_unmeasured",
+    "is_spread_open",
     "list_candidate_widths",
 ]

@@ -76,7 +76,7 @@ class Node:
 class Need(NamedTuple):
     """What a member takes, in `UNITS`: cores and memory of all ranks, and the GPU share of each rank.
 
-    `spans_nodes`: its ranks may be on several nodes.
+    `spans_nodes`: its ranks may be on several nodes; `spreads`: better on two than on one.
     """
 
     workers: int
@@ -86,6 +86,7 @@ class Need(NamedTuple):
     guessed_cpus: bool
     requires_gpu: bool
     spans_nodes: bool = False
+    spreads: bool = False
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -166,6 +167,7 @@ def compute_need(identity: Identity) -> Need:
         "gpus_per_worker" in auto,
         # a width that was chosen for one node stays there
         identity.workers > 1 and identity.span_nodes is not False and "workers" not in auto,
+        identity.workers > 1 and identity.span_nodes == "spread",
     )
 
 
@@ -178,6 +180,7 @@ def _need(
     guessed_cpus: bool,
     guessed_gpus: bool,
     spans_nodes: bool,
+    spreads: bool,
 ) -> Need:
     return Need(
         workers=workers,
@@ -187,4 +190,5 @@ def _need(
         guessed_cpus=guessed_cpus,
         requires_gpu=gpus > 0 and not guessed_gpus,
         spans_nodes=spans_nodes,
+        spreads=spreads,
     )

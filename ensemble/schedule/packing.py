@@ -220,9 +220,12 @@ class _PlaceFinder:
         """Take up to `count` places for members of one need: on one node each, then on several."""
         if need in self._unplaceable:
             return []
-        found = self._reserve_on_nodes(need, count)
-        while need.spans_nodes and len(found) < count and (spot := self._reserve_across(need)) is not None:
-            found.append(spot)
+        found: list[Spot] = []
+        if need.spreads:
+            found += self._reserve_across(need, count, (need.workers + 1) // 2)
+        found += self._reserve_on_nodes(need, count - len(found))
+        if need.spans_nodes:
+            found += self._reserve_across(need, count - len(found), need.workers)
         self._bounds_are_stale |= bool(found)
         if len(found) < count:
             self._unplaceable.add(need)
@@ -245,13 +248,20 @@ class _PlaceFinder:
                 break
         return found
 
-    def _reserve_across(self, need: Need) -> Spot | None:
+    def _reserve_across(self, need: Need, count: int, most: int) -> list[Spot]:
+        """Take up to `count` places of several nodes each, with at most so many ranks on one of them."""
+        found: list[Spot] = []
+        while len(found) < count and (spot := self._find_across(need, most)) is not None:
+            found.append(spot)
+        return found
+
+    def _find_across(self, need: Need, most: int) -> Spot | None:
         """Take a place on several nodes, as few as possible: those with room for the most ranks first."""
         on_gpus = (
             [True] if self._free.devices == "cuda" else [False] if self._free.devices == "cpu" else [True, False]
         )
         for uses_gpus in on_gpus:
-            room = self._count_ranks(need, on_gpus=uses_gpus)
+            room = np.minimum(self._count_ranks(need, on_gpus=uses_gpus), most)
             if room.sum() < need.workers:
                 continue
             nodes: list[int] = []

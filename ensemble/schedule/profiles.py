@@ -30,7 +30,9 @@ from ensemble.spec.identity import compute_cost_key
 SHARE_STEP = 0.05
 #: Streams at one time on GPUs: a flotilla may start while the last members of the one before it end.
 STREAMS = 2
-_BY_WIDTH = ("step_s", "samples_per_s", "cpus", "gpus")
+_BY_WIDTH = ("step_s", "samples_per_s", "cpus", "gpus", "spread_samples_per_s")
+#: Two nodes are better than one where they are faster by this factor at least: they hold two nodes' resources.
+_SPREAD_GAIN = 1.1
 _LISTS = ("members", "outlines")
 
 
@@ -47,6 +49,7 @@ class Profile:
         samples_per_s: samples per second at that step time, by number of workers.
         cpus: cores that one worker keeps busy, by number of workers.
         gpus: share of its GPU that one worker keeps busy, by number of workers; empty on the CPU.
+        spread_samples_per_s: as `samples_per_s`, with the workers on two nodes; empty where that is not measured.
         memory_gb: peak private host memory of one worker in GiB, evaluation included.
         gpu_memory_gb: peak memory of one worker on its GPU, in GiB; 0 on the CPU.
         gpu_size_gb: memory of such a GPU, in GiB; 0 on the CPU.
@@ -61,6 +64,7 @@ class Profile:
     samples_per_s: Mapping[int, float]
     cpus: Mapping[int, float]
     gpus: Mapping[int, float] = field(default_factory=dict)
+    spread_samples_per_s: Mapping[int, float] = field(default_factory=dict)
     memory_gb: float
     gpu_memory_gb: float = 0.0
     gpu_size_gb: float = 0.0
@@ -110,16 +114,26 @@ def select_unmeasured(
         return []
     gpus = devices != "cpu" and any(node.gpus for node in nodes)
     irrelevant = set() if gpus else {"gpus_per_worker"}
-    new = [one for one in waiting if one.member not in known and set(one.auto) - irrelevant]
+    new = [
+        one
+        for one in waiting
+        if one.member not in known and (set(one.auto) - irrelevant or is_spread_open(one, nodes))
+    ]
     if new and known:
         profiles = {id(profile): profile for profile in known.values()}
         outlines = {each for profile in profiles.values() for each in profile.outlines}
         new = [one for one in new if compute_cost_key(one) not in outlines]
-    if not new or crowded or any("workers" in one.auto for one in new):
+    if not new or crowded or any("workers" in one.auto or is_spread_open(one, nodes) for one in new):
         return new
     copies = [dataclasses.replace(waiting[0], member=f"coming-{number}") for number in range(coming)]
     everyone = [*waiting, *copies]
     return new if len(pack(everyone, [], nodes, devices)) < len(everyone) else []
+
+
+def is_spread_open(identity: Identity, nodes: Sequence[Node]) -> bool:
+    """Whether it is to be measured if a member is faster on two nodes than on one."""
+    is_wide = identity.workers > 1 and "workers" not in identity.auto
+    return is_wide and identity.span_nodes == "auto" and len(nodes) > 1
 
 
 def list_candidate_widths(identity: Identity, node: Node, devices: str) -> list[int]:
@@ -162,6 +176,9 @@ def apply_profile(
             busy = _get_nearest_share(profile.gpus, chosen)
             measured["gpus_per_worker"] = compute_gpu_share(busy, profile.gpu_memory_gb, profile.gpu_size_gb)
         asked |= {name: value for name, value in measured.items() if name in identity.auto}
+        if identity.span_nodes == "auto" and chosen in profile.spread_samples_per_s:
+            gain = profile.spread_samples_per_s[chosen] / profile.samples_per_s.get(chosen, math.inf)
+            asked["span_nodes"] = "spread" if gain >= _SPREAD_GAIN else True
     return dataclasses.replace(identity, **asked)
 
 

@@ -37,7 +37,7 @@ class Identity:
         outside: why a search does not learn from it; None where it does.
         widened_from: its number of workers before it was given more; None where it was not. Learning-rate rules
             that count workers use it, because the global batch has not grown with the workers.
-        span_nodes: see `ensemble.spec.member.Resources`.
+        span_nodes: see `ensemble.spec.member.Resources`; "spread" where two nodes were measured to be faster.
     """
 
     member: str
@@ -64,7 +64,7 @@ class Identity:
     added: bool = False
     outside: str | None = None
     widened_from: int | None = None
-    span_nodes: bool | Literal["auto"] = True
+    span_nodes: bool | Literal["auto", "spread"] = True
 
     def as_dict(self) -> dict[str, Any]:
         """The identity as plain JSON values."""

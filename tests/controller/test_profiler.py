@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from ensemble.controller.actions import Action
 from ensemble.controller.performer import Performer
 from ensemble.controller.profiler import Profiler
 from ensemble.executors import Executor, make_executor
-from ensemble.schedule import Node, Profile, apply_profile
+from ensemble.schedule import Node, Profile, apply_profile, pack
 from ensemble.schedule.profiles import compute_own_rate
 from ensemble.search.trials import make_trials
 from ensemble.spec import Identity
@@ -60,7 +62,7 @@ class Measured:
         actions: list[Action] = []
         profiler = Profiler(actions, run_dir, self._emit, **options)
         self.wanted = profiler.select_members(self.identities, nodes)
-        profiler.start(self.wanted, nodes[0], time.monotonic())
+        profiler.start(self.wanted, nodes[0], time.monotonic(), nodes)
         while profiler.is_busy:
             assert not perform_all(actions, executor, run_dir)
             for event in executor.events(0.1):
@@ -152,6 +154,36 @@ def test_a_train_function_is_measured_with_every_number_of_workers(
     assert not [event for event in found.told if event["type"] == "unmeasured"]
     assert found[0] is found[1] and set(found[0].step_s) == set(found[0].cpus) == {1, 2}
     assert [path.name for path in (tmp_path / "run" / "members").iterdir()] == ["profile"]
+
+
+def test_a_wide_member_is_measured_on_two_nodes_as_well_where_that_is_left_open(
+    local: tuple[Executor, list[Node], RunDir], tmp_path: Path
+) -> None:
+    executor, (node, *_), _ = local
+    members = [
+        Member({"width": 8, "lr": 0.1, "sleep_s": 0.01}, workers=2, span_nodes=how) for how in ("auto", True)
+    ]
+    declared = an_ensemble(members)
+    run_dir = RunDir.create(tmp_path / "run", declared)
+    nodes = [replace(node, cpus=2), replace(node, cpus=2, name="other")]
+    for each in nodes:  # both are this machine: the executor starts all ranks here
+        assert each.interface == "lo"
+    found = Measured(executor, nodes, run_dir, declared)
+    profile = found[0]
+    assert set(profile.samples_per_s) == set(profile.spread_samples_per_s) == {2}
+    assert 0.2 < profile.spread_samples_per_s[2] / profile.samples_per_s[2] < 5
+    assert Profile.from_dict(json.loads(json.dumps(profile.as_dict()))) == profile
+    identity = found.identities[0]
+    for gain, chosen, names in ((1.2, "spread", {"local", "other"}), (1.0, True, {"local"})):
+        rates = {2: gain * profile.samples_per_s[2]}
+        known = apply_profile(identity, replace(profile, spread_samples_per_s=rates))
+        assert known.span_nodes == chosen
+        asked = replace(known, cpus_per_worker=0.5, auto=[])
+        (placed,) = pack(
+            [asked], [], [replace(each, name=n) for each, n in zip(nodes, ("local", "other"), strict=True)]
+        )
+        assert set(placed.ranks_by_node) == names
+    assert apply_profile(found.identities[1], profile).span_nodes is True, "nobody asked"
 
 
 def test_hundreds_of_members_with_much_to_say_are_measured(
