@@ -258,7 +258,7 @@ class _Lines:
             again = " (it will be tried again)" if _is_retried(member) else ""
             found.append(("failed", member.id, _describe_failure(member), f"{member.reason}{again}"))
         elif member.state != was and member.state != "placed":
-            where = f" on {member.node}" if member.state == "running" else ""
+            where = f" on {member.place}" if member.state == "running" else ""
             found.append((member.state, member.id, member.state + where, ""))
         return found
 

@@ -119,6 +119,7 @@ def status_rows(state: RunState, used: Mapping[str, Total]) -> list[dict[str, An
             "epoch": member.epoch,
             "metric": member.metrics.get(state.objective),
             "node": member.node,
+            **({"nodes": member.nodes} if member.nodes else {}),
             "attempts": member.attempts,
             "samples_per_s": member.training_rate,
             "cpu_s": used[member.id].cpu_s if member.id in used else None,

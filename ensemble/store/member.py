@@ -108,6 +108,11 @@ class MemberState:
     spans: list[Span] = field(default_factory=list)
 
     @property
+    def place(self) -> str:
+        """The nodes of its ranks, in words; empty where it has no place."""
+        return " + ".join(dict.fromkeys(self.nodes)) or self.node or ""
+
+    @property
     def params(self) -> dict[str, Any]:
         """Its hyperparameters."""
         return dict(self.identity.get("params", {}))

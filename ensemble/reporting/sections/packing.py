@@ -70,9 +70,7 @@ def _row(member: MemberState, profile: Mapping[str, Any] | None) -> list[Cell]:
         return number_cell(None if found is None else found * scale)
 
     devices = sorted({device for device in member.devices if device is not None})
-    where = (
-        "" if member.node is None else member.node + (f", GPU {', '.join(map(str, devices))}" if devices else "")
-    )
+    where = member.place + (f", GPU {', '.join(map(str, devices))}" if devices else "")
     return [
         Cell(escape(member.id), member.number),
         Cell(width, int(width)),
