@@ -185,7 +185,7 @@ def test_losing_the_feeder_and_the_fork_server_changes_nothing(
 def test_a_rank_that_hangs_is_named(run_dir: Path, tmp_path: Path) -> None:
     hangs = {"lr": 0.1, "fault": "hang", "after": 3, "marker": str(tmp_path / "marker")}
     member = Member(hangs, workers=2, cpus_per_worker=0.5)
-    declared = an_ensemble([member], epochs=3, hang_timeout_s=6.0, retries=1, sharing="independent")
+    declared = an_ensemble([member], epochs=3, hang_timeout_s=60.0, retries=1, sharing="independent")
     result = ensemble.submit(declared, run_dir, "local").wait()
     assert by_state(result) == {"member-0": "finished"}
     state = fold(read_events(run_dir / "events.jsonl"))
