@@ -176,7 +176,7 @@ def test_memory_counts_a_shared_page_once(photos: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif((reason := hosts.unavailable()) is not None, reason=str(reason))
 def test_hosts_share_one_stream_and_send_each_sample_to_all_but_one(photos: str) -> None:
-    before = list(hosts.namespaces())
+    own = f"bench-{os.getpid()}-"
     alone, shared = study(photos, [2], **SMALL, designs=["node", "all"], nodes=2, links=["1gbit"])
     assert (alone.nodes, alone.link, alone.mtu, alone.chosen) == (2, "1gbit", 1500, None)
     assert alone.wire_mb == 0.0, "nodes that prepare everything themselves send nothing"
@@ -184,7 +184,7 @@ def test_hosts_share_one_stream_and_send_each_sample_to_all_but_one(photos: str)
     assert shared.wire_mb is not None and shared.sent_mb is not None
     assert shared.bound_mb <= shared.sent_mb < 1.05 * shared.bound_mb
     assert shared.sent_mb < shared.wire_mb
-    assert list(hosts.namespaces()) == before
+    assert not [name for name in hosts.namespaces() if name.startswith(own)]
 
 
 def test_where_hosts_cannot_be_had_nodes_are_groups_of_processes(
