@@ -53,7 +53,7 @@ class Planner:
         self._allocation: Allocation | None = None
         self._flotillas: dict[str, int] = {}
         self._shares: dict[str, float] = {}
-        self._planned_for: tuple[frozenset[str], float] = frozenset(), 1.0
+        self._planned_for: tuple[frozenset[str], float, bool] = frozenset(), 1.0, True
 
     @property
     def is_measuring(self) -> bool:
@@ -211,18 +211,22 @@ class Planner:
     def _choose_widths(self, waiting: Sequence[Identity], board: PlacementState) -> Mapping[str, int]:
         """Choose numbers of workers for waiting members.
 
-        The choice is made anew when other members wait or running ones are slower than measured.
+        The choice is made anew when other members wait, when running ones are slower than measured, and when the
+        cluster has cores for one more member, or has none any more. Only in the second case are those that the run
+        holds divided: before that members ask for what they keep busy.
         """
         names, slowdown = frozenset(one.member for one in waiting), self._rebalancer.estimate_slowdown()
         free_width = any("workers" in one.auto for one in waiting)
         if not waiting or (board.streaming and not free_width):
             return {}
-        if names <= self._planned_for[0] and slowdown == self._planned_for[1]:  # the plan still holds
-            return {}
-        self._planned_for = names, slowdown
         on_cpus = board.devices == "cpu" or not any(node.gpus for node in board.nodes)
+        least = min(one.cpus_per_worker * one.workers for one in waiting)
+        has_all = not on_cpus or not self._session.can_get_cores(least)
+        if names <= self._planned_for[0] and (slowdown, has_all) == self._planned_for[1:]:  # the plan still holds
+            return {}
+        self._planned_for = names, slowdown, has_all
         left_open = all("cpus_per_worker" in one.auto for one in waiting)
-        if on_cpus and left_open and not board.streaming:
+        if on_cpus and has_all and left_open and not board.streaming:
             return self._share_cores(waiting, board)
         if self._ensemble.sharing == "independent" and not free_width:  # no member waits for another one
             return {}
@@ -251,7 +255,7 @@ class Planner:
             widest=_max_workers_per_node(board),
             prepare_s=max(profile.prepare_s for _, profile in known) * self._ensemble.samples,
         )
-        self._shares = dict(found.cpus)
+        self._shares, self._flotillas = dict(found.cpus), {}
         self._log("planned", abreast=[one.member for one, _ in known], pace_s=found.pace_s)
         return found.workers
 

@@ -108,6 +108,11 @@ class SessionState:
         cluster = self.list_cluster()
         return self.nodes if cluster is None else cluster
 
+    def can_get_cores(self, cpus: float) -> bool:
+        """Whether some node has that many cores that the run does not hold."""
+        held = {node.name: node.cpus for node in self.nodes}
+        return any(node.cpus - held.get(node.name, 0.0) >= cpus for node in self.list_potential())
+
     # -- attempts -----------------------------------------------------------------------------------------------
 
     def list_placements(self) -> list[Placement]:

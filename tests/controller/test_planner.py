@@ -256,6 +256,41 @@ def test_a_member_that_is_added_takes_turns_on_the_cores_with_those_that_run(tmp
     assert [measured for _, measured in cluster.sessions] == [["member-0", "member-1", "member-2"], ["member-3"]]
 
 
+class Lender(Cluster):
+    """Lends one core of a node, and once a member has ended an epoch as many as members have asked for."""
+
+    cluster = (Node("cpu", 4.5, (), 64.0, "cpu"),)
+
+    def __init__(self) -> None:
+        super().__init__(Node("cpu", 1.0, (), 8.0, "cpu"))
+        self.asked: list[list[float]] = []  # cores that waiting members ask for, each time
+
+    def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
+        self.asked.append([one.cpus_per_worker for one in waiting])
+
+    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+        said = super().events(timeout_s)
+        if said and said[0]["type"] == "epoch" and self.asked[-1] and self.nodes[0].cpus == 1:
+            self.nodes = (Node("cpu", 4.0, (), 32.0, "cpu"),)
+            return [*said, {"type": "node", **self.nodes[0].as_event()}]
+        return said
+
+
+def test_members_ask_for_what_they_keep_busy_and_share_the_cores_once_there_are_no_more(tmp_path: Path) -> None:
+    cluster = Lender()
+    state, said = run(tmp_path / "run", an_ensemble([20] * 6, resources=Resources(workers=1)), cluster)
+    assert {member.state for member in state.members.values()} == {"finished"}
+    assert [1.0] * 5 in cluster.asked, "what it lacks, not its part of the core that is there"
+    first, *later = (member.identity["cpus_per_worker"] for member in state.members.values())
+    assert first == 1.0
+    assert later == pytest.approx([(4 - first) / 5] * 5, rel=0.01), "of what the first one leaves"
+    ended = next(n for n, event in enumerate(said) if event["type"] == "finished")
+    assert len(of(said[:ended], "placed")) == 6, "none of them has waited for the end of another one"
+    assert len({member.cohort for member in state.members.values()}) == 2, (
+        "those that start together share a stream"
+    )
+
+
 def test_memory_that_was_measured_is_never_oversubscribed(tmp_path: Path) -> None:
     cluster = Cluster(Node("cpu", 2.0, (), 8.0, "cpu"), memory_gb=3.0)
     state, said = run(tmp_path / "run", an_ensemble([20] * 5, resources=Resources()), cluster)
