@@ -61,6 +61,7 @@ def examine(timeout_s: float = IMPORT_S, notify: Callable[[str], object] | None 
         ("cores", _cores),
         ("memory", _memory),
         ("shared memory", _shared_memory),
+        ("file locks", _file_locks),
         ("GPUs", _gpus),
         ("power", _power),
         ("packages", _packages),
@@ -142,6 +143,17 @@ def _shared_memory() -> Iterator[Row]:
     except OSError as error:
         text = f"{error.strerror}; Ray's object store and NCCL use it, the pipelines do not"
         yield _unavailable("/dev/shm", text)
+
+
+def _file_locks() -> Iterator[Row]:
+    from ensemble.store.events import has_locks
+
+    here = os.getcwd()
+    if has_locks(here):
+        yield _available("file locks", f"work in {here}; a run directory needs them")
+    else:
+        text = f"none in {here}: runs there have members of one worker only (Lustre: mount it with -o flock)"
+        yield _unavailable("file locks", text)
 
 
 def _gpus() -> Iterator[Row]:

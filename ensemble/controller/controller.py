@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ensemble.controller.actions import Action, Event
 from ensemble.controller.changes import find_code_change
@@ -93,10 +93,11 @@ class Controller:
             SpecError: the ensemble cannot run on these nodes, or on this executor.
         """
         try:
+            self._refuse_without_locks()
             early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
             self._nodes = self.executor.open(self.run_dir, self.ensemble, self.handle)
             check()
-            stream = SharedStream(self.ensemble)
+            stream = SharedStream(self.ensemble, spans_nodes=self._events.has_locks)
             stream.check()
             self._refuse_what_cannot_fit()
             # The searcher names its study by these before the first event is logged.
@@ -144,11 +145,26 @@ class Controller:
             self._events.close()
             raise
 
-    def _refuse_what_cannot_fit(self) -> None:
-        listed, fitting = self.ensemble.members, set[Need]()
-        nodes = self._nodes if self.executor.cluster is None else self.executor.cluster
+    def _list_declared(self) -> Iterator[Identity]:
+        """The members as they are declared; of a search, a trial."""
+        listed = self.ensemble.members
         for number in range(1 if listed is None else len(listed)):
-            identity = self.ensemble.identify(number, {} if listed is None else None)
+            yield self.ensemble.identify(number, {} if listed is None else None)
+
+    def _refuse_without_locks(self) -> None:
+        """Refuse members of several workers where files cannot be locked: they meet by a file that torch locks."""
+        several = (each for each in self._list_declared() if each.workers > 1 or "workers" in each.auto)
+        if not self._events.has_locks and (self.ensemble.elastic or next(several, None) is not None):
+            raise SpecError(
+                f"{self.run_dir.path} is on a file system without locks (flock), by which the workers of a member "
+                "find each other: mount it with them (Lustre: -o flock; NFS: a version with locks), choose a run "
+                "directory elsewhere, or declare workers=1 and elastic=False"
+            )
+
+    def _refuse_what_cannot_fit(self) -> None:
+        fitting = set[Need]()
+        nodes = self._nodes if self.executor.cluster is None else self.executor.cluster
+        for identity in self._list_declared():
             if compute_need(identity) not in fitting:
                 reason = explain_unplaceable(identity, nodes, self.ensemble.devices)
                 if reason is not None:

@@ -30,14 +30,17 @@ FeederKey = tuple[str, int]  # (node, cohort)
 class SharedStream:
     """The stream that members share, as the ensemble declares it. It reads the data and calls the user's code.
 
+    Args:
+        spans_nodes: whether feeders of several nodes can meet in the run directory.
+
     Attributes:
         sharing: whether there are feeders.
         unshared: why there are none although the ensemble asks for them; None otherwise.
         sample_bytes: the size of one prepared sample, in bytes.
     """
 
-    def __init__(self, ensemble: Ensemble) -> None:
-        self._ensemble = ensemble
+    def __init__(self, ensemble: Ensemble, *, spans_nodes: bool = True) -> None:
+        self._ensemble, self.spans_nodes = ensemble, spans_nodes
         self._readers: dict[str, bool] = {}
         self.sharing = ensemble.sharing != "independent"
         self.unshared: str | None = None
@@ -182,7 +185,7 @@ class Feeders:
 
     def _introduce(self, cohort: int, nodes: Sequence[Node]) -> None:
         """Connect the feeders of a cohort on several nodes, unless each node is to prepare for itself."""
-        if self._ensemble.sharing == "node":
+        if self._ensemble.sharing == "node" or not self._stream.spans_nodes:
             return
         unreached = next((node.name for node in nodes if node.interface is None), None)
         if unreached is not None:

@@ -16,6 +16,7 @@ import fcntl
 import json
 import math
 import os
+import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -91,12 +92,15 @@ def encode_event(t: float, fields: Mapping[str, Any]) -> tuple[dict[str, Any], b
 class EventLog:
     """A run's log, open for appending by one controller.
 
+    Attributes:
+        has_locks: whether its file system has the locks of flock(2).
+
     Raises:
         StoreError: another controller is writing it, its format is newer, or it cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path, self.has_locks = Path(path), True
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
@@ -121,8 +125,10 @@ class EventLog:
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
+                self.has_locks = False
+                text = "this file system has no locks (flock); start no second controller"
                 warnings.warn(
-                    f"{self.path}: this file system has no locks; start no second controller", stacklevel=4
+                    f"{self.path}: {text}, and feeders of several nodes will share nothing", stacklevel=4
                 )
                 return
             try:  # the shared lock of an `is_locked` call ends within milliseconds
@@ -200,6 +206,22 @@ class EventLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def has_locks(directory: str | os.PathLike[str]) -> bool:
+    """Whether files in a directory can be locked by flock(2): on Lustre only where it is mounted with `-o flock`.
+
+    Raises:
+        OSError: no file can be made there.
+    """
+    with tempfile.TemporaryFile(dir=directory) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return False
+    return True
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool | None:

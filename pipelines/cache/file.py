@@ -14,6 +14,7 @@ Mitigating Data Stalls in DNN Training").
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -135,6 +136,20 @@ class Cache:
             _RESERVE_LOCK.release()
         self._next, self._end = start, start + extent
         return True
+
+
+def check_locks(fd: int) -> None:
+    """Check that a file can be locked, which adding samples needs.
+
+    Raises:
+        OSError: its file system has no locks.
+    """
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(fd, fcntl.LOCK_UN)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):  # another process holds it
+            raise OSError(error.errno, f"its file system has no locks (fcntl): {error.strerror}") from None
 
 
 def initialize(fd: int, n: int, **what: Any) -> None:

@@ -70,6 +70,7 @@ class CacheManager:
             assert directory is not None
             try:
                 self.fd = _open_file(pipeline, self.stages, os.path.expanduser(os.fspath(directory)))
+                file.check_locks(self.fd)
             except OSError as error:
                 raise PipelineError(
                     f"cache_dir must be a directory that this user may make and write to, got {directory!s}: "

@@ -22,6 +22,7 @@ EXPECTED = {
     "memory",
     "shared memory (memfd)",
     "/dev/shm",
+    "file locks",
     "GPUs",
     "MPS",
     "RAPL",
