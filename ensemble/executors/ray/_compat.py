@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -116,6 +117,24 @@ def list_draining_nodes(timeout_s: float) -> dict[str, float | None]:
     except ray.exceptions.RpcError:
         return {}
     return {ray_id: milliseconds / 1000 or None for ray_id, milliseconds in found.items()}
+
+
+def is_cluster_growing() -> bool:
+    """Whether an autoscaler is adding nodes.
+
+    The one of Ray 1 and 2 reports to the key `__autoscaling_status`, which only
+    `ray.experimental.internal_kv._internal_kv_get` reads; the one of "autoscaler v2" to the head.
+
+    Unnecessary with: a public function that says so, or which types of nodes the cluster can add.
+    """
+    import ray
+    from ray.autoscaler.v2.sdk import get_cluster_status
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report", {})
+    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    pending = (report.get("pending_launches"), report.get("pending_nodes"), status.pending_launches)
+    return any((*pending, status.pending_nodes))
 
 
 @contextlib.contextmanager

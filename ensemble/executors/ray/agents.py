@@ -132,7 +132,8 @@ def name_nodes(records: Sequence[dict[str, Any]], known: dict[str, str]) -> dict
     for record in records:
         ray_id, host = str(record["NodeID"]), str(record["NodeManagerHostname"])
         if ray_id not in names:
-            names[ray_id] = f"{host}-{ray_id[:6]}" if host in names.values() else host
+            distinct = (host, *(f"{host}-{ray_id[:length]}" for length in range(6, len(ray_id) + 1)))
+            names[ray_id] = next(name for name in distinct if name not in names.values())
     return names
 
 

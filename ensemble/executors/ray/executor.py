@@ -30,7 +30,8 @@ from ensemble.executors.ray.head import Head, HeadLostError
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.request import Offer
 from ensemble.executors.ray.session import Session, is_reachable
-from ensemble.schedule import Node, Placement
+from ensemble.schedule import Node, Placement, explain_unplaceable
+from ensemble.schedule.needs import compute_need
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.train.job import Job
 
@@ -44,6 +45,8 @@ _CLOSE_S = 60.0  # time limit for the agents' last events
 _CLOSE_WITHOUT_HEAD_S = 10.0
 _SETTLE_S = 2.0  # after the last resource that became ready: what is not ready then is used when it is
 _POLL_S = 0.2  # while nodes are opened
+_REACTS_S = 15.0  # time limit for an autoscaler to react to a request: it looks every five seconds
+_GROW_S = 1200.0  # time limit for the nodes that it adds to join
 _PENDING_S = 3.0  # before it is reported that the run waits for Ray
 _REPLACEMENTS = 3  # of the agent of a node
 
@@ -99,6 +102,8 @@ class RayExecutor:
             for ray_id in self._records:
                 self._start_agent(ray_id)
         self._settle()
+        if self._await_growth(ensemble):
+            self._settle()
         for event in self._queue:
             if event["type"] == "node_unusable":
                 raise SpecError(f"node {event['node']} cannot be used: {event['detail']}")
@@ -126,6 +131,29 @@ class RayExecutor:
                 is_complete = self._leases is None or not self._leases.is_pending
                 if is_complete or time.monotonic() - changed > _SETTLE_S:
                     return
+
+    def _await_growth(self, ensemble: Ensemble) -> bool:
+        """Where no node could hold some member, wait while an autoscaler adds nodes; returns whether it waited.
+
+        It adds nodes for what is requested. Until there is one of them, Ray does not say what they will offer.
+        """
+        began = grew = time.monotonic()
+        while self._leases is not None and (reason := self._find_unplaceable(ensemble)):
+            now = time.monotonic()
+            if _compat.is_cluster_growing():
+                if grew == began:
+                    log.warning("waiting for the cluster's autoscaler: %s", reason)
+                grew = now
+            if now - grew > _REACTS_S or now - began > _GROW_S:
+                break
+            self._turn(_POLL_S)
+        return time.monotonic() - began > _POLL_S
+
+    def _find_unplaceable(self, ensemble: Ensemble) -> str | None:
+        """Why no node that is known could hold some member; None: each has one."""
+        different = {compute_need(identity): identity for identity in _list_declared(ensemble)}
+        reasons = (explain_unplaceable(each, self.cluster or (), ensemble.devices) for each in different.values())
+        return next((reason for reason in reasons if reason is not None), None)
 
     def _look_at_cluster(self) -> None:
         """Read which nodes there are, and what they have free."""

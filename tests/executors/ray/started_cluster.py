@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -40,17 +40,26 @@ class StartedCluster:
     port: int
     environment: dict[str, str] = field(default_factory=dict)
 
-    def start(self, *nodes: Mapping[str, str], cpus: int = 1, **head: object) -> None:
+    def start(
+        self,
+        *nodes: Mapping[str, str],
+        cpus: int = 1,
+        variables: Mapping[str, str] = MappingProxyType({}),
+        **head: object,
+    ) -> None:
         """Start a head, and further nodes with these variables in their environment.
 
         Args:
+            variables: in the head's environment.
             head: further options of its `ray start`.
         """
         options = ["--head", "--port", str(self.port), "--include-dashboard", "false"]
         options += ["--temp-dir", str(self.directory / "ray"), "--num-cpus", str(cpus)]
-        self.start_node({}, *options, *(f"--{name.replace('_', '-')}={value}" for name, value in head.items()))
-        for variables in nodes:
-            self.start_node(variables, "--address", f"127.0.0.1:{self.port}", "--num-cpus", "1")
+        self.start_node(
+            variables, *options, *(f"--{name.replace('_', '-')}={value}" for name, value in head.items())
+        )
+        for more in nodes:
+            self.start_node(more, "--address", f"127.0.0.1:{self.port}", "--num-cpus", "1")
 
     def start_node(self, variables: Mapping[str, str], *options: str) -> None:
         """Start one node, whose processes go on by themselves."""
@@ -120,8 +129,3 @@ def make_cluster(**variables: str) -> Iterator[StartedCluster]:
     finally:
         cluster.stop()
         shutil.rmtree(short)
-
-
-def write_json(path: Path, value: Any) -> Path:
-    path.write_text(json.dumps(value))
-    return path

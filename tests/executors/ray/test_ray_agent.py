@@ -18,6 +18,7 @@ from execute_members import an_ensemble
 from ensemble.executors.memory_guard import MemoryGuard, RankMemory
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.ray.agent import NodeAgent, list_import_directories
+from ensemble.executors.ray.agents import name_nodes
 from ensemble.executors.ray.session import Session
 from ensemble.executors.spawn import ForkServer
 from ensemble.spec import Ensemble, SpecError
@@ -159,3 +160,10 @@ def test_a_cluster_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(SpecError, match=f"no Ray answers at RAY_ADDRESS={address}: .*refused"):
             Session()
+
+
+def test_nodes_of_one_host_have_names_of_their_own() -> None:
+    ids = ["f" * 50 + str(number) for number in range(3)]  # those that Ray's provider for tests gives
+    names = name_nodes([{"NodeID": each, "NodeManagerHostname": "host"} for each in ids], {})
+    assert list(names.values())[:2] == ["host", "host-ffffff"] and len(set(names.values())) == 3
+    assert name_nodes([{"NodeID": ids[2], "NodeManagerHostname": "host"}], names) == names, "and keep them"

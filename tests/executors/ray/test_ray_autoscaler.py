@@ -1,0 +1,76 @@
+"""A cluster without nodes for members: Ray's autoscaler adds them, and removes them when they are idle."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from autoscaler_nodes import make_environment, write_config
+from started_cluster import make_cluster, wait_until
+
+from ensemble.store import fold, read_events
+
+pytestmark = pytest.mark.ray
+
+SPEC = """
+from execute_members import an_ensemble
+from ensemble import Resources
+
+def spec(marker: str, cpus: float = 0.9):
+    quick = [{"lr": lr} for lr in (0.1, 0.2)]
+    waits = {"lr": 0.3, "fault": "wait", "after": 4, "marker": marker}
+    needs = Resources(cpus_per_worker=cpus, gpus_per_worker=0.0, memory_gb=0.5)
+    return an_ensemble([*quick, waits], epochs=2, gate_timeout_s=240.0, resources=needs)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [1, 2])
+def test_nodes_are_added_for_members_that_wait_and_removed_when_idle(version: int, tmp_path: Path) -> None:
+    spec, run_dir, marker = tmp_path / "spec.py", tmp_path / "run", tmp_path / "goes on"
+    spec.write_text(SPEC)
+
+    def count_finished() -> int:
+        events = read_events(run_dir / "events.jsonl") if (run_dir / "events.jsonl").exists() else []
+        return sum(event["type"] == "finished" for event in events)
+
+    with make_cluster() as cluster:
+        config = write_config(cluster.directory / "autoscaler.json", f"127.0.0.1:{cluster.port}", most=2)
+        cluster.start(cpus=0, variables=make_environment(version), autoscaling_config=config)
+        assert len(cluster.find("raylet/raylet")) == 1
+        began = time.monotonic()
+        driver = cluster.run("run", spec, "--run-dir", run_dir, "--set", f"marker={marker}")
+        try:
+            wait_until(lambda: driver.poll() is not None or count_finished() == 2, "nobody trains")
+            finished_s = time.monotonic() - began
+            raylets = len(cluster.find("raylet/raylet"))
+            wait_until(
+                lambda: driver.poll() is not None or len(cluster.find("raylet/raylet")) == 2, "no node is removed"
+            )
+            assert driver.poll() is None, driver.communicate()
+            removed_s = time.monotonic() - began
+            marker.touch()
+            _, said = driver.communicate(timeout=120)
+            assert driver.returncode == 0, said
+        finally:
+            driver.kill()
+        wait_until(lambda: len(cluster.find("raylet/raylet")) == 1, "the last node is not removed")
+        print(
+            f"autoscaler v{version}: 2 members finished after {finished_s:.1f} s, a node went at {removed_s:.1f} s"
+        )
+    assert raylets <= 3
+    events = read_events(run_dir / "events.jsonl")
+    state = fold(events)
+    assert [(each.state, each.attempts) for each in state.members.values()] == [("finished", 1)] * 3
+    assert not [event for event in events if event["type"] == "node_lost"], "what is given back is not lost"
+
+
+def test_a_member_that_no_autoscaler_serves_is_refused(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.py"
+    spec.write_text(SPEC)
+    with make_cluster() as cluster:
+        cluster.start(cpus=1)
+        driver = cluster.run("run", spec, "--run-dir", tmp_path / "run", "--set", "marker=x", "--set", "cpus=64")
+        _, said = driver.communicate(timeout=120)
+    assert driver.returncode == 2 and "largest that would fit" in said
