@@ -42,6 +42,7 @@ if importlib.util.find_spec("horovod"):
 
 IMPORT_S = 300.0  # time limit for importing torch, which takes minutes from a cold disk or a network file system
 _NOTIFY_AFTER_S = 2.0
+_DOCKERS_SHM = 64 * 2**20  # bytes
 
 
 def examine(timeout_s: float = IMPORT_S, notify: Callable[[str], object] | None = None) -> list[Row]:
@@ -139,7 +140,11 @@ def _shared_memory() -> Iterator[Row]:
     try:
         space = shutil.disk_usage("/dev/shm")
         free = f"{_gib(space.total)}, {_gib(space.free)} free"
-        yield _available("/dev/shm", f"{free} (used by Ray's object store and NCCL)")
+        if space.total <= _DOCKERS_SHM:
+            needs = "NCCL and Ray's object store need more (docker run --shm-size=2g), rings are not limited by it"
+            yield _unavailable("/dev/shm", f"{space.total // 2**20} MiB, as containers have by default: {needs}")
+        else:
+            yield _available("/dev/shm", f"{free} (used by Ray's object store and NCCL)")
     except OSError as error:
         text = f"{error.strerror}; Ray's object store and NCCL use it, the pipelines do not"
         yield _unavailable("/dev/shm", text)

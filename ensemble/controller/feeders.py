@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.controller.actions import ClearRendezvous, ExpectReaders, StartFeeder, StopFeeder
 from ensemble.controller.session_state import SessionState
+from ensemble.executors.host import RINGS_SHARE
 from ensemble.schedule import Node, Start
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunDir
@@ -85,15 +86,16 @@ class SharedStream:
 
 
 def choose_ring_capacity(
-    asked: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float
+    asked: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float, taken_bytes: int = 0
 ) -> int:
     """The number of samples in a feeder's ring.
 
     Args:
-        asked: the capacity that the ensemble declares; None: four of the largest batches, within 1/16 of the
-            memory, and at least two, so that one can be prepared while the other is read.
+        asked: the capacity that the ensemble declares; None: four of the largest batches, within the memory for
+            rings, and at least two, so that one can be prepared while the other is read.
         sample_bytes: the size of a sample, in bytes.
-        memory_gb: host memory of the node, in GiB.
+        memory_gb: what the node offers to members beside the memory for rings (`RINGS_SHARE` of all), in GiB.
+        taken_bytes: of that memory, by the rings of other cohorts.
 
     Returns:
         The capacity in samples, never less than the feeder needs for the largest batch.
@@ -104,7 +106,8 @@ def choose_ring_capacity(
     least = min_capacity(largest)
     if asked is not None:
         return max(asked, least)
-    affordable = math.floor(memory_gb / 16 * 2**30 / max(sample_bytes, 1))
+    for_rings = memory_gb * 2**30 * RINGS_SHARE / (1 - RINGS_SHARE)
+    affordable = math.floor((for_rings - taken_bytes) / max(sample_bytes, 1))
     return max(least, 2 * largest, min(max(4 * largest, default_capacity(sample_bytes)), affordable))
 
 
@@ -156,6 +159,7 @@ class Feeders:
                 self._stream.sample_bytes,
                 [*(each.placement.identity.batch_size for each in cohort), self._ensemble.batch_size],
                 min(nodes[name].memory_gb for name in span),
+                max(map(self._count_ring_bytes, span)),
             )
             for name in span:
                 here = (name, start.cohort)
@@ -178,10 +182,18 @@ class Feeders:
         if key not in self._addresses:
             batch_sizes = [*(identity.batch_size for identity in members), self._ensemble.batch_size]
             self._capacities[key] = choose_ring_capacity(
-                self._ensemble.capacity, self._stream.sample_bytes, batch_sizes, node.memory_gb
+                self._ensemble.capacity,
+                self._stream.sample_bytes,
+                batch_sizes,
+                node.memory_gb,
+                self._count_ring_bytes(node.name),
             )
             self._start(key, len(members), late=True)
         return key
+
+    def _count_ring_bytes(self, node: str) -> int:
+        """What the rings of a node's feeders take."""
+        return self._stream.sample_bytes * sum(self._capacities[key] for key in self._addresses if key[0] == node)
 
     def _introduce(self, cohort: int, nodes: Sequence[Node]) -> None:
         """Connect the feeders of a cohort on several nodes, unless each node is to prepare for itself."""

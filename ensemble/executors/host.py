@@ -13,8 +13,19 @@ _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _VMSTAT = Path("/proc/vmstat")
 
 
-def describe_host(name: str, *, places: int | None = None, power: dict[str, str] | None = None) -> Node:
-    """This host as a node: the cores and memory that this process may use, and all GPUs it sees."""
+#: The part of a node's memory that the rings of its feeders may take. As any shared memory it counts in the limit
+#: of the control group (a pod's, a job's).
+RINGS_SHARE = 1 / 16
+
+
+def describe_host(
+    name: str, *, places: int | None = None, power: dict[str, str] | None = None, feeds: bool = False
+) -> Node:
+    """This host as a node: the cores and memory that this process may use, and all GPUs it sees.
+
+    Args:
+        feeds: whether feeders may run here: what their rings may take is not offered.
+    """
     from ensemble.meter.power import list_gpus
 
     gpus = list_gpus()
@@ -23,7 +34,7 @@ def describe_host(name: str, *, places: int | None = None, power: dict[str, str]
         name=name,
         cpus=count_usable_cpus(),
         gpus=tuple(gpu.model for gpu in gpus),
-        memory_gb=limit_bytes() / 2**30,
+        memory_gb=limit_bytes() / 2**30 * (1 - RINGS_SHARE if feeds else 1),
         host=socket.gethostname(),
         places=places,
         power=power or {},

@@ -98,7 +98,8 @@ class NodeServices:
 
     def describe(self) -> Node:
         """This host as a node."""
-        return describe_host(self.node, power=self._meter.describe())
+        feeds = self._ensemble.sharing != "independent"
+        return describe_host(self.node, power=self._meter.describe(), feeds=feeds)
 
     def sample(self) -> None:
         """From `next_sample` on: report the power used, and kill feeders that do not start in time."""

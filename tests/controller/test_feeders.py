@@ -147,3 +147,13 @@ def test_a_ring_holds_what_was_asked_or_a_few_batches_within_memory() -> None:
     assert choose_ring_capacity(None, 3000, [32, 128], 16) == 4096
     assert choose_ring_capacity(None, 150_000, [32, 256], 16) == 1024
     assert choose_ring_capacity(None, 100_000_000, [32], 16) == 64, "two batches are the least"
+
+
+def test_the_rings_of_all_cohorts_of_a_node_stay_within_what_it_keeps_for_them(tmp_path: Path) -> None:
+    decided = Decided(tmp_path, "node")
+    decided.feeders._stream.sample_bytes = 2**18
+    for cohort in range(4):
+        decided.assign(decided.starts("b", cohort=cohort))
+    rings = [each.capacity for each in decided.of(StartFeeder)]
+    assert sum(rings[:3]) * 2**18 <= NODES["b"].memory_gb * 2**30 / 15
+    assert rings[0] == rings[1] > rings[2] > rings[3] == 32, "two batches are the least"

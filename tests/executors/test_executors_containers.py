@@ -1,0 +1,132 @@
+"""Runs in containers: a control group with a limit of memory, and Docker's small /dev/shm. Both are real."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ensemble.store import read_events
+
+HERE = Path(__file__).parent
+MIB = 2**20
+LIMIT = 1200 * MIB
+# Joins the group, if one is given, and runs members whose samples have a MiB.
+RUNS = f"""
+import os, sys
+from pathlib import Path
+where, group = sys.argv[1:]
+if group:
+    Path(group, "cgroup.procs").write_text(str(os.getpid()))
+sys.path.insert(0, {str(HERE)!r})
+import numpy as np
+from execute_members import an_ensemble, loss
+import ensemble
+from ensemble import Recipe
+from pipelines import Pipeline, sources
+import torch
+
+class Mean(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(1, 3)
+    def forward(self, x):
+        return self.inner(x.mean(1, keepdim=True))
+
+def widened(sample):
+    return {{"x": np.full(2**18, sample["x"][0], np.float32), "label": sample["label"]}}
+
+def samples(n):
+    label = np.arange(n) % 3
+    return Pipeline(sources.arrays(x=label[:, None].astype(np.float32), label=label), seed=0).map(widened)
+
+if __name__ == "__main__":
+    made = an_ensemble(
+        recipe=Recipe(model=lambda params: Mean(), loss=loss), train=samples(96), valid=samples(6), batch_size=4
+    )
+    ensemble.submit(made, where, "local").wait()
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group of version 1 or 2 with a limit of memory."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        path = Path(root) / f"ensemble-{secrets.token_hex(4)}"
+        if not (Path(root) / "cgroup.procs").exists():
+            continue
+        with contextlib.suppress(OSError):
+            path.mkdir()
+            try:
+                (path / limit).write_text(str(LIMIT))
+                yield path
+                return
+            finally:
+                path.rmdir()
+    pytest.skip("no control group can be made here")
+
+
+def of_kind(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == kind]
+
+
+def test_members_and_rings_together_are_offered_no_more_than_the_limit_of_the_group(
+    group: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "runs.py"
+    script.write_text(RUNS)
+    command = [sys.executable, str(script), str(tmp_path / "run"), str(group)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    [node] = of_kind(tmp_path / "run", "node")
+    ring_bytes = max(event["ring_bytes"] for event in of_kind(tmp_path / "run", "feeder"))
+    assert 0 < ring_bytes <= LIMIT / 16
+    assert node["memory_gb"] * 2**30 + ring_bytes <= LIMIT < 1.1 * node["memory_gb"] * 2**30
+    assert {event["state"] for event in of_kind(tmp_path / "run", "member") if "state" in event} <= {"finished"}
+    assert len(of_kind(tmp_path / "run", "finished")) == 2
+
+
+def test_a_ring_beyond_the_limit_of_the_group_is_refused_by_its_size(group: Path) -> None:
+    asks = f"""
+import os
+from pathlib import Path
+Path({str(group)!r}, "cgroup.procs").write_text(str(os.getpid()))
+from pipelines.prepare.fields import Field
+from pipelines.shm import ring
+ring.create(ring.Layout({{"x": Field((2**18,), "float32")}}, {LIMIT // MIB + 1}), "ring")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    done = subprocess.run([sys.executable, "-c", asks], env=environment, capture_output=True, text=True)
+    needed = LIMIT // MIB + 1
+    assert f"MemoryError: ring needs {needed} MiB of memory for {needed} samples" in done.stderr
+
+
+def test_a_run_does_not_depend_on_the_size_of_dev_shm(tmp_path: Path) -> None:
+    unshare = shutil.which("unshare")
+    command = [str(unshare), "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"', "sh"]
+    if unshare is None or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    script = tmp_path / "runs.py"
+    script.write_text(RUNS)
+    command += [sys.executable, str(script), str(tmp_path / "run"), ""]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert max(event["ring_bytes"] for event in of_kind(tmp_path / "run", "feeder")) > 16 * MIB
+    assert all(event["private_batches"] == 0 for event in of_kind(tmp_path / "run", "epoch"))
+
+    command[-4:] = [
+        sys.executable,
+        "-c",
+        "from ensemble.cli.doctor import _shared_memory; print(*_shared_memory())",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+    assert "1 MiB, as containers have by default" in said
