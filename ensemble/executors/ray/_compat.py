@@ -132,7 +132,10 @@ def is_cluster_growing() -> bool:
     from ray.experimental.internal_kv import _internal_kv_get
 
     report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report", {})
-    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    try:
+        status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    except ray.exceptions.RpcError:  # a head that is busy; whether it is lost is found out elsewhere
+        return False
     pending = (report.get("pending_launches"), report.get("pending_nodes"), status.pending_launches)
     return any((*pending, status.pending_nodes))
 

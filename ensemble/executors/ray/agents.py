@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -82,6 +83,14 @@ class Agent:
         self.unsent = []  # for ranks and feeders that have ended
 
 
+@functools.cache
+def make_actor_class() -> Any:
+    """Ray's class of agents' actors: one, for each that is made takes Ray 0.1 CPU-seconds to describe."""
+    import ray
+
+    return ray.remote(NodeAgent)
+
+
 def start_agent(
     record: dict[str, Any],
     name: str,
@@ -100,7 +109,6 @@ def start_agent(
         on_gpus: whether it is to see the GPUs that its raylet sees.
         takes_over: the directory of an agent of this node that has ended.
     """
-    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     sees_gpus = on_gpus and record["Resources"].get("GPU", 0)
@@ -108,7 +116,6 @@ def start_agent(
     if TRUST_GROUP in os.environ:
         variables[TRUST_GROUP] = os.environ[TRUST_GROUP]
     run_id = run_dir.info["run_id"]
-    actor: Any = ray.remote(NodeAgent)
     options = {
         "name": f"{run_dir.path.name}/{name}/agent-{time.monotonic_ns():x}",
         "num_cpus": 0,
@@ -119,7 +126,7 @@ def start_agent(
         options["runtime_env"] = {"env_vars": variables}
     own = None if session is None else str(session)
     path = list_import_directories()
-    return actor.options(**options).remote(name, str(run_dir.path), run_id, own, path, takes_over)
+    return make_actor_class().options(**options).remote(name, str(run_dir.path), run_id, own, path, takes_over)
 
 
 def name_nodes(records: Sequence[dict[str, Any]], known: dict[str, str]) -> dict[str, str]:

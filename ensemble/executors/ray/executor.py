@@ -248,6 +248,7 @@ class RayExecutor:
         """See `Executor`."""
         if self._leases is not None:
             self._leases.set_demand(waiting, placed)
+            self._renew_at = 0.0
 
     def _renew_leases(self) -> None:
         """Take what has become ready, ask for what is missing, give back what is not used."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -58,8 +59,10 @@ class StartedCluster:
         self.start_node(
             variables, *options, *(f"--{name.replace('_', '-')}={value}" for name, value in head.items())
         )
-        for more in nodes:
-            self.start_node(more, "--address", f"127.0.0.1:{self.port}", "--num-cpus", "1")
+        with ThreadPoolExecutor(4) as pool:
+            more = ["--address", f"127.0.0.1:{self.port}", "--num-cpus", "1"]
+            for started in [pool.submit(self.start_node, each, *more) for each in nodes]:
+                started.result()
 
     def start_node(self, variables: Mapping[str, str], *options: str) -> None:
         """Start one node, whose processes go on by themselves."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from execute_members import an_ensemble
 
-from ensemble.executors.ray import RayExecutor
+from ensemble.executors.ray import RayExecutor, agents
 from ensemble.executors.ray.agents import start_agent
 from ensemble.executors.ray.head import Head
 from ensemble.store import RunDir
@@ -93,15 +93,13 @@ def test_agents_of_fifty_nodes_take_as_long_as_one(tmp_path: Path, monkeypatch: 
 def test_a_clusters_agents_trust_the_group_as_the_driver_does_and_see_the_gpus(
     gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ray
-
     given: list[dict[str, Any]] = []
 
     def options(**given_options: Any) -> Any:
         given.append(given_options.get("runtime_env", {}).get("env_vars", {}))
         return SimpleNamespace(remote=lambda *arguments: None)
 
-    monkeypatch.setattr(ray, "remote", lambda actor_class: SimpleNamespace(options=options))
+    monkeypatch.setattr(agents, "make_actor_class", lambda: SimpleNamespace(options=options))
     run_dir = RunDir.create(tmp_path / "run", an_ensemble(devices="cpu"))
     record = {"NodeID": "0" * 56, "Resources": {"CPU": 1.0, "GPU": float(gpus)}}
     for trusts in ("", "1"):
