@@ -212,11 +212,12 @@ class Attempts:
         """End an attempt by the report of a failure.
 
         Args:
-            lost: `node_lost` or `agent_lost`, where that was the cause.
+            lost: `node_lost`, `agent_lost` or `gpu_lost`, where that was the cause.
         """
         position = (event["epoch"], event["step"]) if "step" in event else None
         reason, error = event.get("reason", "error"), event.get("error", "")
         rank = event.get("rank", 0)
+        lost.setdefault("gpu_lost", event.get("gpu_lost", False))
         self._fail(live, "failed", reason, error, event.get("retry", True), position=position, rank=rank, **lost)
 
     def handle_bad_record(self, event: dict[str, Any]) -> None:
@@ -236,17 +237,18 @@ class Attempts:
         live.ranks.discard(event["rank"])
         live.advance("rank_exited")
         if live.lost_report is not None and not live.is_exiting:
-            lost = {name: True for name in ("node_lost", "agent_lost") if event.get(name)}
+            lost = {name: True for name in ("node_lost", "agent_lost", "gpu_lost") if event.get(name)}
             if lost or not live.ranks:
                 self._fail_as_reported(live, {**live.lost_report, "rank": event["rank"]}, **lost)
                 self._actions.append(Kill(live.member))
         elif not live.is_exiting:
-            if event["rank"] > 0 and event["outcome"] == "failed":
+            has_lost_gpu = event.get("gpu_lost", False)  # then nobody needs to report why
+            if event["rank"] > 0 and event["outcome"] == "failed" and not has_lost_gpu:
                 note = event.get("note")
                 rank_0_lost = note is not None and note["reason"] == "lost"
                 # Rank 0 notices and reports why, unless it is rank 0 that the others have lost.
                 live.deadline, live.kill_reason = now if rank_0_lost else now + LINGER_S, "error"
-            elif event["rank"] == 0 or event["outcome"] is None:
+            elif event["rank"] == 0 or event["outcome"] is None or has_lost_gpu:
                 self._handle_death(live, event)
                 self._actions.append(Kill(live.member))
         if not live.ranks:
@@ -276,7 +278,7 @@ class Attempts:
         known = note or {"error": why, "reason": reason, "retry": True}
         line = f"attempt {live.number}: failed ({known['reason']}): {known['error']}"
         self._actions.append(AppendMemberLog(member, line))
-        lost = {name: event.get(name, False) for name in ("node_lost", "agent_lost")}
+        lost = {name: event.get(name, False) for name in ("node_lost", "agent_lost", "gpu_lost")}
         self._fail(live, "died", known["reason"], known["error"], known["retry"], rank=event["rank"], **lost)
 
     def _fail(
@@ -288,6 +290,7 @@ class Attempts:
         is_retry_useful: bool = True,
         node_lost: bool = False,
         agent_lost: bool = False,
+        gpu_lost: bool = False,
         position: tuple[int, int] | None = None,
         rank: int = 0,
     ) -> None:
@@ -314,6 +317,7 @@ class Attempts:
                 is_retry_useful=is_retry_useful,
                 node_lost=node_lost,
                 agent_lost=agent_lost,
+                gpu_lost=gpu_lost,
                 has_more_memory=has_more_memory,
                 error=error,
                 position=position,

@@ -164,6 +164,7 @@ class Controller:
     def _refuse_what_cannot_fit(self) -> None:
         fitting = set[Need]()
         nodes = self._nodes if self.executor.cluster is None else self.executor.cluster
+        nodes = [node.without_others() for node in nodes]
         for identity in self._list_declared():
             if compute_need(identity) not in fitting:
                 reason = explain_unplaceable(identity, nodes, self.ensemble.devices)

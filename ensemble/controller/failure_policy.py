@@ -39,6 +39,7 @@ class Failure:
         is_retry_useful: False where another attempt is known to fail in the same way.
         node_lost: whether the whole node was lost.
         agent_lost: whether the node's agent ended, and its ranks with it.
+        gpu_lost: whether a GPU of the member has broken.
         has_more_memory: whether the next attempt will have more memory, or fewer neighbours.
         is_due_to_record: whether a record ended the process; it will not be prepared again.
         error: the exception's text.
@@ -54,6 +55,7 @@ class Failure:
     is_retry_useful: bool = True
     node_lost: bool = False
     agent_lost: bool = False
+    gpu_lost: bool = False
     has_more_memory: bool = False
     is_due_to_record: bool = False
     error: str = ""
@@ -80,9 +82,9 @@ class RetryPolicy:
     """Restarts a member from its last checkpoint, at most `retries` times in a session.
 
     Failures that the member did not cause are not counted: running out of memory while it can be given more, a
-    record that ends the process, the end of its node's agent (which is replaced a few times only), and the loss of
-    its node. A lost node is counted if the member has reached no further checkpoint since its last failure: then
-    the member may be what ends its nodes.
+    record that ends the process, the end of its node's agent (which is replaced a few times only), a GPU that has
+    broken (which is not used again), and the loss of its node. A lost node is counted if the member has reached no
+    further checkpoint since its last failure: then the member may be what ends its nodes.
 
     A member that fails repeatedly without reaching a further checkpoint waits `pause_s` before its third attempt,
     twice as long before each further one, and at most `longest_s`; other members are restarted at once. The same
@@ -105,7 +107,7 @@ class RetryPolicy:
         for each in [*mine, failure]:
             has_progress = last is None or last.reached != each.reached
             without_progress = 1 if has_progress else without_progress + 1
-            is_excused = each.has_more_memory or each.is_due_to_record or each.agent_lost
+            is_excused = each.has_more_memory or each.is_due_to_record or each.agent_lost or each.gpu_lost
             is_excused |= each.node_lost and has_progress
             counted += not is_excused
             last = each
@@ -140,7 +142,7 @@ class NodePolicy:
         on: dict[str, list[str]] = {node: [] for node in nodes}
         for each in failures:
             counts = each.reason in NODE_REASONS and each.is_retry_useful
-            counts &= not (each.node_lost or each.agent_lost)
+            counts &= not (each.node_lost or each.agent_lost or each.gpu_lost)
             if counts and each.began == each.reached and now - each.at < self.within_s and each.node in on:
                 on[each.node].append(each.member)
         avoided = set()

@@ -342,6 +342,6 @@ def _choose_profiling_node(board: PlacementState, wanted: Sequence[Identity]) ->
 
 def _max_workers_per_node(board: PlacementState) -> int:
     """Most workers of one member on a node."""
-    if board.devices != "cpu" and (most := max((len(node.gpus) for node in board.nodes), default=0)):
+    if board.devices != "cpu" and (most := max((node.physical_gpus for node in board.nodes), default=0)):
         return most
     return max(1, *(int(node.cpus) for node in board.nodes))

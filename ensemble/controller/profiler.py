@@ -33,6 +33,10 @@ from ensemble.train.job import PROFILE, Job, ProfileRequest
 
 log = logging.getLogger(__name__)
 
+_ENDING = frozenset(
+    ("node_lost", "node_draining", "gpu_quarantined")
+)  # events of a node where nothing is measured on
+
 STEPS_S = (1.0, 20.0)  # seconds of steps: at most for one member, at most for all that are measured together
 MEMORY_STEP = 0.05  # a running member's profile is corrected when it needs this share more memory than measured
 MOST_FAILURES = 3  # groups in a row that fail before the remaining members are left unmeasured
@@ -189,7 +193,8 @@ class Profiler:
             return None
         how: Literal["spread"] | bool = "spread" if group.is_spread else False
         asking = dataclasses.replace(example, member=PROFILE, workers=group.workers, span_nodes=how)
-        placed = pack([asking], [], self._nodes if group.is_spread else [self._node], self._devices)
+        nodes = [node.without_others() for node in (self._nodes if group.is_spread else [self._node])]
+        placed = pack([asking], [], nodes, self._devices)
         return placed[0] if placed and bool(placed[0].nodes) == group.is_spread else None
 
     def _launch_next(self, now: float) -> None:
@@ -243,7 +248,7 @@ class Profiler:
         """
         kind = event["type"]
         names = [node.name for node in self._nodes] if self.is_busy else []
-        if kind in ("node_lost", "node_draining") and event["node"] in names:
+        if kind in _ENDING and event["node"] in names:
             self.stop()  # the remaining members are selected again, on another node
         if event.get("member") != PROFILE:
             return False

@@ -234,12 +234,17 @@ class Session:
             self.commands.leave_node(event["node"], event["deadline"])
         elif kind == "node":
             self._change_node(Node.from_event(event))
+        elif kind == "gpu_quarantined":
+            self._log(event)
+            self.state.nodes = [self.state.without_quarantined(node) for node in self.state.nodes]
+            self.state.placement_due = True
         else:
             self._log(event)
 
     def _change_node(self, node: Node) -> None:
         """The run holds more or less of a node than before, or of a new one."""
         state = self.state
+        node = state.without_quarantined(node)
         names = [known.name for known in state.nodes]
         if node.name not in names:
             state.nodes.append(node)
@@ -252,6 +257,8 @@ class Session:
         self._log({"type": "node", **node.as_event()})
 
     def _log(self, event: Event) -> None:
+        if event["type"] == "node":
+            self.state.warn_of_gpus(event["node"], event["no_gpus"])
         self.state.log(event["type"], **{key: event[key] for key in event if key not in ("type", "v", "t")})
 
     def _restart_feeder(self, event: Event) -> None:
@@ -338,13 +345,14 @@ class Session:
             self.queue.give_up(member, reason)
 
     def _awaits_cluster(self) -> bool:
-        """Whether the cluster has nodes of which the run does not hold everything."""
+        """Whether there are nodes of which the run does not hold everything."""
         held = {node.name: node for node in self.state.nodes}
         return any(
             node.name not in held
             or node.cpus > held[node.name].cpus
             or node.memory_gb > held[node.name].memory_gb
             or len(node.gpus) > len(held[node.name].gpus)
+            or min(held[node.name].gpu_free, default=1.0) < 1.0
             for node in self.state.list_potential()
         )
 

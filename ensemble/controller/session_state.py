@@ -6,6 +6,7 @@ which is performed before all other actions.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from ensemble.schedule import Node, Placement
 from ensemble.spec import Identity
 from ensemble.store import RunState, apply_event
 from ensemble.store.events import encode_event
+
+log = logging.getLogger(__name__)
 
 #: A member to be placed again, and its cohort; None: it prepares its own batches.
 PendingRetry = tuple[Identity, int | None]
@@ -59,6 +62,7 @@ class SessionState:
     t: float = 0.0
     actions: list[Action] = field(default_factory=list)
     _thinning: Thinning | None = None
+    _no_gpus: dict[str, str] = field(default_factory=dict)
 
     def set_time(self, now: float, t: float) -> None:
         """Set the time of what is handled next."""
@@ -104,9 +108,20 @@ class SessionState:
         self.actions.append(EndTrial(identity.number, "cancelled"))
 
     def list_potential(self) -> Sequence[Node]:
-        """The nodes with all that they could ever offer."""
+        """The nodes with all that they could ever offer, also what processes of others hold now."""
         cluster = self.list_cluster()
-        return self.nodes if cluster is None else cluster
+        return [node.without_others() for node in (self.nodes if cluster is None else cluster)]
+
+    def without_quarantined(self, node: Node) -> Node:
+        """The node without its GPUs that have broken."""
+        broken = self.run.quarantined
+        return node.select_gpus(lambda i: node.gpu_parents[i] not in broken) if broken else node
+
+    def warn_of_gpus(self, node: str, no_gpus: str) -> None:
+        """Warn that a node offers less than its GPUs, unless that was said before."""
+        if no_gpus and no_gpus != self._no_gpus.get(node):
+            log.warning("node %s: %s", node, no_gpus)
+        self._no_gpus[node] = no_gpus
 
     def can_get_cores(self, cpus: float) -> bool:
         """Whether some node has that many cores that the run does not hold."""

@@ -40,6 +40,7 @@ def describe_host(
         power=power or {},
         gpu_memory_gb=tuple(gpu.memory_gb for gpu in gpus),
         gpu_ids=tuple(gpu.id for gpu in gpus),
+        gpu_parents=tuple(gpu.parent for gpu in gpus),
     )
 
 

@@ -45,6 +45,7 @@ class LocalExecutor:
         """See `Executor`; the one node is this host."""
         self._services = NodeServices(NODE, ensemble, self._selector, self._queue.append)
         self._workers.directory = self._services.directory
+        self._services.attach(self._workers)
         self._workers.connect()  # starts the fork server now, because its imports take long
         return [self._services.describe()]
 

@@ -1,4 +1,4 @@
-"""Services of a node for its members, under any executor: feeders, MPS, and measurements of power and CPU time.
+"""Services of a node for its members, under any executor: feeders, MPS, its GPUs, power and CPU time.
 
 It starts feeder processes (`pipelines.feeder.process`), converts their reports to `feeder` and `usage` events, and
 samples the node's power once a second.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.executors.base import Event, make_usage
+from ensemble.executors.gpu_offers import GpuOffers
 from ensemble.executors.host import describe_host
 from ensemble.executors.limits import raise_descriptor_limit
 from ensemble.executors.mps import Mps, stop_stale_daemon
@@ -23,6 +24,7 @@ from ensemble.spec import Ensemble
 from pipelines.child_processes import START_S
 
 if TYPE_CHECKING:
+    from ensemble.executors.process_pool import ProcessPool
     from pipelines import Peers
     from pipelines.feeder.process import FeederProcess
 
@@ -65,6 +67,7 @@ class NodeServices:
 
     Attributes:
         directory: mode 0700, for sockets; removed by `close`.
+        gpus: what the node offers of its GPUs; None where members train on the CPU.
     """
 
     def __init__(
@@ -90,19 +93,23 @@ class NodeServices:
         self._meter = PowerMeter(node)
         self._meter.start()
         self.next_sample = time.monotonic() + _POWER_EVERY_S
+        self.gpus = GpuOffers(node, self.directory, emit) if ensemble.devices != "cpu" else None
         self._mps: Mps | None = None
         if ensemble.mps and ensemble.devices != "cpu" and self.describe().gpus:
             self._mps = Mps(self.directory)
+            if self.gpus is not None:
+                self.gpus.with_mps = self._mps.running
         else:
             stop_stale_daemon(self.directory)
 
     def describe(self) -> Node:
         """This host as a node."""
         feeds = self._ensemble.sharing != "independent"
-        return describe_host(self.node, power=self._meter.describe(), feeds=feeds)
+        host = describe_host(self.node, power=self._meter.describe(), feeds=feeds)
+        return host if self.gpus is None else self.gpus.offer(host)
 
     def sample(self) -> None:
-        """From `next_sample` on: report the power used, and kill feeders that do not start in time."""
+        """From `next_sample` on: report power, look after GPUs, kill feeders that do not start in time."""
         now = time.monotonic()
         if now >= self.next_sample:
             self.next_sample = now + _POWER_EVERY_S
@@ -111,6 +118,14 @@ class NodeServices:
                     feeder.process.failure = f"it had not started after {START_S:g} s"
                     feeder.process.kill()  # its end is reported like any other
             self._emit({"type": "power", **self._meter.sample()})
+            if self.gpus is not None:
+                self.gpus.sample()
+
+    def attach(self, workers: ProcessPool) -> None:
+        """Have members ended whose GPUs break, and know on which GPUs members are."""
+        if self.gpus is not None:
+            self.gpus.list_used, self.gpus.end_ranks = workers.list_gpus, workers.end_on_gpus
+            workers.find_gpu_fault = self.gpus.find_fault
 
     def start_feeder(
         self, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
@@ -169,6 +184,8 @@ class NodeServices:
         for cohort in list(self._feeders):
             self.stop_feeder(cohort)
         self._meter.close()
+        if self.gpus is not None:
+            self.gpus.close()
         if self._mps is not None:
             self._mps.close()
         self._private.close()

@@ -14,7 +14,7 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class ProcessPool:
 
     Attributes:
         directory: of the node, as in `make_worker_environment`.
+        find_gpu_fault: returns why a GPU is broken, by its id; None where it works.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class ProcessPool:
     ) -> None:
         self.node = node
         self.directory: Path | None = None
+        self.find_gpu_fault: Callable[[str], str | None] = lambda gpu: None
         self._selector = selector
         self._emit = emit
         self._connect_forks = forks
@@ -76,6 +78,11 @@ class ProcessPool:
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         """See `ensemble.executors.Executor`."""
+        broken = next((why for gpu in devices if gpu is not None and (why := self.find_gpu_fault(gpu))), None)
+        if broken is not None:
+            for job in jobs:
+                self._emit(make_exited(job, None, f"was not started: {broken}", gpu_lost=True))
+            return
         started: list[WorkerProcess] = []
         try:
             for job, device in zip(jobs, devices, strict=True):
@@ -141,6 +148,17 @@ class ProcessPool:
         """See `ensemble.executors.Executor`; the processes that the member started end as well."""
         for worker in self._find(member):
             worker.kill()
+
+    def list_gpus(self) -> set[str]:
+        """The ids of the GPUs on which workers run."""
+        return {worker.job.gpu for worker in self._workers.values() if worker.job.gpu is not None}
+
+    def end_on_gpus(self, gpus: Collection[str], why: str) -> None:
+        """Kill all ranks of the members with a rank on one of these GPUs; their events say that it was lost."""
+        for member in {worker.job.identity.member for worker in self._workers.values() if worker.job.gpu in gpus}:
+            for worker in self._find(member):
+                worker.lost_gpu = why
+                worker.kill()
 
     def list_memory(self) -> list[RankMemory]:
         """What each worker and the processes that it started hold for themselves, as far as it can be read."""
@@ -251,6 +269,8 @@ class ProcessPool:
         *lines, worker.buffer = (worker.buffer + got).split(b"\n")
         for line in lines:
             event = json.loads(line)
+            if event["type"] == "failed" and (why := self._find_lost_gpu(worker)) is not None:
+                event |= {"reason": "lost", "gpu_lost": True, "error": f"{why}: {event['error']}"}
             if event["type"] == "usage":
                 worker.reported_s[event["role"]] = event["cpu_s"]
             if event["type"] == "exited":
@@ -258,6 +278,13 @@ class ProcessPool:
             else:
                 self._emit(event)
         return True
+
+    def _find_lost_gpu(self, worker: WorkerProcess) -> str | None:
+        """Why a worker that failed, or another rank of its member, has lost its GPU; None where it has not."""
+        for rank in self._find(worker.job.identity.member):
+            if worker.lost_gpu is None and rank.job.gpu is not None:
+                worker.lost_gpu = self.find_gpu_fault(rank.job.gpu)
+        return worker.lost_gpu
 
     def _finish(self, worker: WorkerProcess, code: int | None = None, used_s: float | None = None) -> None:
         """The process is gone: emit its last events, then its end."""
@@ -268,6 +295,8 @@ class ProcessPool:
         if worker.orphaned and worker.pid is not None:
             kill_group(worker.pid)
         own_s = worker.close()
+        has_failed = worker.exit is None or worker.exit["outcome"] == "failed"
+        lost_gpu = self._find_lost_gpu(worker) if has_failed else None
         if worker.process is not None:
             code, used_s = worker.process.returncode, own_s
         del self._workers[worker.number]
@@ -281,6 +310,8 @@ class ProcessPool:
             elif count_oom_kills() > self._oom_kills:
                 self._oom_kills = count_oom_kills()
                 event["reason"] = "oom"
+        if lost_gpu is not None:
+            event |= {"reason": "lost", "gpu_lost": True, "detail": f"was ended: {lost_gpu}; see {worker.log}"}
         if used_s is not None and (rest := worker.make_remaining_usage(used_s)) is not None:
             self._emit(rest)
         self._emit(event)

@@ -40,6 +40,7 @@ class WorkerProcess:
         unsent: bytes to send as soon as the socket accepts them.
         kill_pending: whether it is killed as soon as it has started.
         killed_for_memory: whether it was killed because the node is short of memory.
+        lost_gpu: why it, or another rank of its member, has no GPU any more; None: it has.
         exit: the `exited` event that it sent, None before that.
         reported_s: CPU-seconds by role, as it reported last.
     """
@@ -56,6 +57,7 @@ class WorkerProcess:
     unsent: bytearray = field(default_factory=bytearray)
     kill_pending: bool = False
     killed_for_memory: bool = False
+    lost_gpu: str | None = None
     exit: Event | None = None
     reported_s: dict[str, float] = field(default_factory=dict)
 
@@ -209,12 +211,16 @@ def find_processes(directory: Path) -> list[psutil.Process]:
     """The processes of members, and those that they started, on the node with that directory."""
     import psutil
 
-    mark, found = f"{_DIRECTORY}={directory}".encode(), []
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
-                found.append(process)
-    return found
+    return [process for process in psutil.process_iter() if is_of_node(process.pid, directory)]
+
+
+def is_of_node(pid: int, directory: Path) -> bool:
+    """Whether a process is one of those that `find_processes` finds."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it has ended, or belongs to another user
+        return False
+    return f"{_DIRECTORY}={directory}".encode() in environment.split(b"\0")
 
 
 def make_worker_environment(job: Job, device: str | None, directory: Path | None = None) -> dict[str, str]:

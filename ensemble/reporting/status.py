@@ -12,6 +12,7 @@ from ensemble.meter.ledger import Total
 from ensemble.reporting import text
 from ensemble.reporting.ranking import finite_or_none, other_metrics
 from ensemble.reporting.sections.feeders import bad_record_lines, bottleneck_lines, unshared_lines
+from ensemble.reporting.sections.notices import describe_quarantine
 from ensemble.reporting.sections.turnaround import measure_turnaround, summarize
 from ensemble.reporting.time_left import member_epochs
 from ensemble.store.events import is_locked
@@ -74,6 +75,16 @@ def status_failures(state: RunState, most: int = 10) -> str | None:
     return "\n".join(lines + more) or None
 
 
+def status_gpus(state: RunState) -> str | None:
+    """GPUs that are used no more, and why nodes offer less than their GPUs; None where all is well."""
+    lines = [describe_quarantine(event) for event in state.quarantined.values()]
+    if state.ended is None:
+        lines += [
+            f"{name}: {node.info['no_gpus']}" for name, node in state.nodes.items() if node.info.get("no_gpus")
+        ]
+    return "\n".join(lines) or None
+
+
 def status_missing(state: RunState) -> str | None:
     """What the run waits for that the cluster has not given yet; None if nothing."""
     return f"waits for Ray: {state.missing}" if state.missing and state.ended is None else None
@@ -91,7 +102,7 @@ def status_turnaround(state: RunState) -> str | None:
 
 
 #: What writes the lines below the table of members, in their order.
-NOTES = (status_failures, status_missing, status_feeders, status_turnaround)
+NOTES = (status_failures, status_gpus, status_missing, status_feeders, status_turnaround)
 
 
 def status_notes(state: RunState) -> list[str]:

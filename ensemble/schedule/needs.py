@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ensemble.spec import Identity
 
 UNITS = 10**12  # integer units of a core, a GPU, a GiB, so that ten tenths of a core are exactly one core
 _ROUND = 1000  # units; sizes that differ by less are equal
+
+#: The attributes of `Node` with a value for each GPU.
+OF_GPUS = ("gpus", "gpu_ids", "gpu_memory_gb", "gpu_free", "gpu_parents", "gpu_exclusive")
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,10 @@ class Node:
         power: source and origin of its energy figures, for the log.
         gpu_memory_gb: memory of each GPU in GiB; empty if unknown.
         gpu_ids: what names each GPU (its UUID where NVIDIA's driver gives one); its number unless given.
-        no_gpus: why it offers no GPU, or fewer than it has; empty otherwise.
+        gpu_free: the part of each GPU's memory that processes of others leave, from 0 to 1; 1 unless given.
+        gpu_parents: the id of the physical GPU of each, which instances in MIG mode share; itself unless given.
+        gpu_exclusive: whether each GPU admits one process at a time (compute mode EXCLUSIVE_PROCESS).
+        no_gpus: why it offers less than its GPUs; empty otherwise.
     """
 
     name: str
@@ -41,11 +47,19 @@ class Node:
     power: Mapping[str, str] = field(default_factory=dict, compare=False)
     gpu_memory_gb: tuple[float, ...] = ()
     gpu_ids: tuple[str, ...] = ()
+    gpu_free: tuple[float, ...] = ()
+    gpu_parents: tuple[str, ...] = ()
+    gpu_exclusive: tuple[bool, ...] = ()
     no_gpus: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        if len(self.gpu_ids) != len(self.gpus):
-            object.__setattr__(self, "gpu_ids", tuple(map(str, range(len(self.gpus)))))
+        gpus = len(self.gpus)
+        if len(self.gpu_ids) != gpus:
+            object.__setattr__(self, "gpu_ids", tuple(map(str, range(gpus))))
+        usual = {"gpu_free": (1.0,) * gpus, "gpu_parents": self.gpu_ids, "gpu_exclusive": (False,) * gpus}
+        for name, values in usual.items():
+            if len(getattr(self, name)) != gpus:
+                object.__setattr__(self, name, values)
 
     def as_event(self) -> dict[str, Any]:
         """The fields of its `node` event."""
@@ -56,6 +70,10 @@ class Node:
             "gpu_ids": list(self.gpu_ids),
             "memory_gb": self.memory_gb,
             "gpu_memory_gb": list(self.gpu_memory_gb),
+            "gpu_free": list(self.gpu_free),
+            "gpu_parents": list(self.gpu_parents),
+            "gpu_exclusive": list(self.gpu_exclusive),
+            "no_gpus": self.no_gpus,
             "host": self.host,
             "interface": self.interface,
             "power": dict(self.power),
@@ -65,8 +83,25 @@ class Node:
     def from_event(cls, event: Mapping[str, Any]) -> Node:
         """The inverse of `as_event`."""
         known: dict[str, Any] = {name: event[name] for name in ("cpus", "memory_gb", "host", "interface", "power")}
-        known |= {name: tuple(event[name]) for name in ("gpus", "gpu_ids", "gpu_memory_gb")}
-        return cls(name=event["node"], **known)
+        known |= {name: tuple(event.get(name, ())) for name in OF_GPUS}  # earlier versions log less
+        return cls(name=event["node"], no_gpus=event.get("no_gpus", ""), **known)
+
+    @property
+    def physical_gpus(self) -> int:
+        """The number of its GPUs; the instances of one in MIG mode count as one."""
+        return len(set(self.gpu_parents))
+
+    def select_gpus(self, keep: Callable[[int], bool]) -> Node:
+        """The node with some of its GPUs, chosen by their positions."""
+        chosen = [i for i in range(len(self.gpus)) if keep(i)]
+        kept: dict[str, Any] = {
+            name: tuple(values[i] for i in chosen) for name in OF_GPUS if (values := getattr(self, name))
+        }
+        return replace(self, **kept)
+
+    def without_others(self) -> Node:
+        """The node as if no process of others held memory of its GPUs."""
+        return replace(self, gpu_free=())
 
     def find_gpu(self, device: str) -> str:
         """The model name of one of its GPUs."""

@@ -1,8 +1,9 @@
 """Packs members onto nodes: first-fit decreasing over GPUs, cores and memory.
 
 All ranks of a member run on one node; where none has room for all, and the member allows it, on as few nodes as
-possible. A GPU holds at most one rank of a member (NCCL refuses two), but several members may share a GPU.
-`gpus_per_worker` counts only on nodes that have GPUs:
+possible. A physical GPU holds at most one rank of a member: NCCL refuses two ranks of a communicator on one GPU, also
+on two of its instances in MIG mode. Several members may share a GPU, as far as processes of others leave it free,
+unless its compute mode admits one process at a time. `gpus_per_worker` counts only on nodes that have GPUs:
 
 | devices | node without GPUs | node with GPUs |
 |---|---|---|
@@ -34,6 +35,7 @@ from ensemble.schedule.needs import UNITS, Need, Node, Placement, compute_need
 from ensemble.spec import Identity
 
 _SLACK = 1000  # units: what rounding may add up to, a billionth of a core
+_UNLIMITED = int(np.iinfo(np.int64).max)
 _ROUND = 1000  # units: GPUs whose free shares differ by less are equally free
 
 Int64Array = npt.NDArray[np.int64]
@@ -62,15 +64,22 @@ class FreeCapacity:
         }
         self._total = np.array([[round(n.cpus * UNITS), round(n.memory_gb * UNITS)] for n in self.nodes], np.int64)
         self._total = self._total.reshape(-1, 2).T.copy()
-        self._gpus = np.array([len(node.gpus) for node in self.nodes], np.int64)
+        self._gpus = np.array([node.physical_gpus for node in self.nodes], np.int64)
+        self._offered = np.full((len(self.nodes), max((len(n.gpus) for n in self.nodes), default=0)), -UNITS)
+        self._most_tenants = np.full_like(self._offered, _UNLIMITED)
+        for i, node in enumerate(self.nodes):
+            free = [round(part * UNITS) if part > 0 else -UNITS for part in node.gpu_free]
+            self._offered[i, : len(free)] = free
+            if any(node.gpu_exclusive):
+                self._most_tenants[i, : len(free)] = [1 if one else _UNLIMITED for one in node.gpu_exclusive]
+        self._with_instances = [i for i, node in enumerate(self.nodes) if node.physical_gpus < len(node.gpus)]
         self._reset()
         self._apply(running, 1)
 
     def _reset(self) -> None:
         self._cpus, self._memory = self._total.copy()
         self._members = np.zeros(len(self.nodes), np.int64)
-        exists = np.arange(self._gpus.max(initial=0)) < self._gpus[:, None]
-        self._shares = np.where(exists, UNITS, -UNITS)
+        self._shares = self._offered.copy()
         self._tenants = np.zeros_like(self._shares)
 
     def reserve(self, *placements: Placement) -> None:
@@ -176,20 +185,22 @@ class _PlaceFinder:
         self, free: FreeCapacity, needs: Iterable[Need], limits: Mapping[str, int], tenants: Mapping[str, int]
     ) -> None:
         self._free = free
-        unlimited = int(np.iinfo(np.int64).max)
-        self._places = np.full(len(free.nodes), unlimited, np.int64)
-        self._most = np.full_like(free._shares, unlimited)
+        self._places = np.full(len(free.nodes), _UNLIMITED, np.int64)
+        self._most = free._most_tenants.copy() if tenants else free._most_tenants
         for i, node in enumerate(free.nodes):
             if node.places is not None or node.name in limits:
                 self._places[i] = min(n for n in (node.places, limits.get(node.name)) if n is not None)
             for device, kind in enumerate(node.gpus if tenants else ()):
-                self._most[i, device] = tenants.get(kind, unlimited)
-        # [w, i]: what the (w + 1)th of the node's GPUs has left, by share: what w + 1 ranks may each take
-        self._by_rank = -np.sort(-np.where(free._tenants < self._most, free._shares, -UNITS)).T.copy()
+                self._most[i, device] = min(tenants.get(kind, _UNLIMITED), self._most[i, device])
+        # [w, i]: what the (w + 1)th of the node's physical GPUs has left, by share: what w + 1 ranks may each take
+        left = np.where(free._tenants < self._most, free._shares, -UNITS)
+        self._by_rank = -np.sort(-left).T.copy()
+        for i in free._with_instances:
+            self._by_rank[:, i] = _sort_by_parent(free.nodes[i], left[i].tolist())
         # a member of at most so many ranks is nowhere placed on the CPU
-        self._gpu_only_workers = unlimited if free.devices == "cuda" else 0
+        self._gpu_only_workers = _UNLIMITED if free.devices == "cuda" else 0
         if free.devices == "auto":
-            self._gpu_only_workers = int(free._gpus.min(initial=unlimited))
+            self._gpu_only_workers = int(free._gpus.min(initial=_UNLIMITED))
         self._unplaceable: set[Need] = set()
         needs = list(needs)
         # of each, the least that anybody needs: cores, memory, a GPU's share
@@ -331,23 +342,32 @@ class _PlaceFinder:
         """Choose GPUs of node number `i` for up to `count` members: the emptiest first."""
         free = self._free
         shares, tenants = free._shares[i].tolist(), free._tenants[i].tolist()
-        most, devices = self._most[i].tolist(), range(int(free._gpus[i]))
-        ids = free.nodes[i].gpu_ids
+        node, most = free.nodes[i], self._most[i].tolist()
+        ids, parents, devices = node.gpu_ids, node.gpu_parents, range(len(node.gpus))
         chosen: list[tuple[str | None, ...]] = []
         while len(chosen) < count:
             open_gpus = [d for d in devices if shares[d] + _SLACK >= need.share and tenants[d] < most[d]]
-            if len(open_gpus) < need.workers:
-                break
             open_gpus.sort(key=lambda d: (-((shares[d] + _ROUND // 2) // _ROUND), tenants[d], d))
-            taken = open_gpus[: need.workers]
+            first = {parents[d]: d for d in reversed(open_gpus)}  # the emptiest of each physical GPU
+            if len(first) < need.workers:
+                break
+            taken = [d for d in open_gpus if first[parents[d]] == d][: need.workers]
             for device in taken:
                 shares[device] -= need.share
                 tenants[device] += 1
             chosen.append(tuple(ids[device] for device in taken))
         free._shares[i], free._tenants[i] = shares, tenants
         left = [share if tenants[d] < most[d] else -UNITS for d, share in enumerate(shares)]
-        self._by_rank[:, i] = sorted(left, reverse=True)
+        self._by_rank[:, i] = _sort_by_parent(node, left)
         return chosen
+
+
+def _sort_by_parent(node: Node, left: Sequence[int]) -> list[int]:
+    """What the emptiest instance of each physical GPU has left, in decreasing order; as long as `left`."""
+    best: dict[str, int] = {}
+    for parent, units in zip(node.gpu_parents, left, strict=False):
+        best[parent] = max(units, best.get(parent, -UNITS))
+    return sorted(best.values(), reverse=True) + [-UNITS] * (len(left) - len(best))
 
 
 _ROUNDING = 1e-9  # ten members of 0.1 cores fit on one core, whatever binary fractions add up to
@@ -388,7 +408,7 @@ def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str 
         return f"{identity.member} {asked}: {why}; use devices='auto' or 'cpu'"
 
     def rank(node: Node) -> tuple[float, ...]:
-        return _max_workers(identity, node, devices), len(node.gpus), node.cpus, node.memory_gb
+        return _max_workers(identity, node, devices), node.physical_gpus, node.cpus, node.memory_gb
 
     together = sum(_max_workers(identity, node, devices) for node in usable)
     if compute_need(identity).spans_nodes and 0 < together < identity.workers and len(usable) > 1:
@@ -417,7 +437,8 @@ def _max_workers(identity: Identity, node: Node, devices: str) -> int:
         most = min(most, int((node.memory_gb + _ROUNDING) // identity.memory_gb))
     declared = identity.gpus_per_worker and "gpus_per_worker" not in identity.auto
     if devices == "cuda" or (devices == "auto" and node.gpus and declared):
-        most = min(most, len(node.gpus))
+        offers = zip(node.gpu_parents, node.gpu_free, strict=True)
+        most = min(most, len({gpu for gpu, free in offers if 0 < free >= identity.gpus_per_worker - _ROUNDING}))
     return min(most, identity.workers)
 
 

@@ -266,6 +266,6 @@ def estimate_capacity(nodes: Sequence[Node], waiting: Sequence[Identity], device
     per_gpu = max(1, int(1 / share + 1e-9)) if share > 0 else len(waiting)
     if on_gpus:
         slots = tuple(len(node.gpus) * per_gpu for node in nodes)
-        return Capacity(slots=slots, widest=max(len(node.gpus) for node in nodes), streams=STREAMS)
+        return Capacity(slots=slots, widest=max(node.physical_gpus for node in nodes), streams=STREAMS)
     # a second stream would take the cores that members are packed on
     return Capacity(slots=tuple(max(1, int(node.cpus / share + 1e-9)) for node in nodes))

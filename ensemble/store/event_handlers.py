@@ -70,6 +70,8 @@ def _apply_to_run(run: RunState, event: Event) -> None:
                 node.info = event
         case "bad_record":
             run.bad_records.setdefault((event["split"], event["index"]), event)
+        case "gpu_quarantined":
+            run.quarantined[event["gpu"]] = event
         case "feeder_lost" | "sharing_ended":
             run.unshared[event["node"], event["cohort"]] = event
         case "feeder_restarted":
@@ -101,6 +103,7 @@ def _start_run(run: RunState, event: Event) -> None:
     run.usage.clear()  # process ids start over
     run.unshared.clear()
     run.bad_records.clear()  # it may be mended by now
+    run.quarantined.clear()  # it may be reset by now
     run.planned = None
     run.measuring.clear()
     run.missing = ""

@@ -3,16 +3,32 @@
  * STAND_IN_GPUS has one word a device, separated by commas: MODEL:GIB, and for a device in MIG mode
  * MODEL:GIB:INSTANCES. Device i has the UUID GPU-i, its instance j MIG-i-j. A model whose name begins with "Old" has
  * no energy counter. Each reading of a counter adds 250 mJ to it.
+ *
+ * STAND_IN_STATE may name a file, read at each call, with what befalls devices, a line each: UUID WHAT VALUE. The last
+ * line of a kind counts, of `process` that of each process.
+ *
+ *   held GIB           processes that are not listed hold so much of its memory
+ *   process PID GIB    that process, while it lives, is listed with so much of its memory; 0: it is not said how much
+ *   mode NUMBER        its compute mode
+ *   xid NUMBER         the driver reports an event; those who registered before get it once
+ *   ecc NUMBER         uncorrected ECC errors since the driver was loaded
+ *   lost 1             it has fallen off the bus
  */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MOST 16
+#define LINES 256
 #define OK 0
 #define INVALID_ARGUMENT 2
 #define NOT_SUPPORTED 3
 #define NOT_FOUND 6
+#define INSUFFICIENT_SIZE 7
+#define TIMEOUT 10
+#define GPU_IS_LOST 15
+#define XID_EVENT 8ULL
 
 typedef struct {
     char model[64], uuid[32];
@@ -21,9 +37,62 @@ typedef struct {
     unsigned long long energy_mj;
 } gpu;
 typedef gpu *device;
+typedef struct { char uuid[32], what[16]; double value, more; } line;
+typedef struct { unsigned pid; unsigned long long bytes; unsigned instance, compute; } process;
+typedef struct { device which; unsigned long long type, data; unsigned instance, compute; } event;
+typedef struct { int delivered; } event_set;
 
 static gpu gpus[MOST], parts[MOST][8];
 static unsigned count;
+static line lines[LINES];
+
+/* Reads the file; returns the number of its complete lines. */
+static int read_state(void) {
+    const char *path = getenv("STAND_IN_STATE");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char text[128];
+    int n = 0;
+    if (!file) return 0;
+    while (n < LINES && fgets(text, sizeof text, file) && strchr(text, '\n')) {
+        lines[n].more = 0;
+        if (sscanf(text, "%31s %15s %lf %lf", lines[n].uuid, lines[n].what, &lines[n].value, &lines[n].more) >= 3) n++;
+    }
+    fclose(file);
+    return n;
+}
+static double state_of(const char *uuid, const char *what) {
+    double value = 0;
+    for (int n = read_state(), i = 0; i < n; i++)
+        if (!strcmp(lines[i].uuid, uuid) && !strcmp(lines[i].what, what)) value = lines[i].value;
+    return value;
+}
+static device whole_of(device d) {
+    return d >= gpus && d < gpus + MOST ? d : &gpus[(d - &parts[0][0]) / 8];
+}
+static int check(device d) { return state_of(whole_of(d)->uuid, "lost") ? GPU_IS_LOST : OK; }
+static unsigned list_processes(device d, process *found) {
+    int n = read_state();
+    unsigned listed = 0;
+    for (int i = 0; i < n && listed < 64; i++) {
+        int again = 0;
+        for (int j = i + 1; j < n; j++)
+            again |= !strcmp(lines[j].uuid, lines[i].uuid) && !strcmp(lines[j].what, "process")
+                     && lines[j].value == lines[i].value;
+        if (again || strcmp(lines[i].uuid, d->uuid) || strcmp(lines[i].what, "process")) continue;
+        if (kill((int)lines[i].value, 0)) continue;
+        found[listed].pid = (unsigned)lines[i].value;
+        found[listed].bytes = lines[i].more ? (unsigned long long)(lines[i].more * (1ULL << 30)) : ~0ULL;
+        found[listed].instance = found[listed].compute = ~0U;
+        listed++;
+    }
+    return listed;
+}
+static unsigned long long used_bytes(device d) {
+    process found[64];
+    unsigned long long used = (unsigned long long)(state_of(d->uuid, "held") * (1ULL << 30));
+    for (unsigned n = list_processes(d, found), i = 0; i < n; i++) used += found[i].bytes == ~0ULL ? 0 : found[i].bytes;
+    return used;
+}
 
 int nvmlInit_v2(void) {
     const char *said = getenv("STAND_IN_GPUS");
@@ -46,19 +115,19 @@ int nvmlInit_v2(void) {
 }
 int nvmlInitWithFlags(unsigned flags) { return nvmlInit_v2(); }
 int nvmlShutdown(void) { return OK; }
-const char *nvmlErrorString(int code) { return "an error of the stand-in"; }
+const char *nvmlErrorString(int code) { return code == GPU_IS_LOST ? "GPU is lost" : "an error of the stand-in"; }
 
 int nvmlDeviceGetCount_v2(unsigned *n) { *n = count; return OK; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, device *d) {
     if (i >= count) return INVALID_ARGUMENT;
     *d = &gpus[i];
-    return OK;
+    return check(*d);
 }
 int nvmlDeviceGetHandleByUUID(const char *uuid, device *d) {
     for (unsigned i = 0; i < count; i++) {
-        if (!strcmp(gpus[i].uuid, uuid)) { *d = &gpus[i]; return OK; }
+        if (!strcmp(gpus[i].uuid, uuid)) { *d = &gpus[i]; return check(*d); }
         for (int j = 0; j < gpus[i].instances; j++)
-            if (!strcmp(parts[i][j].uuid, uuid)) { *d = &parts[i][j]; return OK; }
+            if (!strcmp(parts[i][j].uuid, uuid)) { *d = &parts[i][j]; return check(*d); }
     }
     return NOT_FOUND;
 }
@@ -66,10 +135,54 @@ int nvmlDeviceGetIndex(device d, unsigned *i) { *i = d - gpus; return OK; }
 int nvmlDeviceGetUUID(device d, char *s, unsigned n) { snprintf(s, n, "%s", d->uuid); return OK; }
 int nvmlDeviceGetName(device d, char *s, unsigned n) { snprintf(s, n, "%s", d->model); return OK; }
 int nvmlDeviceGetMemoryInfo(device d, unsigned long long *m) {
-    m[0] = m[1] = (unsigned long long)(d->gib * (1ULL << 30));
-    m[2] = 0;
+    m[0] = (unsigned long long)(d->gib * (1ULL << 30));
+    m[2] = used_bytes(d);
+    m[1] = m[0] - m[2];
+    return check(d);
+}
+int nvmlDeviceGetMemoryInfo_v2(device d, unsigned long long *m) { /* version, total, reserved, free, used */
+    m[1] = (unsigned long long)(d->gib * (1ULL << 30));
+    m[2] = 1ULL << 29;
+    m[4] = used_bytes(d);
+    m[3] = m[1] - m[2] - m[4];
+    return check(d);
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(device d, unsigned *n, process *found) {
+    process listed[64];
+    unsigned most = *n;
+    *n = list_processes(d, listed);
+    if (*n > most || (*n && !found)) return INSUFFICIENT_SIZE;
+    if (found) memcpy(found, listed, *n * sizeof *found);
+    return check(d);
+}
+int nvmlDeviceGetComputeMode(device d, unsigned *mode) {
+    *mode = (unsigned)state_of(whole_of(d)->uuid, "mode");
+    return check(d);
+}
+int nvmlDeviceGetTotalEccErrors(device d, unsigned type, unsigned counter, unsigned long long *n) {
+    *n = type == 1 && counter == 0 ? (unsigned long long)state_of(whole_of(d)->uuid, "ecc") : 0;
+    return check(d);
+}
+int nvmlEventSetCreate(event_set **set) {
+    *set = malloc(sizeof **set);
+    (*set)->delivered = read_state();
     return OK;
 }
+int nvmlDeviceRegisterEvents(device d, unsigned long long types, event_set *set) {
+    return types == XID_EVENT ? check(d) : NOT_SUPPORTED;
+}
+int nvmlEventSetWait_v2(event_set *set, event *data, unsigned timeout_ms) {
+    for (int n = read_state(); set->delivered < n;) {
+        line *next = &lines[set->delivered++];
+        for (unsigned i = 0; i < count; i++)
+            if (!strcmp(next->uuid, gpus[i].uuid) && !strcmp(next->what, "xid")) {
+                *data = (event){&gpus[i], XID_EVENT, (unsigned long long)next->value, ~0U, ~0U};
+                return OK;
+            }
+    }
+    return TIMEOUT;
+}
+int nvmlEventSetFree(event_set *set) { free(set); return OK; }
 int nvmlDeviceGetMigMode(device d, unsigned *current, unsigned *pending) {
     *current = *pending = d->instances > 0;
     return OK;
@@ -83,6 +196,6 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device d, unsigned j, device *part) {
 int nvmlDeviceGetTotalEnergyConsumption(device d, unsigned long long *mj) {
     if (!strncmp(d->model, "Old", 3)) return NOT_SUPPORTED;
     *mj = d->energy_mj += 250;
-    return OK;
+    return check(d);
 }
-int nvmlDeviceGetPowerUsage(device d, unsigned *mw) { *mw = 40000; return OK; }
+int nvmlDeviceGetPowerUsage(device d, unsigned *mw) { *mw = 40000; return check(d); }

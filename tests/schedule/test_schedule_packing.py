@@ -77,7 +77,7 @@ def slowly(
             if total(member, at)[which] > has - sum(each[which] for each in used) + 1e-9:
                 return None
         guess = "gpus_per_worker" in member.auto
-        if devices == "cpu" or member.workers > len(at.gpus):
+        if devices == "cpu" or member.workers > len(set(at.gpu_parents)):
             insists = devices == "cuda" or (
                 devices == "auto" and at.gpus and member.gpus_per_worker > 0 and not guess
             )
@@ -86,13 +86,16 @@ def slowly(
             d: (sum(p.identity.gpus_per_worker for p in here if d in p.devices), sum(d in p.devices for p in here))
             for d in at.gpu_ids
         }
-        by_load = sorted(load, key=lambda d: (round(load[d][0], 9), load[d][1], at.gpu_ids.index(d)))
-        room = [
-            d
-            for d in by_load
-            if load[d][0] + member.gpus_per_worker <= 1 + 1e-9 and load[d][1] < tenants.get(at.find_gpu(d), 10**9)
-        ]
-        chosen = tuple(room[: member.workers])
+        left = {d: round(free - load[d][0], 9) for d, free in zip(at.gpu_ids, at.gpu_free, strict=True)}
+        by_load = sorted(load, key=lambda d: (-left[d], load[d][1], at.gpu_ids.index(d)))
+        room: dict[str, str] = {}  # one a physical GPU
+        for d in by_load:
+            which = at.gpu_ids.index(d)
+            fits = 0 < at.gpu_free[which] >= load[d][0] + member.gpus_per_worker - 1e-9
+            most_there = min(tenants.get(at.gpus[which], 10**9), 1 if at.gpu_exclusive[which] else 10**9)
+            if fits and load[d][1] < most_there:
+                room.setdefault(at.gpu_parents[which], d)
+        chosen = tuple(room.values())[: member.workers]
         return Placement(member, at.name, chosen) if len(chosen) == member.workers else None
 
     def across(member: Identity) -> Placement | None:
@@ -149,15 +152,38 @@ members = st.lists(
     ),
     max_size=16,
 ).map(lambda many: [identity(i, **asked) for i, asked in enumerate(many)])
+gpus = st.lists(
+    st.tuples(
+        st.sampled_from(KINDS),
+        st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.3, 0.0]),  # free of others
+        st.sampled_from([False, False, False, True]),  # exclusive
+        st.sampled_from([None, None, "x", "y"]),  # an instance of this physical GPU
+    ),
+    max_size=4,
+)
+
+
+def with_gpus(at: Node, offers: Sequence[tuple[str, float, bool, str | None]]) -> Node:
+    """A node with GPUs, each with its model, the part that is free, its compute mode and its physical GPU."""
+    models, free, exclusive, parents = (tuple(each) for each in zip(*offers, strict=True)) if offers else [()] * 4
+    known = tuple(str(i) if parent is None else parent for i, parent in enumerate(parents))
+    return replace(at, gpus=models, gpu_ids=(), gpu_free=free, gpu_exclusive=exclusive, gpu_parents=known)
+
+
 clusters = st.lists(
     st.tuples(
         st.sampled_from([0, 0.5, 1, 2, 8]),
-        st.lists(st.sampled_from(KINDS), max_size=3),
+        gpus,
         st.sampled_from([4, 16]),
         st.sampled_from([None, None, 1, 3]),
     ),
     max_size=4,
-).map(lambda many: [node(f"n{i}", *offer) for i, offer in enumerate(many)])
+).map(
+    lambda many: [
+        with_gpus(node(f"n{i}", cpus, (), memory_gb, places), offers)
+        for i, (cpus, offers, memory_gb, places) in enumerate(many)
+    ]
+)
 modes = st.sampled_from(["auto", "auto", "cpu", "cuda"])
 lesser = st.dictionaries(st.sampled_from(["n0", "n1"]), st.integers(1, 3))
 sharing = st.dictionaries(st.sampled_from(KINDS), st.integers(1, 3))
@@ -278,3 +304,30 @@ def test_a_gpu_keeps_its_members_when_others_of_its_node_come_and_go() -> None:
     again = [identity(i, gpus_per_worker=0.5, cpus_per_worker=0.1) for i in range(9, 19)]
     devices = Counter(p.devices[0] for p in pack(again, [last], [after]))
     assert devices == {"GPU-c": 1, "GPU-d": 2}
+
+
+def test_a_member_gets_no_two_instances_of_one_gpu_and_single_workers_get_each() -> None:
+    at = replace(node(cpus=8, gpus="AAA"), gpu_ids=("m0", "m1", "g1"), gpu_parents=("g0", "g0", "g1"))
+    wide = identity(workers=2, gpus_per_worker=1.0)
+    assert pack([wide], [], [at])[0].devices == ("m0", "g1")
+    assert len({p.devices for p in pack([identity(i, gpus_per_worker=1.0) for i in range(3)], [], [at])}) == 3
+    assert "workers=2" in (explain_unplaceable(identity(workers=3, gpus_per_worker=1.0), [at]) or "")
+
+
+def test_a_gpu_holds_what_others_leave_of_it() -> None:
+    at = replace(node(cpus=8, gpus="AA", memory_gb=64), gpu_free=(0.5, 0.0))
+    halves = [identity(i, gpus_per_worker=0.25) for i in range(9)]
+    assert [p.devices for p in pack(halves, [], [at], "cuda")] == [("0",), ("0",)]
+    assert not pack([identity(gpus_per_worker=0.6)], [], [at]), "nor is it placed on the CPU"
+    assert pack([identity(gpus_per_worker=0.6)], [], [at.without_others()])
+    assert pack([identity(gpus_per_worker=0.0)], [], [at])[0].devices == ("0",), "a full one is nobody's"
+
+
+def test_an_exclusive_gpu_has_one_rank_at_a_time() -> None:
+    at = replace(node(cpus=8, gpus="AA"), gpu_exclusive=(True, False))
+    quarters = [identity(i, gpus_per_worker=0.25) for i in range(8)]
+    placed = pack(quarters, [], [at])
+    assert Counter(p.devices[0] for p in placed) == {"0": 1, "1": 4}
+    rest = [one for one in quarters if one.member not in {p.member for p in placed}]
+    assert not pack(rest, placed, [at])
+    assert [p.devices for p in pack(rest, placed[1:], [at])] == [("0",)]

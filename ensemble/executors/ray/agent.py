@@ -97,6 +97,7 @@ class NodeAgent:
         self._services = NodeServices(node, ensemble, self._selector, self._events.put, before)
         self._ranks = ProcessPool(node, self._selector, self._events.put, self._start_fork_server)
         self._ranks.directory = self._services.directory
+        self._services.attach(self._ranks)
         if ensemble.devices == "cpu" or not self._services.describe().gpus:
             self._ranks.connect()  # now: its imports take long
         self._guard = MemoryGuard()
@@ -112,10 +113,10 @@ class NodeAgent:
         Args:
             address: of the node in the cluster.
         """
-        from ensemble.meter.power import list_gpus
-
         fields = dataclasses.asdict(self._services.describe())
-        fields |= {"interface": find_interface(address), "gpu_names": [gpu.names for gpu in list_gpus()]}
+        offers = self._services.gpus
+        names = [(gpu,) for gpu in fields["gpu_ids"]] if offers is None else offers.list_names()
+        fields |= {"interface": find_interface(address), "gpu_names": names}
         return fields, str(self._services.directory)
 
     def perform(self, number: int, commands: Sequence[Command]) -> None:

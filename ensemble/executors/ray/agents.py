@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.executors.ray.agent import Command, NodeAgent, list_import_directories
 from ensemble.schedule import Node
+from ensemble.schedule.needs import OF_GPUS
 from ensemble.store.trust import TRUST_GROUP
 from ensemble.train.job import PROFILE, Job
 
@@ -39,6 +40,7 @@ class Agent:
         feeders: cohorts with a feeder on the node.
         ranks: that were launched and have not ended.
         replacements: how often another actor has taken over.
+        broken: what Ray may call the GPUs that are quarantined.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Agent:
     feeders: set[int] = field(default_factory=set)
     ranks: dict[_RankKey, Job] = field(default_factory=dict)
     replacements: int = 0
+    broken: set[str] = field(default_factory=set)
     _sent: int = 0
 
     @property
@@ -70,6 +73,17 @@ class Agent:
         assert self.described is not None
         named, asked = zip(self.described["gpu_ids"], self.described["gpu_names"], strict=True), set(gpus)
         return tuple(device for device, names in named if asked.intersection(names))
+
+    def update_gpus(self, event: Mapping[str, Any]) -> None:
+        """Its node offers other GPUs, or more or less of them: a `node` event of its `NodeServices`."""
+        assert self.described is not None
+        self.described |= {name: event[name] for name in (*OF_GPUS, "gpu_names", "no_gpus")}
+
+    def quarantine(self, devices: Iterable[str]) -> None:
+        """GPUs of its node have broken, by the ids of all their instances."""
+        assert self.described is not None
+        known = dict(zip(self.described["gpu_ids"], self.described["gpu_names"], strict=True))
+        self.broken.update(name for device in devices for name in known.get(device, (device,)))
 
     def send(self) -> None:
         """Send all unsent commands, if it is up."""
@@ -165,18 +179,20 @@ def describe_node(agent: Agent, leases: Sequence[Lease] | None, *, on_gpus: bool
         leases: those on this node; None: Ray was started for this run, which has all of it.
     """
     seen, offered = dict(agent.described or {}), agent.record["Resources"]
-    names = seen.pop("gpu_names")
+    del seen["gpu_names"]
+    parents = seen.get("gpu_parents") or seen["gpu_ids"]
     if leases is None:
         cpus, memory_gb = offered.get("CPU", 0.0), offered.get("memory", 0.0) / 2**30
-        usable = list(range(min(len(names), int(offered.get("GPU", 0))))) if on_gpus else []
+        lent = list(dict.fromkeys(parents))[: int(offered.get("GPU", 0)) if on_gpus else 0]
+        usable = [i for i, parent in enumerate(parents) if parent in lent]
     else:
         cpus = sum(lease.cpus for lease in leases)
         memory_gb = sum(lease.memory_gb for lease in leases)
         leased = {device for lease in leases for device in lease.devices}
         usable = [i for i, device in enumerate(seen["gpu_ids"]) if device in leased]
     if any(lease.gpus for lease in leases or ()) and not usable:
-        seen["no_gpus"] = "Ray offers GPUs that NVIDIA's driver does not show"
-    chosen = {key: tuple(seen[key][i] for i in usable) for key in ("gpus", "gpu_ids", "gpu_memory_gb")}
+        seen["no_gpus"] = seen.get("no_gpus") or "Ray offers GPUs that NVIDIA's driver does not show"
+    chosen = {key: tuple(seen[key][i] for i in usable) for key in OF_GPUS if seen.get(key)}
     return Node(
         **{**seen, **chosen, "cpus": min(cpus, seen["cpus"]), "memory_gb": min(memory_gb, seen["memory_gb"])}
     )

@@ -234,14 +234,13 @@ class RayExecutor:
         leases = None if self._leases is None else self._leases.on_node(agent.ray_id)
         for lease in leases or ():
             lease.devices = agent.find_devices(lease.gpus)
+            lease.is_broken = not agent.broken.isdisjoint(lease.gpus)
         return describe_node(agent, leases, on_gpus=self._on_gpus)
 
     def _report_node(self, agent: Agent) -> None:
         """Report what the run holds of a node; of one that is being drained, only that it holds nothing now."""
         node = self._describe(agent) if agent.described is not None else None
         if node is not None and not (node.cpus and self._is_drained(agent.ray_id)):
-            if node.no_gpus:
-                log.warning("node %s: %s", node.name, node.no_gpus)
             self._queue.append({"type": "node", **node.as_event()})
 
     def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
@@ -449,6 +448,12 @@ class RayExecutor:
                 agent.ranks.pop((event["member"], event["attempt"], event["rank"]), None)
             elif event["type"] == "launch_failed":
                 self._handle_failed_launch(agent, event)
+                continue
+            elif event["type"] == "gpu_quarantined":
+                agent.quarantine(event["devices"])
+            elif event["type"] == "node":
+                agent.update_gpus(event)
+                self._report_node(agent)
                 continue
             self._queue.append(event)
 

@@ -34,6 +34,7 @@ class Lease:
         gpus: how Ray names its GPUs, by number or UUID.
         devices: the ids of these GPUs or of their instances, as the node's agent knows them.
         gang: all leases of its group, where that is on several nodes.
+        is_broken: whether one of them is quarantined: it is kept, else Ray would lend the same GPU again.
     """
 
     request: Request
@@ -45,6 +46,7 @@ class Lease:
     gpus: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     gang: list[Lease] = field(default_factory=list)
+    is_broken: bool = False
 
     @property
     def cpus(self) -> float:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading
@@ -71,10 +71,14 @@ def open_nvml() -> PowerSource | Absent:
         return Absent("nvml", "the NVIDIA driver reports no GPU")
 
     def read() -> list[Reading]:
+        readings = []
         try:
-            return [Reading(f"gpu-{i}", "gpu", meter(), device=name) for i, (name, meter) in enumerate(meters)]
+            for i, (name, meter) in enumerate(meters):
+                with contextlib.suppress(*errors_of_loss(pynvml)):  # the others are still there
+                    readings.append(Reading(f"gpu-{i}", "gpu", meter(), device=name))
         except pynvml.NVMLError as error:
             raise PowerError(f"NVML: {error}") from None
+        return readings
 
     return PowerSource("nvml", "gpu", "measured", read, pynvml.nvmlShutdown)
 
@@ -86,17 +90,19 @@ class Gpu(NamedTuple):
         id: its UUID; its number where NVML gives none.
         model: name of the model; of an instance, also of its profile.
         memory_gb: its memory in GiB.
-        names: by which CUDA and Ray may call it or, of an instance, the whole GPU: number and UUID.
+        names: by which CUDA and Ray may call it or, of an instance, the physical GPU: number and UUID.
+        parent: id of the physical GPU.
     """
 
     id: str
     model: str
     memory_gb: float
     names: tuple[str, ...] = ()
+    parent: str = ""
 
 
 def list_gpus() -> list[Gpu]:
-    """The GPUs that this process may use; empty where there is none, or no driver answers."""
+    """The GPUs that this process may use, without those that are lost; empty where no driver answers."""
     try:
         import pynvml
 
@@ -108,14 +114,20 @@ def list_gpus() -> list[Gpu]:
         for i, handle in enumerate(open_devices(pynvml)):
             number, whole = _find_number(pynvml, handle, i), _find_id(pynvml, handle, i)
             for each in _list_instances(pynvml, handle) or [handle]:
-                name, model = _find_id(pynvml, each, i), str(pynvml.nvmlDeviceGetName(each))
-                memory_gb = float(pynvml.nvmlDeviceGetMemoryInfo(each).total) / 2**30
-                found.append(Gpu(name, model, memory_gb, (str(number), whole, name)))
+                with contextlib.suppress(*errors_of_loss(pynvml)):
+                    name, model = _find_id(pynvml, each, i), str(pynvml.nvmlDeviceGetName(each))
+                    memory_gb = float(pynvml.nvmlDeviceGetMemoryInfo(each).total) / 2**30
+                    found.append(Gpu(name, model, memory_gb, (str(number), whole, name), whole))
         return found
     except pynvml.NVMLError:
         return []
     finally:
         pynvml.nvmlShutdown()
+
+
+def errors_of_loss(library: Any) -> tuple[type[Exception], ...]:
+    """NVML's errors of a GPU that has fallen off the bus, or does nothing more before it is reset."""
+    return library.NVMLError_GpuIsLost, library.NVMLError_ResetRequired
 
 
 def _find_number(library: Any, handle: Any, otherwise: int) -> int:
@@ -160,13 +172,35 @@ def visible_devices(value: str) -> list[int | str]:
 def open_devices(library: Any) -> list[Any]:
     """NVML's handles of the GPUs in the run's order: those of ``CUDA_VISIBLE_DEVICES``, or all where it is empty.
 
-    Ray empties it for a process that asked for no GPU, such as a node agent.
+    Ray empties it for a process that asked for no GPU, such as a node agent. GPUs that are lost are left out.
     """
+    handles = []
+    for device in _list_devices(library):
+        with contextlib.suppress(*errors_of_loss(library)):
+            handles.append(open_device(library, device))
+    return handles
+
+
+def list_lost(library: Any) -> list[str]:
+    """The GPUs that `open_devices` leaves out, by number or UUID."""
+    lost = []
+    for device in _list_devices(library):
+        try:
+            library.nvmlDeviceGetMemoryInfo(open_device(library, device))
+        except errors_of_loss(library):
+            lost.append(str(device))
+        except library.NVMLError:
+            pass
+    return lost
+
+
+def _list_devices(library: Any) -> Sequence[int | str]:
     visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    return [_open_device(library, device) for device in visible or range(library.nvmlDeviceGetCount())]
+    return visible or range(library.nvmlDeviceGetCount())
 
 
-def _open_device(library: Any, device: int | str) -> Any:
+def open_device(library: Any, device: int | str) -> Any:
+    """NVML's handle of a GPU, or of an instance, by its number or UUID."""
     if isinstance(device, int):
         return library.nvmlDeviceGetHandleByIndex(device)
     return library.nvmlDeviceGetHandleByUUID(device)

@@ -39,6 +39,11 @@ def describe_bad_record(event: Event) -> str:
     return f"{which}: {event['reason']}; nobody prepares it any more"
 
 
+def describe_quarantine(event: Event) -> str:
+    """Returns a `gpu_quarantined` event as a sentence."""
+    return f"{event['node']}: GPU {event['gpu']} is used no more: {event['detail']}"
+
+
 def describe_lost_feeder(event: Event) -> str:
     """Returns a `feeder_lost` event as a sentence."""
     return f"{_where(event)}: the feeder ended, its members prepare for themselves: {event['detail']}"
@@ -134,6 +139,8 @@ def collect_notices(events: Sequence[Event]) -> list[Notice]:
             note(event, "info", f"{_where(event)}: another feeder took its place ({event['restarts']}×)")
         elif kind == "sharing_ended":
             note(event, "warning", describe_end_of_sharing(event))
+        elif kind == "gpu_quarantined":
+            note(event, "error", describe_quarantine(event))
         elif kind == "agent_replaced":
             note(event, "warning", f"{event['node']}: its agent ended, another took its place: {event['detail']}")
         elif kind == "node_draining":

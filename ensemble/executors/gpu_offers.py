@@ -1,0 +1,152 @@
+"""What a node offers of its GPUs: less where others hold their memory, none of those that are broken."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from ensemble.executors.base import Event
+from ensemble.executors.spawn import is_of_node
+from ensemble.meter.gpus import GpuState, GpuWatch
+from ensemble.schedule import Node
+
+_LEAST = 0.05  # of a GPU's memory: what displays and monitors hold, and too little for a member
+_CHANGE = 0.06  # of a GPU's memory; it is more than `_LEAST`, around which what is offered jumps
+_LOOK_S = 2.0
+_REPORTED_S = 10.0  # after a change of what others hold was reported, until the next one is looked for
+
+
+def offer_gpus(node: Node, states: Mapping[str, GpuState], faults: Mapping[str, str], *, with_mps: bool) -> Node:
+    """The node with what it offers of its GPUs.
+
+    Args:
+        node: with all of its GPUs.
+        states: what others make of them, by id; a GPU that is missing is free.
+        faults: why physical GPUs are broken, by id.
+        with_mps: whether the run's processes use GPUs through its Multi-Process Service, which is one process.
+
+    Returns:
+        The node without GPUs that are broken or in compute mode PROHIBITED. `no_gpus` says why it offers less.
+    """
+    reasons = [f"GPU {parent} is broken ({faults[parent]})" for parent in faults]
+    kept, free, exclusive = [], [], []
+    for i, gpu in enumerate(node.gpu_ids):
+        state = states.get(gpu, GpuState())
+        if node.gpu_parents[i] in faults:
+            continue
+        if state.mode == "prohibited":
+            reasons.append(f"GPU {gpu} is in compute mode PROHIBITED")
+            continue
+        is_exclusive = state.mode == "exclusive" and not with_mps
+        total_gb = node.gpu_memory_gb[i] if node.gpu_memory_gb else 0.0
+        held = state.held_gb / total_gb if total_gb else 0.0
+        if is_exclusive:
+            reasons.append(f"GPU {gpu} is in compute mode EXCLUSIVE_PROCESS: one rank at a time")
+        if is_exclusive and state.is_shared:
+            reasons.append(f"a process of others is on GPU {gpu}")
+            held = 1.0
+        elif held >= _LEAST:
+            reasons.append(f"others hold {state.held_gb:.1f} of {total_gb:.1f} GiB of GPU {gpu}")
+        kept.append(i)
+        free.append(1.0 if held < _LEAST else 0.0 if 1.0 - held < _LEAST else round(1.0 - held, 3))
+        exclusive.append(is_exclusive)
+    offered = node.select_gpus(kept.__contains__)
+    return dataclasses.replace(
+        offered, gpu_free=tuple(free), gpu_exclusive=tuple(exclusive), no_gpus="; ".join(reasons)
+    )
+
+
+class GpuOffers:
+    """The GPUs of a node during a run.
+
+    Args:
+        node: its name.
+        directory: of the node, by which processes of this run are told from others'.
+        emit: called with each event.
+
+    Attributes:
+        with_mps: see `offer_gpus`.
+        list_used: returns the ids of the GPUs on which ranks run.
+        end_ranks: called with the ids of GPUs that have broken, and why, to end the members on them.
+    """
+
+    def __init__(self, node: str, directory: Path, emit: Callable[[Event], None]) -> None:
+        self.with_mps = False
+        self.list_used: Callable[[], Collection[str]] = tuple
+        self.end_ranks: Callable[[Collection[str], str], None] = lambda gpus, why: None
+        self._node, self._emit = node, emit
+        self._watch = GpuWatch(lambda pid: pid == os.getpid() or is_of_node(pid, directory))
+        self._reported: Node | None = None
+        self._host: Node | None = None
+        self._is_changing = False
+        self._next_look = 0.0
+
+    def offer(self, host: Node) -> Node:
+        """The host with what it offers now of its GPUs."""
+        self.check()
+        self._host = host
+        self._reported = self._describe(host)
+        return self._reported
+
+    def _describe(self, host: Node) -> Node:
+        states = self._watch.read_states(self.list_used())
+        lost = dict.fromkeys(self._watch.lost, "the driver has lost it")
+        return offer_gpus(host, states, lost | self._watch.faults, with_mps=self.with_mps)
+
+    def list_names(self) -> list[tuple[str, ...]]:
+        """By what CUDA and Ray may call each GPU that was offered last (`Gpu.names`)."""
+        names = {gpu.id: gpu.names for gpu in self._watch.gpus}
+        return [names.get(gpu, (gpu,)) for gpu in (self._reported.gpu_ids if self._reported is not None else ())]
+
+    def find_fault(self, gpu: str) -> str | None:
+        """Why a GPU, or the one of an instance, is broken; None where it works."""
+        self.check()
+        parent = next((known.parent for known in self._watch.gpus if known.id == gpu), gpu)
+        why = self._watch.faults.get(parent)
+        return None if why is None else _describe_fault(parent, why)
+
+    def check(self) -> None:
+        """Find GPUs that have broken, report them, and end the members on them."""
+        for parent, why in self._watch.find_faults().items():
+            devices = [gpu.id for gpu in self._watch.gpus if gpu.parent == parent]
+            quarantined = {"type": "gpu_quarantined", "node": self._node, "gpu": parent}
+            self._emit({**quarantined, "devices": devices, "detail": why})
+            self._report()
+            self.end_ranks(devices, _describe_fault(parent, why))
+
+    def sample(self) -> None:
+        """Look after the GPUs, and report a change of what the node offers."""
+        self.check()
+        now = time.monotonic()
+        if now < self._next_look or self._host is None or self._reported is None:
+            return
+        self._next_look = now + _LOOK_S
+        # What a rank holds is there for a moment before the driver lists it, and after it has ended.
+        before, self._is_changing = self._is_changing, has_changed(self._reported, self._describe(self._host))
+        if before and self._is_changing:
+            self._report()
+            self._next_look = now + _REPORTED_S
+
+    def _report(self) -> None:
+        if self._host is not None:
+            self._reported, self._is_changing = self._describe(self._host), False
+            self._emit({"type": "node", **self._reported.as_event(), "gpu_names": self.list_names()})
+
+    def close(self) -> None:
+        """Release what it holds of the driver."""
+        self._watch.close()
+
+
+def _describe_fault(gpu: str, why: str) -> str:
+    return f"GPU {gpu} is quarantined ({why})"
+
+
+def has_changed(before: Node, now: Node) -> bool:
+    """Whether a node offers so much more or less of its GPUs that it is to be reported."""
+    if (before.gpu_ids, before.gpu_exclusive) != (now.gpu_ids, now.gpu_exclusive):
+        return True
+    pairs = zip(before.gpu_free, now.gpu_free, strict=True)
+    return any(abs(one - other) > _CHANGE for one, other in pairs)

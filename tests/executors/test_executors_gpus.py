@@ -1,0 +1,130 @@
+"""Real nodes' GPUs: partly somebody else's, exclusive, in MIG mode, broken; NVML is a stand-in that says so."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_child import HERE, make_machine
+
+from ensemble.reporting import status_notes
+from ensemble.store import RunState, fold, read_events
+
+EXECUTORS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
+Event = dict[str, Any]
+
+
+class Run:
+    """A run that has ended."""
+
+    def __init__(self, folder: Path, gpus: str, state: str, executor: str, mode: str, *arguments: str) -> None:
+        self.path = folder / "run"
+        command = [sys.executable, str(HERE / "gpu_child.py"), mode, str(self.path), executor, *arguments]
+        environment = make_machine(folder, gpus, state)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.said = done.stderr
+        self.states = dict(re.findall(r"^(member-\d+) (\w+)$", done.stdout, re.M))
+        self.events: list[Event] = list(read_events(self.path / "events.jsonl"))
+
+    @property
+    def state(self) -> RunState:
+        return fold(self.events)
+
+    def of_kind(self, kind: str, member: str | None = None) -> list[Event]:
+        return [e for e in self.events if e["type"] == kind and member in (None, e.get("member"))]
+
+    def given(self, member: str) -> list[set[str]]:
+        """The GPUs that its ranks were given, by attempt: those that it was placed on."""
+        said = re.findall(r"^GPU (\S*) (\d+)$", (self.path / "members" / member / "log.txt").read_text(), re.M)
+        placed = [set(event["devices"]) for event in self.of_kind("placed", member)]
+        for attempt, devices in enumerate(placed):
+            assert sorted(devices) == sorted(gpu for gpu, number in said if int(number) == attempt)
+        return placed
+
+    def most_at_once(self, gpu: str) -> int:
+        """The most attempts that held a GPU at one time."""
+        spans = [s for m in self.state.members.values() for s in m.spans if gpu in s.devices]
+        return max((sum(a.placed <= b.placed < (a.ended or 0) for a in spans) for b in spans), default=0)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_what_others_leave_of_a_gpu_is_used_and_what_they_free(executor: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, "A100:80,A100:80", "GPU-0 held 79\nGPU-1 held 40\n", executor, "freed")
+    assert set(run.states.values()) == {"finished"}
+    first, freed = run.of_kind("node")
+    assert (first["gpu_ids"], first["gpu_free"]) == (["GPU-0", "GPU-1"], [0.0, 0.5])
+    assert freed["gpu_free"] == [1.0, 0.5], "what a member holds on GPU-1 is the run's own"
+    assert [run.given(member) for member in run.states] == [[{"GPU-1"}], [{"GPU-0"}], [{"GPU-0"}]]
+    assert run.of_kind("placed")[1]["t"] >= freed["t"]
+    assert "others hold 79.0 of 80.0 GiB of GPU GPU-0; others hold 40.0 of 80.0 GiB of GPU GPU-1" in run.said
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_members_wait_for_what_others_hold(executor: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, "A100:80", "GPU-0 held 1\n", executor, "taken")
+    assert set(run.states.values()) == {"finished"}
+    assert [event["gpu_free"] for event in run.of_kind("node")] == [[1.0], [0.438], [1.0]]
+    assert run.of_kind("placed", "member-1")[0]["t"] >= run.of_kind("node")[2]["t"]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_compute_modes_are_obeyed(executor: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, "A100:80,A100:80,A100:80", "GPU-0 mode 3\nGPU-1 mode 2\n", executor, "modes")
+    assert set(run.states.values()) == {"finished"}
+    assert [run.most_at_once(f"GPU-{n}") for n in range(3)] == [1, 0, 4]
+    for what in ("GPU-0 is in compute mode EXCLUSIVE_PROCESS", "GPU-1 is in compute mode PROHIBITED"):
+        assert len(re.findall(f"WARNING.*GPU {what}|GPU {what}", run.said)) == 1, run.said
+    assert run.of_kind("node")[0]["gpu_ids"] == ["GPU-0", "GPU-2"]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_ranks_of_a_member_get_instances_of_different_gpus(executor: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, "A100:80:2,A100:80:2", "", executor, "instances")
+    assert set(run.states.values()) == {"finished"}
+    [wide] = run.given("member-0")
+    assert {name[:5] for name in wide} == {"MIG-0", "MIG-1"}
+    alone = [gpu for n in range(1, 5) for [gpu] in run.given(f"member-{n}")]
+    assert set(alone) == {"MIG-0-0", "MIG-0-1", "MIG-1-0", "MIG-1-1"}
+
+
+BROKEN = {"xid 79": "XID 79: GPU has fallen", "ecc 2": "2 uncorrectable ECC errors", "lost 1": "GPU is lost"}
+
+
+@pytest.mark.parametrize(
+    ("executor", "befalls", "fails", "workers"),
+    [
+        *itertools.product(["local"], BROKEN, ["fails", "hangs"], [1]),
+        ("local", "xid 79", "fails", 2),
+        ("local", "xid 48", "hangs", 2),
+        pytest.param("ray", "xid 79", "fails", 2, marks=pytest.mark.ray),
+        pytest.param("ray", "lost 1", "hangs", 1, marks=pytest.mark.ray),
+    ],
+)
+def test_a_gpu_that_breaks_is_used_no_more_and_costs_no_retry(
+    executor: str, befalls: str, fails: str, workers: int, tmp_path: Path
+) -> None:
+    run = Run(tmp_path, ",".join(["A100:80"] * 4), "", executor, "breaks", befalls, fails, str(workers))
+    assert set(run.states.values()) == {"finished"}, run.said
+    [quarantined] = run.of_kind("gpu_quarantined")
+    gpu, why = quarantined["gpu"], BROKEN.get(befalls, "XID 48: double-bit ECC error")
+    assert why in quarantined["detail"] and quarantined["devices"] == [gpu]
+    before, after = run.given("member-0")
+    assert gpu in before and gpu not in after
+    [failed] = run.of_kind("failed")
+    assert failed["retry"] and failed["reason"] == "lost" and f"GPU {gpu} is quarantined" in failed["error"]
+    assert gpu not in run.of_kind("node")[-1]["gpu_ids"]
+    said = f"GPU {gpu} is used no more: "
+    assert said in "\n".join(status_notes(run.state)) and said in (run.path / "report.html").read_text()
+
+
+def test_the_applications_errors_are_its_own(tmp_path: Path) -> None:
+    run = Run(tmp_path, ",".join(["A100:80"] * 4), "", "local", "breaks", "xid 31", "fails", "1")
+    assert run.states == {"member-0": "failed", "member-1": "finished", "member-2": "finished"}
+    assert not run.of_kind("gpu_quarantined") and Counter(e["retry"] for e in run.of_kind("failed")) == {False: 1}
