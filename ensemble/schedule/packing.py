@@ -1,9 +1,9 @@
 """Packs members onto nodes: first-fit decreasing over GPUs, cores and memory.
 
 All ranks of a member run on one node; where none has room for all, and the member allows it, on as few nodes as
-possible. A physical GPU holds at most one rank of a member: NCCL refuses two ranks of a communicator on one GPU, also
-on two of its instances in MIG mode. Several members may share a GPU, as far as processes of others leave it free,
-unless its compute mode admits one process at a time. `gpus_per_worker` counts only on nodes that have GPUs:
+possible. A physical GPU holds at most one rank of a member: NCCL refuses two ranks of a communicator on one GPU,
+also on two instances of it in MIG mode. Several members may share a GPU, as far as processes of others leave it
+free, unless its compute mode admits one process at a time. `gpus_per_worker` counts only on nodes that have GPUs:
 
 | devices | node without GPUs | node with GPUs |
 |---|---|---|
