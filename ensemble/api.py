@@ -14,7 +14,7 @@ from pathlib import Path
 from ensemble.controller.changes import check_code, check_data, check_edits, check_same, find_code_change
 from ensemble.controller.controller import Controller
 from ensemble.executors import Executor, make_executor
-from ensemble.interrupts import defer_signals, exit_on_signals, raise_interrupted
+from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, raise_interrupted
 from ensemble.run import POLL_S, Event, LogFollower, Request, Result, Run, make_result
 from ensemble.spec import Ensemble
 from ensemble.store import (
@@ -232,7 +232,11 @@ def _start(
         check()
         log, state = EventLog(run_dir.events), fold(read_events(run_dir.events))
         controller = Controller(run_dir, ensemble, executor, log, state, on_event=on_event, code=code)
-        controller.open(check)
+        try:
+            controller.open(check)
+        except Interrupted:
+            check()
+            raise
         if received:
             write_request(run_dir, "stop")  # its start is in the log, so its end must be in it as well
         run = DrivenRun(controller, threaded=not executor.in_process)

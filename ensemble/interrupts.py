@@ -32,6 +32,23 @@ class Terminated(SystemExit):
         self.reported = reported
 
 
+class Interrupted(Exception):
+    """What waited for long was ended because of a signal that is deferred."""
+
+
+_deferred: list[list[int]] = []  # what the deferrals in force have received, the innermost last
+
+
+def raise_if_deferred() -> None:
+    """For what waits for long: end when a signal has been received that is deferred.
+
+    Raises:
+        Interrupted: one has been.
+    """
+    if any(_deferred):
+        raise Interrupted
+
+
 def raise_interrupted(number: int, message: str) -> NoReturn:
     """Log a message about the run, and raise the exception that the signal usually raises.
 
@@ -70,9 +87,11 @@ def defer_signals(act: Callable[[], object] = lambda: None) -> Iterator[list[int
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
             usual[number] = signal.signal(number, handle)
+    _deferred.append(received)
     try:
         yield received
     finally:
+        _deferred.pop()
         for number, before in usual.items():
             signal.signal(number, before)
 

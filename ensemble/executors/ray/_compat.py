@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -176,6 +177,31 @@ def separate_process_groups() -> AbstractContextManager[None]:
     from ray._private import services
 
     return _replace(services, "ConsolePopen", functools.partial(services.ConsolePopen, process_group=0))
+
+
+def release_lock_while_waiting() -> AbstractContextManager[None]:
+    """Within, other threads of this process run while Ray waits for its control store to listen.
+
+    `ray._private.node.wait_for_persisted_port` holds the interpreter's lock for as long as 30 s:
+    no signal is handled. Called again and again with a limit of a millisecond, it holds it no longer.
+
+    Unnecessary with: a function of Ray that waits without that lock.
+    """
+    from ray._private import node
+
+    find = node.wait_for_persisted_port  # type: ignore[attr-defined]
+
+    def wait(*file: str, timeout_ms: int) -> int:
+        until = time.monotonic() + timeout_ms / 1000
+        while True:
+            try:
+                return int(find(*file, timeout_ms=1))
+            except RuntimeError:  # not there yet
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.05)
+
+    return _replace(node, "wait_for_persisted_port", wait)
 
 
 @contextlib.contextmanager

@@ -8,17 +8,23 @@ lets every user write to its temporary directory; here that directory lies insid
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ensemble.executors.host import count_usable_cpus
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.executors.ray import _compat
+from ensemble.interrupts import Interrupted, defer_signals, raise_if_deferred
 from ensemble.spec import SpecError
 
 log = logging.getLogger(__name__)
@@ -26,6 +32,9 @@ log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 _ANSWER_S = 2.0
 _CONNECT_S = 15.0
+_INIT_S = 120.0  # for ray.init, which would try for a quarter of an hour
+_LOOK_S = 0.1  # how often it is looked whether a signal has been received meanwhile
+_ABANDONED_S = 1.0  # in which a start that is given up may start further processes, which are ended, too
 _STARTS = 3
 _TOO_SLOW = "timed out during startup"  # Ray's error if the raylet takes longer than 30 s
 _TEMPORARY = "r"  # Ray's part of our directory
@@ -39,10 +48,68 @@ _ENVIRONMENT = {
 }
 
 
-class Session:
-    """A connection to Ray. `close` ends what was started here, and nothing else."""
+class _Connector(threading.Thread):
+    """Connects to Ray while another thread waits, which neither a signal nor a time limit could end otherwise.
 
-    def __init__(self) -> None:
+    It lives as long as the connection: the kernel kills the daemons of a Ray of our own when the thread that
+    started them ends (PR_SET_PDEATHSIG).
+    """
+
+    def __init__(self, connect: Callable[[], None]) -> None:
+        super().__init__(name="ray", daemon=True)
+        self._connect = connect
+        self._tried, self._over = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Connect, then wait for the end of the connection."""
+        try:
+            self._connect()
+        except BaseException as error:
+            self._error = error
+        self._tried.set()
+        self._over.wait()
+
+    @property
+    def has_tried(self) -> bool:
+        """Whether `connect` has ended, well or not."""
+        return self._tried.is_set()
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until `connect` has ended; raises what it raised.
+
+        Raises:
+            TimeoutError: it takes longer than `limit_s`.
+            Interrupted: there is a signal that is deferred.
+        """
+        until = time.monotonic() + limit_s
+        while not self._tried.wait(_LOOK_S):
+            raise_if_deferred()
+            if time.monotonic() > until:
+                raise TimeoutError(f"ray.init has not returned within {limit_s:g} s")
+        if self._error is not None:
+            raise self._error
+
+    def end(self) -> None:
+        """The connection has ended."""
+        self._over.set()
+
+
+class Session:
+    """A connection to Ray. `close` ends what was started here, and nothing else.
+
+    Args:
+        limit_s: how long `ray.init` may take.
+
+    Raises:
+        SpecError: there is no connection, with the reason.
+        Interrupted: a signal that is deferred was received before there was one.
+    """
+
+    def __init__(self, limit_s: float = _INIT_S) -> None:
+        self._limit_s = limit_s
+        self._connector: _Connector | None = None
         address = os.environ.get("RAY_ADDRESS")
         known = sys.modules.get("ray")
         self._private: PrivateDirectory | None = None
@@ -55,22 +122,36 @@ class Session:
             _compat.expect_single_node()
         for name, value in _ENVIRONMENT.items() if known is None else ():
             os.environ.setdefault(name, value)
-        import ray
 
         if own:
             self._start()
         elif self._connected_here:
-            try:
-                _check_address(str(address))
-                with _compat.keep_signal_handlers():
-                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except (OSError, RuntimeError, ValueError) as error:
-                raise SpecError(f"no Ray answers at RAY_ADDRESS={address}: {error}") from None
+            self._join(str(address))
 
     @property
     def directory(self) -> Path | None:
         """The directory of a Ray that was started for this run, mode 0700; None on another cluster."""
         return self._private.path if self._private is not None else None
+
+    def _join(self, address: str) -> None:
+        import ray
+
+        def connect() -> None:
+            _check_address(address)
+            with _compat.keep_signal_handlers():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+
+        self._connector = _Connector(connect)
+        try:
+            self._connector.wait(self._limit_s)
+        except BaseException as error:
+            self._connector.end()
+            if not isinstance(error, (OSError, RuntimeError, ValueError)):
+                raise
+            reason = str(error)
+            if isinstance(error, TimeoutError):
+                reason = f"it accepts connections, but {error}; is that the port of Ray's control store (GCS)?"
+            raise SpecError(f"no Ray answers at RAY_ADDRESS={address}: {reason}") from None
 
     def _start(self) -> None:
         """Start a Ray for this run; try again if the machine is so busy that Ray's own time limit passes."""
@@ -84,8 +165,6 @@ class Session:
                 log.warning("Ray did not start within its 30 seconds on this busy machine; it is started again")
 
     def _start_once(self) -> None:
-        import ray
-
         self._connected_here = True
         # Ray's agents outlive a killed raylet by a minute, in which they try to report its end.
         self._private = PrivateDirectory(
@@ -93,23 +172,12 @@ class Session:
         )
         self._token_before = os.environ.get(_TOKEN)
         _set_token(secrets.token_hex(32))
+        self._connector = _Connector(functools.partial(_start_head, self._private.path / _TEMPORARY))
         try:
-            with (
-                _compat.keep_signal_handlers(),
-                _compat.separate_process_groups(),
-                _compat.start_core_daemons_only(),
-            ):
-                ray.init(
-                    num_cpus=max(1, round(count_usable_cpus())),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    object_store_memory=80 * 2**20,
-                    **_compat.make_head_arguments(self._private.path / _TEMPORARY, LOOPBACK),
-                )
+            self._connector.wait(self._limit_s)
         except BaseException as error:  # Ctrl-C as well may arrive when half of it runs
             self.close()
-            if not isinstance(error, Exception):
+            if isinstance(error, Interrupted) or not isinstance(error, Exception):
                 raise
             raise SpecError(f"Ray does not start on this machine: {error}; --executor local needs none") from error
 
@@ -129,14 +197,53 @@ class Session:
 
         if not self._connected_here:
             return
-        mine = _find_processes(self._private.path) if self._private is not None else []
-        ray.shutdown()
-        self._connected_here = False
-        if self._private is not None:
-            _terminate(mine, patience_s=5.0)
-            _terminate(_find_processes(self._private.path), patience_s=0.0)  # those that have just been started
-            self._private.close()
-            _set_token(self._token_before)
+        with defer_signals() as received:  # one that arrives now would leave the directory
+            if self._private is not None:
+                self._end_own(self._private)
+            else:
+                ray.shutdown()
+            self._connected_here = False
+            if self._connector is not None:
+                self._connector.end()
+        for number in received:
+            signal.raise_signal(number)
+
+    def _end_own(self, private: PrivateDirectory) -> None:
+        """End a Ray of our own, also one of which the start was given up, and remove its directory."""
+        import ray
+
+        started = self._connector is not None and self._connector.has_tried
+        mine = _find_processes(private.path)
+        if started:
+            ray.shutdown()
+        _terminate(mine, patience_s=5.0 if started else 0.0)
+        until = time.monotonic() + (0.0 if started else _ABANDONED_S)
+        _terminate(_find_processes(private.path), patience_s=0.0)  # those that have just been started
+        while time.monotonic() < until:
+            time.sleep(_LOOK_S)
+            _terminate(_find_processes(private.path), patience_s=0.0)
+        private.close()
+        _set_token(self._token_before)
+
+
+def _start_head(directory: Path) -> None:
+    """Start a Ray of our own, with its files in a directory, and connect to it."""
+    import ray
+
+    with (
+        _compat.keep_signal_handlers(),
+        _compat.separate_process_groups(),
+        _compat.start_core_daemons_only(),
+        _compat.release_lock_while_waiting(),
+    ):
+        ray.init(
+            num_cpus=max(1, round(count_usable_cpus())),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=80 * 2**20,
+            **_compat.make_head_arguments(directory, LOOPBACK),
+        )
 
 
 def _set_token(token: str | None) -> None:

@@ -1,0 +1,116 @@
+"""A Ray that does not answer: `ensemble run` ends on a signal, resumably, and `Session` after its time limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from leftovers import wait_until
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).parents[3]
+SPEC = """
+import numpy as np
+from torch import nn
+from torch.nn import functional as F
+from ensemble import Ensemble, Recipe, Resources
+from pipelines import Pipeline, sources
+
+def model(params):
+    return nn.Linear(4, 3)
+
+def loss(net, batch):
+    return F.cross_entropy(net(batch["x"]), batch["label"], reduction="none")
+
+def spec():
+    x = np.random.default_rng(0).normal(size=(96, 4)).astype(np.float32)
+    return Ensemble(name="first", recipe=Recipe(model=model, loss=loss), members=[{"lr": 0.1}], epochs=1,
+                    batch_size=32, train=Pipeline(sources.arrays(x=x, label=np.arange(96) % 3)),
+                    resources=Resources(cpus_per_worker=1))
+"""
+SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+LIMIT_S = 25.0  # it takes one or two; Ray by itself would not look at a signal for half a minute
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A listener that accepts connections and never answers, at the address that Ray puts for loopback."""
+    from ray.util import get_node_ip_address
+
+    with socket.create_server((get_node_ip_address(), 0)) as listener:
+        yield listener
+
+
+def environment(**more: str) -> dict[str, str]:
+    usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**usual, "PYTHONPATH": str(ROOT), **more}
+
+
+def start_run(directory: Path, *options: str, **more: str) -> subprocess.Popen[str]:
+    (directory / "first.py").write_text(SPEC)
+    command = [sys.executable, "-m", "ensemble.cli", "run", "first.py", "--run-dir", "run", *options]
+    return subprocess.Popen(
+        command, cwd=directory, env=environment(**more), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def check_interrupted(run: subprocess.Popen[str], directory: Path, status: int) -> None:
+    out, err = run.communicate(timeout=LIMIT_S)
+    message = f"interrupted before training started; {directory / 'run'} can be run again\n"
+    assert (run.returncode, out, err) == (status, "", message)
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
+def test_a_signal_ends_a_run_that_waits_for_a_silent_cluster(
+    silent: socket.socket, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    address = "{}:{}".format(*silent.getsockname())
+    with start_run(tmp_path, RAY_ADDRESS=address) as run:
+        connections = [silent.accept()[0] for _ in range(2)]  # our own look, then Ray
+        run.send_signal(number)
+        check_interrupted(run, tmp_path, status)
+    for each in connections:
+        each.close()
+    with start_run(tmp_path, "--executor", "local") as again:
+        _, err = again.communicate(timeout=120)
+        assert again.returncode == 0, err
+
+
+def test_a_silent_cluster_is_given_up_after_a_time_limit(silent: socket.socket, tmp_path: Path) -> None:
+    address = "{}:{}".format(*silent.getsockname())
+    program = "from ensemble.executors.ray.session import Session; Session(limit_s=2.0)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment(RAY_ADDRESS=address), text=True, stderr=subprocess.PIPE
+    ) as session:
+        _, err = session.communicate(timeout=60)
+    assert session.returncode == 1
+    assert err.splitlines()[-1] == (
+        f"ensemble.spec.validation.SpecError: no Ray answers at RAY_ADDRESS={address}: it accepts connections, "
+        "but ray.init has not returned within 2 s; is that the port of Ray's control store (GCS)?"
+    )
+
+
+def children(run: subprocess.Popen[str]) -> dict[str, psutil.Process]:
+    return {each.name(): each for each in psutil.Process(run.pid).children(recursive=True)}
+
+
+@pytest.mark.parametrize("daemon", ["gcs_server", "raylet"])
+def test_a_signal_ends_a_run_whose_own_ray_does_not_start(tmp_path: Path, daemon: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as temporary:
+        with start_run(tmp_path, TMPDIR=temporary) as run:
+            wait_until(lambda: daemon in children(run), daemon)
+            started = children(run)
+            started[daemon].suspend()
+            run.terminate()
+            check_interrupted(run, tmp_path, 143)
+        assert [each for each in started.values() if each.is_running()] == []
+        assert os.listdir(temporary) == []
