@@ -13,13 +13,14 @@ from ensemble.reporting.theme import NEUTRAL
 
 _COLLECTIVE = "link backend collective size count type time_us algbw busbw wrong predicted_us"
 _TRAINING = "link backend net parameters grad_mb ranks batch samples_per_s step_ms alone_ms exchange_ms efficiency"
+_MEMBER = "link hosts backend net grad_mb ranks batch samples_per_s step_ms alone_ms efficiency"
 _FUSION = "link backend threshold messages time_ms low_ms high_ms chosen"
 
 
 def outcome(results: Results) -> Outcome:
     """What the study prints, writes and draws; the key `part` of a row determines its other keys."""
     fusion = tabulate(results.fusion, _FUSION)
-    parts = zip(("collective", "training", "fusion"), results, strict=True)
+    parts = zip(("collective", "training", "fusion", "member"), results, strict=True)
     return Outcome(
         tables=[
             ("collectives (algbw, busbw: GB/s)", tabulate(results.collectives, _COLLECTIVE)),
@@ -28,6 +29,7 @@ def outcome(results: Results) -> Outcome:
                 "fusion of a ResNet-50's 161 gradients",
                 [{**row, "threshold": format_bytes(row["threshold"])} for row in fusion],
             ),
+            ("a member on one host and on several", tabulate(results.members, _MEMBER)),
         ],
         rows=[{"part": part, **vars(row)} for part, rows in parts for row in rows],
         findings=list(findings(results)),

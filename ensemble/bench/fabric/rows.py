@@ -173,8 +173,10 @@ def _collective_row(
     )
 
 
-def training_rows(link: Link, by_rank: list[dict[str, Any]], machine: predict.Machine) -> Iterator[TrainingRow]:
-    """The rows of `measure.measure_training`; arguments as above."""
+def training_rows(
+    link: Link, by_rank: list[dict[str, Any]], machine: predict.Machine, backend: str = "gloo"
+) -> Iterator[TrainingRow]:
+    """The rows of `measure.measure_training`; arguments as above. The prediction is for gloo's ring."""
     for net in by_rank[0]["nets"]:
         each = [rank["nets"][net] for rank in by_rank]
         first = each[0]
@@ -189,7 +191,7 @@ def training_rows(link: Link, by_rank: list[dict[str, Any]], machine: predict.Ma
             hosts=link.hosts,
             ranks=len(each),
             rate=link.rate,
-            backend="gloo",
+            backend=backend,
             net=net,
             parameters=first["parameters"],
             grad_mb=first["grad_bytes"] / 1e6,
@@ -234,6 +236,7 @@ class Results(NamedTuple):
     collectives: Sequence[CollectiveRow]
     training: Sequence[TrainingRow]
     fusion: Sequence[FusionRow]
+    members: Sequence[TrainingRow] = ()
 
 
 def findings(results: Results) -> Iterator[str]:
@@ -246,6 +249,16 @@ def findings(results: Results) -> Iterator[str]:
     for net, rows in group_by(results.training, lambda row: row.net).items():
         each = ", ".join(f"{row.efficiency:.0%} (predicted {row.predicted:.0%}) on {row.link}" for row in rows)
         yield f"{net} net, {rows[0].parameters:,} parameters: efficiency {each}"
+    at = {(row.net, row.backend, row.link): row.step_ms for row in results.members}
+    for net, rows in group_by(results.members, lambda row: row.net).items():
+        home = next(row for row in rows if row.hosts == 1)
+        away = [
+            f"{row.step_ms / at[net, row.backend, home.link]:.2f} x on {row.link} ({row.backend})"
+            for row in rows
+            if row.hosts > 1
+        ]
+        if away:
+            yield f"{net} net, {home.ranks} ranks: its step takes {', '.join(away)} of its time on one host"
     for (link, _), here in group_by(results.fusion, lambda row: (row.link, row.backend)).items():
         best = min(here, key=lambda row: row.time_ms)
         tuned = next((row for row in here if row.chosen), None)

@@ -27,7 +27,7 @@ from ensemble.bench.launch.scheduled import ScheduledJob
 from ensemble.bench.results import Report
 from ensemble.spec import SpecError, unknown_name
 
-PARTS = ("collectives", "training", "fusion")
+PARTS = ("collectives", "training", "members", "fusion")
 SIZES = tuple(2**k for k in (12, 16, 20, 24))
 ALL_SIZES = tuple(2**k for k in range(10, 27, 2))
 THRESHOLDS = (0, *(2**k for k in (16, 18, 20, 22, 24, 25, 26, 27)))
@@ -96,7 +96,23 @@ def study(plan: FabricPlan, report: Report) -> Results:
                 report(f"training: {one.name}")
                 options = {"nets": list(NETS), "steps": 6, "rounds": plan.rounds}
                 training += training_rows(one, run(_MEASURE + "measure_training", options), machine)
-    return Results(collectives, training, fusion)
+    members = list(_measure_members(plan, links, machine, report)) if "members" in plan.parts else []
+    return Results(collectives, training, fusion, members)
+
+
+def _measure_members(
+    plan: FabricPlan, links: Sequence[Link], machine: predict.Machine, report: Report
+) -> Iterator[TrainingRow]:
+    """The steps of a member with all its ranks on one host, and of the same member over each link."""
+    wide = [link for link in links if link.is_emulated] or list(links[:1])
+    ranks = len(wide[0].placement)
+    options = {"nets": list(NETS), "steps": 6, "rounds": plan.rounds}
+    for link in [Link(ranks=ranks), *(each for each in wide if each.is_emulated)]:
+        for backend in plan.backends:
+            with _runner(plan, link) as run:
+                report(f"a member: {link.name}, {backend}")
+                by_rank = run(_MEASURE + "measure_training", options, backend=backend)
+                yield from training_rows(link, by_rank, machine, backend)
 
 
 def _measure_machine(plan: FabricPlan, links: Sequence[Link], report: Report) -> predict.Machine:

@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "--collectives", None, "such as all_reduce,broadcast (default: all)", type=words)
     option(parser, "--sizes", None, "message sizes, as in 4KiB,16MiB (default: four, 4KiB to 16MiB)", type=sizes)
     option(parser, "--iterations", 20, "iterations of each case, at most", type=count)
-    option(parser, "--parts", None, "parts: collectives, training, fusion (default: all)", type=words)
+    option(parser, "--parts", None, "parts: collectives, training, members, fusion (default: all)", type=words)
     shown = "this command is a rank of a job that srun, mpirun or torchrun has started on several machines: "
     shown += "a directory that all of them see, empty, for this job"
     option(parser, "--meet", None, shown, metavar="DIR")
