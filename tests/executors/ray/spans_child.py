@@ -19,7 +19,7 @@ def declared(step_s: float = 0.0, epochs: int = 3, communicator: str = "torch", 
         Member({"lr": 0.2, "step_s": step_s}),
     ]
     resources = Resources(cpus_per_worker=cpus)
-    return an_ensemble(members, epochs=epochs, gate_timeout_s=240.0, retries=0, resources=resources)
+    return an_ensemble(members, epochs=epochs, gate_timeout_s=240.0, retries=1, resources=resources)
 
 
 if __name__ == "__main__":

@@ -183,6 +183,45 @@ def test_the_end_of_one_hosts_agent_uses_up_no_retry(
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_killed_on_the_other_host_is_named_and_its_member_goes_on(
+    cluster: Cluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
+) -> None:
+    def kill_rank(events: list[dict[str, Any]]) -> bool:
+        if not any(e["type"] == "epoch" and e["epoch"] == 2 and e["member"] == "member-0" for e in events):
+            return False
+        ranks = [e for e in events if e["type"] == "usage" and e["member"] == "member-0" and e["rank"] == 2]
+        os.kill(ranks[-1]["pid"], signal.SIGKILL)
+        return True
+
+    state = cluster.run(tmp_path / "run", 0.03, 8, "torch", meanwhile=kill_rank)
+    assert weights(state) == expected(8)
+    (failed,) = list_of_kind(tmp_path / "run", "failed")
+    assert failed["reason"] == "lost" and "rank 2" in failed["error"]
+
+
+@pytest.mark.slow
+def test_a_member_on_two_hosts_is_paused_and_resumed(
+    cluster: Cluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
+) -> None:
+    asked: list[str] = []
+
+    def pause_and_resume(events: list[dict[str, Any]]) -> bool:
+        began = any(e["type"] == "epoch" and e["epoch"] == 1 and e["member"] == "member-0" for e in events)
+        is_paused = any(e["type"] == "paused" and e["member"] == "member-0" for e in events)
+        for verb, is_time in (("pause", began), ("resume", is_paused)):
+            if is_time and verb not in asked:
+                asked.append(verb)
+                command = [sys.executable, "-m", "ensemble.cli", verb, str(tmp_path / "run"), "member-0"]
+                done = subprocess.run(command, env=cluster.environment, capture_output=True, text=True)
+                assert done.returncode == 0, done.stderr
+        return len(asked) == 2
+
+    state = cluster.run(tmp_path / "run", 0.03, 30, "torch", meanwhile=pause_and_resume)
+    assert weights(state) == expected(30)
+    assert state.members["member-0"].attempts == 2 and not list_of_kind(tmp_path / "run", "failed")
+
+
+@pytest.mark.slow
 def test_hierarchical_groups_are_the_hosts(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run(tmp_path / "run", 0.0, 2, "hierarchical")
     (plan,) = list_of_kind(tmp_path / "run", "plan")
