@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from execute_members import an_ensemble
 
 import ensemble
 from ensemble import Member, Resources
+from ensemble.store import RunState, fold, read_events
+
+Event = dict[str, Any]
 
 #: A `sitecustomize` for which workers do not train. By its hyperparameters a rank says which GPU it was given,
 #: holds memory of it, reports what befalls it at its first attempt, and is done when a file is there.
@@ -69,6 +74,61 @@ def make_machine(folder: Path, gpus: str, state: str = "") -> dict[str, str]:
     paths = os.pathsep.join(map(str, (folder, HERE.parents[1], HERE, HERE.parent)))
     stand_in = {"STAND_IN_GPUS": gpus, "STAND_IN_STATE": str(folder / "state")}
     return {**usual, **nvml_stand_in.build(folder), **stand_in, "PYTHONPATH": paths}
+
+
+class Run:
+    """A run that has ended, on a machine with these GPUs."""
+
+    def __init__(self, folder: Path, gpus: str, state: str, executor: str, mode: str, *arguments: str) -> None:
+        self._start(folder, make_machine(folder, gpus, state), executor, mode, *arguments)
+
+    @classmethod
+    def on_cluster(cls, folder: Path, environment: dict[str, str], mode: str, *arguments: str) -> Run:
+        """A run on the cluster that the environment names."""
+        run = cls.__new__(cls)
+        run._start(folder, environment, "ray", mode, *arguments)
+        return run
+
+    def _start(self, folder: Path, environment: dict[str, str], executor: str, mode: str, *arguments: str) -> None:
+        self.path = folder / "run"
+        command = [sys.executable, str(HERE / "gpu_child.py"), mode, str(self.path), executor, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.said = done.stderr
+        self.states = dict(re.findall(r"^(member-\d+) (\w+)$", done.stdout, re.M))
+        self.events: list[Event] = list(read_events(self.path / "events.jsonl"))
+
+    @property
+    def state(self) -> RunState:
+        return fold(self.events)
+
+    def of_kind(self, kind: str, member: str | None = None) -> list[Event]:
+        return [e for e in self.events if e["type"] == kind and member in (None, e.get("member"))]
+
+    def given(self, member: str) -> list[set[str]]:
+        """The GPUs that its ranks were given, by attempt: those that it was placed on."""
+        said = re.findall(r"^GPU (\S*) (\d+)$", (self.path / "members" / member / "log.txt").read_text(), re.M)
+        placed = [set(event["devices"]) for event in self.of_kind("placed", member)]
+        for attempt, devices in enumerate(placed):
+            assert sorted(devices) == sorted(gpu for gpu, number in said if int(number) == attempt)
+        return placed
+
+    def most_at_once(self, gpu: str) -> int:
+        """The most attempts that held a GPU at one time."""
+        spans = [s for m in self.state.members.values() for s in m.spans if gpu in s.devices]
+        return max((sum(a.placed <= b.placed < (a.ended or 0) for a in spans) for b in spans), default=0)
+
+    def find_quarantined(self, why: str) -> str:
+        """The only GPU that has broken: member-0 had it at its first attempt, which used up no retry."""
+        [quarantined] = self.of_kind("gpu_quarantined")
+        gpu = str(quarantined["gpu"])
+        assert why in quarantined["detail"] and quarantined["devices"] == [gpu]
+        before, after = self.given("member-0")
+        assert gpu in before and gpu not in after
+        [failed] = self.of_kind("failed")
+        assert failed["retry"] and failed["reason"] == "lost" and f"GPU {gpu} is quarantined" in failed["error"]
+        assert gpu not in self.of_kind("node")[-1]["gpu_ids"]
+        return gpu
 
 
 class Driver:

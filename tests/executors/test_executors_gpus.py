@@ -4,54 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-from gpu_child import HERE, make_machine
+from gpu_child import Run
 
 from ensemble.reporting import status_notes
-from ensemble.store import RunState, fold, read_events
 
 EXECUTORS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
-Event = dict[str, Any]
-
-
-class Run:
-    """A run that has ended."""
-
-    def __init__(self, folder: Path, gpus: str, state: str, executor: str, mode: str, *arguments: str) -> None:
-        self.path = folder / "run"
-        command = [sys.executable, str(HERE / "gpu_child.py"), mode, str(self.path), executor, *arguments]
-        environment = make_machine(folder, gpus, state)
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stdout + done.stderr
-        self.said = done.stderr
-        self.states = dict(re.findall(r"^(member-\d+) (\w+)$", done.stdout, re.M))
-        self.events: list[Event] = list(read_events(self.path / "events.jsonl"))
-
-    @property
-    def state(self) -> RunState:
-        return fold(self.events)
-
-    def of_kind(self, kind: str, member: str | None = None) -> list[Event]:
-        return [e for e in self.events if e["type"] == kind and member in (None, e.get("member"))]
-
-    def given(self, member: str) -> list[set[str]]:
-        """The GPUs that its ranks were given, by attempt: those that it was placed on."""
-        said = re.findall(r"^GPU (\S*) (\d+)$", (self.path / "members" / member / "log.txt").read_text(), re.M)
-        placed = [set(event["devices"]) for event in self.of_kind("placed", member)]
-        for attempt, devices in enumerate(placed):
-            assert sorted(devices) == sorted(gpu for gpu, number in said if int(number) == attempt)
-        return placed
-
-    def most_at_once(self, gpu: str) -> int:
-        """The most attempts that held a GPU at one time."""
-        spans = [s for m in self.state.members.values() for s in m.spans if gpu in s.devices]
-        return max((sum(a.placed <= b.placed < (a.ended or 0) for a in spans) for b in spans), default=0)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -112,14 +73,7 @@ def test_a_gpu_that_breaks_is_used_no_more_and_costs_no_retry(
 ) -> None:
     run = Run(tmp_path, ",".join(["A100:80"] * 4), "", executor, "breaks", befalls, fails, str(workers))
     assert set(run.states.values()) == {"finished"}, run.said
-    [quarantined] = run.of_kind("gpu_quarantined")
-    gpu, why = quarantined["gpu"], BROKEN.get(befalls, "XID 48: double-bit ECC error")
-    assert why in quarantined["detail"] and quarantined["devices"] == [gpu]
-    before, after = run.given("member-0")
-    assert gpu in before and gpu not in after
-    [failed] = run.of_kind("failed")
-    assert failed["retry"] and failed["reason"] == "lost" and f"GPU {gpu} is quarantined" in failed["error"]
-    assert gpu not in run.of_kind("node")[-1]["gpu_ids"]
+    gpu = run.find_quarantined(BROKEN.get(befalls, "XID 48: double-bit ECC error"))
     said = f"GPU {gpu} is used no more: "
     assert said in "\n".join(status_notes(run.state)) and said in (run.path / "report.html").read_text()
 

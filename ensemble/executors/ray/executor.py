@@ -234,7 +234,7 @@ class RayExecutor:
         leases = None if self._leases is None else self._leases.on_node(agent.ray_id)
         for lease in leases or ():
             lease.devices = agent.find_devices(lease.gpus)
-            lease.is_broken = not agent.broken.isdisjoint(lease.gpus)
+            lease.is_unusable = agent.is_unusable(lease)
         return describe_node(agent, leases, on_gpus=self._on_gpus)
 
     def _report_node(self, agent: Agent) -> None:

@@ -161,7 +161,8 @@ class LeaseManager:
         for ray_id, node in by_id.items():
             for lease in self.on_node(ray_id):
                 is_last = ray_id in feeding and len(self.on_node(ray_id)) == 1
-                if ray_id in measuring or is_last or lease.is_broken or self._is_used(lease, self._placed, node):
+                is_kept = ray_id in measuring or is_last or (lease.is_unusable and bool(self._waiting))
+                if is_kept or self._is_used(lease, self._placed, node):
                     _keep(lease, now)
                 elif now - lease.since >= KEPT_S:
                     coming = self._pack(list(by_id.values())) if coming is None else coming

@@ -34,7 +34,8 @@ class Lease:
         gpus: how Ray names its GPUs, by number or UUID.
         devices: the ids of these GPUs or of their instances, as the node's agent knows them.
         gang: all leases of its group, where that is on several nodes.
-        is_broken: whether one of them is quarantined: it is kept, else Ray would lend the same GPU again.
+        is_unusable: whether one of them is quarantined, or processes of others hold all of their memory. It is
+            kept while members wait, else Ray would lend the same GPUs again.
     """
 
     request: Request
@@ -46,7 +47,7 @@ class Lease:
     gpus: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     gang: list[Lease] = field(default_factory=list)
-    is_broken: bool = False
+    is_unusable: bool = False
 
     @property
     def cpus(self) -> float:

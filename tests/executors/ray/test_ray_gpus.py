@@ -16,6 +16,7 @@ from typing import Any
 
 import nvml_stand_in
 import pytest
+from gpu_child import Run, make_machine
 from gpus_child import WORKER
 from one_head import start_head
 
@@ -129,3 +130,19 @@ def test_two_runs_share_a_cluster(tmp_path: Path, cluster: dict[str, str]) -> No
     assert {gpu for gpu, _, _ in spans} == {"GPU-2", "GPU-3"}
     for (gpu, began, ended_at), (other, began_too, ended_too) in itertools.combinations(spans, 2):
         assert gpu != other or ended_at <= began_too or ended_too <= began, "two have one GPU at the same time"
+
+
+def test_a_cluster_does_not_lend_a_broken_gpu_again(tmp_path: Path) -> None:
+    environment = make_machine(tmp_path, ",".join(["A100:80"] * 4))
+    with start_head(environment, ["--num-cpus", "2"]) as head:
+        run = Run.on_cluster(tmp_path, {**environment, **head}, "breaks", "xid 79", "fails", "1")
+    assert set(run.states.values()) == {"finished"}, run.said
+    run.find_quarantined("XID 79: GPU has fallen")
+
+
+def test_a_lent_gpu_that_others_fill_is_kept_so_that_another_one_is_lent(tmp_path: Path) -> None:
+    environment = make_machine(tmp_path, "A100:80,A100:80", "GPU-0 held 79\nGPU-1 held 40\n")
+    with start_head(environment, ["--num-cpus", "2"]) as head:
+        run = Run.on_cluster(tmp_path, {**environment, **head}, "freed")
+    assert set(run.states.values()) == {"finished"}, run.said
+    assert run.given("member-0") == [{"GPU-1"}]
