@@ -151,6 +151,7 @@ class Run:
         self.waiting, self.running = list(members), list[Placement]()
         self.manager = LeaseManager(name, devices, members)
         self.agents: dict[str, Agent] = {}
+        self.broken: set[str] = set()  # GPUs that are not offered any more
 
     @property
     def is_done(self) -> bool:
@@ -163,20 +164,23 @@ class Run:
     def list_nodes(self) -> dict[str, Node]:
         nodes = {}
         for name, held in self.list_held().items():
-            for lease in held:
-                lease.devices = lease.gpus
             host = self.cluster.total[name]
+            gpus = tuple(gpu for gpu in host.gpus if gpu not in self.broken)
             seen = {
                 "name": name,
                 "host": name,
                 "cpus": host.cpus / 1e4,
                 "memory_gb": host.memory / GIB,
-                "gpus": ("A",) * len(host.gpus),
-                "gpu_ids": host.gpus,
-                "gpu_memory_gb": (80.0,) * len(host.gpus),
-                "gpu_names": tuple((gpu,) for gpu in host.gpus),
+                "gpus": ("A",) * len(gpus),
+                "gpu_ids": gpus,
+                "gpu_memory_gb": (80.0,) * len(gpus),
+                "gpu_names": tuple((gpu,) for gpu in gpus),
             }
             agent = self.agents.setdefault(name, Agent(name, make_record(name, host), None, seen))
+            agent.described, agent.broken = seen, self.broken
+            for lease in held:
+                lease.devices = agent.find_devices(lease.gpus)
+                lease.is_unusable = agent.is_unusable(lease)
             nodes[name] = describe_node(agent, held, on_gpus=self.devices != "cpu")
         return nodes
 

@@ -227,6 +227,24 @@ def test_what_nobody_uses_is_kept_for_a_while_and_what_a_member_uses_for_ever(wo
     assert [lease.gpus for lease in run.manager.on_node("node-0")] == [run.running[0].devices]
 
 
+def test_a_lease_of_a_broken_gpu_is_kept_while_members_wait_so_that_another_is_lent(world: World) -> None:
+    run = start(world, [(4.0, 16.0, 2)], [make_member(0)], "cuda")
+    other = Group("other", [Piece(0, 0, 1, "node-0")])
+    run.cluster.groups.append(other)
+    run.cluster.schedule()
+    (held,) = run.manager.on_node("node-0")
+    run.broken = set(held.gpus)
+    run.waiting.append(make_member(1))
+    run.end(run.running[0])
+    pass_seconds(run, 2 * KEPT_S)
+    assert run.waiting and held in run.manager.on_node("node-0")
+    run.cluster.remove(other)
+    pass_seconds(run, KEPT_S)
+    assert [placement.devices for placement in run.running] == [("GPU-0-1",)]
+    pass_seconds(run, 2 * KEPT_S)
+    assert held not in run.manager.on_node("node-0"), "nobody waits"
+
+
 def test_what_became_ready_is_not_requested_again_before_members_are_placed(world: World) -> None:
     cluster = world.make([(8.0, 32.0, 4)])
     run = Run(cluster, "run", "auto", [make_member(0), make_member(1)])

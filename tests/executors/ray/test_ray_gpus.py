@@ -140,7 +140,7 @@ def test_a_cluster_does_not_lend_a_broken_gpu_again(tmp_path: Path) -> None:
     run.find_quarantined("XID 79: GPU has fallen")
 
 
-def test_a_lent_gpu_that_others_fill_is_kept_so_that_another_one_is_lent(tmp_path: Path) -> None:
+def test_members_use_of_lent_gpus_what_others_leave(tmp_path: Path) -> None:
     environment = make_machine(tmp_path, "A100:80,A100:80", "GPU-0 held 79\nGPU-1 held 40\n")
     with start_head(environment, ["--num-cpus", "2"]) as head:
         run = Run.on_cluster(tmp_path, {**environment, **head}, "freed")
