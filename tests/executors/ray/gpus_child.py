@@ -114,6 +114,15 @@ def main(mode: str, run_dir: Path) -> None:
     elif mode == "slow":  # each works for a while, so that what runs at the same time can be seen
         (run_dir / "slow.txt").write_text("1.0")
         print("slow", submit(whole[:3], 1.0, run_dir / "slow"))
+    elif mode.startswith("each"):  # so many members, all at the same time
+        count = int(mode.removeprefix("each"))
+        members = [{"lr": 0.01 * (n + 1)} for n in range(count)]
+
+        def begin(event: dict[str, Any]) -> None:
+            if event["type"] == "run_started":
+                (run_dir / "each" / "together").write_text(str(count))
+
+        print("each", submit(members, 1.0, run_dir / "each", on_event=begin))
     elif mode == "halves":
         print("halves", submit(whole * 2, 0.5, run_dir / "halves"))
 

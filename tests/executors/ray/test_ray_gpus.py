@@ -74,6 +74,26 @@ def test_every_gpu_of_a_node_is_used_and_each_rank_has_one_of_its_own(
     assert {gpu for gpus in shown.values() for gpu in gpus} == {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}
 
 
+@pytest.mark.parametrize(
+    ("gpus", "narrowed", "expected"),
+    [
+        pytest.param("T4:16", None, ["GPU-0"], id="one", marks=pytest.mark.slow),
+        pytest.param(",".join(["H100:80"] * 8), None, [f"GPU-{n}" for n in range(8)], id="eight"),
+        pytest.param("A100:80,T4:16,T4:16", None, ["GPU-0", "GPU-1", "GPU-2"], id="mixed", marks=pytest.mark.slow),
+        pytest.param(",".join(["A100:80"] * 4), "3,1", ["GPU-1", "GPU-3"], id="numbers", marks=pytest.mark.slow),
+        pytest.param(",".join(["A100:80"] * 4), "GPU-2,GPU-0", ["GPU-0", "GPU-2"], id="uuids"),
+    ],
+)
+def test_a_ray_of_the_runs_own_uses_each_gpu_that_its_user_or_slurm_lets_it_see(
+    tmp_path: Path, machine: dict[str, str], gpus: str, narrowed: str | None, expected: list[str]
+) -> None:
+    environment = {**machine, "STAND_IN_GPUS": gpus}
+    if narrowed is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = narrowed
+    assert drive(f"each{len(expected)}", tmp_path, environment) == ["finished"] * len(expected)
+    assert sorted(gpu for [gpu] in given(tmp_path / "each").values()) == expected
+
+
 @pytest.fixture(scope="module")
 def cluster(machine: dict[str, str]) -> Iterator[dict[str, str]]:
     """A cluster of one node that lends the GPUs 2 and 3."""
