@@ -66,6 +66,7 @@ def submit(members: list[Any], share: float, run_dir: Path, **options: Any) -> l
         devices="cuda",
         sharing="independent",
         valid=None,
+        retries=0,
     )
     result = ensemble.submit(declared, run_dir, executor="ray", **options).wait()
     return [row["state"] for row in result.members]
@@ -114,6 +115,9 @@ def main(mode: str, run_dir: Path) -> None:
     elif mode == "slow":  # each works for a while, so that what runs at the same time can be seen
         (run_dir / "slow.txt").write_text("1.0")
         print("slow", submit(whole[:3], 1.0, run_dir / "slow"))
+    elif mode == "long":
+        (run_dir / "long.txt").write_text("5.0")
+        print("long", submit(whole, 1.0, run_dir / "long"))
     elif mode.startswith("each"):  # so many members, all at the same time
         count = int(mode.removeprefix("each"))
         members = [{"lr": 0.01 * (n + 1)} for n in range(count)]
