@@ -143,7 +143,7 @@ class Profiler:
         """Begin to measure members on a node; of those with the same cost key, or the same shape, one.
 
         Members with `workers="auto"` are measured with each number of workers for which the node has room, those
-        with `span_nodes="auto"` also over two nodes.
+        with `span_nodes="auto"`, and those for which the node has no room, over several nodes.
 
         Args:
             others: further nodes of the run.
@@ -159,7 +159,7 @@ class Profiler:
         groups: dict[tuple[int, str], dict[str, Identity]] = {}
         spread: dict[tuple[int, str], dict[str, Identity]] = {}
         for key, identity in first.items():
-            if is_spread_open(identity, self._nodes):
+            if is_spread_open(identity, self._nodes) or self._fits_only_across(identity):
                 spread.setdefault(_exchange_of(identity), {})[key] = identity
             for workers in list_candidate_widths(identity, node, self._devices):
                 groups.setdefault(_exchange_of(dataclasses.replace(identity, workers=workers)), {})[key] = identity
@@ -170,6 +170,12 @@ class Profiler:
         if self._groups:
             self._log("measuring", members=[identity.member for identity in identities], node=node.name)
         self._launch_next(now)
+
+    def _fits_only_across(self, identity: Identity) -> bool:
+        """Whether several nodes together have room for a member of a fixed width, but not this one."""
+        return not pack([identity], [], [self._node], self._devices) and bool(
+            pack([identity], [], self._nodes, self._devices)
+        )
 
     def _drop_finished_groups(self) -> None:
         """Drop the first groups as long as they have nothing left to measure, or find no room on the node."""

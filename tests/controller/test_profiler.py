@@ -163,6 +163,7 @@ def test_a_wide_member_is_measured_on_two_nodes_as_well_where_that_is_left_open(
     members = [
         Member({"width": 8, "lr": 0.1, "sleep_s": 0.01}, workers=2, span_nodes=how) for how in ("auto", True)
     ]
+    members.append(Member({"width": 8, "lr": 0.2}, workers=3))  # no node has room for all of its ranks
     declared = an_ensemble(members)
     run_dir = RunDir.create(tmp_path / "run", declared)
     nodes = [replace(node, cpus=2), replace(node, cpus=2, name="other")]
@@ -184,6 +185,7 @@ def test_a_wide_member_is_measured_on_two_nodes_as_well_where_that_is_left_open(
         )
         assert set(placed.ranks_by_node) == names
     assert apply_profile(found.identities[1], profile).span_nodes is True, "nobody asked"
+    assert set(found[2].samples_per_s) == {3} and found[2].memory_gb > 0
 
 
 def test_hundreds_of_members_with_much_to_say_are_measured(
