@@ -2,9 +2,10 @@
 
 It is run as `python -m ensemble.executors.forkserver N`. Importing torch and what its optimizers import costs
 a process about two CPU-seconds and 300 MB. Here that is paid once a run; a worker is a copy of this process, ready
-in milliseconds, and shares the imported pages. Forking is safe because this process has one thread and never
-touches CUDA (torch is imported, not used, before the fork). Workers that train on a GPU are started as new
-interpreters instead, since CUDA does not survive a fork.
+in milliseconds, and shares the imported pages. Forking is safe because this process has one thread, and never
+begins CUDA, which does not survive a fork: torch is imported, not used, and whoever asks it for GPUs meanwhile is
+answered by NVML. A worker has the variables of its GPU before it asks CUDA for the first time. If something has
+loaded CUDA's library here all the same, workers that train on a GPU become new interpreters after the fork.
 
 Requests arrive over the socket N (`SOCK_SEQPACKET`, JSON messages): `{"fork": n, "env", "log"}` with the worker's
 own socket attached. Answers are `{"forked": n, "pid"}` with a pidfd attached, and, when the worker has ended,
@@ -27,13 +28,15 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ensemble.executors import worker_main
-from ensemble.executors.spawn import kill_group
+from ensemble.executors.spawn import kill_group, make_worker_command
 from ensemble.interrupts import exit_process
 from pipelines import ipc
 
+_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch reads it when it is asked whether there are GPUs
 PRELOADED = ("torch", "ensemble.store", "ensemble.train.worker")  # every worker needs them
 
 
@@ -124,6 +127,33 @@ def _become_worker(environment: dict[str, str], log: str) -> None:
     gc.unfreeze()
 
 
+def _preload() -> None:
+    """Import what workers need, without beginning CUDA."""
+    from ensemble.train.optimizers import load_optimizers
+
+    usual, os.environ[_ASK_NVML] = os.environ.get(_ASK_NVML), "1"
+    for name in PRELOADED:
+        importlib.import_module(name)
+    load_optimizers()
+    if usual is None:
+        del os.environ[_ASK_NVML]
+    else:
+        os.environ[_ASK_NVML] = usual
+
+
+def _work(descriptor: int, executor: int) -> int:
+    """Be a worker: as this process, or as a new interpreter for a GPU if the fork server has loaded CUDA.
+
+    Args:
+        descriptor: of the socket.
+        executor: process id of the executor.
+    """
+    if os.environ["CUDA_VISIBLE_DEVICES"] and "/libcuda.so" in Path("/proc/self/maps").read_text():
+        os.set_inheritable(descriptor, True)
+        os.execv(sys.executable, make_worker_command(descriptor, executor))
+    return worker_main.main(descriptor, executor)
+
+
 def main(descriptor: int) -> int:
     """Run the fork server; in its children, the worker.
 
@@ -135,15 +165,11 @@ def main(descriptor: int) -> int:
     executor = os.getppid()
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
-    from ensemble.train.optimizers import load_optimizers
-
-    for name in PRELOADED:
-        importlib.import_module(name)
-    load_optimizers()
+    _preload()
     gc.collect()
     gc.freeze()  # so that collections in the workers do not write to, and thus copy, the shared pages
     worker = serve(control)
-    return 0 if worker is None else worker_main.main(worker, executor)
+    return 0 if worker is None else _work(worker, executor)
 
 
 if __name__ == "__main__":

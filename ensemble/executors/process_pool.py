@@ -103,7 +103,7 @@ class ProcessPool:
         try:
             with theirs:
                 self._selector.register(ours, selectors.EVENT_READ, lambda: self._exchange(worker))
-                if device is not None or not self._fork(worker, theirs, environment):
+                if not self._fork(worker, theirs, environment):
                     start_process(worker, theirs, environment)
                     self._watch(worker)
         except OSError:

@@ -1,4 +1,4 @@
-"""Starts worker processes: forked from the fork server for the CPU, as new interpreters for a GPU."""
+"""Starts worker processes: forked from the fork server, or, where there is none, as new interpreters."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def start_process(worker: WorkerProcess, theirs: socket.socket, environment: dic
     """Start a worker as a new interpreter."""
     with open(worker.log, "ab") as output:
         worker.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "ensemble.executors.worker_main", str(theirs.fileno())],
+            make_worker_command(theirs.fileno(), os.getpid()),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -187,6 +187,16 @@ def start_process(worker: WorkerProcess, theirs: socket.socket, environment: dic
             process_group=0,  # Ctrl-C in the terminal is for the controller, which asks members to checkpoint
         )
     worker.pidfd = os.pidfd_open(worker.process.pid)
+
+
+def make_worker_command(descriptor: int, executor: int) -> list[str]:
+    """The command of a worker that is a new interpreter.
+
+    Args:
+        descriptor: of its socket, which it inherits.
+        executor: process id of the executor.
+    """
+    return [sys.executable, "-P", "-m", "ensemble.executors.worker_main", str(descriptor), str(executor)]
 
 
 def kill_group(pid: int) -> None:

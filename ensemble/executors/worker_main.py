@@ -1,8 +1,8 @@
 """The main program of a worker process, which trains one rank of a member.
 
-It is run as `python -m ensemble.executors.worker_main N`, or forked. N is an inherited socket: one JSON line
-with the job arrives first, then commands. Events are sent, one JSON line each, the last of them `exited` with the
-outcome. Standard output and error are the member's log.
+It is run as `python -m ensemble.executors.worker_main N EXECUTOR`, or forked. N is an inherited socket: one JSON
+line with the job arrives first, then commands. EXECUTOR is the process id of the executor. Events are sent, one
+JSON line each, the last of them `exited` with the outcome. Standard output and error are the member's log.
 
 The process never outlives the executor: a thread waits on the socket and on the executor's process
 (pidfd_open(2)), and kills the process group when either is gone.
@@ -126,4 +126,4 @@ def _train(job: Job, send: Callable[[Event], None], inbox: Inbox) -> str:
 
 
 if __name__ == "__main__":
-    exit_process(main(int(sys.argv[1]), os.getppid()))
+    exit_process(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -98,8 +98,7 @@ class NodeAgent:
         self._ranks = ProcessPool(node, self._selector, self._events.put, self._start_fork_server)
         self._ranks.directory = self._services.directory
         self._services.attach(self._ranks)
-        if ensemble.devices == "cpu" or not self._services.describe().gpus:
-            self._ranks.connect()  # now: its imports take long
+        self._ranks.connect()  # now: its imports take long
         self._guard = MemoryGuard()
         # Ray's daemons are a cost of this run only if Ray was started for it.
         self._meter = RaySampler(node, own_session) if own_session is not None else None

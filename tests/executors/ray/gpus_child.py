@@ -40,7 +40,7 @@ def run(job, ensemble, send, inbox, startup_cpu_s):
         send({"type": "finished", **who, "epoch": 1, "metrics": {}, "weights_sha256": "0" * 64})
     return "finished"
 
-if "ensemble.executors.worker_main" in sys.orig_argv:
+if "ensemble.executors.forkserver" in sys.orig_argv:
     sys.modules["ensemble.train.worker"] = types.SimpleNamespace(run=run)
 """
 

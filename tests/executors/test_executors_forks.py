@@ -1,0 +1,99 @@
+"""Ranks on GPUs are forked from a process that has imported torch and has not begun CUDA. NVML is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_child import make_machine
+
+from ensemble.store import RunDir, fold, read_events
+
+#: A `sitecustomize` for which ranks do not train: they say what they are and what they see. If there is a library
+#: named as CUDA's, the fork server loads it, as a module that users add may do.
+SITE = """
+import ctypes, os, sys, types
+
+def run(job, ensemble, send, inbox, startup_cpu_s):
+    import json, torch
+    from pathlib import Path
+
+    def name(command):
+        return next(word for word in command if word.startswith("ensemble.executors."))
+
+    parent = Path(f"/proc/{os.getppid()}")
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_char_p
+    print(json.dumps({
+        "interpreter": name(sys.orig_argv),
+        "parent": name(parent.joinpath("cmdline").read_text().split("\\0")),
+        "variable": libc.getenv(b"CUDA_VISIBLE_DEVICES").decode(),
+        "devices": torch.cuda._parse_visible_devices(),
+        "begun": torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork(),
+        "cuda in parent": "libcuda" in parent.joinpath("maps").read_text(),
+        "nvml in parent": "libnvidia" in parent.joinpath("maps").read_text(),
+        "cuda": "libcuda" in Path("/proc/self/maps").read_text(),
+        "asks nvml": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK"),
+    }), flush=True)
+    who = {"member": job.identity.member, "attempt": job.attempt}
+    send({"type": "started", **who, "first_epoch": 0})
+    send({"type": "finished", **who, "epoch": 1, "metrics": {}, "weights_sha256": "0" * 64})
+    return "finished"
+
+if {"ensemble.executors.forkserver", "ensemble.executors.worker_main"} & {*sys.orig_argv}:
+    sys.modules["ensemble.train.worker"] = types.SimpleNamespace(run=run)
+if "ensemble.executors.forkserver" in sys.orig_argv and "LOADS" in os.environ:
+    ctypes.CDLL(os.environ["LOADS"])
+"""
+RUNS = """
+import sys
+from execute_members import an_ensemble
+import ensemble
+from ensemble import Resources
+
+resources = Resources(cpus_per_worker=0.1, gpus_per_worker=1.0, memory_gb=0.5)
+made = an_ensemble(resources=resources, devices="cuda", sharing="independent", valid=None)
+ensemble.submit(made, sys.argv[1], "local").wait()
+"""
+
+
+def show_ranks(folder: Path, **more: str) -> dict[str, dict[str, Any]]:
+    """GPU -> what the rank says that was placed there, on a machine with two GPUs."""
+    environment = {**make_machine(folder, "A100:80,A100:80"), **more}
+    (folder / "sitecustomize.py").write_text(SITE)
+    command = [sys.executable, "-c", RUNS, str(folder / "run")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    events = read_events(folder / "run" / "events.jsonl")
+    said = {}
+    for member in fold(events).members.values():
+        assert (member.state, member.attempts) == ("finished", 1), member.error
+        [placed] = [event for event in events if (event["type"], event.get("member")) == ("placed", member.id)]
+        said[placed["devices"][0]] = json.loads(RunDir(folder / "run").log(member.id).read_text().splitlines()[0])
+    assert set(said) == {"GPU-0", "GPU-1"}
+    return said
+
+
+def test_ranks_on_gpus_are_forked_and_see_their_own_gpu_before_torch_asks_for_any(tmp_path: Path) -> None:
+    for gpu, rank in show_ranks(tmp_path).items():
+        assert rank["interpreter"] == rank["parent"] == "ensemble.executors.forkserver"
+        assert (rank["variable"], rank["devices"]) == (gpu, [gpu])
+        assert not rank["cuda in parent"] and not rank["nvml in parent"] and not rank["begun"]
+        assert rank["asks nvml"] is None, "that holds for the fork server alone"
+
+
+def test_where_cuda_was_loaded_before_the_fork_ranks_on_gpus_are_new_interpreters(tmp_path: Path) -> None:
+    library = tmp_path / "libcuda.so.1"
+    compiled = subprocess.run(["cc", "-shared", "-x", "c", "-o", str(library), os.devnull], capture_output=True)
+    if compiled.returncode:
+        pytest.skip("no C compiler")
+    for gpu, rank in show_ranks(tmp_path, LOADS=str(library)).items():
+        assert rank["interpreter"] == "ensemble.executors.worker_main"
+        assert rank["parent"] == "ensemble.executors.forkserver"
+        assert (rank["variable"], rank["devices"]) == (gpu, [gpu])
+        assert rank["cuda in parent"] and not rank["cuda"]
