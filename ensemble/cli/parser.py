@@ -29,9 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal n.
     """
     if arguments is None:
+        from ensemble.executors.native_output import separate_stderr
         from ensemble.meter import count_whole_process
 
         count_whole_process()
+        separate_stderr()
         exit_process(_run(sys.argv[1:]))
     return _run(arguments)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ensemble.executors.ray.leases import Lease
     from ensemble.store import RunDir
 
+_ATTRIBUTE = re.compile(r"(class_name|actor_id|pid|name|namespace|ip): ")  # of an actor, in an error
+_ID = re.compile(r"\b\w+ (Id|Ip address): \S+ ?")
 _RankKey = tuple[str, int, int]  # member, attempt, rank
 
 
@@ -206,7 +209,12 @@ def describe_node(agent: Agent, leases: Sequence[Lease] | None, *, on_gpus: bool
 
 
 def describe_error(error: Exception) -> str:
-    """The cause of one of Ray's errors in one line."""
+    """The cause of one of Ray's errors in one line; Ray's ids and codes say nothing here."""
+    import ray
+
+    if isinstance(error, ray.exceptions.ActorUnavailableError):
+        return "the connection to its agent broke"
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    lines = [_ID.sub("", line) for line in lines if not _ATTRIBUTE.match(line)]
     return lines[-1] if getattr(error, "cause", None) is None and lines else (lines[0] if lines else repr(cause))

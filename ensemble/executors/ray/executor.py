@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.executors.base import ClusterLostError, Event, EventHandler, make_exited
+from ensemble.executors.native_output import NativeOutput
 from ensemble.executors.node_services import make_feeder_address
 from ensemble.executors.ray import _compat
 from ensemble.executors.ray.agents import (
@@ -30,6 +31,7 @@ from ensemble.executors.ray.head import Head, HeadLostError
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.request import Offer
 from ensemble.executors.ray.session import Session, is_reachable
+from ensemble.interrupts import raise_if_deferred
 from ensemble.schedule import Node, Placement, explain_unplaceable
 from ensemble.schedule.needs import compute_need
 from ensemble.spec import Ensemble, Identity, SpecError
@@ -84,7 +86,13 @@ class RayExecutor:
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the nodes are those of the cluster that RAY_ADDRESS names, or this host."""
-        self._session = Session()  # sets what Ray reads when it is imported
+        self._native = NativeOutput(run_dir.path / "ray.log")
+        try:
+            self._session = Session()  # sets what Ray reads when it is imported
+        except BaseException:
+            self._native.close()
+            raise
+        self._native.add_logger("ray")
         self._head = Head()
         try:
             return self._head.call(self._open, run_dir, ensemble)
@@ -121,6 +129,7 @@ class RayExecutor:
         """Wait until all agents that were started have answered and, for a while, until all requests are met."""
         changed = time.monotonic()
         while self._session is not None:
+            raise_if_deferred()
             before = len(self._agents), len(self._streams)
             self._receive(_POLL_S)
             self._renew_leases()
@@ -139,6 +148,7 @@ class RayExecutor:
         """
         began = grew = time.monotonic()
         while self._leases is not None and (reason := self._find_unplaceable(ensemble)):
+            raise_if_deferred()
             now = time.monotonic()
             if _compat.is_cluster_growing():
                 if grew == began:
@@ -577,6 +587,7 @@ class RayExecutor:
                 self._head.close()
             self._session.close()
             self._session = None
+            self._native.close()
 
     def _list_streams(self) -> list[Any]:
         """The streams of events of the agents that answer."""

@@ -18,7 +18,7 @@ from execute_members import an_ensemble
 from ensemble.executors.memory_guard import MemoryGuard, RankMemory
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.ray.agent import NodeAgent, list_import_directories
-from ensemble.executors.ray.agents import name_nodes
+from ensemble.executors.ray.agents import describe_error, name_nodes
 from ensemble.executors.ray.session import Session
 from ensemble.executors.spawn import ForkServer
 from ensemble.spec import Ensemble, SpecError
@@ -167,3 +167,16 @@ def test_nodes_of_one_host_have_names_of_their_own() -> None:
     names = name_nodes([{"NodeID": each, "NodeManagerHostname": "host"} for each in ids], {})
     assert list(names.values())[:2] == ["host", "host-ffffff"] and len(set(names.values())) == 3
     assert name_nodes([{"NodeID": ids[2], "NodeManagerHostname": "host"}], names) == names, "and keep them"
+
+
+def test_what_ray_says_of_a_lost_agent_is_told_without_its_ids() -> None:
+    import ray
+
+    died = ray.exceptions.ActorDiedError()
+    assert describe_error(died) == "The actor died unexpectedly before finishing this task."
+    orphaned = "The actor is dead because its owner has died. Owner Id: 01ff Owner Ip address: 127.0.0.1 Detail"
+    assert describe_error(ray.exceptions.RayActorError(error_msg=orphaned)) == (
+        "The actor is dead because its owner has died. Detail"
+    )
+    unavailable = ray.exceptions.ActorUnavailableError("RpcError: Socket closed rpc_code: 14", b"\0" * 16)
+    assert describe_error(unavailable) == "the connection to its agent broke"
