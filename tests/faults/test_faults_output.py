@@ -16,6 +16,7 @@ from ensemble.store import read_events
 
 SPEC = Path(__file__).parents[1] / "deploy" / "slow_spec.py"
 PROGRESS = re.compile(r"\[\d+:\d\d\] ")
+LOST = re.compile(r"node \S+ is lost: [A-Za-z ,.']+")  # words, without ids and codes
 LIMIT_S = 150.0
 
 
@@ -62,6 +63,5 @@ def test_a_lost_node_is_one_line_among_the_progress(tmp_path: Path) -> None:
         nodes.close()
     assert run.returncode == 0, err
     others = [line for line in err.splitlines() if not PROGRESS.match(line)]
-    assert [re.sub(r"\S*-[0-9a-f]{6}", "NODE", line) for line in others] == [
-        "node NODE is lost: the connection to its agent broke"
-    ]
+    assert len(others) == 1, err
+    assert LOST.fullmatch(others[0]), err

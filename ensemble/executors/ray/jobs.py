@@ -86,7 +86,7 @@ class JobClient:
                     self._client.submit_job(
                         entrypoint=command,
                         submission_id=id,
-                        metadata={"ensemble": name, "run_dir": str(run_dir)},
+                        metadata=describe_run(name, run_dir),
                         runtime_env={"working_dir": str(folder), "excludes": ["runs"]},
                     )
                     return id, True
@@ -140,6 +140,12 @@ class JobClient:
                 if broken == _CONNECTIONS - 1:
                     raise
                 await asyncio.sleep(1.0)
+
+
+def describe_run(name: str, run_dir: Path) -> dict[str, str]:
+    """The metadata of a job, which Ray shows with it, and which nobody can change once it is submitted."""
+    progress = shlex.join(["ensemble", "status", str(run_dir)])
+    return {"ensemble": name, "run_dir": str(run_dir), "progress": progress}
 
 
 def find_token() -> str | None:

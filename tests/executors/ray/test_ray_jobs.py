@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -11,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -51,6 +54,15 @@ def declared(epochs):
                     resources=Resources(cpus_per_worker=0.5))
 """
 
+# Prints what Ray shows of the job ensemble-good, and the names of all actors.
+SHOW = """
+import json, sys
+from ray.job_submission import JobSubmissionClient
+from ray.util.state import list_actors
+metadata = JobSubmissionClient(sys.argv[1]).get_job_info("ensemble-good").metadata
+print(json.dumps({"metadata": metadata, "actors": [actor.name for actor in list_actors(sys.argv[1])]}))
+"""
+
 
 @dataclass(frozen=True)
 class Head:
@@ -68,6 +80,14 @@ class Head:
         with self.start(*arguments) as process:
             out, err = process.communicate(timeout=timeout_s)
         return process.returncode, out, err
+
+    def ask(self, program: str, *arguments: str) -> Any:
+        """What a Python program prints as JSON."""
+        environment = {**self.environment, "RAY_AUTH_MODE": "token"}
+        command = [sys.executable, "-c", program, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
 
 
 def free_ports(count: int) -> list[int]:
@@ -178,6 +198,12 @@ def test_a_job_ends_with_the_status_of_its_run_and_mistakes_are_one_line(
     assert {member.state for member in fold(read_events(run_dir / "events.jsonl")).members.values()} == {
         "finished"
     }
+    shown = head.ask(SHOW, head.url)
+    assert shown["metadata"] == {
+        "ensemble": "good", "run_dir": str(run_dir), "progress": f"ensemble status {run_dir}"
+    }  # fmt: skip
+    [agent] = [name for name in shown["actors"] if name.startswith("run/")]
+    assert re.fullmatch(rf"run/{re.escape(socket.gethostname())}/agent-[0-9a-f]+", agent)
     code, out, _ = head.call(*to, "--name", "bad", "--set", "epoks=1", "--follow")
     assert code == 2 and "did you mean 'epochs'" in out
 
