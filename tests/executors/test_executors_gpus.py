@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from gpu_child import Run
 
+from ensemble.executors.gpu_offers import has_changed, offer_gpus
+from ensemble.meter.gpus import GpuState
 from ensemble.reporting import status_notes
+from ensemble.schedule import Node
 
 EXECUTORS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
 
@@ -82,3 +85,17 @@ def test_the_applications_errors_are_its_own(tmp_path: Path) -> None:
     run = Run(tmp_path, ",".join(["A100:80"] * 4), "", "local", "breaks", "xid 31", "fails", "1")
     assert run.states == {"member-0": "failed", "member-1": "finished", "member-2": "finished"}
     assert not run.of_kind("gpu_quarantined") and Counter(e["retry"] for e in run.of_kind("failed")) == {False: 1}
+
+
+def test_what_is_offered_of_each_gpu() -> None:
+    host = Node("a", 4, ("A100",) * 4, 16, "a", gpu_memory_gb=(80.0,) * 4, gpu_ids=("g0", "g1", "g2", "g3"))
+    states = {"g0": GpuState("exclusive", 10.0, True), "g1": GpuState("exclusive"), "g2": GpuState(held_gb=3.9)}
+    alone = offer_gpus(host, states, {"g3": "XID 79"}, with_mps=False)
+    assert (alone.gpu_ids, alone.gpu_free) == (("g0", "g1", "g2"), (0.0, 1.0, 1.0)), "somebody is on g0"
+    assert alone.gpu_exclusive == (True, True, False)
+    together = offer_gpus(host, states, {}, with_mps=True)
+    assert (together.gpu_free, together.gpu_exclusive) == ((0.875, 1.0, 1.0, 1.0), (False,) * 4)
+    assert has_changed(alone, together) and not has_changed(alone, alone)
+    for held_gb, is_reported in ((3.0, False), (4.5, False), (6.0, True), (78.0, True)):
+        states["g2"] = GpuState(held_gb=held_gb)
+        assert has_changed(together, offer_gpus(host, states, {}, with_mps=True)) == is_reported

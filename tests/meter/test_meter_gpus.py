@@ -1,0 +1,91 @@
+"""What others hold of GPUs, and which are broken, by a stand-in for NVIDIA's library."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nvml_stand_in
+import pytest
+
+from ensemble.meter.gpus import HARDWARE_XIDS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WATCH = """
+import json, os, sys
+from ensemble.meter.gpus import GpuWatch
+from ensemble.meter.power import open_nvml
+watch, power = GpuWatch(lambda pid: pid == os.getpid()), open_nvml()
+for line in sys.stdin:
+    with open(os.environ["STAND_IN_STATE"], "a") as state:
+        state.write(line.replace("OWN", str(os.getpid())))
+    faults = watch.find_faults()
+    held = {gpu: state.held_gb for gpu, state in watch.read_states({"GPU-0"}).items()}
+    print(json.dumps([faults, held, [reading.device for reading in power.read()], watch.lost]), flush=True)
+"""
+
+
+class Watched:
+    """A process with a `GpuWatch`, for which GPU-0 is in use."""
+
+    def __init__(self, folder: Path, gpus: str, state: str) -> None:
+        (folder / "state").write_text(state)
+        stand_in = {"STAND_IN_GPUS": gpus, "STAND_IN_STATE": str(folder / "state"), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **nvml_stand_in.build(folder), **stand_in, "CUDA_VISIBLE_DEVICES": ""}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WATCH],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def after(self, line: str) -> Any:
+        """New faults, GiB that others hold, the GPUs whose energy is read, those lost at the start."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()
+
+
+def test_what_a_rank_holds_is_no_others_whether_the_driver_lists_it_or_not(tmp_path: Path) -> None:
+    with Watched(tmp_path, "A100:80,A100:80", "GPU-0 held 8\n") as watched:
+        assert watched.after("GPU-1 held 2")[1] == {"GPU-0": 0.0, "GPU-1": 2.0}, "a rank may hold it by now"
+        assert watched.after("GPU-0 process OWN 30")[1] == {"GPU-0": 8.0, "GPU-1": 2.0}
+        assert watched.after("GPU-0 held 20")[1]["GPU-0"] == 20.0
+        assert watched.after("GPU-0 process OWN 0")[1]["GPU-0"] == 20.0
+        assert watched.after("GPU-0 held 50")[1]["GPU-0"] == 20.0, "not listed with a figure"
+        assert watched.after("GPU-0 held 5")[1]["GPU-0"] == 5.0
+
+
+def test_each_fault_is_found_once_and_the_other_gpus_are_still_measured(tmp_path: Path) -> None:
+    with Watched(tmp_path, "A100:80,A100:80:2,A100:80", "GPU-0 xid 79\nGPU-2 ecc 3\n") as watched:
+        faults, held, read, lost = watched.after("GPU-0 xid 31")
+        assert (faults, len(held), len(read), lost) == ({}, 4, 3, []), "what was before the start, or is no fault"
+        faults, held, read, _ = watched.after("GPU-1 lost 1")
+        assert faults == {"GPU-1": "the driver says: GPU is lost"}
+        assert (set(held), read) == ({"GPU-0", "GPU-2"}, ["GPU-0", "GPU-2"])
+        assert watched.after("GPU-2 ecc 4")[0] == {"GPU-2": "1 uncorrectable ECC error"}
+        assert watched.after("GPU-2 xid 48")[0] == {}, "it is known"
+
+
+def test_a_gpu_that_is_lost_from_the_start_is_named(tmp_path: Path) -> None:
+    with Watched(tmp_path, "A100:80,A100:80", "GPU-0 lost 1\n") as watched:
+        assert watched.after("GPU-1 held 0") == [{}, {"GPU-1": 0.0}, ["GPU-1"], ["0"]]
+
+
+@pytest.mark.parametrize("xid", [8, 13, 31, 32, 43, 45, 63, 68, 69, 92, 109])
+def test_errors_of_applications_break_no_gpu(xid: int) -> None:
+    assert xid not in HARDWARE_XIDS
