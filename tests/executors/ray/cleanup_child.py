@@ -21,7 +21,7 @@ def declare(marker: str) -> Ensemble:
         {"lr": 0.2, "fault": "exit", "after": 2},
         Member({"lr": 0.3, **waits}, workers=2),
     ]
-    return an_ensemble(members, epochs=3, retries=0, resources=Resources(cpus_per_worker=0.2))
+    return an_ensemble(members, epochs=3, valid=None, retries=0, resources=Resources(cpus_per_worker=0.2))
 
 
 if __name__ == "__main__":
