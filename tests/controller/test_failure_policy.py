@@ -63,6 +63,8 @@ def test_an_exception_that_came_again_at_the_same_step_is_not_tried_a_third_time
 def test_a_lost_node_and_a_lack_of_room_that_can_be_given_are_not_counted() -> None:
     none = RetryPolicy(retries=0)
     assert none.decide(failed(node_lost=True), []).retry
+    broken = [failed(gpu_lost=True) for _ in range(3)]
+    assert all(decision == Decision(True) for decision in decisions(none, *broken)), "each GPU breaks once"
     rooms = [failed("oom", has_more_memory=True) for _ in range(5)]
     assert all(d == Decision(True) for d in decisions(none, *rooms)), "tried at once: it has more room"
     assert not none.decide(failed("oom"), rooms).retry, "none can be given any more"

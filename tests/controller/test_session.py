@@ -517,8 +517,8 @@ def test_a_session_opens_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {member.state for member in world.session.state.run.members.values()} == {"finished"}
 
 
-@pytest.mark.parametrize("lost", [True, False])
-def test_a_rank_that_has_lost_another_waits_for_the_reason_before_a_retry_is_used_up(lost: bool) -> None:
+@pytest.mark.parametrize("lost", ["node_lost", "gpu_lost", None])
+def test_a_rank_that_has_lost_another_waits_for_the_reason_before_a_retry_is_used_up(lost: str | None) -> None:
     world = World(replace(declare("list", 3), retries=0), Random(1))
     process = next(iter(world.processes.values()))
     assert set(process.nodes) == {"a", "b"}
@@ -526,11 +526,23 @@ def test_a_rank_that_has_lost_another_waits_for_the_reason_before_a_retry_is_use
     assert not [event for event in world.log if event["type"] == "failed"], "perhaps a node was lost"
     away = {rank for rank in process.alive if process.nodes[rank] == "b"}
     for rank in (*sorted(away), *sorted(process.alive - away)):
-        more = {"node_lost": True} if lost and rank in away else {}
+        more = {lost: True} if lost and rank in away else {}
         exited = {"rank": rank, "detail": "gone", "note": None, "preparing": [], **more}
         world.handle(process.event("exited", outcome=None if rank in away else "failed", **exited))
     (failed,) = [event for event in world.log if event["type"] == "failed"]
-    assert (failed["retry"], failed["error"]) == (lost, "lost rank 2")
+    assert (failed["retry"], failed["error"]) == (lost is not None, "lost rank 2")
+
+
+def test_a_quarantined_gpu_is_not_offered_again_by_whoever_describes_the_node() -> None:
+    world = World(declare("list", 1), Random(0))
+    with_gpus = {"type": "node", **Node("a", 2, ("A", "A"), 8.0, "a", gpu_ids=("g0", "g1")).as_event()}
+    world.handle(with_gpus)
+    broken = {"node": "a", "gpu": "g0", "devices": ["g0"], "detail": "XID 79"}
+    world.handle({"type": "gpu_quarantined", **broken})
+    assert [node.gpu_ids for node in world.session.state.nodes if node.name == "a"] == [("g1",)]
+    world.handle(with_gpus)
+    assert [node.gpu_ids for node in world.session.state.nodes if node.name == "a"] == [("g1",)]
+    assert list(fold(world.log).quarantined) == ["g0"]
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["in time", "too late"])
