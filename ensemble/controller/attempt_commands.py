@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ensemble.controller.actions import Send
-from ensemble.controller.attempt import Intent
+from ensemble.controller.attempt import Attempt, Intent
 from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import PendingRetry, SessionState
 from ensemble.spec import SpecError
@@ -139,16 +139,25 @@ class AttemptCommands:
         session.nodes = [known for known in session.nodes if known.name != node]
         session.placement_due = True
         until = None if deadline is None else session.now + max(LINGER_S, deadline - session.t)
-        for live in [
-            live for live in self._live.values() if live.is_active and live.start.placement.count_ranks(node)
-        ]:
-            if not live.is_launched:  # it waits for its feeder
-                del self._live[live.member]
-                session.returning.append((live.identity, live.cohort))
-                continue
-            live.advance("pause")
-            live.intent, live.deadline = Intent.LEAVE, until
-            self._actions.append(Send(live.member, "stop"))
+        for live in [live for live in self._live.values() if live.start.placement.count_ranks(node)]:
+            if not live.is_launched:
+                self._release(live)
+            elif live.is_active:
+                live.advance("pause")
+                live.intent, live.deadline = Intent.LEAVE, until
+                self._actions.append(Send(live.member, "stop"))
+
+    def _release(self, live: Attempt) -> None:
+        """Release the place of a member that waits for its feeders; it was never launched there."""
+        session, member = self._session, live.member
+        del self._live[member]
+        if live.intent is Intent.CANCEL:
+            session.cancel(live.identity)
+        elif live.intent is Intent.PAUSE:
+            session.paused.append((live.identity, live.cohort))
+            session.log("paused", member=member, attempt=session.run.members[member].attempt)
+        else:
+            session.returning.append((live.identity, live.cohort))
 
     def unpause(self, member: str) -> bool:
         """Place a member that is about to pause again at once; False where it has no processes."""
