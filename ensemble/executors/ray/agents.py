@@ -109,7 +109,7 @@ class Agent:
 
 @functools.cache
 def make_actor_class() -> Any:
-    """Ray's class of agents' actors: one, for each that is made takes Ray 0.1 CPU-seconds to describe."""
+    """Ray's class of agents' actors: one, since each takes Ray 0.04 CPU-seconds to describe."""
     import ray
 
     return ray.remote(NodeAgent)
