@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -59,15 +58,14 @@ class StartedCluster:
         self.start_node(
             variables, *options, *(f"--{name.replace('_', '-')}={value}" for name, value in head.items())
         )
-        with ThreadPoolExecutor(4) as pool:
-            more = ["--address", f"127.0.0.1:{self.port}", "--num-cpus", "1"]
-            for started in [pool.submit(self.start_node, each, *more) for each in nodes]:
-                started.result()
+        for each in nodes:  # one after the other: those that start at once on one host disturb each other
+            self.start_node(each, "--address", f"127.0.0.1:{self.port}", "--num-cpus", "1")
 
     def start_node(self, variables: Mapping[str, str], *options: str) -> None:
         """Start one node, whose processes go on by themselves."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--disable-usage-stats"]
         command += ["--node-ip-address", "127.0.0.1", "--object-store-memory", str(80 * 2**20)]
+        command += ["--min-worker-port", "0", "--max-worker-port", "0"]  # else all use the same ports
         environment = {**self.environment, "RAY_ADDRESS": "", **variables}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stdout + done.stderr
