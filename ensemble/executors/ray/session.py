@@ -17,7 +17,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 _ANSWER_S = 2.0
+_MOST_ASKED = 64  # nodes at once
 _CONNECT_S = 15.0
 _INIT_S = 120.0  # for ray.init, which would try for a quarter of an hour
 _LOOK_S = 0.1  # how often it is looked whether a signal has been received meanwhile
@@ -189,7 +191,7 @@ class Session:
         import ray
 
         records: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        return [node for node in records if node["Alive"] and is_reachable(node)]
+        return find_reachable([node for node in records if node["Alive"]])
 
     def close(self) -> None:
         """Disconnect; end a Ray of our own, wait for its processes, remove its directory."""
@@ -260,6 +262,12 @@ def _check_address(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():  # else "auto", which Ray looks up
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+
+
+def find_reachable(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of Ray's records of nodes that are reachable; all are asked at once, for each may take `_ANSWER_S`."""
+    with ThreadPoolExecutor(max(1, min(len(nodes), _MOST_ASKED))) as pool:
+        return [node for node, answers in zip(nodes, pool.map(is_reachable, nodes), strict=True) if answers]
 
 
 def is_reachable(node: dict[str, Any]) -> bool:

@@ -73,6 +73,16 @@ def drain() -> tuple[dict[str, float | None], dict[str, float | None]]:
     }
 
 
+def stop_head() -> list[bool]:
+    """Whether the head answers: before it is stopped, while it is, and when it goes on."""
+    [head] = [each for each in psutil.Process().children() if each.name() == "gcs_server"]
+    answers = [_compat.is_head_answering(20.0)]
+    head.send_signal(signal.SIGSTOP)
+    answers.append(_compat.is_head_answering(1.0))
+    head.send_signal(signal.SIGCONT)
+    return [*answers, _compat.is_head_answering(20.0)]
+
+
 def main(place: Path) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, own_handler)
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -92,7 +102,8 @@ def main(place: Path) -> dict[str, Any]:
     assert session.directory is not None
     try:
         shown = {"by itself": by_itself, "session": seen(session.directory), "free": free_cpus()}
-        return {**shown, "draining": drain()}
+        shown |= {"draining": drain(), "grows": _compat.is_cluster_growing()}
+        return {**shown, "answers": stop_head()}
     finally:
         session.close()
 

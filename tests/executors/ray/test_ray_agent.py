@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +21,7 @@ from ensemble.executors.memory_guard import MemoryGuard, RankMemory
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.ray.agent import NodeAgent, list_import_directories
 from ensemble.executors.ray.agents import describe_error, name_nodes
-from ensemble.executors.ray.session import Session
+from ensemble.executors.ray.session import Session, find_reachable
 from ensemble.executors.spawn import ForkServer
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import RunDir
@@ -160,6 +162,23 @@ def test_a_cluster_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(SpecError, match=f"no Ray answers at RAY_ADDRESS={address}: .*refused"):
             Session()
+
+
+def test_nodes_that_do_not_answer_are_found_side_by_side() -> None:
+    with contextlib.ExitStack() as opened:
+        deaf, alive = (opened.enter_context(socket.socket()) for _ in range(2))
+        for listens in (deaf, alive):
+            listens.bind(("127.0.0.1", 0))
+            listens.listen(0 if listens is deaf else 16)
+        for _ in range(4):  # its queue is full now, so that connections get no answer
+            waits = opened.enter_context(socket.socket())
+            waits.setblocking(False)
+            waits.connect_ex(deaf.getsockname())
+        ports = [deaf.getsockname()[1]] * 20 + [alive.getsockname()[1]]
+        began = time.monotonic()
+        records = [{"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port} for port in ports]
+        assert find_reachable(records) == records[-1:]
+        assert time.monotonic() - began < 20, "one after the other they take 40 s"
 
 
 def test_nodes_of_one_host_have_names_of_their_own() -> None:

@@ -70,3 +70,8 @@ def test_ray_says_what_of_a_node_is_free(said: dict[str, Any]) -> None:
 
 def test_ray_says_which_nodes_it_drains(said: dict[str, Any]) -> None:
     assert said["draining"] == [{}, {"this": 4e9}], LOOK.format("list_draining_nodes")
+
+
+def test_ray_says_in_time_whether_its_head_is_there_and_whether_it_grows(said: dict[str, Any]) -> None:
+    assert said["answers"] == [True, False, True], LOOK.format("is_head_answering")
+    assert said["grows"] is False, LOOK.format("is_cluster_growing")
