@@ -413,6 +413,7 @@ class World:
             if self.session.is_over:
                 return
             self.now += 1.0
+            self.leave_drained()
             self.lend()
             while self.later:
                 self.handle(self.later.pop())
