@@ -40,6 +40,12 @@ log = logging.getLogger(__name__)
 COLLECTIVE_SHARE = 0.7  # of the hang timeout
 NODE_LOSS_S = 75.0  # until it is known that a node was lost, or that what starts ranks there has ended
 
+_LOSSES = (
+    "node_lost",
+    "agent_lost",
+    "gpu_lost",
+)  # fields of `exited`: why a rank was lost, through no fault of it
+
 #: Fields of reported events that are not logged: the log sets them itself, or only the session uses them.
 _NOT_LOGGED = frozenset(("type", "v", "t", "verdict", "unranked"))
 
@@ -177,7 +183,9 @@ class Attempts:
         if kind == "failed":
             if event.get("reason") == "lost" and live.start.placement.nodes:
                 # Whether a node was lost, which uses up no retry, is known once the lost rank's exit is reported.
-                live.lost_report, live.deadline = event, self._session.now + NODE_LOSS_S
+                until = self._session.now + NODE_LOSS_S
+                live.lost_report = event
+                live.deadline = until if live.deadline is None else min(live.deadline, until)
             else:
                 self._fail_as_reported(live, event)
             return
@@ -208,17 +216,13 @@ class Attempts:
         elif live.is_exiting and outcome not in ("stopped", "paused"):
             self._actions.append(EndTrial(identity.number, outcome, event.get("metrics") or {}))
 
-    def _fail_as_reported(self, live: Attempt, event: Mapping[str, Any], **lost: bool) -> None:
-        """End an attempt by the report of a failure.
-
-        Args:
-            lost: `node_lost`, `agent_lost` or `gpu_lost`, where that was the cause.
-        """
+    def _fail_as_reported(self, live: Attempt, event: Mapping[str, Any]) -> None:
+        """End an attempt by the report of a failure."""
         position = (event["epoch"], event["step"]) if "step" in event else None
         reason, error = event.get("reason", "error"), event.get("error", "")
         rank = event.get("rank", 0)
-        lost.setdefault("gpu_lost", event.get("gpu_lost", False))
-        self._fail(live, "failed", reason, error, event.get("retry", True), position=position, rank=rank, **lost)
+        how = {"position": position, "rank": rank, "gpu_lost": event.get("gpu_lost", False)}
+        self._fail(live, "failed", reason, error, event.get("retry", True), **how)
 
     def handle_bad_record(self, event: dict[str, Any]) -> None:
         """Handle a record that ends or hangs its process, found by a feeder or by a second attempt."""
@@ -237,10 +241,7 @@ class Attempts:
         live.ranks.discard(event["rank"])
         live.advance("rank_exited")
         if live.lost_report is not None and not live.is_exiting:
-            lost = {name: True for name in ("node_lost", "agent_lost", "gpu_lost") if event.get(name)}
-            if lost or not live.ranks:
-                self._fail_as_reported(live, {**live.lost_report, "rank": event["rank"]}, **lost)
-                self._actions.append(Kill(live.member))
+            self._explain_loss(live, live.lost_report, event)
         elif not live.is_exiting:
             has_lost_gpu = event.get("gpu_lost", False)  # then nobody needs to report why
             if event["rank"] > 0 and event["outcome"] == "failed" and not has_lost_gpu:
@@ -253,6 +254,17 @@ class Attempts:
                 self._actions.append(Kill(live.member))
         if not live.ranks:
             self._end(live)
+
+    def _explain_loss(self, live: Attempt, report: Mapping[str, Any], event: dict[str, Any]) -> None:
+        """A rank exited after one has reported that it lost another: it is the lost one, or lost that as well."""
+        note = event.get("note")
+        if event["outcome"] is None or any(event.get(name) for name in _LOSSES):
+            self._handle_death(live, event)
+            self._actions.append(Kill(live.member))
+        elif note is not None and note["reason"] != "lost":
+            self._fail_as_reported(live, note)
+        elif not live.ranks:
+            self._fail_as_reported(live, report)
 
     def _handle_death(self, live: Attempt, event: dict[str, Any]) -> None:
         """A rank on which the others depend exited, and no rank reported an outcome."""
@@ -278,8 +290,9 @@ class Attempts:
         known = note or {"error": why, "reason": reason, "retry": True}
         line = f"attempt {live.number}: failed ({known['reason']}): {known['error']}"
         self._actions.append(AppendMemberLog(member, line))
-        lost = {name: event.get(name, False) for name in ("node_lost", "agent_lost", "gpu_lost")}
-        self._fail(live, "died", known["reason"], known["error"], known["retry"], rank=event["rank"], **lost)
+        lost = {name: event.get(name, False) for name in _LOSSES}
+        rank = known.get("rank", event["rank"])
+        self._fail(live, "died", known["reason"], known["error"], known["retry"], rank=rank, **lost)
 
     def _fail(
         self,

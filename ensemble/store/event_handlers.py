@@ -159,7 +159,10 @@ def _update_feeder(run: RunState, event: Event) -> None:
 def _declare_member(run: RunState, event: Event) -> None:
     known = event["member"] in run.members
     member = run.member(event)
+    before = member.identity
     member.identity = {key: value for key, value in event.items() if key not in ("v", "t", "type")}
+    if any(before.get(name) != event.get(name) for name in ("workers", "communicator", "compression")):
+        member.plan = None  # it was for another exchange
     member.number = event["number"]
     member.first_epoch = event.get("first_epoch", member.first_epoch)
     if event.get("widened") and member.state == "stopped":

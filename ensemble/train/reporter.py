@@ -156,7 +156,7 @@ class FailureNote:
     def __init__(self, run_dir: RunDir, member: str, attempt: int) -> None:
         self._path: Path = run_dir.member(member) / f"failure-{attempt}.json"
 
-    def write(self, error: str, reason: str, retry: bool) -> None:
+    def write(self, error: str, reason: str, retry: bool, rank: int) -> None:
         """Write the note, unless another rank was first: that failure is the cause.
 
         On a full disk there is no note, and rank 0 reports only that a peer was lost.
@@ -164,7 +164,7 @@ class FailureNote:
         with contextlib.suppress(OSError):
             make_directory(self._path.parent)
             with open(self._path, "x", encoding="utf-8") as file:
-                json.dump({"error": error, "reason": reason, "retry": retry}, file)
+                json.dump({"error": error, "reason": reason, "retry": retry, "rank": rank}, file)
 
     def pop(self) -> dict[str, Any] | None:
         """Read and delete the note; None where there is none, or it is incomplete for lack of space."""

@@ -149,7 +149,7 @@ def _report_failure(reporter: Reporter, job: Job, error: BaseException, position
         cause = note.pop() if reason == "lost" else None
         reporter.event("failed", **(cause or {"error": line, "reason": reason, "retry": retry, **position}))
     elif reason != "lost" or (isinstance(error, CommunicatorError) and 0 in error.lost_ranks):
-        note.write(line, reason, retry)
+        note.write(line, reason, retry, job.rank)
 
 
 def classify(error: BaseException) -> tuple[str, bool]:

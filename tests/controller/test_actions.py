@@ -99,7 +99,7 @@ def test_a_launch_that_fails_comes_back_as_an_event_and_is_tried_again(tmp_path:
 
 def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path / "run", an_ensemble())
-    FailureNote(run_dir, "member-0", 3).write("rank 1 broke", "error", True)
+    FailureNote(run_dir, "member-0", 3).write("rank 1 broke", "error", True, 1)
     meeting = rendezvous_file(run_dir, "member-0", 3)
     meeting.touch()
     kept, earlier = run_dir.checkpoint("member-0", 3), run_dir.checkpoint("member-0", 2)
@@ -108,7 +108,7 @@ def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path) ->
     exited = {"type": "exited", "member": "member-0", "attempt": 3, "rank": 1, "outcome": "failed"}
     assert add_exit_notes(exited, run_dir) == {
         **exited,
-        "note": {"error": "rank 1 broke", "reason": "error", "retry": True},
+        "note": {"error": "rank 1 broke", "reason": "error", "retry": True, "rank": 1},
         "preparing": [],
     }
     assert add_exit_notes({**exited, "outcome": "finished"}, run_dir) == {**exited, "outcome": "finished"}

@@ -417,7 +417,8 @@ class World:
             self.lend()
             while self.later:
                 self.handle(self.later.pop())
-            if not self.processes and self.session.state.paused and self.session.stop_reason is None:
+            held = self.session.state.paused or self.session.state.trials_left
+            if not self.processes and held and self.session.stop_reason is None:
                 self.ask("resume all")
             for process in list(self.processes.values()):
                 self.report(process)
@@ -531,7 +532,30 @@ def test_a_rank_that_has_lost_another_waits_for_the_reason_before_a_retry_is_use
         exited = {"rank": rank, "detail": "gone", "note": None, "preparing": [], **more}
         world.handle(process.event("exited", outcome=None if rank in away else "failed", **exited))
     (failed,) = [event for event in world.log if event["type"] == "failed"]
-    assert (failed["retry"], failed["error"]) == (lost is not None, "lost rank 2")
+    assert (failed["retry"], failed["reason"]) == (lost is not None, "lost")
+
+
+def test_memory_that_a_rank_on_another_node_lacked_is_seen_whoever_reports_first() -> None:
+    world = World(replace(declare("list", 3), retries=0), Random(1))
+    process = next(iter(world.processes.values()))
+    rank = process.nodes.index("b")
+    world.handle(process.event("failed", error=f"lost rank {rank}", reason="lost", retry=True, rank=0))
+    gone = {"rank": rank, "detail": "was killed", "note": None, "preparing": []}
+    world.handle(process.event("exited", outcome=None, reason="oom", **gone))
+    (failed,) = [event for event in world.log if event["type"] == "failed"]
+    assert (failed["retry"], failed["reason"]) == (True, "oom")
+    (room,) = [event for event in world.log if event["type"] == "room"]
+    assert room["node"] == "b"
+
+
+def test_a_report_of_a_lost_rank_prolongs_no_deadline() -> None:
+    world = World(declare("list", 3), Random(1))
+    process = next(iter(world.processes.values()))
+    world.perform(world.session.stop("asked", *world.time))
+    live = world.session.state.live[process.identity.member]
+    until = live.deadline
+    world.handle(process.event("failed", error="lost rank 2", reason="lost", retry=True, rank=0))
+    assert live.deadline == until
 
 
 def test_a_quarantined_gpu_is_not_offered_again_by_whoever_describes_the_node() -> None:
