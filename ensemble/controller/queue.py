@@ -132,6 +132,8 @@ class MemberQueue:
             return None
         if member is not None and member not in self._state.members:
             raise RefusedError(f"there is no member {member!r}")
+        if member is not None and (state := self._state.members[member].state) in ENDED:
+            raise RefusedError(f"{member} has ended already ({state})")
         asked = [str(member)] if member is not None else list(self._state.members)
         if verb == "cancel":
             return self._cancel(asked, every=member is None and not stopping)
@@ -223,16 +225,8 @@ class MemberQueue:
             session.waiting.append(identity)
 
     def _list_unfinished(self, members: Iterable[str]) -> list[str]:
-        """The given members that have not ended.
-
-        Raises:
-            RefusedError: one member was given, and it has ended.
-        """
-        members = list(members)
-        states = {member: self._state.members[member].state for member in members}
-        if len(members) == 1 and states[members[0]] in ENDED:
-            raise RefusedError(f"{members[0]} has ended already ({states[members[0]]})")
-        return [member for member in members if states[member] not in ENDED]
+        """The given members that have not ended."""
+        return [member for member in members if self._state.members[member].state not in ENDED]
 
     def _withdraw(self, member: str) -> PendingRetry:
         """Remove a member without processes from where it waits."""

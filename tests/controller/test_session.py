@@ -592,3 +592,19 @@ def test_members_leave_a_node_that_is_drained_and_use_up_no_retry(
     left = {event["member"] for event in world.log if event["type"] in ("paused", "finished")}
     assert {process.identity.member for process in there} <= left
     world.check_end()
+
+
+def test_a_search_of_which_the_only_member_has_ended_is_resumed() -> None:
+    world = World(declare("search", 3), Random(0))
+    process = next(iter(world.processes.values()))
+    world.ask("pause all")
+    for each in list(world.processes.values()):
+        each.reports.clear()
+        each.end("failed", "failed", error="it broke", reason="nan", retry=False)
+    while world.processes:
+        world.report(next(iter(world.processes.values())))
+    world.reconcile()
+    assert not world.session.is_over
+    world.ask("resume all")
+    world.reconcile()
+    assert process.identity.member not in world.processes and world.processes
