@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import logging
 import os
 import signal
@@ -36,16 +37,18 @@ class Interrupted(Exception):
     """What waited for long was ended because of a signal that is deferred."""
 
 
-_deferred: list[list[int]] = []  # what the deferrals in force have received, the innermost last
+# What the deferrals in force have received, the innermost last. Each thread has its own context: a signal that
+# ends one run ends nothing that another thread waits for.
+_deferred = contextvars.ContextVar[tuple[list[int], ...]]("deferred", default=())
 
 
 def raise_if_deferred() -> None:
-    """For what waits for long: end when a signal has been received that is deferred.
+    """For what waits for long: end when a signal has been received that is deferred in this context.
 
     Raises:
         Interrupted: one has been.
     """
-    if any(_deferred):
+    if any(_deferred.get()):
         raise Interrupted
 
 
@@ -87,11 +90,11 @@ def defer_signals(act: Callable[[], object] = lambda: None) -> Iterator[list[int
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
             usual[number] = signal.signal(number, handle)
-    _deferred.append(received)
+    token = _deferred.set((*_deferred.get(), received))
     try:
         yield received
     finally:
-        _deferred.pop()
+        _deferred.reset(token)
         for number, before in usual.items():
             signal.signal(number, before)
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ensemble.executors.ray.head import Head
+from ensemble.interrupts import Interrupted, defer_signals, raise_if_deferred
 from ensemble.store import fold, read_events
 
 ROOT = Path(__file__).parents[1]
@@ -172,3 +175,29 @@ def test_a_second_signal_ends_members_at_once_and_leaves_nothing(executor: str, 
     state = fold(read_events(command.run_dir / "events.jsonl"))
     assert (state.ended or {})["type"] == "run_stopped"
     assert {member.state for member in state.members.values()} <= {"stopped", "waiting"}
+
+
+def test_a_deferred_signal_ends_what_its_own_thread_waits_for_and_nothing_of_another() -> None:
+    ended: list[BaseException] = []
+
+    def wait_elsewhere() -> None:
+        try:
+            raise_if_deferred()
+        except Interrupted as error:
+            ended.append(error)
+
+    head = Head(lambda timeout_s: True)
+    with defer_signals() as received:
+        signal.raise_signal(signal.SIGINT)
+        other = threading.Thread(target=wait_elsewhere)
+        other.start()
+        other.join()
+        for wait in (
+            raise_if_deferred,
+            lambda: head.call(raise_if_deferred),
+        ):  # Ray's calls have a thread of theirs
+            with pytest.raises(Interrupted):
+                wait()
+    head.close()
+    raise_if_deferred()
+    assert received == [signal.SIGINT] and ended == []

@@ -6,6 +6,7 @@ ends the whole process. What agents send and are sent needs no head, so a run ca
 
 from __future__ import annotations
 
+import contextvars
 import os
 import queue
 import threading
@@ -73,13 +74,14 @@ class Head:
         return time.monotonic() - self._answered_at > self._patience_s * 3 / 4
 
     def call(self, function: Callable[..., Value], *arguments: Any) -> Value:
-        """Call a function and return its result.
+        """Call a function, in the caller's context, and return its result.
 
         Raises:
             HeadLostError: the head is lost and the call, which may wait for it, has not returned.
         """
         future, began = Future[Value](), time.monotonic()
-        self._calls.put((future, lambda: function(*arguments)))
+        context = contextvars.copy_context()  # with the signals that the caller defers
+        self._calls.put((future, lambda: context.run(function, *arguments)))
         while True:
             try:
                 return future.result(_POLL_S)
