@@ -17,7 +17,14 @@ import contextlib
 from collections.abc import Callable, Collection
 from typing import Any, Literal, NamedTuple
 
-from ensemble.meter.power.nvml import Gpu, errors_of_loss, list_gpus, list_lost, open_device
+from ensemble.meter.power.nvml import (
+    Gpu,
+    errors_of_loss,
+    find_physical_gpu,
+    list_gpus,
+    list_lost,
+    open_device,
+)
 
 HARDWARE_XIDS = {
     46: "GPU stopped processing",
@@ -92,9 +99,10 @@ class GpuWatch:
     def _open(self) -> None:
         library = self._library
         self.lost = list_lost(library)
-        for name in {name for gpu in self.gpus for name in (gpu.id, gpu.parent)}:
+        for gpu in self.gpus:
             with contextlib.suppress(library.NVMLError):
-                self._handles[name] = open_device(library, int(name) if name.isdigit() else name)
+                handle = open_device(library, int(gpu.id) if gpu.id.isdigit() else gpu.id)
+                self._handles |= {gpu.id: handle, gpu.parent: find_physical_gpu(library, handle)}
         with contextlib.suppress(library.NVMLError):
             self._events = library.nvmlEventSetCreate()
         for parent in dict.fromkeys(gpu.parent for gpu in self.gpus):

@@ -25,18 +25,19 @@ for line in sys.stdin:
     with open(os.environ["STAND_IN_STATE"], "a") as state:
         state.write(line.replace("OWN", str(os.getpid())))
     faults = watch.find_faults()
-    held = {gpu: state.held_gb for gpu, state in watch.read_states({"GPU-0"}).items()}
-    print(json.dumps([faults, held, [reading.device for reading in power.read()], watch.lost]), flush=True)
+    states = watch.read_states({"GPU-0"})
+    held, modes = ({gpu: getattr(state, of) for gpu, state in states.items()} for of in ("held_gb", "mode"))
+    print(json.dumps([faults, held, [reading.device for reading in power.read()], watch.lost, modes]), flush=True)
 """
 
 
 class Watched:
     """A process with a `GpuWatch`, for which GPU-0 is in use."""
 
-    def __init__(self, folder: Path, gpus: str, state: str) -> None:
+    def __init__(self, folder: Path, gpus: str, state: str, visible: str = "") -> None:
         (folder / "state").write_text(state)
         stand_in = {"STAND_IN_GPUS": gpus, "STAND_IN_STATE": str(folder / "state"), "PYTHONPATH": str(ROOT)}
-        environment = {**os.environ, **nvml_stand_in.build(folder), **stand_in, "CUDA_VISIBLE_DEVICES": ""}
+        environment = {**os.environ, **nvml_stand_in.build(folder), **stand_in, "CUDA_VISIBLE_DEVICES": visible}
         self.process = subprocess.Popen(
             [sys.executable, "-c", WATCH],
             env=environment,
@@ -46,7 +47,7 @@ class Watched:
         )
 
     def after(self, line: str) -> Any:
-        """New faults, GiB that others hold, the GPUs whose energy is read, those lost at the start."""
+        """New faults, GiB that others hold, GPUs whose energy is read, those lost at the start, compute modes."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(line + "\n")
@@ -72,9 +73,9 @@ def test_what_a_rank_holds_is_no_others_whether_the_driver_lists_it_or_not(tmp_p
 
 def test_each_fault_is_found_once_and_the_other_gpus_are_still_measured(tmp_path: Path) -> None:
     with Watched(tmp_path, "A100:80,A100:80:2,A100:80", "GPU-0 xid 79\nGPU-2 ecc 3\n") as watched:
-        faults, held, read, lost = watched.after("GPU-0 xid 31")
+        faults, held, read, lost, _ = watched.after("GPU-0 xid 31")
         assert (faults, len(held), len(read), lost) == ({}, 4, 3, []), "what was before the start, or is no fault"
-        faults, held, read, _ = watched.after("GPU-1 lost 1")
+        faults, held, read, *_ = watched.after("GPU-1 lost 1")
         assert faults == {"GPU-1": "the driver says: GPU is lost"}
         assert (set(held), read) == ({"GPU-0", "GPU-2"}, ["GPU-0", "GPU-2"])
         assert watched.after("GPU-2 ecc 4")[0] == {"GPU-2": "1 uncorrectable ECC error"}
@@ -83,7 +84,21 @@ def test_each_fault_is_found_once_and_the_other_gpus_are_still_measured(tmp_path
 
 def test_a_gpu_that_is_lost_from_the_start_is_named(tmp_path: Path) -> None:
     with Watched(tmp_path, "A100:80,A100:80", "GPU-0 lost 1\n") as watched:
-        assert watched.after("GPU-1 held 0") == [{}, {"GPU-1": 0.0}, ["GPU-1"], ["0"]]
+        assert watched.after("GPU-1 held 0") == [{}, {"GPU-1": 0.0}, ["GPU-1"], ["0"], {"GPU-1": "default"}]
+
+
+def test_of_instances_that_are_named_the_gpu_is_watched(tmp_path: Path) -> None:
+    with Watched(tmp_path, "A100:80:2,A100:80:2", "GPU-1 mode 3\n", "MIG-1-1,MIG-0-0,MIG-0-1") as watched:
+        modes = {"MIG-1-1": "exclusive", "MIG-0-0": "default", "MIG-0-1": "default"}
+        assert watched.after("MIG-0-1 held 3") == [
+            {},
+            {"MIG-1-1": 0.0, "MIG-0-0": 0.0, "MIG-0-1": 3.0},
+            ["GPU-1", "GPU-0"],
+            [],
+            modes,
+        ]
+        faults, held, *_ = watched.after("GPU-0 xid 79")
+        assert faults == {"GPU-0": "XID 79: GPU has fallen off the bus"} and set(held) == {"MIG-1-1"}
 
 
 @pytest.mark.parametrize("xid", [8, 13, 31, 32, 43, 45, 63, 68, 69, 92, 109])

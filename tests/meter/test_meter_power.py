@@ -243,3 +243,26 @@ def test_no_driver_is_one_line() -> None:
         return
     assert "driver" in source.reason or "GPU" in source.reason
     assert "\n" not in source.reason
+
+
+DESCRIBE_GPUS = """
+import json
+from ensemble.executors.host import describe_host
+from ensemble.meter.power import list_gpus
+node = describe_host("here")
+print(json.dumps([node.physical_gpus, node.gpu_parents, [gpu.names for gpu in list_gpus()]]))
+"""
+
+
+def test_instances_that_are_named_belong_to_their_gpu(nvml: dict[str, str]) -> None:
+    env = {**os.environ, **nvml, "STAND_IN_GPUS": "A100:80,A100:80:2", "PYTHONPATH": str(ROOT)}
+    env["CUDA_VISIBLE_DEVICES"] = "MIG-1-1,MIG-1-0,0"
+    run = subprocess.run([sys.executable, "-c", DESCRIBE_GPUS], env=env, check=True, capture_output=True)
+    assert json.loads(run.stdout) == [
+        2,
+        ["GPU-1", "GPU-1", "GPU-0"],
+        [["1", "GPU-1", "MIG-1-1"], ["1", "GPU-1", "MIG-1-0"], ["0", "GPU-0", "GPU-0"]],
+    ]
+    gpus, readings = read_nvml(nvml, "A100:80,A100:80:2", env["CUDA_VISIBLE_DEVICES"])
+    assert [name for name, *_ in gpus] == ["MIG-1-1", "MIG-1-0", "GPU-0"]
+    assert [device for _, device, _ in readings] == ["GPU-1", "GPU-0"], "energy is counted once for both"

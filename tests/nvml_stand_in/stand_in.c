@@ -2,7 +2,8 @@
  *
  * STAND_IN_GPUS has one word a device, separated by commas: MODEL:GIB, and for a device in MIG mode
  * MODEL:GIB:INSTANCES. Device i has the UUID GPU-i, its instance j MIG-i-j. A model whose name begins with "Old" has
- * no energy counter. Each reading of a counter adds 250 mJ to it.
+ * no energy counter. Each reading of a counter adds 250 mJ to it. An instance has no energy, power, compute mode or
+ * events of its own.
  *
  * STAND_IN_STATE may name a file, read at each call, with what befalls devices, a line each: UUID WHAT VALUE. The last
  * line of a kind counts, of `process` that of each process.
@@ -69,6 +70,7 @@ static double state_of(const char *uuid, const char *what) {
 static device whole_of(device d) {
     return d >= gpus && d < gpus + MOST ? d : &gpus[(d - &parts[0][0]) / 8];
 }
+static int is_instance(device d) { return whole_of(d) != d; }
 static int check(device d) { return state_of(whole_of(d)->uuid, "lost") ? GPU_IS_LOST : OK; }
 static unsigned list_processes(device d, process *found) {
     int n = read_state();
@@ -131,7 +133,10 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, device *d) {
     }
     return NOT_FOUND;
 }
-int nvmlDeviceGetIndex(device d, unsigned *i) { *i = d - gpus; return OK; }
+int nvmlDeviceGetIndex(device d, unsigned *i) {
+    *i = is_instance(d) ? (d - &parts[0][0]) % 8 : d - gpus;
+    return OK;
+}
 int nvmlDeviceGetUUID(device d, char *s, unsigned n) { snprintf(s, n, "%s", d->uuid); return OK; }
 int nvmlDeviceGetName(device d, char *s, unsigned n) { snprintf(s, n, "%s", d->model); return OK; }
 int nvmlDeviceGetMemoryInfo(device d, unsigned long long *m) {
@@ -156,8 +161,8 @@ int nvmlDeviceGetComputeRunningProcesses_v3(device d, unsigned *n, process *foun
     return check(d);
 }
 int nvmlDeviceGetComputeMode(device d, unsigned *mode) {
-    *mode = (unsigned)state_of(whole_of(d)->uuid, "mode");
-    return check(d);
+    *mode = (unsigned)state_of(d->uuid, "mode");
+    return is_instance(d) ? NOT_SUPPORTED : check(d);
 }
 int nvmlDeviceGetTotalEccErrors(device d, unsigned type, unsigned counter, unsigned long long *n) {
     *n = type == 1 && counter == 0 ? (unsigned long long)state_of(whole_of(d)->uuid, "ecc") : 0;
@@ -169,7 +174,7 @@ int nvmlEventSetCreate(event_set **set) {
     return OK;
 }
 int nvmlDeviceRegisterEvents(device d, unsigned long long types, event_set *set) {
-    return types == XID_EVENT ? check(d) : NOT_SUPPORTED;
+    return types == XID_EVENT && !is_instance(d) ? check(d) : NOT_SUPPORTED;
 }
 int nvmlEventSetWait_v2(event_set *set, event *data, unsigned timeout_ms) {
     for (int n = read_state(); set->delivered < n;) {
@@ -193,9 +198,17 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device d, unsigned j, device *part) {
     *part = &parts[d - gpus][j];
     return OK;
 }
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device part, device *d) {
+    if (!is_instance(part)) return INVALID_ARGUMENT;
+    *d = whole_of(part);
+    return OK;
+}
 int nvmlDeviceGetTotalEnergyConsumption(device d, unsigned long long *mj) {
-    if (!strncmp(d->model, "Old", 3)) return NOT_SUPPORTED;
+    if (is_instance(d) || !strncmp(d->model, "Old", 3)) return NOT_SUPPORTED;
     *mj = d->energy_mj += 250;
     return check(d);
 }
-int nvmlDeviceGetPowerUsage(device d, unsigned *mw) { *mw = 40000; return check(d); }
+int nvmlDeviceGetPowerUsage(device d, unsigned *mw) {
+    *mw = 40000;
+    return is_instance(d) ? NOT_SUPPORTED : check(d);
+}

@@ -61,7 +61,7 @@ def open_nvml() -> PowerSource | Absent:
     except pynvml.NVMLError as error:
         return Absent("nvml", f"no NVIDIA driver answers: {error}")
     try:
-        handles = open_devices(pynvml)
+        handles = _open_physical_gpus(pynvml)
         meters = [(_find_id(pynvml, handle, i), _meter(pynvml, handle)) for i, handle in enumerate(handles)]
     except pynvml.NVMLError as error:
         pynvml.nvmlShutdown()
@@ -112,7 +112,8 @@ def list_gpus() -> list[Gpu]:
     try:
         found = []
         for i, handle in enumerate(open_devices(pynvml)):
-            number, whole = _find_number(pynvml, handle, i), _find_id(pynvml, handle, i)
+            physical = find_physical_gpu(pynvml, handle)
+            number, whole = _find_number(pynvml, physical, i), _find_id(pynvml, physical, i)
             for each in _list_instances(pynvml, handle) or [handle]:
                 with contextlib.suppress(*errors_of_loss(pynvml)):
                     name, model = _find_id(pynvml, each, i), str(pynvml.nvmlDeviceGetName(each))
@@ -128,6 +129,20 @@ def list_gpus() -> list[Gpu]:
 def errors_of_loss(library: Any) -> tuple[type[Exception], ...]:
     """NVML's errors of a GPU that has fallen off the bus, or does nothing more before it is reset."""
     return library.NVMLError_GpuIsLost, library.NVMLError_ResetRequired
+
+
+def find_physical_gpu(library: Any, handle: Any) -> Any:
+    """NVML's handle of the GPU of which a device is a MIG instance; the handle itself where it is none."""
+    try:
+        return library.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    except library.NVMLError:  # a whole GPU, or a driver without MIG
+        return handle
+
+
+def _open_physical_gpus(library: Any) -> list[Any]:
+    """NVML's handles of the GPUs of `open_devices`, each once, also where only instances of it are used."""
+    handles = [find_physical_gpu(library, handle) for handle in open_devices(library)]
+    return list({_find_id(library, handle, i): handle for i, handle in enumerate(handles)}.values())
 
 
 def _find_number(library: Any, handle: Any, otherwise: int) -> int:
