@@ -192,21 +192,29 @@ def _place_across(
 
     Each takes whole GPUs: who shares them is decided once the run holds them.
     """
-    known, left, without_room = {node.ray_id: node for node in nodes}, [], set[Need]()
+    known, left = {node.ray_id: node for node in nodes}, list[Identity]()
+    by_need: dict[Need, list[Identity]] = {}
     for identity in identities:
+        by_need.setdefault(compute_need(identity), []).append(identity)
+    for need, alike in by_need.items():
         placed: list[Placement] = []
-        need = compute_need(identity)
-        if need.spans_nodes and nodes and need not in without_room:
-            whole = dataclasses.replace(identity, gpus_per_worker=float(devices == "cuda"))
-            offered = [node.describe_free_gpus() for node in nodes]
-            placed = pack([whole], [node.describe_taken(identity) for node in nodes], offered, devices)
+        if need.spans_nodes and _count_ranks(need, nodes, devices) >= need.workers:
+            whole = [dataclasses.replace(each, gpus_per_worker=float(devices == "cuda")) for each in alike]
+            taken = [node.describe_taken(alike[0]) for node in nodes]
+            placed = pack(whole, taken, [node.describe_free_gpus() for node in nodes], devices)
         for placement in placed:
             parts = [known[name].request_ranks(placement, len(r)) for name, r in placement.ranks_by_node.items()]
             found[_join(parts)] += 1
-        if not placed:
-            without_room.add(need)
-            left.append(identity)
+        left += alike[len(placed) :]  # equal members are placed in their order
     return left
+
+
+def _count_ranks(need: Need, nodes: Iterable[_NodeState], devices: str) -> int:
+    """How many ranks nodes have room for at most: by GPUs, if the member trains on these, else by cores."""
+    if devices == "cuda":
+        return sum(node.gpus for node in nodes)
+    each = need.take_ranks(1).cpus
+    return sum(max(0, node.cpus + _SLACK) // each if each else need.workers for node in nodes)
 
 
 def _join(parts: Sequence[Part]) -> Request:
