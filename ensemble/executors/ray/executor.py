@@ -206,22 +206,17 @@ class RayExecutor:
         for agent in self._agents.values():
             is_left = agent.described and not agent.ranks and not agent.feeders and not agent.is_closing
             if is_left and self._is_drained(agent.ray_id):
-                self._lose_leases(agent.ray_id)
+                self._leases.lose(agent.ray_id)
                 self._report_node(agent)
                 self._retire(agent)
 
     def _open_node(self, ray_id: str) -> None:
         """Start the agent of a node, if it is there and can be used; else return what was leased there."""
+        assert self._leases is not None
         if ray_id in self._records:
             self._start_agent(ray_id)
         else:
-            self._lose_leases(ray_id)
-
-    def _lose_leases(self, ray_id: str) -> None:
-        """A node is gone, or cannot be used: give back what was leased there, gangs whole."""
-        for other in self._leases.lose(ray_id) if self._leases is not None else ():
-            if (agent := self._agents.get(self._names.get(other, ""))) is not None:
-                self._report_node(agent)
+            self._leases.lose(ray_id)
 
     def _start_agent(self, ray_id: str) -> None:
         name, record = self._names[ray_id], self._records[ray_id]
@@ -558,7 +553,8 @@ class RayExecutor:
         del self._agents[agent.name]
         self._stop_listening(agent)
         self._records.pop(agent.ray_id, None)
-        self._lose_leases(agent.ray_id)
+        if self._leases is not None:
+            self._leases.lose(agent.ray_id)
 
     def close(self) -> None:
         """See `Executor`."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ensemble.executors.ray import _compat
 from ensemble.executors.ray.demand import is_width_open, plan_requests
@@ -86,7 +87,7 @@ class LeaseManager:
 
     def on_node(self, ray_id: str) -> list[Lease]:
         """The leases held on a node."""
-        return [lease for lease in self._leases.held if lease.ray_id == ray_id]
+        return list(self._leases.held[ray_id])
 
     def collect(self) -> set[str]:
         """Returns the ids of the nodes on which leases have become ready."""
@@ -149,51 +150,42 @@ class LeaseManager:
         """Give back leases that no member has used for a while and that no waiting member can use.
 
         Args:
-            nodes: Ray's id and what the run holds, of each node.
+            nodes: Ray's id and what the run holds, of each node whose agent has answered; a gang is kept while one
+                of its nodes is missing.
             feeding: the ids of those with a feeder, which keep a lease.
             measuring: the ids of those where members are measured, which keep all.
 
         Returns:
             The ids of the nodes on which something was given back.
         """
-        now, changed, by_id = time.monotonic(), [], dict(nodes)
-        coming: list[Placement] | None = None
+        now, changed, by_id = time.monotonic(), list[str](), dict(nodes)
+        used, planned = _list_by_node(self._placed), None
+        has_open = any(is_width_open(identity) for identity in self._waiting)
         for ray_id, node in by_id.items():
-            for lease in self.on_node(ray_id):
-                is_last = ray_id in feeding and len(self.on_node(ray_id)) == 1
-                is_kept = ray_id in measuring or is_last or (lease.is_unusable and bool(self._waiting))
-                if is_kept or self._is_used(lease, self._placed, node):
+            leases = self.on_node(ray_id)
+            use = _sum_use(used[node.name], node)
+            is_kept = ray_id in measuring or (ray_id in feeding and len(leases) == 1)
+            for lease in leases:
+                is_partly_known = not all(each.ray_id in by_id for each in lease.gang)
+                is_broken = lease.is_unusable and bool(self._waiting)
+                if is_kept or is_partly_known or is_broken or _is_used(lease, leases, use):
                     _keep(lease, now)
                 elif now - lease.since >= KEPT_S:
-                    coming = self._pack(list(by_id.values())) if coming is None else coming
-                    can_widen = any(is_width_open(placement.identity) for placement in self._pack([node]))
-                    if can_widen or self._is_used(lease, [*self._placed, *coming], node):
+                    if planned is None:
+                        planned = _list_by_node([*self._placed, *self._pack(list(by_id.values()))])
+                    can_widen = has_open and any(is_width_open(each.identity) for each in self._pack([node]))
+                    if can_widen or _is_used(lease, leases, _sum_use(planned[node.name], node)):
                         _keep(lease, now)
                     elif all(now - each.since >= KEPT_S for each in lease.gang):
                         self._leases.release(lease)
                         changed += [str(each.ray_id) for each in lease.gang or [lease]]
                         break  # the others of this node are compared with what is left of it
-        return changed
+        return list(dict.fromkeys(changed))
 
-    def _is_used(self, lease: Lease, placed: Sequence[Placement], node: Node) -> bool:
-        """Whether members on a node need a lease: its GPUs, or its part of the cores and of the memory."""
-        here = [(placement, ranks) for placement in placed if (ranks := placement.ranks_by_node.get(node.name))]
-        if any(placement.devices[rank] in lease.devices for placement, ranks in here for rank in ranks):
-            return True
-        needs = [placement.need.take_ranks(len(ranks)) for placement, ranks in here]
-        others = [each for each in self.on_node(str(lease.ray_id)) if each is not lease]
-        total = round(node.cpus * UNITS)
-        cpus = sum(need.cpus_on(total) for need in needs) / UNITS
-        memory_gb = sum(need.memory for need in needs) / UNITS
-        return (
-            cpus > sum(each.cpus for each in others) + _EPSILON
-            or memory_gb > sum(each.memory_gb for each in others) + _EPSILON
-        )
-
-    def lose(self, ray_id: str) -> set[str]:
-        """A node is lost, or cannot be used; returns the ids of other nodes on which something was given back."""
+    def lose(self, ray_id: str) -> None:
+        """A node is lost, or cannot be used."""
         self._offers = [offer for offer in self._offers if offer.ray_id != ray_id]
-        return self._leases.release_node(ray_id)
+        self._leases.lose_node(ray_id)
 
     def describe_pending(self) -> str:
         """What Ray has not given yet, in words; empty if nothing is missing."""
@@ -210,6 +202,45 @@ def _describe(request: Request) -> str:
     gpus = f"{bundle.gpus} GPU{'s' * (bundle.gpus > 1)}, " if bundle.gpus else ""
     memory = f", {bundle.memory_gb:.1f} GiB" if bundle.memory_gb else ""
     return f"{gpus}{bundle.cpus:g} cores{memory}"
+
+
+class _Use(NamedTuple):
+    """What members take of a node: the ids of GPUs, cores, GiB."""
+
+    devices: frozenset[str | None]
+    cpus: float
+    memory_gb: float
+
+
+def _list_by_node(placed: Iterable[Placement]) -> Mapping[str, list[tuple[Placement, list[int]]]]:
+    """The members on each node, by its name, with their ranks there; a node without members has an empty list."""
+    found = defaultdict[str, list[tuple[Placement, list[int]]]](list)
+    for placement in placed:
+        for name, ranks in placement.ranks_by_node.items():
+            found[name].append((placement, ranks))
+    return found
+
+
+def _sum_use(placed: Sequence[tuple[Placement, list[int]]], node: Node) -> _Use:
+    """What members with some of their ranks on a node take of it."""
+    needs = [placement.need.take_ranks(len(ranks)) for placement, ranks in placed]
+    total = round(node.cpus * UNITS)
+    return _Use(
+        frozenset(placement.devices[rank] for placement, ranks in placed for rank in ranks),
+        sum(need.cpus_on(total) for need in needs) / UNITS,
+        sum(need.memory for need in needs) / UNITS,
+    )
+
+
+def _is_used(lease: Lease, leases: Sequence[Lease], use: _Use) -> bool:
+    """Whether members need one of a node's leases: its GPUs, or its part of the cores and of the memory."""
+    if not use.devices.isdisjoint(lease.devices):
+        return True
+    others = [each for each in leases if each is not lease]
+    return (
+        use.cpus > sum(each.cpus for each in others) + _EPSILON
+        or use.memory_gb > sum(each.memory_gb for each in others) + _EPSILON
+    )
 
 
 def _keep(lease: Lease, now: float) -> None:

@@ -2,8 +2,9 @@
 
 A lease is requested, then ready, and given back. Ray names the GPUs of a placement group only to a task that runs
 in it, so a lease with GPUs is ready once such a task, the probe, has answered. A group over several nodes becomes
-a lease on each, a *gang*: all are given back together. A group that has lost a node is removed: Ray would move it
-to another one.
+a lease on each, a *gang*: all are given back together. A gang that has lost a node keeps its other leases until
+nobody uses them, for Ray removes a group as a whole. Meanwhile it may reserve on another node what was lost: that
+is used by nobody.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +34,7 @@ class Lease:
         ray_id: Ray's id of its node; None: it is not ready.
         gpus: how Ray names its GPUs, by number or UUID.
         devices: the ids of these GPUs or of their instances, as the node's agent knows them.
-        gang: all leases of its group, where that is on several nodes.
+        gang: all leases of its group, where that is on several nodes; without those on nodes that were lost.
         is_unusable: whether one of them is quarantined, or processes of others hold all of their memory. It is
             kept while members wait, else Ray would lend the same GPUs again.
     """
@@ -68,13 +69,13 @@ class Leases:
 
     Attributes:
         pending: requested and not ready.
-        held: ready.
+        held: ready, by Ray's id of the node.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.pending: list[Lease] = []
-        self.held: list[Lease] = []
+        self.held: defaultdict[str, list[Lease]] = defaultdict(list)
 
     def request(self, wanted: Counter[Request]) -> None:
         """Have these requests pending: others are withdrawn, missing ones are made.
@@ -97,7 +98,8 @@ class Leases:
             if (given := _find_given(lease)) is not None:
                 self.pending.remove(lease)
                 ready = _divide(lease, given)
-                self.held += ready
+                for each in ready:
+                    self.held[str(each.ray_id)].append(each)
                 yield from ready
             elif _is_late(lease) and _find_nodes(lease) is None:  # else its probes are about to answer
                 self.release(lease)
@@ -106,19 +108,22 @@ class Leases:
         """Give one back with its gang, or withdraw its request."""
         from ray.util import remove_placement_group
 
-        for leases in (self.pending, self.held):
-            leases[:] = [each for each in leases if each is not lease and each not in lease.gang]
+        for each in lease.gang or [lease]:
+            (self.pending if each.ray_id is None else self.held[each.ray_id]).remove(each)
         remove_placement_group(lease.group)
 
-    def release_node(self, ray_id: str) -> set[str]:
-        """Give back all of a node; returns the ids of the other nodes on which parts of gangs were given back."""
-        others = set[str]()
-        lost = [lease for lease in self.held if lease.ray_id == ray_id]
-        lost += [lease for lease in self.pending if ray_id in [part.ray_id for part in lease.request.list_parts()]]
-        for lease in lost:
-            others |= {str(each.ray_id) for each in lease.gang if each.ray_id != ray_id}
-            self.release(lease)
-        return others
+    def lose_node(self, ray_id: str) -> None:
+        """Give back all of a node that is lost, and withdraw the requests for it.
+
+        The other leases of a gang stay: members may run there, and Ray would lend their resources to others.
+        """
+        asked = [each for each in self.pending if ray_id in [part.ray_id for part in each.request.list_parts()]]
+        for lease in (*self.held[ray_id], *asked):
+            if len(lease.gang) > 1:
+                lease.gang.remove(lease)
+                self.held[ray_id].remove(lease)
+            else:
+                self.release(lease)
 
     def withdraw_node(self, ray_id: str) -> None:
         """Withdraw requests for a node, and those that Ray was about to meet there."""
@@ -130,8 +135,8 @@ class Leases:
 
     def release_all(self) -> None:
         """Give back all, and withdraw all requests."""
-        while self.pending or self.held:
-            self.release((*self.pending, *self.held)[0])
+        while left := [*self.pending, *itertools.chain.from_iterable(self.held.values())]:
+            self.release(left[0])
 
 
 def _request(request: Request, name: str) -> Lease:

@@ -14,7 +14,9 @@ from ray_model import Cluster, Group, Piece, Run, World, fits_alone, list_pendin
 
 from ensemble.executors.ray.demand import MOST_PENDING, plan_requests
 from ensemble.executors.ray.lease_manager import KEPT_S
-from ensemble.schedule import pack
+from ensemble.executors.ray.leases import Lease
+from ensemble.executors.ray.request import Bundle, Request
+from ensemble.schedule import Node, Placement, pack
 from ensemble.spec import Identity
 
 Hosts = list[tuple[float, float, int]]  # cores, GiB, GPUs
@@ -306,10 +308,33 @@ def test_ranks_get_gpus_of_several_nodes_together_or_none(world: World) -> None:
     assert len(run.running) == 1
 
 
-def test_the_loss_of_one_node_of_a_gang_gives_back_the_other(world: World) -> None:
+def test_what_is_left_of_a_gang_is_held_while_members_use_it_and_then_given_back(world: World) -> None:
     run = start(world, [(4.0, 16.0, 2), (4.0, 16.0, 2)], [make_member(workers=4, cpus_per_worker=0.5)])
-    assert run.manager.lose("node-0") == {"node-1"}
-    assert not run.list_held() and not run.cluster.groups
+    run.waiting = [make_member(n, cpus_per_worker=0.5) for n in range(1, 5)]
+    run.end(run.running[0])
+    run.place()
+    assert [placement.node for placement in run.running] == ["node-0", "node-0", "node-1", "node-1"]
+    run.manager.lose("node-0")
+    run.running = run.running[2:]
+    run.say_demand()
+    other = run.cluster.submit("other", ([{"GPU": 1.0}], "node-1"))
+    pass_seconds(run, 3 * KEPT_S)
+    assert list(run.list_held()) == ["node-1"] and not other.is_placed, "members train there"
+    for placement in list(run.running):
+        run.end(placement)
+    pass_seconds(run, KEPT_S + 2)
+    assert not run.list_held() and run.cluster.groups == [other] and other.is_placed
+
+
+def test_a_gang_is_kept_until_the_agents_of_all_its_nodes_have_answered(world: World) -> None:
+    run = start(world, [(4.0, 16.0, 2), (4.0, 16.0, 2)], [make_member(workers=4, cpus_per_worker=0.5)])
+    run.end(run.running[0])
+    nodes = list(run.list_nodes().items())
+    run.cluster.clock += 5 * KEPT_S
+    assert run.manager.release_unused(nodes[:1]) == [] and run.cluster.groups
+    assert run.manager.release_unused(nodes) == [], "a member is placed there once all is known"
+    run.cluster.clock += KEPT_S
+    assert set(run.manager.release_unused(nodes)) == {"node-0", "node-1"} and not run.cluster.groups
 
 
 def test_many_wide_members_that_wait_do_not_hide_narrow_ones(world: World) -> None:
@@ -334,3 +359,33 @@ def test_thousands_of_members_are_planned_in_the_blink_of_an_eye(world: World) -
     found = plan_requests(members, offers, "auto")
     assert time.process_time() - began < 0.5  # 0.03 s on a machine with nothing else to do
     assert sum(count for request, count in found.items() if request.ray_id is None) <= MOST_PENDING
+
+
+def test_leases_of_a_thousand_nodes_are_compared_with_their_members_in_the_blink_of_an_eye(world: World) -> None:
+    run = Run(world.make([]), "run", "cuda", [])
+    nodes, part = list[tuple[str, Node]](), Bundle(4.0, 16.0, 1)
+    for n in range(1000):
+        gpus = tuple(f"GPU-{n}-{g}" for g in range(4))
+        node = Node(name=f"node-{n}", cpus=16.0, gpus=("A",) * 4, gpu_ids=gpus, memory_gb=64.0, host="host")
+        nodes.append((node.name, node))
+        leases = [Lease(Request(part, node.name), Group("run", []), part, ray_id=node.name) for _ in gpus]
+        for lease, gpu in zip(leases, gpus, strict=True):
+            lease.devices = (gpu,)
+            run.running.append(Placement(make_member(len(run.running)), node.name, (gpu,)))
+        run.manager._leases.held[node.name] = leases
+    run.say_demand()
+    world.cluster.clock += 2 * KEPT_S
+    began = time.process_time()
+    assert run.manager.release_unused(nodes) == []
+    assert time.process_time() - began < 0.3  # 0.04 s on a machine with nothing else to do
+
+
+def test_members_of_many_ranks_are_planned_across_a_thousand_nodes_in_the_blink_of_an_eye(world: World) -> None:
+    offers = world.make([(16.0, 64.0, 4)] * 1000).list_offers(on_gpus=True)
+    began = time.process_time()
+    found = plan_requests([make_member(n, workers=6) for n in range(700)], offers, "auto")
+    assert time.process_time() - began < 2.0  # 0.6 s on a machine with nothing else to do
+    met = [request for request in found.elements() if request.is_pinned]
+    assert len(met) == 4000 // 6
+    assert all(request.bundle.gpus == 6 and len(request.parts) > 1 for request in met)
+    assert sum(found.values()) == 700

@@ -113,9 +113,9 @@ class Lender:
 class Run:
     """A run of members of one core, and its executor."""
 
-    def __init__(self, lender: Lender, path: Path, members: int = 1) -> None:
+    def __init__(self, lender: Lender, path: Path, members: int = 1, workers: int = 1) -> None:
         self.lender = lender
-        one = Resources(cpus_per_worker=1.0, memory_gb=1.0)
+        one = Resources(workers=workers, cpus_per_worker=1.0, memory_gb=1.0)
         self.declared = an_ensemble([{"lr": 0.1}] * members, resources=one, devices="cpu")
         self.run_dir = RunDir.create(path / "run", self.declared)
         self.executor = RayExecutor()
@@ -278,4 +278,23 @@ def test_the_end_of_an_agent_on_a_drained_node_is_the_end_of_the_node(lender: Le
     seen = run.executor.events(0.0)
     assert [event["type"] for event in seen] == ["node_lost", "exited"] and seen[1]["node_lost"]
     assert len(lender.actors["node-0"]) == 1, "Ray would start no other there"
+    run.executor.close()
+
+
+def test_the_loss_of_one_node_of_a_member_ends_the_agent_of_the_other_once_nobody_uses_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import ray
+
+    lender = Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
+    run = Run(lender, tmp_path, workers=2)
+    assert set(run.open()) == {"node-0", "node-1"}
+    lender.reachable.discard("node-0")
+    lender.actors["node-0"][0].stream.news = [ray.exceptions.RayError(LOST)]
+    assert [event["type"] for event in run.wait(5)] == ["node_lost"]
+    assert lender.cluster.groups, "the controller has not said yet that the member has ended"
+    run.executor.request([], [])
+    [back] = run.wait(20)
+    assert (back["type"], back["node"], back["cpus"]) == ("node", "node-1", 0)
+    assert lender.actors["node-1"][0].commands == [("close",)] and not lender.cluster.groups
     run.executor.close()
