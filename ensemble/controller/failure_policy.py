@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ensemble.schedule.explain import explain_unplaceable
 from ensemble.schedule.needs import Node
-from ensemble.schedule.packing import explain_unplaceable
 from ensemble.spec import Identity
 
 REASONS = ("error", "nan", "lost", "oom", "hang", "disk")

@@ -1,5 +1,6 @@
 """Pure scheduling decisions: packing, placement, cohorts, flotillas and memory grants. No processes, no clock."""
 
+from ensemble.schedule.explain import explain_unplaceable
 from ensemble.schedule.flotilla import (
     Allocation,
     Capacity,
@@ -17,7 +18,7 @@ from ensemble.schedule.flotilla import (
     revise,
 )
 from ensemble.schedule.needs import Node, Placement
-from ensemble.schedule.packing import FreeCapacity, explain_unplaceable, pack
+from ensemble.schedule.packing import FreeCapacity, pack
 from ensemble.schedule.placement import PlacementState, Start, count_placeable, decide_starts
 from ensemble.schedule.profiles import (
     Profile,

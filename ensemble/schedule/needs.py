@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -90,6 +90,13 @@ class Node:
     def physical_gpus(self) -> int:
         """The number of its GPUs; the instances of one in MIG mode count as one."""
         return len(set(self.gpu_parents))
+
+    def sort_by_gpu(self, left: Sequence[int], none: int) -> list[int]:
+        """What the emptiest instance of each physical GPU has left, in decreasing order; as long as `left`."""
+        best: dict[str, int] = {}
+        for parent, units in zip(self.gpu_parents, left, strict=False):
+            best[parent] = max(units, best.get(parent, none))
+        return sorted(best.values(), reverse=True) + [none] * (len(left) - len(best))
 
     def select_gpus(self, keep: Callable[[int], bool]) -> Node:
         """The node with some of its GPUs, chosen by their positions."""

@@ -11,7 +11,8 @@ free, unless its compute mode admits one process at a time. `gpus_per_worker` co
 | cuda | refused | one GPU a rank |
 | auto | CPU | one GPU a rank; a member with more ranks than there are GPUs: CPU, unless it declared a share |
 
-A member on several nodes has GPUs for all of its ranks or for none.
+A member on several nodes has GPUs for all of its ranks or for none. With "auto" these are tried in turn: one
+node's GPUs or one without GPUs, several nodes' GPUs, the CPU of a node that has GPUs, several nodes without GPUs.
 
 Values that are left to measurement (`Identity.auto`) exclude no node: a member with no more workers than a node
 has cores asks for at most all of these cores, and a guessed share of a GPU does not keep it off the CPU.
@@ -165,6 +166,11 @@ class FreeCapacity:
         self.held_needs.update(placement.need for placement in found)
         return found
 
+    def count_ranks(self, need: Need) -> int:
+        """How many ranks of a member all nodes together have room for."""
+        room = _PlaceFinder(self, [need], {}, {})
+        return max(int(room.count_ranks(need, on_gpus=on_gpus).sum()) for on_gpus in room.kinds)
+
     def count_if_empty(
         self, needs: Mapping[Need, int], limits: Mapping[str, int], tenants: Mapping[str, int], most: int
     ) -> int:
@@ -196,11 +202,13 @@ class _PlaceFinder:
         left = np.where(free._tenants < self._most, free._shares, -UNITS)
         self._by_rank = -np.sort(-left).T.copy()
         for i in free._with_instances:
-            self._by_rank[:, i] = _sort_by_parent(free.nodes[i], left[i].tolist())
+            self._by_rank[:, i] = free.nodes[i].sort_by_gpu(left[i].tolist(), -UNITS)
         # a member of at most so many ranks is nowhere placed on the CPU
         self._gpu_only_workers = _UNLIMITED if free.devices == "cuda" else 0
         if free.devices == "auto":
             self._gpu_only_workers = int(free._gpus.min(initial=_UNLIMITED))
+        #: whether members may have GPUs, in the order in which it is tried
+        self.kinds = {"cuda": [True], "cpu": [False]}.get(free.devices, [True, False])
         self._unplaceable: set[Need] = set()
         needs = list(needs)
         # of each, the least that anybody needs: cores, memory, a GPU's share
@@ -233,10 +241,17 @@ class _PlaceFinder:
             return []
         found: list[Spot] = []
         if need.spreads:
-            found += self._reserve_across(need, count, (need.workers + 1) // 2)
-        found += self._reserve_on_nodes(need, count - len(found))
-        if need.spans_nodes:
-            found += self._reserve_across(need, count - len(found), need.workers)
+            for on_gpus in self.kinds:
+                found += self._reserve_across(need, count - len(found), on_gpus=on_gpus, is_spread=True)
+        # several nodes' GPUs come before the CPU of a node that has some
+        may_fall_back = need.spans_nodes and len(self.kinds) > 1 and not need.requires_gpu
+        found += self._reserve_on_nodes(
+            need._replace(requires_gpu=True) if may_fall_back else need, count - len(found)
+        )
+        for on_gpus in self.kinds if need.spans_nodes else ():
+            found += self._reserve_across(need, count - len(found), on_gpus=on_gpus)
+            if on_gpus and may_fall_back:
+                found += self._reserve_on_nodes(need, count - len(found))
         self._bounds_are_stale |= bool(found)
         if len(found) < count:
             self._unplaceable.add(need)
@@ -246,7 +261,7 @@ class _PlaceFinder:
 
     def _reserve_on_nodes(self, need: Need, count: int) -> list[Spot]:
         """Take up to `count` places of one node each, node after node."""
-        if self._cpus_left < 0 or need.memory > self._memory_left:
+        if not count or self._cpus_left < 0 or need.memory > self._memory_left:
             return []
         if need.cpus > self._cpus_left and not need.guessed_cpus:
             return []
@@ -259,40 +274,47 @@ class _PlaceFinder:
                 break
         return found
 
-    def _reserve_across(self, need: Need, count: int, most: int) -> list[Spot]:
-        """Take up to `count` places of several nodes each, with at most so many ranks on one of them."""
+    def _reserve_across(self, need: Need, count: int, *, on_gpus: bool, is_spread: bool = False) -> list[Spot]:
+        """Take up to `count` places of several nodes each; of one that is spread, half on each of two."""
         found: list[Spot] = []
-        while len(found) < count and (spot := self._find_across(need, most)) is not None:
+        while len(found) < count:
+            spot = self._find_across(need, on_gpus=on_gpus, is_spread=is_spread)
+            if spot is None:
+                break
             found.append(spot)
         return found
 
-    def _find_across(self, need: Need, most: int) -> Spot | None:
+    def _find_across(self, need: Need, *, on_gpus: bool, is_spread: bool) -> Spot | None:
         """Take a place on several nodes, as few as possible: those with room for the most ranks first."""
-        on_gpus = (
-            [True] if self._free.devices == "cuda" else [False] if self._free.devices == "cpu" else [True, False]
-        )
-        for uses_gpus in on_gpus:
-            room = np.minimum(self._count_ranks(need, on_gpus=uses_gpus), most)
-            if room.sum() < need.workers:
-                continue
-            nodes: list[int] = []
-            devices: list[str | None] = []
-            for i in np.argsort(-room, kind="stable").tolist():
-                ranks = min(int(room[i]), need.workers - len(nodes))
-                if ranks:
-                    ((_, there),) = self._reserve_on(i, need.take_ranks(ranks), 1)
-                    nodes += [i] * ranks
-                    devices += there
-            return tuple(nodes), tuple(devices)
-        return None
+        room = self.count_ranks(need, on_gpus=on_gpus)
+        if is_spread:
+            room = np.minimum(room, (need.workers + 1) // 2)
+        order = np.argsort(-room, kind="stable")[: 2 if is_spread else None]
+        if room[order].sum() < need.workers:
+            return None
+        nodes: list[int] = []
+        devices: list[str | None] = []
+        for i in order.tolist():
+            ranks = min(int(room[i]), need.workers - len(nodes))
+            if ranks:
+                ((_, there),) = self._reserve_on(i, need.take_ranks(ranks), 1)
+                nodes += [i] * ranks
+                devices += there
+        return tuple(nodes), tuple(devices)
 
-    def _count_ranks(self, need: Need, *, on_gpus: bool) -> Int64Array:
+    def count_ranks(self, need: Need, *, on_gpus: bool) -> Int64Array:
         """How many ranks of one member each node has room for, int64 [nodes]."""
         free, rank = self._free, need.take_ranks(1)
         most = np.full(len(free.nodes), need.workers, np.int64)
-        for left, each in ((free._cpus, rank.cpus), (free._memory, rank.memory)):
-            if each:
-                most = np.minimum(most, np.maximum(left + _SLACK, 0) // each)
+        if rank.cpus:
+            by_cpus = np.maximum(free._cpus + _SLACK, 0) // rank.cpus
+            if need.guessed_cpus:  # as `Need.cpus_on`: so many take at most all cores of a node
+                total = free._total[0]
+                is_empty = (total > 0) & (free._cpus + _SLACK >= total)
+                by_cpus = np.where(is_empty, np.maximum(by_cpus, np.maximum(total // UNITS, 1)), by_cpus)
+            most = np.minimum(most, by_cpus)
+        if rank.memory:
+            most = np.minimum(most, np.maximum(free._memory + _SLACK, 0) // rank.memory)
         if on_gpus:
             most = np.minimum(most, (self._by_rank + _SLACK >= need.share).sum(axis=0, dtype=np.int64))
         elif free.devices != "cpu":  # on the CPU only where there is no GPU
@@ -358,19 +380,8 @@ class _PlaceFinder:
             chosen.append(tuple(ids[device] for device in taken))
         free._shares[i], free._tenants[i] = shares, tenants
         left = [share if tenants[d] < most[d] else -UNITS for d, share in enumerate(shares)]
-        self._by_rank[:, i] = _sort_by_parent(node, left)
+        self._by_rank[:, i] = node.sort_by_gpu(left, -UNITS)
         return chosen
-
-
-def _sort_by_parent(node: Node, left: Sequence[int]) -> list[int]:
-    """What the emptiest instance of each physical GPU has left, in decreasing order; as long as `left`."""
-    best: dict[str, int] = {}
-    for parent, units in zip(node.gpu_parents, left, strict=False):
-        best[parent] = max(units, best.get(parent, -UNITS))
-    return sorted(best.values(), reverse=True) + [-UNITS] * (len(left) - len(best))
-
-
-_ROUNDING = 1e-9  # ten members of 0.1 cores fit on one core, whatever binary fractions add up to
 
 
 def pack(
@@ -393,64 +404,3 @@ def pack(
         Placements in the order of `waiting`; those that found no room are left out.
     """
     return FreeCapacity(nodes, devices, running).place(waiting, limits, tenants)
-
-
-def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str = "auto") -> str | None:
-    """Say why a member can never be placed on these nodes and what would fit; None if it can be placed."""
-    if pack([identity], [], nodes, devices):
-        return None
-    asked = _describe_request(identity)
-    usable = [node for node in nodes if devices != "cuda" or node.gpus]
-    if not nodes:
-        return f"{identity.member} {asked}: there is no node"
-    if not usable:
-        why = f"devices='cuda' and no node has a GPU ({_describe_node(nodes[0])})"
-        return f"{identity.member} {asked}: {why}; use devices='auto' or 'cpu'"
-
-    def rank(node: Node) -> tuple[float, ...]:
-        return _max_workers(identity, node, devices), node.physical_gpus, node.cpus, node.memory_gb
-
-    together = sum(_max_workers(identity, node, devices) for node in usable)
-    if compute_need(identity).spans_nodes and 0 < together < identity.workers and len(usable) > 1:
-        return f"{identity.member} {asked}; all {len(usable)} nodes together hold workers={together}"
-    best = max(usable, key=rank)
-    workers = _max_workers(identity, best, devices)
-    if workers:
-        return (
-            f"{identity.member} {asked} on one node; the largest that would fit is workers={workers} "
-            f"on {_describe_node(best)}"
-        )
-    limits = [f"cpus_per_worker={best.cpus:g}"]
-    if identity.memory_gb is not None:
-        limits.append(f"memory_gb={best.memory_gb:.1f}")
-    return (
-        f"{identity.member} {asked}; the largest that would fit is {', '.join(limits)} on {_describe_node(best)}"
-    )
-
-
-def _max_workers(identity: Identity, node: Node, devices: str) -> int:
-    """The number of workers with the same shares that the empty node could hold."""
-    most = int((node.cpus + _ROUNDING) // identity.cpus_per_worker)
-    if "cpus_per_worker" in identity.auto and node.cpus:
-        most = max(most, int(node.cpus), 1)
-    if identity.memory_gb:
-        most = min(most, int((node.memory_gb + _ROUNDING) // identity.memory_gb))
-    declared = identity.gpus_per_worker and "gpus_per_worker" not in identity.auto
-    if devices == "cuda" or (devices == "auto" and node.gpus and declared):
-        offers = zip(node.gpu_parents, node.gpu_free, strict=True)
-        most = min(most, len({gpu for gpu, free in offers if 0 < free >= identity.gpus_per_worker - _ROUNDING}))
-    return min(most, identity.workers)
-
-
-def _describe_request(identity: Identity) -> str:
-    text = f"asks for {identity.workers} worker{'s' * (identity.workers > 1)} x {identity.cpus_per_worker:g} cpus"
-    if identity.gpus_per_worker:
-        text += f", {identity.gpus_per_worker:g} GPU"
-    if identity.memory_gb is not None:
-        text += f", {identity.memory_gb:g} GiB"
-    return text
-
-
-def _describe_node(node: Node) -> str:
-    offers = f"{node.cpus:g} cpus, {len(node.gpus)} GPUs, {node.memory_gb:.1f} GiB"
-    return f"node {node.name} ({offers}{'; ' * bool(node.no_gpus)}{node.no_gpus})"

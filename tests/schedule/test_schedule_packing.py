@@ -48,7 +48,8 @@ def slowly(
 ) -> list[Placement]:
     """First-fit decreasing by its definition: each member, the largest first, on the first node with room.
 
-    One that finds none is on several, those with room for most of its ranks first.
+    One that finds none is on several, those with room for most of its ranks first. One that is better on two nodes
+    is on two where each has room for half of it. Several nodes' GPUs come before the CPU of a node that has some.
     """
     placed: list[Placement] = []
     in_order = sorted(nodes, key=lambda at: devices != "cpu" and not at.gpus)
@@ -98,42 +99,56 @@ def slowly(
         chosen = tuple(room.values())[: member.workers]
         return Placement(member, at.name, chosen) if len(chosen) == member.workers else None
 
-    def across(member: Identity) -> Placement | None:
-        for on_gpus in [True] if devices == "cuda" else [False] if devices == "cpu" else [True, False]:
-            room = []
-            for at in in_order:
-                ranks = 0
-                if devices == "cpu" or bool(at.gpus) == on_gpus:
-                    some = [replace(member, workers=n, auto=[]) for n in range(1, member.workers + 1)]
-                    fits = [
-                        one
-                        for one in some
-                        if (one_at := found(one, at)) and (one_at.devices[0] is not None) == on_gpus
-                    ]
-                    ranks = max((one.workers for one in fits), default=0)
-                room.append(ranks)
-            if sum(room) < member.workers:
-                continue
-            names: list[str] = []
-            taken: list[str | None] = []
-            for i in sorted(range(len(room)), key=lambda i: -room[i]):
-                ranks = min(room[i], member.workers - len(names))
-                if ranks:
-                    part = found(replace(member, workers=ranks), in_order[i])
-                    assert part is not None
-                    names += [part.node] * ranks
-                    taken += part.devices
-            return Placement(member, names[0], tuple(taken), tuple(names))
-        return None
+    def across(member: Identity, on_gpus: bool, spread: bool = False) -> Placement | None:
+        room = []
+        for at in in_order:
+            ranks = 0
+            if devices == "cpu" or bool(at.gpus) == on_gpus:
+                some = [replace(member, workers=n) for n in range(1, member.workers + 1)]
+                fits = [
+                    one
+                    for one in some
+                    if (one_at := found(one, at)) and (one_at.devices[0] is not None) == on_gpus
+                ]
+                ranks = max((one.workers for one in fits), default=0)
+            room.append(min(ranks, (member.workers + 1) // 2) if spread else ranks)
+        best = sorted(range(len(room)), key=lambda i: -room[i])[: 2 if spread else None]
+        if sum(room[i] for i in best) < member.workers:
+            return None
+        names: list[str] = []
+        taken: list[str | None] = []
+        for i in best:
+            ranks = min(room[i], member.workers - len(names))
+            if ranks:
+                part = found(replace(member, workers=ranks), in_order[i])
+                assert part is not None
+                names += [part.node] * ranks
+                taken += part.devices
+        return Placement(member, names[0], tuple(taken), tuple(names))
+
+    def choose(member: Identity) -> Placement | None:
+        kinds = [True] if devices == "cuda" else [False] if devices == "cpu" else [True, False]
+        spans = member.workers > 1 and bool(member.span_nodes)
+        insists = devices == "auto" and spans
+        on_one = [one for at in in_order if (one := found(member, at)) is not None]
+        first = [
+            one
+            for one in on_one
+            if not insists or one.devices[0] is not None or not {n.name: n for n in nodes}[one.node].gpus
+        ]
+        tries = [across(member, kind, spread=True) for kind in kinds if spans and member.span_nodes == "spread"]
+        tries += first[:1]
+        tries += [across(member, True)] if spans and True in kinds else []
+        tries += on_one[:1]
+        tries += [across(member, False)] if spans and False in kinds else []
+        return next((one for one in tries if one is not None), None)
 
     def size(member: Identity) -> tuple[float, ...]:
         asked = (member.gpus_per_worker, member.cpus_per_worker, member.memory_gb or 0.0)
         return tuple(round(one * member.workers, 9) for one in asked)
 
     for member in sorted(waiting, key=size, reverse=True):
-        at_last = next((one for at in in_order if (one := found(member, at)) is not None), None)
-        if at_last is None and member.workers > 1 and member.span_nodes:
-            at_last = across(member)
+        at_last = choose(member)
         if at_last is not None:
             placed.append(at_last)
     return [p for member in waiting for p in placed if p.identity is member]
@@ -148,7 +163,7 @@ members = st.lists(
         gpus_per_worker=st.sampled_from([0.0, 0.1, 0.25, 1 / 3, 0.5, 1.0]),
         memory_gb=st.sampled_from([None, None, 1.0, 5.0]),
         auto=autos,
-        span_nodes=st.booleans(),
+        span_nodes=st.sampled_from([False, True, "spread"]),
     ),
     max_size=16,
 ).map(lambda many: [identity(i, **asked) for i, asked in enumerate(many)])

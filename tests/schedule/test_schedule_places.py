@@ -172,6 +172,42 @@ def test_ranks_on_several_nodes_have_gpus_all_of_them_or_none() -> None:
     assert lost.place([identity(1, gpus_per_worker=1.0)]) == [], "what is left of a member holds its GPU"
 
 
+def test_guessed_cores_exclude_no_nodes_whose_cores_are_as_many_as_ranks() -> None:
+    wide, nodes = {"workers": 8, "cpus_per_worker": 1.05}, [node("a"), node("b"), node("c", cpus=1)]
+    guessed = identity(0, **wide, auto=["cpus_per_worker"])
+    (across,) = pack([guessed], [], nodes)
+    assert across.nodes == ("a",) * 4 + ("b",) * 4 and explain_unplaceable(guessed, nodes) is None
+    free = FreeCapacity(nodes, running=[across])
+    assert [p.node for p in free.place([identity(n) for n in range(1, 4)])] == ["c"], "it takes all of their cores"
+    assert not pack([identity(1, **wide)], [], nodes), "what was declared is not reduced"
+    wider = identity(2, workers=10, cpus_per_worker=1.05, auto=["cpus_per_worker"])
+    assert "all 3 nodes together hold workers=9" in (explain_unplaceable(wider, nodes) or "")
+    lent = [node("a", cpus=2), node("b", cpus=2)]  # parts of two nodes
+    assert pack([identity(workers=4, cpus_per_worker=1.7, auto=["cpus_per_worker"])], [], lent)
+
+
+def test_one_that_is_better_on_two_nodes_is_on_two_or_on_one() -> None:
+    small = [node(f"s{n}", cpus=8, gpus=1, memory_gb=64) for n in range(4)]
+    big = node("big", cpus=64, gpus=8, memory_gb=64)
+    spread = identity(workers=8, gpus_per_worker=1.0, span_nodes="spread")
+    assert pack([spread], [], [big, *small])[0].ranks_by_node == {"big": list(range(8))}
+    halves = pack([spread], [], [big, *small, node("half", cpus=8, gpus=4)])[0].ranks_by_node
+    assert {name: len(ranks) for name, ranks in halves.items()} == {"big": 4, "half": 4}
+    fallback = pack([spread], [], [*small, node("half", cpus=8, gpus=4)])[0]
+    assert len(fallback.ranks_by_node) == 5, "no two nodes hold its halves, and no node all of it"
+
+
+def test_several_nodes_gpus_come_before_the_cpu_of_one_that_has_some() -> None:
+    nodes = [node(name, cpus=32, gpus=4, memory_gb=64) for name in "ab"]
+    wide = identity(workers=8, gpus_per_worker=1.0, auto=["gpus_per_worker"])
+    (placed,) = pack([wide], [], nodes)
+    assert placed.nodes == ("a",) * 4 + ("b",) * 4 and placed.devices == ("0", "1", "2", "3") * 2
+    (placed,) = pack([wide], [], nodes[:1])
+    assert placed.node == "a" and placed.devices == (None,) * 8
+    (placed,) = pack([wide], [], [*nodes, node("c", cpus=32)])
+    assert placed.node == "c", "one node without GPUs comes first"
+
+
 def test_members_of_a_lost_node_take_no_place() -> None:
     lost = Placement(identity(0), "gone", (None,))
     assert len(pack([identity(1)], [lost], [node(cpus=1)])) == 1

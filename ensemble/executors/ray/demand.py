@@ -41,7 +41,7 @@ def plan_requests(waiting: Sequence[Identity], offers: Sequence[Offer], devices:
         devices: "auto", "cpu" or "cuda".
     """
     nodes = [_NodeState(offer, devices) for offer in offers]
-    shapes = sorted({node.shape for node in nodes})
+    shapes = Counter(sorted(node.shape for node in nodes))
     needs = [compute_need(identity) for identity in waiting]
     is_for_gpus = {need: _is_for_gpus(need, shapes, devices) for need in set(needs)}
     on_gpus = [identity for identity, need in zip(waiting, needs, strict=True) if is_for_gpus[need]]
@@ -73,6 +73,10 @@ class _Shape(NamedTuple):
     def holds(self, need: Need) -> bool:
         return need.cpus_on(self.cpus) <= self.cpus + _SLACK and need.memory <= self.memory + _SLACK
 
+    def count_ranks(self, need: Need, most: int) -> int:
+        """How many ranks of one member, `most` at the most, it holds."""
+        return next((n for n in range(min(most, need.workers), 0, -1) if self.holds(need.take_ranks(n))), 0)
+
     def puts_on_gpu(self, need: Need, devices: str) -> bool | None:
         """Whether a member trains on GPUs there, as `ensemble.schedule.packing` decides; None: it is refused."""
         if self.gpus >= need.workers:
@@ -80,15 +84,27 @@ class _Shape(NamedTuple):
         return None if devices == "cuda" or (self.gpus and need.requires_gpu) else False
 
 
-def _is_for_gpus(need: Need, shapes: Sequence[_Shape], devices: str) -> bool:
-    """Whether GPUs are requested for a member: where a node with GPUs could hold it, or none at all could."""
+def _is_for_gpus(need: Need, shapes: Counter[_Shape], devices: str) -> bool:
+    """Whether GPUs are requested for a member: where nodes with GPUs could hold it, or none at all could.
+
+    The order in which `ensemble.schedule.packing` tries nodes decides.
+    """
     if devices == "cpu":
         return False
-    found = {shape.puts_on_gpu(need, devices) for shape in shapes if shape.holds(need)}
-    if found - {None}:
-        return True in found
+    able = [shape for shape in shapes if shape.holds(need)]
+    found = {shape.puts_on_gpu(need, devices) for shape in able}
+    if True in found or devices == "cuda":
+        return True
+    if any(not shape.gpus for shape in able):
+        return False
+    on_gpus = sum(n * shape.count_ranks(need, shape.gpus) for shape, n in shapes.items())
+    on_cores = sum(n * shape.count_ranks(need, need.workers) for shape, n in shapes.items() if not shape.gpus)
+    if need.spans_nodes and on_gpus >= need.workers:
+        return True
+    if False in found or (need.spans_nodes and on_cores >= need.workers):
+        return False
     widest = max((shape.gpus for shape in shapes), default=0)
-    return devices == "cuda" or (widest > 0 and (need.requires_gpu or need.workers <= widest))
+    return widest > 0 and (need.requires_gpu or need.workers <= widest)
 
 
 # -- what nodes have free -----------------------------------------------------------------------------------------
@@ -261,13 +277,15 @@ def _request_widths(
 # -- what finds no room now ---------------------------------------------------------------------------------------
 
 
-def _queue_gpus(waiting: Sequence[Identity], shapes: Sequence[_Shape]) -> Counter[Request]:
+def _queue_gpus(waiting: Sequence[Identity], shapes: Counter[_Shape]) -> Counter[Request]:
     """Requests for GPUs of any node; who shares them is decided by first-fit decreasing."""
     needs = Counter(map(compute_need, waiting))
     groups: dict[tuple[int, bool], list[_GpuGroup]] = {}
     for need in sorted(needs, key=lambda need: (need.workers, need.share, need), reverse=True):
         usable = [shape for shape in shapes if shape.gpus >= (1 if need.spans_nodes else need.workers)]
         left, cpus = needs[need], _reduce_guess(need, usable)
+        if need.spans_nodes:
+            cpus = need.workers * min(_divide_cores(need, shapes, on_gpus=True))
         known = groups.setdefault((need.workers, need.spans_nodes), [])
         for group in known:
             left -= group.add(need, cpus, left)
@@ -275,7 +293,7 @@ def _queue_gpus(waiting: Sequence[Identity], shapes: Sequence[_Shape]) -> Counte
             known.append(_GpuGroup.of(need.workers, usable))
             left -= known[-1].add(need, cpus, left)
     return Counter(
-        _split(group.cpus, group.reserve_memory(), group.width, on_gpus=True)
+        _split([group.cpus // group.width] * group.width, group.reserve_memory(), on_gpus=True)
         if spans
         else Request(_make_bundle(group.cpus, group.reserve_memory(), group.width))
         for (_, spans), known in groups.items()
@@ -283,12 +301,24 @@ def _queue_gpus(waiting: Sequence[Identity], shapes: Sequence[_Shape]) -> Counte
     )
 
 
-def _split(cpus: int, memory: int, workers: int, *, on_gpus: bool) -> Request:
-    """A request for the ranks of members, which may be on several nodes."""
-    return _join([Part(_make_bundle(cpus // workers, memory // workers, int(on_gpus)))] * workers)
+def _split(cpus: Sequence[int], memory: int, *, on_gpus: bool) -> Request:
+    """A request for ranks of members, which may be on several nodes: the cores of each, the memory of all."""
+    return _join([Part(_make_bundle(each, memory // len(cpus), int(on_gpus))) for each in cpus])
 
 
-def _queue_cores(waiting: Sequence[Identity], shapes: Sequence[_Shape], devices: str) -> Counter[Request]:
+def _divide_cores(need: Need, shapes: Counter[_Shape], *, on_gpus: bool) -> list[int]:
+    """The cores of each rank in units: a guess is at most what empty nodes have, those with most ranks first."""
+    most = {shape: shape.count_ranks(need, shape.gpus if on_gpus else need.workers) for shape in shapes}
+    found: list[int] = []
+    for shape in sorted(shapes, key=lambda shape: (most[shape], shape), reverse=True):
+        for _ in range(shapes[shape]):
+            if here := min(most[shape], need.workers - len(found)):
+                found += [need.take_ranks(here).cpus_on(shape.cpus) // here] * here
+    rest = min(found, default=need.cpus // need.workers)  # of those that only further nodes could hold
+    return sorted(found + [rest] * (need.workers - len(found)), reverse=True)
+
+
+def _queue_cores(waiting: Sequence[Identity], shapes: Counter[_Shape], devices: str) -> Counter[Request]:
     """Requests for cores and memory of any node, one a member."""
     found = Counter[Request]()
     for need, count in Counter(map(compute_need, waiting)).items():
@@ -296,12 +326,11 @@ def _queue_cores(waiting: Sequence[Identity], shapes: Sequence[_Shape], devices:
         able = [shape for shape in usable if shape.holds(need.take_ranks(1) if need.spans_nodes else need)]
         if need.requires_gpu and len(usable) < len(shapes):
             continue  # it might get a node where it can only use GPUs
-        cpus = _reduce_guess(need, able)
-        part = min((shape.memory * cpus // shape.cpus for shape in able), default=0)
-        bundle = cpus, need.memory or part
-        found[
-            _split(*bundle, need.workers, on_gpus=False) if need.spans_nodes else Request(_make_bundle(*bundle))
-        ] += count
+        ranks = _divide_cores(need, Counter({shape: shapes[shape] for shape in able}), on_gpus=False)
+        cpus = sum(ranks) if need.spans_nodes else _reduce_guess(need, able)
+        memory = need.memory or min((shape.memory * cpus // shape.cpus for shape in able), default=0)
+        request = _split(ranks, memory, on_gpus=False) if need.spans_nodes else Request(_make_bundle(cpus, memory))
+        found[request] += count
     return found
 
 

@@ -308,6 +308,36 @@ def test_ranks_get_gpus_of_several_nodes_together_or_none(world: World) -> None:
     assert len(run.running) == 1
 
 
+def wait_for_two_nodes(world: World, hosts: Hosts, member: Identity, devices: str) -> Run:
+    """A run that asks for nodes while others hold all of them, and gets them."""
+    cluster = world.make(hosts)
+    others = [Group("other", [Piece(h.cpus, 0, len(h.gpus), name)]) for name, h in cluster.total.items()]
+    cluster.groups += others
+    cluster.schedule()
+    run = Run(cluster, "run", devices, [member])
+    settle(run)
+    assert list_pending(run) and all(cluster.could_ever_place(group) for group in list_pending(run))
+    for other in others:
+        cluster.remove(other)
+    pass_seconds(run, 5)
+    return run
+
+
+def test_ranks_whose_cores_are_guessed_ask_for_what_nodes_have_and_use_it(world: World) -> None:
+    small = make_member(workers=2, cpus_per_worker=1.0, gpus_per_worker=1.0, auto=["cpus_per_worker"])
+    hosts = [(0.5, 3.9, 0), (0.5, 3.9, 0), (0.5, 3.9, 1)]
+    assert all(fits_alone(small, world.make(hosts), devices) for devices in ("auto", "cpu"))
+    assert len(wait_for_two_nodes(world, hosts, small, "cpu").running) == 1
+    guess = make_member(workers=8, cpus_per_worker=1.05, gpus_per_worker=0.0, auto=["cpus_per_worker"])
+    (placed,) = wait_for_two_nodes(world, [(4.0, 16.0, 0), (4.0, 16.0, 0)], guess, "auto").running
+    assert sorted(map(len, placed.ranks_by_node.values())) == [4, 4]
+    on_gpus = make_member(workers=8, cpus_per_worker=1.05, auto=["cpus_per_worker", "gpus_per_worker"])
+    (placed,) = wait_for_two_nodes(world, [(32.0, 64.0, 4), (32.0, 64.0, 4)], on_gpus, "auto").running
+    assert None not in placed.devices and len(placed.ranks_by_node) == 2
+    (placed,) = start(world, hosts, [small]).running
+    assert placed.devices == (None, None), "there is one GPU, and both nodes without one hold a rank"
+
+
 def test_what_is_left_of_a_gang_is_held_while_members_use_it_and_then_given_back(world: World) -> None:
     run = start(world, [(4.0, 16.0, 2), (4.0, 16.0, 2)], [make_member(workers=4, cpus_per_worker=0.5)])
     run.waiting = [make_member(n, cpus_per_worker=0.5) for n in range(1, 5)]

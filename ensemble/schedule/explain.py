@@ -1,0 +1,73 @@
+"""Says why a member can never be placed, and what would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ensemble.schedule.needs import Node, compute_need
+from ensemble.schedule.packing import FreeCapacity, pack
+from ensemble.spec import Identity
+
+_ROUNDING = 1e-9  # ten members of 0.1 cores fit on one core, whatever binary fractions add up to
+
+
+def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str = "auto") -> str | None:
+    """Say why a member can never be placed on these nodes and what would fit; None if it can be placed."""
+    if pack([identity], [], nodes, devices):
+        return None
+    asked = _describe_request(identity)
+    usable = [node for node in nodes if devices != "cuda" or node.gpus]
+    if not nodes:
+        return f"{identity.member} {asked}: there is no node"
+    if not usable:
+        why = f"devices='cuda' and no node has a GPU ({_describe_node(nodes[0])})"
+        return f"{identity.member} {asked}: {why}; use devices='auto' or 'cpu'"
+
+    def rank(node: Node) -> tuple[float, ...]:
+        return _max_workers(identity, node, devices), node.physical_gpus, node.cpus, node.memory_gb
+
+    best = max(usable, key=rank)
+    workers, need = _max_workers(identity, best, devices), compute_need(identity)
+    if need.spans_nodes and len(usable) > 1:
+        together = max(workers, FreeCapacity(usable, devices).count_ranks(need))
+        if together:
+            return f"{identity.member} {asked}; all {len(usable)} nodes together hold workers={together}"
+    if workers:
+        return (
+            f"{identity.member} {asked} on one node; the largest that would fit is workers={workers} "
+            f"on {_describe_node(best)}"
+        )
+    limits = [f"cpus_per_worker={best.cpus:g}"]
+    if identity.memory_gb is not None:
+        limits.append(f"memory_gb={best.memory_gb:.1f}")
+    return (
+        f"{identity.member} {asked}; the largest that would fit is {', '.join(limits)} on {_describe_node(best)}"
+    )
+
+
+def _max_workers(identity: Identity, node: Node, devices: str) -> int:
+    """The number of workers with the same shares that the empty node could hold."""
+    most = int((node.cpus + _ROUNDING) // identity.cpus_per_worker)
+    if "cpus_per_worker" in identity.auto and node.cpus:
+        most = max(most, int(node.cpus), 1)
+    if identity.memory_gb:
+        most = min(most, int((node.memory_gb + _ROUNDING) // identity.memory_gb))
+    declared = identity.gpus_per_worker and "gpus_per_worker" not in identity.auto
+    if devices == "cuda" or (devices == "auto" and node.gpus and declared):
+        offers = zip(node.gpu_parents, node.gpu_free, strict=True)
+        most = min(most, len({gpu for gpu, free in offers if 0 < free >= identity.gpus_per_worker - _ROUNDING}))
+    return min(most, identity.workers)
+
+
+def _describe_request(identity: Identity) -> str:
+    text = f"asks for {identity.workers} worker{'s' * (identity.workers > 1)} x {identity.cpus_per_worker:g} cpus"
+    if identity.gpus_per_worker:
+        text += f", {identity.gpus_per_worker:g} GPU"
+    if identity.memory_gb is not None:
+        text += f", {identity.memory_gb:g} GiB"
+    return text
+
+
+def _describe_node(node: Node) -> str:
+    offers = f"{node.cpus:g} cpus, {len(node.gpus)} GPUs, {node.memory_gb:.1f} GiB"
+    return f"node {node.name} ({offers}{'; ' * bool(node.no_gpus)}{node.no_gpus})"
