@@ -229,6 +229,8 @@ def _count_ranks(need: Need, nodes: Iterable[_NodeState], devices: str) -> int:
     """How many ranks nodes have room for at most: by GPUs, if the member trains on these, else by cores."""
     if devices == "cuda":
         return sum(node.gpus for node in nodes)
+    if need.guessed_cpus:  # a guess is reduced
+        return sum(node.shape.count_ranks(need, need.workers) for node in nodes)
     each = need.take_ranks(1).cpus
     return sum(max(0, node.cpus + _SLACK) // each if each else need.workers for node in nodes)
 
