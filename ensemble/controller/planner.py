@@ -335,7 +335,7 @@ def _choose_profiling_node(board: PlacementState, wanted: Sequence[Identity]) ->
 
     def merit(node: Node) -> tuple[bool, bool, int]:
         holds = bool(pack([widest], [], [node], board.devices))
-        return not holds, board.devices != "cpu" and not node.gpus, running[node.name]
+        return not holds, board.devices != "cpu" and not any(node.gpu_free), running[node.name]
 
     return min(board.nodes, key=merit)
 

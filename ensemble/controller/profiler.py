@@ -39,6 +39,7 @@ _ENDING = frozenset(
 
 STEPS_S = (1.0, 20.0)  # seconds of steps: at most for one member, at most for all that are measured together
 MEMORY_STEP = 0.05  # a running member's profile is corrected when it needs this share more memory than measured
+LEAST_SHARE = 1e-3  # of a GPU: a member may be measured where others leave that much of its memory
 MOST_FAILURES = 3  # groups in a row that fail before the remaining members are left unmeasured
 
 
@@ -193,15 +194,23 @@ class Profiler:
             self._groups.popleft()
 
     def _place(self, group: _Group) -> Placement | None:
-        """Where a group runs, as if the nodes were empty; its identity is the member as which it runs."""
+        """Where a group runs, as if no member of the run did; its identity is the member as which it runs.
+
+        Where no GPU has the share that it asks for, that is on those of which processes of others leave the most:
+        they may need less. It is nowhere if they leave nothing.
+        """
         example = next(iter(group.unmeasured.values()), None)
         if example is None:
             return None
         how: Literal["spread"] | bool = "spread" if group.is_spread else False
         asking = dataclasses.replace(example, member=PROFILE, workers=group.workers, span_nodes=how)
-        nodes = [node.without_others() for node in (self._nodes if group.is_spread else [self._node])]
-        placed = pack([asking], [], nodes, self._devices)
-        return placed[0] if placed and bool(placed[0].nodes) == group.is_spread else None
+        nodes = self._nodes if group.is_spread else [self._node]
+        least = min(LEAST_SHARE, asking.gpus_per_worker)
+        for share in (asking.gpus_per_worker, least):
+            placed = pack([dataclasses.replace(asking, gpus_per_worker=share)], [], nodes, self._devices)
+            if placed and bool(placed[0].nodes) == group.is_spread:
+                return placed[0]
+        return None
 
     def _launch_next(self, now: float) -> None:
         """Launch the next group, unless one runs."""

@@ -10,6 +10,7 @@ import itertools
 import os
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,21 @@ def test_on_gpus_flotillas_hold_every_member_once_and_widths_are_recorded(tmp_pa
     planned = of(said, "planned")[0]
     assert sorted(m for each in planned["flotillas"] for m in each["members"]) == sorted(widths)
     assert planned["makespan_s"] >= planned["lower_bound_s"] > 0
+
+
+def test_members_are_measured_where_others_leave_some_of_a_gpu(tmp_path: Path) -> None:
+    class Shared(Cluster):
+        gpu_share = 0.25
+
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            assert self.coming or self.ended == 4, "nothing is measured, and nobody trains"
+            return super().events(timeout_s)
+
+    full, half = (replace(gpus(name, 1), gpu_free=(free,)) for name, free in (("a", 0.0), ("b", 0.5)))
+    cluster = Shared(full, half)
+    state, _ = run(tmp_path / "run", an_ensemble([10] * 4, resources=Resources()), cluster)
+    assert {member.state for member in state.members.values()} == {"finished"}
+    assert len(cluster.sessions) == 1 and {node for _, _, node, _ in cluster.launched} == {"b"}
 
 
 def test_on_gpus_widths_even_out_the_rates_of_members_that_train_together(tmp_path: Path) -> None:

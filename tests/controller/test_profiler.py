@@ -13,7 +13,7 @@ import pytest
 from profiling_members import an_ensemble, train
 
 from ensemble import Ensemble, Member
-from ensemble.controller.actions import Action
+from ensemble.controller.actions import Action, Launch
 from ensemble.controller.performer import Performer
 from ensemble.controller.profiler import Profiler
 from ensemble.executors import Executor, make_executor
@@ -227,6 +227,33 @@ def test_a_lost_node_is_nobodys_fault(local: tuple[Executor, list[Node], RunDir]
             profiler.handle(event, time.monotonic())
         profiler.watch(time.monotonic())
     assert told == [("measuring",)] and profiler.select_members(waiting, nodes) == waiting
+
+
+@pytest.mark.parametrize(
+    ("free", "workers", "measured_on"),
+    [
+        ((0.0, 1.0), 1, ["GPU-1"]),
+        ((0.1, 0.5), 1, ["GPU-1"]),  # all of a GPU is what is guessed: it may need less
+        ((0.1, 0.5), 2, ["GPU-1", "GPU-0"]),
+        ((0.0, 0.5), 2, None),
+        ((0.0, 0.0), 1, None),
+    ],
+)
+def test_members_are_measured_on_gpus_of_which_others_leave_memory(
+    free: tuple[float, ...], workers: int, measured_on: list[str] | None, tmp_path: Path
+) -> None:
+    declared = an_ensemble([Member({"width": 8, "lr": 0.1}, workers=workers)] * 8)
+    node = Node("a", 8.0, ("A100",) * 2, 64.0, "a", gpu_ids=("GPU-0", "GPU-1"), gpu_free=free)
+    actions: list[Action] = []
+    profiler = Profiler(actions, RunDir.create(tmp_path / "run", declared), lambda *_, **__: None)
+    waiting = [declared.identify(number) for number in range(8)]
+    profiler.start(profiler.select_members(waiting, [node]), node, 0.0)
+    found = [list(action.devices) for action in actions if isinstance(action, Launch)]
+    assert found == ([] if measured_on is None else [measured_on])
+    assert profiler.is_busy == bool(found)
+    profiler.stop()
+    freed = profiler.select_members(waiting, [node.without_others()])
+    assert freed == waiting, "they are measured when others have left"
 
 
 def trained(executor: Executor, run_dir: RunDir, identity: Identity) -> dict[str, Event]:
