@@ -47,6 +47,7 @@ _CLOSE_S = 60.0  # time limit for the agents' last events
 _CLOSE_WITHOUT_HEAD_S = 10.0
 _SETTLE_S = 2.0  # after the last resource that became ready: what is not ready then is used when it is
 _POLL_S = 0.2  # while nodes are opened
+_ASK_S = 1.0  # how often an autoscaler is asked
 _REACTS_S = 15.0  # time limit for an autoscaler to react to a request: it looks every five seconds
 _GROW_S = 1200.0  # time limit for the nodes that it adds to join
 _PENDING_S = 3.0  # before it is reported that the run waits for Ray
@@ -131,9 +132,7 @@ class RayExecutor:
         while self._session is not None:
             raise_if_deferred()
             before = len(self._agents), len(self._streams)
-            self._receive(_POLL_S)
-            self._renew_leases()
-            self._end_silent()
+            self._advance(_POLL_S)
             if before != (len(self._agents), len(self._streams)):
                 changed = time.monotonic()
             if all(agent.described is not None for agent in self._agents.values()):
@@ -146,17 +145,19 @@ class RayExecutor:
 
         It adds nodes for what is requested. Until there is one of them, Ray does not say what they will offer.
         """
-        began = grew = time.monotonic()
+        began = grew = ask_at = time.monotonic()
         while self._leases is not None and (reason := self._find_unplaceable(ensemble)):
             raise_if_deferred()
             now = time.monotonic()
-            if _compat.is_cluster_growing():
-                if grew == began:
-                    log.warning("waiting for the cluster's autoscaler: %s", reason)
-                grew = now
+            if now >= ask_at:
+                ask_at = now + _ASK_S
+                if _compat.is_cluster_growing():
+                    if grew == began:
+                        log.warning("waiting for the cluster's autoscaler: %s", reason)
+                    grew = now
             if now - grew > _REACTS_S or now - began > _GROW_S:
                 break
-            self._turn(_POLL_S)
+            self._advance(_POLL_S)
         return time.monotonic() - began > _POLL_S
 
     def _find_unplaceable(self, ensemble: Ensemble) -> str | None:
@@ -170,13 +171,14 @@ class RayExecutor:
         assert self._session is not None
         self._look_for_drained()
         found = {str(record["NodeID"]): record for record in self._session.nodes()}
+        free = _compat.list_free_resources() if self._leases is not None else {}
+        self._abandon_if_lost()
         self._records = {
             ray_id: record
             for ray_id, record in found.items()
             if ray_id not in self._unusable and not self._is_drained(ray_id)
         }
         self._names = name_nodes(list(self._records.values()), self._names)
-        free = _compat.list_free_resources() if self._leases is not None else {}
         offers = []
         for ray_id, record in self._records.items():
             name = self._names[ray_id]
@@ -190,7 +192,9 @@ class RayExecutor:
 
     def _look_for_drained(self) -> None:
         """Report the nodes that Ray has begun to drain: no member is placed there any more."""
-        for ray_id, deadline in ({} if self._leases is None else self._leases.look_for_drained()).items():
+        drained = {} if self._leases is None else self._leases.look_for_drained()
+        self._abandon_if_lost()
+        for ray_id, deadline in drained.items():
             self._records.pop(ray_id, None)
             agent = self._agents.get(self._names.get(ray_id, ""))
             if agent is not None and not agent.is_closing:
@@ -226,7 +230,9 @@ class RayExecutor:
     def _start_actor(self, record: dict[str, Any], name: str, takes_over: str | None = None) -> Any:
         assert self._session is not None
         directory = self._session.directory
-        return start_agent(record, name, self._run_dir, directory, on_gpus=self._on_gpus, takes_over=takes_over)
+        actor = start_agent(record, name, self._run_dir, directory, on_gpus=self._on_gpus, takes_over=takes_over)
+        self._abandon_if_lost()
+        return actor
 
     def _listen(self, agent: Agent) -> None:
         self._streams[agent.actor.events.options(num_returns="streaming").remote()] = agent
@@ -261,7 +267,9 @@ class RayExecutor:
             return
         self._renew_at = now + self._leases.poll_s
         self._look_for_drained()
-        for ray_id in self._leases.collect():
+        ready = self._leases.collect()
+        self._abandon_if_lost()
+        for ray_id in ready:
             agent = self._agents.get(self._names.get(ray_id, ""))
             if agent is not None:
                 if not agent.is_closing:  # else it is started again when it has ended
@@ -273,12 +281,15 @@ class RayExecutor:
         if self._leases.is_replan_due:
             self._look_at_cluster()
             self._leases.replan()
+            self._abandon_if_lost()
         self._leave_drained()
         up = [agent for agent in self._agents.values() if agent.described and not self._is_drained(agent.ray_id)]
         feeding = {agent.ray_id for agent in up if agent.feeders}
         measuring = {agent.ray_id for agent in up if agent.is_measuring}
         held = [(agent.ray_id, self._describe(agent)) for agent in up]
-        for ray_id in self._leases.release_unused(held, feeding, measuring):
+        unused = self._leases.release_unused(held, feeding, measuring)
+        self._abandon_if_lost()
+        for ray_id in unused:
             agent = self._agents[self._names[ray_id]]
             self._report_node(agent)
             if not self._leases.on_node(ray_id):
@@ -380,9 +391,27 @@ class RayExecutor:
         if self._leases is not None:
             poll_s = self._leases.poll_s
             timeout_s = poll_s if timeout_s is None else min(poll_s, timeout_s)
-        self._receive(0.0 if self._queue else timeout_s)
-        self._renew_leases()
+        self._advance(0.0 if self._queue else timeout_s)
+
+    def _advance(self, timeout_s: float | None) -> None:
+        """Wait for events; then replace silent agents, and renew leases, which may wait long for the head.
+
+        Agents are judged when their events have just been read: nobody reads them while the head is awaited.
+        """
+        self._receive(timeout_s)
         self._end_silent()
+        self._renew_leases()
+
+    def _abandon_if_lost(self) -> None:
+        """After a call that may have waited for the head: end a turn that was given up meanwhile.
+
+        `_receive_without_head` runs in another thread then, with the same agents and events.
+
+        Raises:
+            HeadLostError: the turn was given up.
+        """
+        if self._is_head_lost:
+            raise HeadLostError
 
     def _receive_without_head(self, timeout_s: float | None) -> None:
         """Report that the head is lost, and let the members end: agents still get commands and send events."""
@@ -486,6 +515,7 @@ class RayExecutor:
         import ray
 
         ray.kill(agent.actor)
+        self._abandon_if_lost()
         del self._agents[agent.name]
         if self._leases is not None and self._leases.on_node(agent.ray_id):  # they became ready meanwhile
             self._open_node(agent.ray_id)
@@ -506,9 +536,10 @@ class RayExecutor:
 
     def _end_silent(self) -> None:
         """Replace agents that have not reported for long, such as a stopped process."""
+        now = time.monotonic()  # the replacement of one may wait for the head, while nobody listens to the others
         for agent in list(self._agents.values()):
             limit_s = _SILENT_S if agent.described is not None and agent.up else _START_S
-            if time.monotonic() - agent.heard_at > limit_s:
+            if now - agent.heard_at > limit_s:
                 self._stop_listening(agent)
                 self._handle_death(agent, f"its agent has been silent for {limit_s:g} s")
 
@@ -517,6 +548,7 @@ class RayExecutor:
         import ray
 
         ray.kill(agent.actor)  # perhaps only a thread of it has ended
+        self._abandon_if_lost()
         agent.replacements += 1
         if agent.replacements > _REPLACEMENTS:
             self._lose_node(agent, reason)
@@ -550,6 +582,7 @@ class RayExecutor:
         import ray
 
         ray.kill(agent.actor)
+        self._abandon_if_lost()
         del self._agents[agent.name]
         self._stop_listening(agent)
         self._records.pop(agent.ray_id, None)

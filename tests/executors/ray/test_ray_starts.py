@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +15,11 @@ from typing import Any
 import pytest
 from execute_members import an_ensemble
 
-from ensemble.executors.ray import RayExecutor, agents
+from ensemble.executors.ray import RayExecutor, _compat, agents
 from ensemble.executors.ray.agents import start_agent
 from ensemble.executors.ray.head import Head
+from ensemble.executors.ray.lease_manager import LeaseManager
+from ensemble.spec import Resources
 from ensemble.store import RunDir
 
 pytestmark = pytest.mark.ray
@@ -110,3 +115,89 @@ def test_a_clusters_agents_trust_the_group_as_the_driver_does_and_see_the_gpus(
         start_agent(record, "n0", run_dir, None, on_gpus=True)
     assert [one.get("ENSEMBLE_TRUST_GROUP") for one in given] == [None, "1"]
     assert all(("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" in one) == bool(gpus) for one in given)
+
+
+@dataclass(eq=False)
+class Reports(Iterator[Call]):
+    """The events of an agent that reports each second; when the next are there."""
+
+    done: float
+
+    def __next__(self) -> Call:
+        self.done += 1.0
+        return Call(0.0, [])
+
+
+def open_cluster(tmp_path: Path) -> RayExecutor:
+    declared = an_ensemble(devices="cpu")
+    executor = RayExecutor()
+    executor.open(RunDir.create(tmp_path / "run", declared), declared, lambda events: None)
+    return executor
+
+
+def test_agents_are_not_silent_while_the_driver_waits_for_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Simulated(monkeypatch)
+    executor = open_cluster(tmp_path)
+    executor._streams = {Reports(cluster.now): agent for agent in executor._agents.values()}
+
+    def wait_for_head() -> None:
+        for agent in executor._agents.values():
+            agent.heard_at -= 90.0
+
+    monkeypatch.setattr(executor, "_renew_leases", wait_for_head)
+    assert [executor.events(1.0) for _ in range(3)] == [[], [], []]
+
+
+def test_a_turn_that_goes_on_after_the_head_was_lost_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, began, goes_on, replaced = threading.Event(), threading.Event(), threading.Event(), []
+    answers.set()
+    cluster = Simulated(monkeypatch)
+    head = Head(lambda timeout_s: answers.is_set(), patience_s=6.0)
+    monkeypatch.setattr("ensemble.executors.ray.executor.Head", lambda: head)
+    monkeypatch.setattr("ensemble.executors.ray.head._BLOCKED_S", 0.1)
+    monkeypatch.setattr("ensemble.executors.ray.executor.is_reachable", lambda record: True)
+    monkeypatch.setattr("ray.kill", lambda actor: None)
+    executor = open_cluster(tmp_path)
+
+    def start_agent(record: dict[str, Any], name: str, *more: Any, **options: Any) -> Any:
+        replaced.append(name)
+        began.set()
+        answers.clear()
+        goes_on.wait()
+        return cluster.start_agent(record, name)
+
+    monkeypatch.setattr("ensemble.executors.ray.executor.start_agent", start_agent)
+    for agent in executor._agents.values():
+        agent.heard_at = time.monotonic() - 90.0
+    assert executor.events(0.0)[-1]["type"] == "cluster_lost" and began.is_set()
+    actors = [agent.actor for agent in executor._agents.values()]
+    goes_on.set()
+    after = threading.Event()
+    head._calls.put((Future(), after.set))  # the thread that makes the calls has ended the one before
+    assert after.wait(60.0)
+    assert replaced == ["n0"] and executor._queue == []
+    assert [agent.actor for agent in executor._agents.values()] == actors
+    head.close()
+
+
+def test_an_autoscaler_is_asked_once_a_second_also_while_something_is_to_be_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def is_growing() -> bool:
+        asked.append(time.monotonic())
+        return False
+
+    monkeypatch.setattr(_compat, "is_cluster_growing", is_growing)
+    monkeypatch.setattr("ensemble.executors.ray.executor._REACTS_S", 1.5)
+    executor, declared = RayExecutor(), an_ensemble(devices="cpu", resources=Resources(cpus_per_worker=64))
+    executor._leases = LeaseManager("run", "cpu", [])
+    monkeypatch.setattr(executor, "_renew_leases", lambda: None)
+    executor._queue.append({"type": "resources", "missing": "1 x (64 cores)"})
+    assert executor._await_growth(declared)
+    assert 1 <= len(asked) <= 2, "times that an autoscaler was asked in 1.5 s"
