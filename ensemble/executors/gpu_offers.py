@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -70,15 +69,17 @@ class GpuOffers:
     Attributes:
         with_mps: see `offer_gpus`.
         list_used: returns the ids of the GPUs on which ranks run.
+        list_pids: returns the process ids of the ranks.
         end_ranks: called with the ids of GPUs that have broken, and why, to end the members on them.
     """
 
     def __init__(self, node: str, directory: Path, emit: Callable[[Event], None]) -> None:
         self.with_mps = False
         self.list_used: Callable[[], Collection[str]] = tuple
+        self.list_pids: Callable[[], Collection[int]] = tuple
         self.end_ranks: Callable[[Collection[str], str], None] = lambda gpus, why: None
         self._node, self._emit = node, emit
-        self._watch = GpuWatch(lambda pid: pid == os.getpid() or is_of_node(pid, directory))
+        self._watch = GpuWatch(lambda pid: is_of_node(pid, directory, self.list_pids()))
         self._reported: Node | None = None
         self._host: Node | None = None
         self._is_changing = False
@@ -114,7 +115,7 @@ class GpuOffers:
             devices = [gpu.id for gpu in self._watch.gpus if gpu.parent == parent]
             quarantined = {"type": "gpu_quarantined", "node": self._node, "gpu": parent}
             self._emit({**quarantined, "devices": devices, "detail": why})
-            self._report()
+            self.report()
             self.end_ranks(devices, _describe_fault(parent, why))
 
     def sample(self) -> None:
@@ -127,10 +128,11 @@ class GpuOffers:
         # What a rank holds is there for a moment before the driver lists it, and after it has ended.
         before, self._is_changing = self._is_changing, has_changed(self._reported, self._describe(self._host))
         if before and self._is_changing:
-            self._report()
+            self.report()
             self._next_look = now + _REPORTED_S
 
-    def _report(self) -> None:
+    def report(self) -> None:
+        """Report what the node offers now, after the first `offer`."""
         if self._host is not None:
             self._reported, self._is_changing = self._describe(self._host), False
             self._emit({"type": "node", **self._reported.as_event(), "gpu_names": self.list_names()})

@@ -124,7 +124,8 @@ class NodeServices:
     def attach(self, workers: ProcessPool) -> None:
         """Have members ended whose GPUs break, and know on which GPUs members are."""
         if self.gpus is not None:
-            self.gpus.list_used, self.gpus.end_ranks = workers.list_gpus, workers.end_on_gpus
+            self.gpus.list_used, self.gpus.list_pids = workers.list_gpus, workers.list_pids
+            self.gpus.end_ranks = workers.end_on_gpus
             workers.find_gpu_fault = self.gpus.find_fault
 
     def start_feeder(

@@ -153,6 +153,11 @@ class ProcessPool:
         """The ids of the GPUs on which workers run."""
         return {worker.job.gpu for worker in self._workers.values() if worker.job.gpu is not None}
 
+    def list_pids(self) -> set[int]:
+        """The process ids of the workers that have started."""
+        pids = (w.process.pid if w.process is not None else w.pid for w in self._workers.values())
+        return {pid for pid in pids if pid is not None}
+
     def end_on_gpus(self, gpus: Collection[str], why: str) -> None:
         """Kill all ranks of the members with a rank on one of these GPUs; their events say that it was lost."""
         for member in {worker.job.identity.member for worker in self._workers.values() if worker.job.gpu in gpus}:

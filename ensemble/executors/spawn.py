@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,13 +225,25 @@ def find_processes(directory: Path) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if is_of_node(process.pid, directory)]
 
 
-def is_of_node(pid: int, directory: Path) -> bool:
-    """Whether a process is one of those that `find_processes` finds."""
+def is_of_node(pid: int, directory: Path, ranks: Collection[int] = ()) -> bool:
+    """Whether a process is one of those that `find_processes` finds, or one of these or started by one.
+
+    Args:
+        pid: of the process.
+        directory: of the node.
+        ranks: process ids of ranks: one that changes its title (setproctitle) overwrites its environment.
+    """
+    import psutil
+
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # it has ended, or belongs to another user
         return False
-    return f"{_DIRECTORY}={directory}".encode() in environment.split(b"\0")
+    if f"{_DIRECTORY}={directory}".encode() in environment.split(b"\0") or pid in ranks:
+        return True
+    with contextlib.suppress(psutil.Error):
+        return bool(ranks) and any(parent.pid in ranks for parent in psutil.Process(pid).parents())
+    return False
 
 
 def make_worker_environment(job: Job, device: str | None, directory: Path | None = None) -> dict[str, str]:

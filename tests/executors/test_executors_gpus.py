@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from gpu_child import Run
+from gpu_child import Run, make_machine
 
 from ensemble.executors.gpu_offers import has_changed, offer_gpus
 from ensemble.meter.gpus import GpuState
@@ -85,6 +87,33 @@ def test_the_applications_errors_are_its_own(tmp_path: Path) -> None:
     run = Run(tmp_path, ",".join(["A100:80"] * 4), "", "local", "breaks", "xid 31", "fails", "1")
     assert run.states == {"member-0": "failed", "member-1": "finished", "member-2": "finished"}
     assert not run.of_kind("gpu_quarantined") and Counter(e["retry"] for e in run.of_kind("failed")) == {False: 1}
+
+
+OFFERS = """
+import os, subprocess, sys
+from pathlib import Path
+from ensemble.executors.gpu_offers import GpuOffers
+from ensemble.schedule import Node
+
+host = Node("a", 4, ("A100",) * 3, 16, "a", gpu_memory_gb=(80.0,) * 3, gpu_ids=("GPU-0", "GPU-1", "GPU-2"))
+says = "import os; print(os.getpid(), flush=True); input()"
+nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {says!r}])"
+rank = subprocess.Popen([sys.executable, "-c", nested], stdin=-1, stdout=-1, text=True)
+child = int(rank.stdout.readline())
+with open(os.environ["STAND_IN_STATE"], "w") as state:
+    for gpu, pid in enumerate((os.getpid(), rank.pid, child)):
+        state.write(f"GPU-{gpu} process {pid} 60\\n")
+offers = GpuOffers("a", Path("/none"), print)
+offers.list_pids = lambda: {rank.pid}
+print(*offers.offer(host).gpu_free)
+rank.communicate("")
+"""
+
+
+def test_a_driver_holds_memory_as_others_do_and_a_rank_without_environment_does_not(tmp_path: Path) -> None:
+    environment = make_machine(tmp_path, "A100:80,A100:80,A100:80")
+    found = subprocess.check_output([sys.executable, "-c", OFFERS], env=environment, text=True)
+    assert found == "0.25 1.0 1.0\n"
 
 
 def test_what_is_offered_of_each_gpu() -> None:

@@ -89,11 +89,15 @@ class Agent:
         self.broken.update(name for device in devices for name in known.get(device, (device,)))
 
     def is_unusable(self, lease: Lease) -> bool:
-        """Whether a GPU of a lease is quarantined, or processes of others hold all that it has."""
+        """Whether a GPU of a lease is quarantined, or nothing of its GPUs can be used.
+
+        Either processes of others hold all of their memory, or the node does not offer them: they are in compute
+        mode PROHIBITED, or the driver has lost them.
+        """
         assert self.described is not None
         free = dict(zip(self.described["gpu_ids"], self.described.get("gpu_free", ()), strict=False))
-        is_full = bool(lease.devices) and not any(free.get(device, 1.0) for device in lease.devices)
-        return is_full or not self.broken.isdisjoint(lease.gpus)
+        is_vain = bool(lease.gpus) and not any(free.get(device, 1.0) for device in lease.devices)
+        return is_vain or not self.broken.isdisjoint(lease.gpus)
 
     def send(self) -> None:
         """Send all unsent commands, if it is up."""

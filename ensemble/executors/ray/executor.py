@@ -249,9 +249,10 @@ class RayExecutor:
         return describe_node(agent, leases, on_gpus=self._on_gpus)
 
     def _report_node(self, agent: Agent) -> None:
-        """Report what the run holds of a node; of one that is being drained, only that it holds nothing now."""
+        """Report what the run holds of a node; of one that is drained or closing, only that it holds nothing."""
         node = self._describe(agent) if agent.described is not None else None
-        if node is not None and not (node.cpus and self._is_drained(agent.ray_id)):
+        is_leaving = agent.is_closing or self._is_drained(agent.ray_id)
+        if node is not None and not ((node.cpus or node.gpus) and is_leaving):
             self._queue.append({"type": "node", **node.as_event()})
 
     def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:

@@ -6,6 +6,7 @@ half of what a member needs, would wait for each other for ever.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter, defaultdict
@@ -132,7 +133,8 @@ class LeaseManager:
     def _describe_held(self, offer: Offer) -> Node:
         """What the run holds of a node, as far as that is known before its agent has started."""
         leases = self.on_node(offer.ray_id)
-        gpus = tuple(gpu for lease in leases for gpu in lease.devices or lease.gpus)
+        known = (lease.devices or (() if lease.is_unusable else lease.gpus) for lease in leases)
+        gpus = tuple(itertools.chain.from_iterable(known))
         cpus, memory_gb = sum(lease.cpus for lease in leases), sum(lease.memory_gb for lease in leases)
         name = offer.node.name
         return Node(name=name, cpus=cpus, gpus=("",) * len(gpus), memory_gb=memory_gb, host=name, gpu_ids=gpus)

@@ -35,8 +35,8 @@ class Lease:
         gpus: how Ray names its GPUs, by number or UUID.
         devices: the ids of these GPUs or of their instances, as the node's agent knows them.
         gang: all leases of its group, where that is on several nodes; without those on nodes that were lost.
-        is_unusable: whether one of them is quarantined, or processes of others hold all of their memory. It is
-            kept while members wait, else Ray would lend the same GPUs again.
+        is_unusable: whether one of them is quarantined, or nothing of them can be used, as its node's agent says
+            (`Agent.is_unusable`). It is kept while members wait, else Ray would lend the same GPUs again.
     """
 
     request: Request

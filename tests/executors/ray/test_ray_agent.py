@@ -20,9 +20,13 @@ from execute_members import an_ensemble
 from ensemble.executors.memory_guard import MemoryGuard, RankMemory
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.ray.agent import NodeAgent, list_import_directories
-from ensemble.executors.ray.agents import describe_error, name_nodes
+from ensemble.executors.ray.agents import Agent, describe_error, name_nodes
+from ensemble.executors.ray.executor import RayExecutor
+from ensemble.executors.ray.leases import Lease
+from ensemble.executors.ray.request import Bundle, Request
 from ensemble.executors.ray.session import Session, find_reachable
 from ensemble.executors.spawn import ForkServer
+from ensemble.schedule.needs import OF_GPUS
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import RunDir
 from ensemble.train import Job
@@ -33,8 +37,8 @@ Event = dict[str, Any]
 class Run:
     """A run of three members, and an agent on this host."""
 
-    def __init__(self, path: Path) -> None:
-        self.declared: Ensemble = an_ensemble([{"lr": 0.1}] * 3, epochs=1, devices="cpu")
+    def __init__(self, path: Path, devices: str = "cpu") -> None:
+        self.declared: Ensemble = an_ensemble([{"lr": 0.1}] * 3, epochs=1, devices=devices)
         self.run_dir = RunDir.create(path / "run", self.declared)
         self.agents: list[NodeAgent] = []
 
@@ -93,6 +97,49 @@ def test_an_agent_whose_thread_fails_says_so(run: Run, monkeypatch: pytest.Monke
         pool.submit(list, agent.events()).result(timeout=60)
     monkeypatch.undo()
     agent._close()  # its thread has ended
+
+
+def test_an_agent_that_takes_over_watches_the_gpus_as_the_one_before_did(tmp_path: Path) -> None:
+    run = Run(tmp_path, "auto")
+    try:
+        directory = run.start_agent().describe("127.0.0.1")[1]
+        run.close()
+        second = run.start_agent(takes_over=directory)
+        run.close()
+        assert [event["node"] for events in second.events() for event in events if event["type"] == "node"] == [
+            "here"
+        ]
+    finally:
+        run.close()
+
+
+def make_seen(*gpus: str) -> dict[str, Any]:
+    """What an agent says of its node with these GPUs."""
+    seen: dict[str, Any] = {"name": "here", "host": "here", "cpus": 4.0, "memory_gb": 16.0}
+    own = {"gpus": ("A",) * len(gpus), "gpu_ids": gpus, "gpu_memory_gb": (80.0,) * len(gpus)}
+    return seen | own | {"gpu_names": [(gpu,) for gpu in gpus]}
+
+
+RECORD = {"NodeID": "a", "Resources": {"CPU": 4.0, "memory": 16.0 * 2**30, "GPU": 2}}
+
+
+def test_a_lease_whose_gpu_the_node_does_not_offer_is_unusable() -> None:
+    agent = Agent("here", RECORD, None, make_seen("GPU-1"))
+    bundle = Bundle(1.0, 1.0, 1)
+    for gpu, is_unusable in (("GPU-0", True), ("GPU-1", False)):
+        lease = Lease(Request(bundle), None, bundle, gpus=(gpu,))
+        lease.devices = agent.find_devices(lease.gpus)
+        assert agent.is_unusable(lease) == is_unusable
+    assert not agent.is_unusable(Lease(Request(bundle), None, Bundle(1.0, 1.0)))
+
+
+def test_no_member_is_offered_a_node_whose_agent_is_closing() -> None:
+    executor = RayExecutor()
+    agent = Agent("here", RECORD, None, make_seen("GPU-1"))
+    changed = {"type": "node", **dict.fromkeys(OF_GPUS, ()), "gpu_names": [], "no_gpus": ""}
+    for agent.is_closing, count in ((False, 1), (True, 0)):
+        executor._keep_events(agent, [changed])
+        assert len(executor.events(0.0)) == count
 
 
 NEVER_WAITS = """
