@@ -7,6 +7,7 @@ which is performed before all other actions.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from ensemble.store import RunState, apply_event
 from ensemble.store.events import encode_event
 
 log = logging.getLogger(__name__)
+
+_AMOUNT = re.compile(r"[\d.]+ of [\d.]+ GiB")  # in what `Node.no_gpus` says of others
 
 #: A member to be placed again, and its cohort; None: it prepares its own batches.
 PendingRetry = tuple[Identity, int | None]
@@ -62,7 +65,7 @@ class SessionState:
     t: float = 0.0
     actions: list[Action] = field(default_factory=list)
     _thinning: Thinning | None = None
-    _no_gpus: dict[str, str] = field(default_factory=dict)
+    _said_of_gpus: set[tuple[str, str]] = field(default_factory=set)
 
     def set_time(self, now: float, t: float) -> None:
         """Set the time of what is handled next."""
@@ -118,10 +121,12 @@ class SessionState:
         return node.select_gpus(lambda i: node.gpu_parents[i] not in broken) if broken else node
 
     def warn_of_gpus(self, node: str, no_gpus: str) -> None:
-        """Warn that a node offers less than its GPUs, unless that was said before."""
-        if no_gpus and no_gpus != self._no_gpus.get(node):
-            log.warning("node %s: %s", node, no_gpus)
-        self._no_gpus[node] = no_gpus
+        """Warn that a node offers less than its GPUs: once of each GPU and cause, whatever the amounts."""
+        causes = {(node, _AMOUNT.sub("", reason)): reason for reason in no_gpus.split("; ") if reason}
+        new = [reason for cause, reason in causes.items() if cause not in self._said_of_gpus]
+        self._said_of_gpus.update(causes)
+        if new:
+            log.warning("node %s: %s", node, "; ".join(new))
 
     def can_get_cores(self, cpus: float) -> bool:
         """Whether some node has that many cores that the run does not hold."""

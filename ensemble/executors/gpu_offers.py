@@ -18,8 +18,10 @@ _LOOK_S = 2.0
 _REPORTED_S = 10.0  # after a change of what others hold was reported, until the next one is looked for
 
 
-def offer_gpus(node: Node, states: Mapping[str, GpuState], faults: Mapping[str, str], *, with_mps: bool) -> Node:
-    """The node with what it offers of its GPUs.
+def offer_gpus(
+    node: Node, states: Mapping[str, GpuState], faults: Mapping[str, str], *, with_mps: bool
+) -> tuple[Node, list[tuple[str, str]]]:
+    """The node with what it offers of its GPUs, and why it offers less than all.
 
     Args:
         node: with all of its GPUs.
@@ -28,34 +30,35 @@ def offer_gpus(node: Node, states: Mapping[str, GpuState], faults: Mapping[str, 
         with_mps: whether the run's processes use GPUs through its Multi-Process Service, which is one process.
 
     Returns:
-        The node without GPUs that are broken or in compute mode PROHIBITED. `no_gpus` says why it offers less.
+        The node without GPUs that are broken or in compute mode PROHIBITED, and the reasons to offer less: of each
+        the id of the GPU, and the text. `no_gpus` joins the texts.
     """
-    reasons = [f"GPU {parent} is broken ({faults[parent]})" for parent in faults]
+    reasons = [(parent, f"GPU {parent} is broken ({faults[parent]})") for parent in faults]
     kept, free, exclusive = [], [], []
     for i, gpu in enumerate(node.gpu_ids):
         state = states.get(gpu, GpuState())
         if node.gpu_parents[i] in faults:
             continue
         if state.mode == "prohibited":
-            reasons.append(f"GPU {gpu} is in compute mode PROHIBITED")
+            reasons.append((gpu, f"GPU {gpu} is in compute mode PROHIBITED"))
             continue
         is_exclusive = state.mode == "exclusive" and not with_mps
         total_gb = node.gpu_memory_gb[i] if node.gpu_memory_gb else 0.0
         held = state.held_gb / total_gb if total_gb else 0.0
         if is_exclusive:
-            reasons.append(f"GPU {gpu} is in compute mode EXCLUSIVE_PROCESS: one rank at a time")
+            reasons.append((gpu, f"GPU {gpu} is in compute mode EXCLUSIVE_PROCESS: one rank at a time"))
         if is_exclusive and state.is_shared:
-            reasons.append(f"a process of others is on GPU {gpu}")
+            reasons.append((gpu, f"a process of others is on GPU {gpu}"))
             held = 1.0
         elif held >= _LEAST:
-            reasons.append(f"others hold {state.held_gb:.1f} of {total_gb:.1f} GiB of GPU {gpu}")
+            reasons.append((gpu, f"others hold {state.held_gb:.1f} of {total_gb:.1f} GiB of GPU {gpu}"))
         kept.append(i)
         free.append(1.0 if held < _LEAST else 0.0 if 1.0 - held < _LEAST else round(1.0 - held, 3))
         exclusive.append(is_exclusive)
     offered = node.select_gpus(kept.__contains__)
-    return dataclasses.replace(
-        offered, gpu_free=tuple(free), gpu_exclusive=tuple(exclusive), no_gpus="; ".join(reasons)
-    )
+    no_gpus = "; ".join(text for _, text in reasons)
+    offered = dataclasses.replace(offered, gpu_free=tuple(free), gpu_exclusive=tuple(exclusive), no_gpus=no_gpus)
+    return offered, reasons
 
 
 class GpuOffers:
@@ -81,6 +84,7 @@ class GpuOffers:
         self._node, self._emit = node, emit
         self._watch = GpuWatch(lambda pid: is_of_node(pid, directory, self.list_pids()))
         self._reported: Node | None = None
+        self._reasons: list[tuple[str, str]] = []
         self._host: Node | None = None
         self._is_changing = False
         self._next_look = 0.0
@@ -89,10 +93,10 @@ class GpuOffers:
         """The host with what it offers now of its GPUs."""
         self.check()
         self._host = host
-        self._reported = self._describe(host)
+        self._reported, self._reasons = self._describe(host)
         return self._reported
 
-    def _describe(self, host: Node) -> Node:
+    def _describe(self, host: Node) -> tuple[Node, list[tuple[str, str]]]:
         states = self._watch.read_states(self.list_used())
         lost = dict.fromkeys(self._watch.lost, "the driver has lost it")
         return offer_gpus(host, states, lost | self._watch.faults, with_mps=self.with_mps)
@@ -101,6 +105,15 @@ class GpuOffers:
         """By what CUDA and Ray may call each GPU that was offered last (`Gpu.names`)."""
         names = {gpu.id: gpu.names for gpu in self._watch.gpus}
         return [names.get(gpu, (gpu,)) for gpu in (self._reported.gpu_ids if self._reported is not None else ())]
+
+    def list_reasons(self) -> list[tuple[tuple[str, ...], str]]:
+        """Why the last offer was less than all GPUs: by what CUDA and Ray may call the GPU, and the reason."""
+        return [(self._list_names_of(gpu), text) for gpu, text in self._reasons]
+
+    def _list_names_of(self, gpu: str) -> tuple[str, ...]:
+        """What a GPU may be called; one in MIG mode, also what its instances may be."""
+        called = [known.names for known in self._watch.gpus if gpu in (known.id, known.parent)]
+        return tuple(dict.fromkeys([gpu, *(name for names in called for name in names)]))
 
     def find_fault(self, gpu: str) -> str | None:
         """Why a GPU, or the one of an instance, is broken; None where it works."""
@@ -126,7 +139,7 @@ class GpuOffers:
             return
         self._next_look = now + _LOOK_S
         # What a rank holds is there for a moment before the driver lists it, and after it has ended.
-        before, self._is_changing = self._is_changing, has_changed(self._reported, self._describe(self._host))
+        before, self._is_changing = self._is_changing, has_changed(self._reported, self._describe(self._host)[0])
         if before and self._is_changing:
             self.report()
             self._next_look = now + _REPORTED_S
@@ -134,8 +147,9 @@ class GpuOffers:
     def report(self) -> None:
         """Report what the node offers now, after the first `offer`."""
         if self._host is not None:
-            self._reported, self._is_changing = self._describe(self._host), False
-            self._emit({"type": "node", **self._reported.as_event(), "gpu_names": self.list_names()})
+            (self._reported, self._reasons), self._is_changing = self._describe(self._host), False
+            named = {"gpu_names": self.list_names(), "gpu_reasons": self.list_reasons()}
+            self._emit({"type": "node", **self._reported.as_event(), **named})
 
     def close(self) -> None:
         """Release what it holds of the driver."""

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from gpu_child import Run, make_machine
 
+from ensemble.controller.session_state import SessionState
 from ensemble.executors.gpu_offers import has_changed, offer_gpus
 from ensemble.meter.gpus import GpuState
 from ensemble.reporting import status_notes
 from ensemble.schedule import Node
+from ensemble.store import RunState
 
 EXECUTORS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
 
@@ -106,6 +108,7 @@ with open(os.environ["STAND_IN_STATE"], "w") as state:
 offers = GpuOffers("a", Path("/none"), print)
 offers.list_pids = lambda: {rank.pid}
 print(*offers.offer(host).gpu_free)
+print(*offers.list_reasons())
 rank.communicate("")
 """
 
@@ -113,18 +116,36 @@ rank.communicate("")
 def test_a_driver_holds_memory_as_others_do_and_a_rank_without_environment_does_not(tmp_path: Path) -> None:
     environment = make_machine(tmp_path, "A100:80,A100:80,A100:80")
     found = subprocess.check_output([sys.executable, "-c", OFFERS], env=environment, text=True)
-    assert found == "0.25 1.0 1.0\n"
+    reason = (("GPU-0", "0"), "others hold 60.0 of 80.0 GiB of GPU GPU-0")
+    assert found == f"0.25 1.0 1.0\n{reason}\n"
 
 
 def test_what_is_offered_of_each_gpu() -> None:
     host = Node("a", 4, ("A100",) * 4, 16, "a", gpu_memory_gb=(80.0,) * 4, gpu_ids=("g0", "g1", "g2", "g3"))
     states = {"g0": GpuState("exclusive", 10.0, True), "g1": GpuState("exclusive"), "g2": GpuState(held_gb=3.9)}
-    alone = offer_gpus(host, states, {"g3": "XID 79"}, with_mps=False)
+    alone, reasons = offer_gpus(host, states, {"g3": "XID 79"}, with_mps=False)
+    assert {gpu for gpu, _ in reasons} == {"g0", "g1", "g3"} and alone.no_gpus.startswith(reasons[0][1])
     assert (alone.gpu_ids, alone.gpu_free) == (("g0", "g1", "g2"), (0.0, 1.0, 1.0)), "somebody is on g0"
     assert alone.gpu_exclusive == (True, True, False)
-    together = offer_gpus(host, states, {}, with_mps=True)
+    together, _ = offer_gpus(host, states, {}, with_mps=True)
     assert (together.gpu_free, together.gpu_exclusive) == ((0.875, 1.0, 1.0, 1.0), (False,) * 4)
     assert has_changed(alone, together) and not has_changed(alone, alone)
     for held_gb, is_reported in ((3.0, False), (4.5, False), (6.0, True), (78.0, True)):
         states["g2"] = GpuState(held_gb=held_gb)
-        assert has_changed(together, offer_gpus(host, states, {}, with_mps=True)) == is_reported
+        assert has_changed(together, offer_gpus(host, states, {}, with_mps=True)[0]) == is_reported
+
+
+def test_a_cause_is_warned_of_once_however_much_others_hold(caplog: pytest.LogCaptureFixture) -> None:
+    host = Node("a", 4, ("A100",) * 2, 16, "a", gpu_memory_gb=(80.0,) * 2, gpu_ids=("g0", "g1"))
+    state = SessionState(RunState())
+    for held_gb in (20.0, 40.0, 0.0, 20.0):
+        state.warn_of_gpus("a", offer_gpus(host, {"g0": GpuState(held_gb=held_gb)}, {}, with_mps=False)[0].no_gpus)
+    states = {"g0": GpuState(held_gb=40.0), "g1": GpuState("exclusive", 20.0)}
+    state.warn_of_gpus("a", offer_gpus(host, states, {}, with_mps=False)[0].no_gpus)
+    state.warn_of_gpus("b", "others hold 40.0 of 80.0 GiB of GPU g0")
+    assert caplog.messages == [
+        "node a: others hold 20.0 of 80.0 GiB of GPU g0",
+        "node a: GPU g1 is in compute mode EXCLUSIVE_PROCESS: one rank at a time; "
+        "others hold 20.0 of 80.0 GiB of GPU g1",
+        "node b: others hold 40.0 of 80.0 GiB of GPU g0",
+    ]

@@ -112,13 +112,16 @@ class NodeAgent:
     def describe(self, address: str) -> tuple[dict[str, Any], str]:
         """The fields of `ensemble.schedule.Node` with `gpu_names` (`Gpu.names` of each), and the node's directory.
 
+        `gpu_reasons` among the fields are those of `GpuOffers.list_reasons`.
+
         Args:
             address: of the node in the cluster.
         """
         fields = dataclasses.asdict(self._services.describe())
         offers = self._services.gpus
         names = [(gpu,) for gpu in fields["gpu_ids"]] if offers is None else offers.list_names()
-        fields |= {"interface": find_interface(address), "gpu_names": names}
+        reasons = [] if offers is None else offers.list_reasons()
+        fields |= {"interface": find_interface(address), "gpu_names": names, "gpu_reasons": reasons}
         return fields, str(self._services.directory)
 
     def perform(self, number: int, commands: Sequence[Command]) -> None:

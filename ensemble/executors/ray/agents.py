@@ -80,7 +80,7 @@ class Agent:
     def update_gpus(self, event: Mapping[str, Any]) -> None:
         """Its node offers other GPUs, or more or less of them: a `node` event of its `NodeServices`."""
         assert self.described is not None
-        self.described |= {name: event[name] for name in (*OF_GPUS, "gpu_names", "no_gpus")}
+        self.described |= {name: event[name] for name in (*OF_GPUS, "gpu_names", "gpu_reasons")}
 
     def quarantine(self, devices: Iterable[str]) -> None:
         """GPUs of its node have broken, by the ids of all their instances."""
@@ -194,6 +194,7 @@ def describe_node(agent: Agent, leases: Sequence[Lease] | None, *, on_gpus: bool
     """
     seen, offered = dict(agent.described or {}), agent.record["Resources"]
     del seen["gpu_names"]
+    reasons = seen.pop("gpu_reasons")
     parents = seen.get("gpu_parents") or seen["gpu_ids"]
     if leases is None:
         cpus, memory_gb = offered.get("CPU", 0.0), offered.get("memory", 0.0) / 2**30
@@ -204,8 +205,11 @@ def describe_node(agent: Agent, leases: Sequence[Lease] | None, *, on_gpus: bool
         memory_gb = sum(lease.memory_gb for lease in leases)
         leased = {device for lease in leases for device in lease.devices}
         usable = [i for i, device in enumerate(seen["gpu_ids"]) if device in leased]
-    if any(lease.gpus for lease in leases or ()) and not usable:
-        seen["no_gpus"] = seen.get("no_gpus") or "Ray offers GPUs that NVIDIA's driver does not show"
+        asked = {gpu for lease in leases for gpu in lease.gpus}
+        reasons = [(names, text) for names, text in reasons if asked.intersection(names)]
+        if asked and not usable:
+            reasons = reasons or [((), "Ray offers GPUs that NVIDIA's driver does not show")]
+    seen["no_gpus"] = "; ".join(text for _, text in reasons)
     chosen = {key: tuple(seen[key][i] for i in usable) for key in OF_GPUS if seen.get(key)}
     return Node(
         **{**seen, **chosen, "cpus": min(cpus, seen["cpus"]), "memory_gb": min(memory_gb, seen["memory_gb"])}

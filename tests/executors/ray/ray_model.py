@@ -175,6 +175,7 @@ class Run:
                 "gpu_ids": gpus,
                 "gpu_memory_gb": (80.0,) * len(gpus),
                 "gpu_names": tuple((gpu,) for gpu in gpus),
+                "gpu_reasons": (),
             }
             agent = self.agents.setdefault(name, Agent(name, make_record(name, host), None, seen))
             agent.described, agent.broken = seen, self.broken

@@ -20,7 +20,7 @@ from execute_members import an_ensemble
 from ensemble.executors.memory_guard import MemoryGuard, RankMemory
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.ray.agent import NodeAgent, list_import_directories
-from ensemble.executors.ray.agents import Agent, describe_error, name_nodes
+from ensemble.executors.ray.agents import Agent, describe_error, describe_node, name_nodes
 from ensemble.executors.ray.executor import RayExecutor
 from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.request import Bundle, Request
@@ -117,7 +117,7 @@ def make_seen(*gpus: str) -> dict[str, Any]:
     """What an agent says of its node with these GPUs."""
     seen: dict[str, Any] = {"name": "here", "host": "here", "cpus": 4.0, "memory_gb": 16.0}
     own = {"gpus": ("A",) * len(gpus), "gpu_ids": gpus, "gpu_memory_gb": (80.0,) * len(gpus)}
-    return seen | own | {"gpu_names": [(gpu,) for gpu in gpus]}
+    return seen | own | {"gpu_names": [(gpu,) for gpu in gpus], "gpu_reasons": []}
 
 
 RECORD = {"NodeID": "a", "Resources": {"CPU": 4.0, "memory": 16.0 * 2**30, "GPU": 2}}
@@ -133,10 +133,27 @@ def test_a_lease_whose_gpu_the_node_does_not_offer_is_unusable() -> None:
     assert not agent.is_unusable(Lease(Request(bundle), None, Bundle(1.0, 1.0)))
 
 
+def test_a_node_says_nothing_of_gpus_that_the_run_does_not_hold() -> None:
+    bundle = Bundle(1.0, 1.0, 1)
+    agent = Agent("here", RECORD, None, make_seen("GPU-0", "GPU-1"))
+    assert agent.described is not None
+    agent.described["gpu_reasons"] = [
+        (("GPU-0", "0"), "busy"),
+        (("GPU-1", "1"), "slow"),
+        (("GPU-2", "2"), "broken"),
+    ]
+    for gpu, said in (("GPU-0", "busy"), ("GPU-1", "slow"), ("2", "broken"), ("3", "Ray offers GPUs that")):
+        lease = Lease(Request(bundle), None, bundle, gpus=(gpu,))
+        lease.devices = agent.find_devices(lease.gpus)
+        assert describe_node(agent, [lease], on_gpus=True).no_gpus.startswith(said)
+    assert not describe_node(agent, [Lease(Request(bundle), None, bundle)], on_gpus=True).no_gpus
+    assert describe_node(agent, None, on_gpus=True).no_gpus == "busy; slow; broken"
+
+
 def test_no_member_is_offered_a_node_whose_agent_is_closing() -> None:
     executor = RayExecutor()
     agent = Agent("here", RECORD, None, make_seen("GPU-1"))
-    changed = {"type": "node", **dict.fromkeys(OF_GPUS, ()), "gpu_names": [], "no_gpus": ""}
+    changed = {"type": "node", **dict.fromkeys(OF_GPUS, ()), "gpu_names": [], "gpu_reasons": []}
     for agent.is_closing, count in ((False, 1), (True, 0)):
         executor._keep_events(agent, [changed])
         assert len(executor.events(0.0)) == count

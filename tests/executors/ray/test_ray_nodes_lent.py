@@ -94,7 +94,11 @@ class Lender:
         host = self.cluster.total[name]
         described = {"name": name, "cpus": host.cpus / 1e4, "memory_gb": host.memory / 2**30, "host": name}
         described |= {"interface": "eth0", "gpus": ("A",) * len(host.gpus), "gpu_ids": host.gpus}
-        described |= {"gpu_memory_gb": (80.0,) * len(host.gpus), "gpu_names": [(gpu,) for gpu in host.gpus]}
+        described |= {
+            "gpu_reasons": [],
+            "gpu_memory_gb": (80.0,) * len(host.gpus),
+            "gpu_names": [(gpu,) for gpu in host.gpus],
+        }
         said = self.answers[name].pop(0) if self.answers[name] else described
         self.actors[name].append(Actor(said, f"/tmp/of-{name}"))
         return self.actors[name][-1]

@@ -60,7 +60,7 @@ class Simulated:
 
     def start_agent(self, record: dict[str, Any], name: str, *_: Any, **__: Any) -> Any:
         described = {"name": name, "cpus": 4, "gpus": (), "memory_gb": 8, "host": name, "interface": "eth0"}
-        described |= {"gpu_ids": (), "gpu_memory_gb": (), "gpu_names": []}
+        described |= {"gpu_ids": (), "gpu_memory_gb": (), "gpu_names": [], "gpu_reasons": []}
         silent = SimpleNamespace(remote=lambda: Call(math.inf, None))
         return SimpleNamespace(
             describe=SimpleNamespace(remote=lambda *_: Call(self.now + 1.0, (described, f"/tmp/of-{name}"))),
