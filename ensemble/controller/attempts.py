@@ -312,8 +312,8 @@ class Attempts:
         together = sum(each.start.placement.count_ranks(node) > 0 for each in self._live.values())
         memory_limit, has_more_memory = live.identity.memory_gb, False
         if reason == "oom" and is_retry_useful:
-            offered = next((each.memory_gb for each in self._session.list_potential() if each.name == node), None)
-            has_more_memory = self.failures.grant_memory(placement, error, together, offered, rank)
+            memory_gb = {each.name: each.memory_gb for each in self._session.list_potential()}
+            has_more_memory = self.failures.grant_memory(placement, error, together, memory_gb, rank)
             live.identity = self.failures.grants.apply(live.identity)
         if not has_more_memory or memory_limit is None:  # else it exceeded its own limit
             limit = lower_limit(reason, together, limits.get(node))

@@ -62,14 +62,14 @@ class FailureTracker:
                 return
 
     def grant_memory(
-        self, placement: Placement, error: str, together: int, memory_gb: float | None, rank: int = 0
+        self, placement: Placement, error: str, together: int, memory_gb: Mapping[str, float], rank: int = 0
     ) -> bool:
         """Grant more memory to a member that ran out of it, and to members like it.
 
         Args:
             error: its exception's text.
             together: members on its node, itself included.
-            memory_gb: host memory of its node, in GiB.
+            memory_gb: host memory of each node, in GiB.
             rank: that ran out of it.
 
         Returns:
@@ -77,9 +77,18 @@ class FailureTracker:
         """
         identity, on_gpu = placement.identity, None not in placement.devices
         node = placement.find_node(rank)
-        ranks = placement.count_ranks(node)
+        # all ranks get the same: where the member has been it finds room again
+        parts = {
+            name: memory_gb[name] / len(r) for name, r in placement.ranks_by_node.items() if name in memory_gb
+        }
+        least = min(parts, key=parts.__getitem__) if node in parts else node
         grant = increase_grant(
-            identity, error, on_gpu=on_gpu, together=together, node_memory_gb=memory_gb, ranks=ranks
+            identity,
+            error,
+            on_gpu=on_gpu,
+            together=together,
+            node_memory_gb=memory_gb.get(least),
+            ranks=placement.count_ranks(least),
         )
         if grant is None:
             return False

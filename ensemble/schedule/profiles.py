@@ -20,7 +20,7 @@ from typing import Any
 from ensemble.schedule.cpu_sharing import MemberRate
 from ensemble.schedule.flotilla import Capacity, RatedMember, interpolate_rate
 from ensemble.schedule.memory_grants import add_margin, compute_gpu_share
-from ensemble.schedule.needs import Node
+from ensemble.schedule.needs import Node, compute_need
 from ensemble.schedule.packing import pack
 from ensemble.spec import Identity
 from ensemble.spec.identity import compute_cost_key
@@ -170,7 +170,8 @@ def apply_profile(
             "memory_gb": add_margin(profile.memory_gb),
         }
         if math.isfinite(max_node_memory_gb):
-            most = math.floor(1000 * (max_node_memory_gb / chosen)) / 1000
+            spans = compute_need(dataclasses.replace(identity, workers=chosen)).spans_nodes
+            most = math.floor(1000 * (max_node_memory_gb / (1 if spans else chosen))) / 1000
             measured["memory_gb"] = min(measured["memory_gb"], most)
         if profile.gpus:
             busy = _get_nearest_share(profile.gpus, chosen)

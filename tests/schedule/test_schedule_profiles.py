@@ -98,6 +98,15 @@ def test_shares_are_asked_for_in_steps() -> None:
     assert asked == [0.05, 0.35, 1.0, 1.95]
 
 
+def test_measured_memory_is_bounded_by_what_the_ranks_on_one_node_can_have() -> None:
+    needs = dataclasses.replace(measured(1.0), memory_gb=8.0)
+    wide = identity(workers=4, auto=["memory_gb"])
+    assert apply_profile(wide, needs, None, 16.0).memory_gb == 10.25, "on several nodes each rank may have it"
+    assert apply_profile(wide, needs, None, 8.0).memory_gb == 8.0
+    on_one = dataclasses.replace(wide, span_nodes=False)
+    assert apply_profile(on_one, needs, None, 16.0).memory_gb == 4.0
+
+
 def test_an_outline_tells_members_apart_that_may_differ_in_cost() -> None:
     one = identity(0)
     same = [
