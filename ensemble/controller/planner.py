@@ -31,7 +31,7 @@ from ensemble.schedule import (
     revise,
 )
 from ensemble.schedule.cpu_sharing import LEAST_SHARE, share_cores
-from ensemble.schedule.profiles import estimate_capacity, max_node_memory_gb, rate_member, rate_members
+from ensemble.schedule.profiles import MemoryCap, estimate_capacity, rate_member, rate_members
 from ensemble.spec import Ensemble, Identity
 
 MAX_WAITING_CONSIDERED = 256  # waiting members that a decision about a straggler takes into account
@@ -116,7 +116,7 @@ class Planner:
         fill_in = functools.partial(
             self._fill_in,
             workers=plan,
-            most_gb=max_node_memory_gb(self._session.list_potential()),
+            cap=MemoryCap(self._session.list_potential(), board.devices),
             widest=_max_workers_per_node(board),
         )
         known = [fill_in(identity) for identity in waiting]
@@ -129,7 +129,7 @@ class Planner:
         most = max(
             profiles, key=lambda one: (max(one.gpus.values(), default=0.0), max(one.cpus.values())), default=None
         )
-        return apply_profile(identity, most, None, max_node_memory_gb(nodes))
+        return apply_profile(identity, most, None, MemoryCap(nodes, self._ensemble.devices))
 
     def choose_starts(self, board: PlacementState) -> list[Start]:
         """Choose the members that start now.
@@ -182,14 +182,12 @@ class Planner:
         """The position of a member's flotilla in the plan; members that the plan does not have come last."""
         return self._flotillas.get(identity.member, len(self._flotillas))
 
-    def _fill_in(self, identity: Identity, workers: Mapping[str, int], most_gb: float, widest: int) -> Identity:
+    def _fill_in(self, identity: Identity, workers: Mapping[str, int], cap: MemoryCap, widest: int) -> Identity:
         chosen = None
         if "workers" in identity.auto and not self._has_begun(identity):
             # a node for which it was planned may be lost by now
             chosen = min(widest, workers.get(identity.member, identity.workers))
-        known = self._apply_core_share(
-            apply_profile(identity, self._profiler.find_profile(identity), chosen, most_gb)
-        )
+        known = self._apply_core_share(apply_profile(identity, self._profiler.find_profile(identity), chosen, cap))
         if known != identity:
             self._log("member", **known.as_dict())
         return known

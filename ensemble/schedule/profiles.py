@@ -11,6 +11,7 @@ measured one in its learning rate alone is not measured again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from ensemble.schedule.cpu_sharing import MemberRate
 from ensemble.schedule.flotilla import Capacity, RatedMember, interpolate_rate
 from ensemble.schedule.memory_grants import add_margin, compute_gpu_share
 from ensemble.schedule.needs import Node, compute_need
-from ensemble.schedule.packing import pack
+from ensemble.schedule.packing import FreeCapacity, pack
 from ensemble.spec import Identity
 from ensemble.spec.identity import compute_cost_key
 
@@ -153,14 +154,44 @@ def list_candidate_widths(identity: Identity, node: Node, devices: str) -> list[
     return sorted(room) or [1]
 
 
+class MemoryCap:
+    """Bounds measured memory, so that a member has a place on the nodes when they are empty."""
+
+    def __init__(self, nodes: Sequence[Node], devices: str) -> None:
+        self._most_gb = max_node_memory_gb(nodes)
+        self._has_place = functools.cache(
+            lambda need: FreeCapacity(nodes, devices).count_if_empty({need: 1}, {}, {}, 1) > 0
+        )
+
+    def apply(self, identity: Identity, memory_gb: float) -> float:
+        """The memory of each rank in GiB, at most `memory_gb`.
+
+        All ranks share the largest node; where they may be on several nodes, as few of them as leave the member a
+        place.
+        """
+        if math.isinf(self._most_gb):
+            return memory_gb
+        last = self._share(identity.workers)
+        if memory_gb <= last or not compute_need(identity).spans_nodes:
+            return min(memory_gb, last)
+        for ranks in range(1, identity.workers):
+            capped = min(memory_gb, self._share(ranks))
+            if self._has_place(compute_need(dataclasses.replace(identity, memory_gb=capped))):
+                return capped
+        return last
+
+    def _share(self, ranks: int) -> float:
+        return math.floor(1000 * (self._most_gb / ranks)) / 1000
+
+
 def apply_profile(
-    identity: Identity, profile: Profile | None, workers: int | None = None, max_node_memory_gb: float = math.inf
+    identity: Identity, profile: Profile | None, workers: int | None = None, cap: MemoryCap | None = None
 ) -> Identity:
     """The identity with measured values where it left them to measurement; without a profile its guesses stay.
 
     Args:
         workers: number chosen for a member that left it to measurement; None keeps its number.
-        max_node_memory_gb: memory of the largest node in GiB; no grant exceeds it.
+        cap: of the measured memory; None: it has no bound.
     """
     chosen = workers if workers is not None and "workers" in identity.auto else identity.workers
     asked: dict[str, Any] = {"workers": chosen}
@@ -169,10 +200,6 @@ def apply_profile(
             "cpus_per_worker": _get_nearest_share(profile.cpus, chosen),
             "memory_gb": add_margin(profile.memory_gb),
         }
-        if math.isfinite(max_node_memory_gb):
-            spans = compute_need(dataclasses.replace(identity, workers=chosen)).spans_nodes
-            most = math.floor(1000 * (max_node_memory_gb / (1 if spans else chosen))) / 1000
-            measured["memory_gb"] = min(measured["memory_gb"], most)
         if profile.gpus:
             busy = _get_nearest_share(profile.gpus, chosen)
             measured["gpus_per_worker"] = compute_gpu_share(busy, profile.gpu_memory_gb, profile.gpu_size_gb)
@@ -180,7 +207,10 @@ def apply_profile(
         if identity.span_nodes == "auto" and chosen in profile.spread_samples_per_s:
             gain = profile.spread_samples_per_s[chosen] / profile.samples_per_s.get(chosen, math.inf)
             asked["span_nodes"] = "spread" if gain >= _SPREAD_GAIN else True
-    return dataclasses.replace(identity, **asked)
+    known = dataclasses.replace(identity, **asked)
+    if cap is None or "memory_gb" not in asked:
+        return known
+    return dataclasses.replace(known, memory_gb=cap.apply(known, asked["memory_gb"]))
 
 
 def max_node_memory_gb(nodes: Sequence[Node]) -> float:

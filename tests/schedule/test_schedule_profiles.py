@@ -6,11 +6,13 @@ import dataclasses
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.schedule import Node, Profile, apply_profile, list_candidate_widths, select_unmeasured
+from ensemble.schedule import Node, Profile, apply_profile, list_candidate_widths, pack, select_unmeasured
 from ensemble.schedule.memory_grants import add_margin
+from ensemble.schedule.profiles import MemoryCap
 from ensemble.spec import Identity
 from ensemble.spec.identity import compute_cost_key
 
@@ -98,13 +100,24 @@ def test_shares_are_asked_for_in_steps() -> None:
     assert asked == [0.05, 0.35, 1.0, 1.95]
 
 
-def test_measured_memory_is_bounded_by_what_the_ranks_on_one_node_can_have() -> None:
+@pytest.mark.parametrize(
+    ("memory_gb", "span_nodes", "granted"),
+    [
+        ([16.0] * 4, True, 10.25),
+        ([8.0] * 4, True, 8.0),
+        ([16.0] * 2, True, 8.0),
+        ([16.0, 8.0], True, 5.333),
+        ([16.0], True, 4.0),
+        ([16.0] * 4, False, 4.0),
+    ],
+)
+def test_measured_memory_leaves_a_member_a_place(memory_gb: list[float], span_nodes: bool, granted: float) -> None:
     needs = dataclasses.replace(measured(1.0), memory_gb=8.0)
-    wide = identity(workers=4, auto=["memory_gb"])
-    assert apply_profile(wide, needs, None, 16.0).memory_gb == 10.25, "on several nodes each rank may have it"
-    assert apply_profile(wide, needs, None, 8.0).memory_gb == 8.0
-    on_one = dataclasses.replace(wide, span_nodes=False)
-    assert apply_profile(on_one, needs, None, 16.0).memory_gb == 4.0
+    asked = dataclasses.replace(identity(workers=4, auto=["memory_gb"]), span_nodes=span_nodes)
+    nodes = [Node(str(i), 8.0, (), each, str(i)) for i, each in enumerate(memory_gb)]
+    found = apply_profile(asked, needs, None, MemoryCap(nodes, "cpu"))
+    assert found.memory_gb == granted
+    assert pack([found], [], nodes, "cpu")
 
 
 def test_an_outline_tells_members_apart_that_may_differ_in_cost() -> None:
