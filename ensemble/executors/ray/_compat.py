@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -143,8 +144,13 @@ def is_cluster_growing() -> bool:
 
 @contextlib.contextmanager
 def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
-    usual = getattr(owner, name)
-    setattr(owner, name, value)
+    """Within, this thread calls `value` instead of a function or class of Ray; the others call what was there."""
+    usual, here = getattr(owner, name), threading.get_ident()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (value if threading.get_ident() == here else usual)(*args, **kwargs)
+
+    setattr(owner, name, call)
     try:
         yield
     finally:

@@ -55,27 +55,42 @@ class _Connector(threading.Thread):
 
     It lives as long as the connection: the kernel kills the daemons of a Ray of our own when the thread that
     started them ends (PR_SET_PDEATHSIG).
+
+    Args:
+        where: of the Ray, for messages.
+        connect: connects to it, and raises where it cannot.
     """
 
-    def __init__(self, connect: Callable[[], None]) -> None:
+    def __init__(self, where: str, connect: Callable[[], None]) -> None:
         super().__init__(name="ray", daemon=True)
+        self.where = where
         self._connect = connect
-        self._tried, self._over = threading.Event(), threading.Event()
+        self._lock = threading.Lock()  # `connect` ends either in time or after it was given up
+        self._tried, self._given_up = threading.Event(), threading.Event()
+        self._ended = threading.Event()  # nothing of `connect` runs any more
+        self._over = threading.Event()
         self._error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
-        """Connect, then wait for the end of the connection."""
+        """Connect, then wait for the end of the connection; one that comes too late is ended at once."""
         try:
             self._connect()
         except BaseException as error:
             self._error = error
-        self._tried.set()
+        with self._lock:
+            if not self._given_up.is_set():
+                self._tried.set()
+        if not self.has_tried and self._error is None:
+            import ray
+
+            ray.shutdown()
+        self._ended.set()
         self._over.wait()
 
     @property
     def has_tried(self) -> bool:
-        """Whether `connect` has ended, well or not."""
+        """Whether `connect` has ended, well or not, before it was given up."""
         return self._tried.is_set()
 
     def wait(self, limit_s: float) -> None:
@@ -85,24 +100,64 @@ class _Connector(threading.Thread):
             TimeoutError: it takes longer than `limit_s`.
             Interrupted: there is a signal that is deferred.
         """
-        until = time.monotonic() + limit_s
-        while not self._tried.wait(_LOOK_S):
-            raise_if_deferred()
-            if time.monotonic() > until:
-                raise TimeoutError(f"ray.init has not returned within {limit_s:g} s")
+        if not _wait(self._tried, limit_s):
+            raise TimeoutError(f"ray.init has not returned within {limit_s:g} s")
         if self._error is not None:
             raise self._error
+
+    def wait_until_ended(self, limit_s: float) -> bool:
+        """Wait until `connect` has ended, also one that was given up; False: it has not within `limit_s`."""
+        return _wait(self._ended, limit_s)
+
+    def give_up(self) -> None:
+        """Leave `connect` alone, which cannot be ended, unless it has just ended."""
+        with self._lock:
+            if not self.has_tried:
+                self._given_up.set()
 
     def end(self) -> None:
         """The connection has ended."""
         self._over.set()
 
 
+_latest: _Connector | None = None  # of this process, which has at most one connection to Ray
+
+
+def _wait(event: threading.Event, limit_s: float) -> bool:
+    """Wait for an event; False: it has not come. Raises `Interrupted` on a signal that is deferred."""
+    until = time.monotonic() + limit_s
+    while not event.wait(_LOOK_S):
+        raise_if_deferred()
+        if time.monotonic() > until:
+            return False
+    return True
+
+
+def _connect(where: str, connect: Callable[[], None]) -> _Connector:
+    global _latest
+    _latest = _Connector(where, connect)
+    return _latest
+
+
+def _await_earlier_start(limit_s: float) -> None:
+    """Wait for a start that was given up and still hangs: two in one process would disturb each other.
+
+    Raises:
+        SpecError: it hangs for longer than `limit_s`.
+        Interrupted: there is a signal that is deferred.
+    """
+    if _latest is not None and not _latest.wait_until_ended(limit_s):
+        raise SpecError(
+            f"an earlier start of Ray, which was given up, still hangs {_latest.where}; Ray cannot be asked to "
+            "end it: start a new process"
+        )
+
+
 class Session:
     """A connection to Ray. `close` ends what was started here, and nothing else.
 
     Args:
-        limit_s: how long `ray.init` may take.
+        limit_s: how long `ray.init` may take, and one of an earlier `Session` that was given up.
 
     Raises:
         SpecError: there is no connection, with the reason.
@@ -112,6 +167,7 @@ class Session:
     def __init__(self, limit_s: float = _INIT_S) -> None:
         self._limit_s = limit_s
         self._connector: _Connector | None = None
+        _await_earlier_start(limit_s)
         address = os.environ.get("RAY_ADDRESS")
         known = sys.modules.get("ray")
         self._private: PrivateDirectory | None = None
@@ -143,11 +199,11 @@ class Session:
             with _compat.keep_signal_handlers():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
 
-        self._connector = _Connector(connect)
+        self._connector = _connect(f"at RAY_ADDRESS={address}", connect)
         try:
             self._connector.wait(self._limit_s)
         except BaseException as error:
-            self._connector.end()
+            self.close()
             if not isinstance(error, (OSError, RuntimeError, ValueError)):
                 raise
             reason = str(error)
@@ -174,7 +230,8 @@ class Session:
         )
         self._token_before = os.environ.get(_TOKEN)
         _set_token(secrets.token_hex(32))
-        self._connector = _Connector(functools.partial(_start_head, self._private.path / _TEMPORARY))
+        connect = functools.partial(_start_head, self._private.path / _TEMPORARY)
+        self._connector = _connect("on this machine", connect)
         try:
             self._connector.wait(self._limit_s)
         except BaseException as error:  # Ctrl-C as well may arrive when half of it runs
@@ -200,9 +257,11 @@ class Session:
         if not self._connected_here:
             return
         with defer_signals() as received:  # one that arrives now would leave the directory
+            if self._connector is not None:
+                self._connector.give_up()
             if self._private is not None:
                 self._end_own(self._private)
-            else:
+            elif self._connector is not None and self._connector.has_tried:
                 ray.shutdown()
             self._connected_here = False
             if self._connector is not None:

@@ -1,4 +1,7 @@
-"""A Ray that does not answer: `ensemble run` ends on a signal, resumably, and `Session` after its time limit."""
+"""A Ray that does not answer: `ensemble run` ends on a signal, resumably, and `Session` after its time limit.
+
+A start that was given up disturbs neither the program nor a later one.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from leftovers import wait_until
+from one_head import start_head
 
 pytestmark = pytest.mark.ray
 
@@ -103,6 +107,71 @@ def test_a_silent_cluster_is_given_up_after_a_time_limit(silent: socket.socket, 
         f"ensemble.spec.validation.SpecError: no Ray answers at RAY_ADDRESS={address}: it accepts connections, "
         "but ray.init has not returned within 2 s; is that the port of Ray's control store (GCS)?"
     )
+
+
+def test_a_start_that_hangs_leaves_ray_to_the_program_and_keeps_others_from_starting(
+    silent: socket.socket,
+) -> None:
+    address = "{}:{}".format(*silent.getsockname())
+    program = """
+import contextlib, signal
+from ensemble.executors.ray.session import Session
+from ensemble.spec import SpecError
+def handle(number, frame): ...
+with contextlib.suppress(SpecError):
+    Session(limit_s=2.0)
+from ray._private import utils
+utils.set_sigterm_handler(handle)
+assert signal.getsignal(signal.SIGTERM) is handle, "the program calls what the start has replaced"
+Session(limit_s=0.5)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(RAY_ADDRESS=address),
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.stderr.splitlines()[-1] == (
+        "ensemble.spec.validation.SpecError: an earlier start of Ray, which was given up, still hangs at "
+        f"RAY_ADDRESS={address}; Ray cannot be asked to end it: start a new process"
+    )
+
+
+def test_a_connection_that_comes_too_late_is_ended() -> None:
+    program = """
+import contextlib, threading
+from ensemble.executors.ray.session import Session
+from ensemble.spec import SpecError
+with contextlib.suppress(SpecError):
+    Session(limit_s=2.0)
+    raise AssertionError("the head did not hang")
+input("given up\\n")
+for each in threading.enumerate():
+    if each.name == "ray":  # it connects
+        each.join()
+session = Session()
+assert session.nodes()
+session.close()
+import ray
+assert not ray.is_initialized(), "the session took the late connection for one of the program"
+"""
+    with start_head(environment()) as clients:
+        [head] = [each for each in psutil.Process().children(recursive=True) if each.name() == "gcs_server"]
+        head.suspend()  # connections are accepted and get no answer
+        with subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=environment(**clients),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as late:
+            assert late.stdout is not None
+            said = late.stdout.readline()
+            head.resume()
+            _, err = late.communicate("\n", timeout=120)
+    assert (said, late.returncode) == ("given up\n", 0), err
 
 
 def children(run: subprocess.Popen[str]) -> dict[str, psutil.Process]:
