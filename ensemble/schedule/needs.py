@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ensemble.spec import Identity
 
 UNITS = 10**12  # integer units of a core, a GPU, a GiB, so that ten tenths of a core are exactly one core
+SLACK = 1000  # units: what rounding may add up to, a billionth of a core
 _ROUND = 1000  # units; sizes that differ by less are equal
 
 #: The attributes of `Node` with a value for each GPU.

@@ -32,12 +32,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ensemble.schedule.needs import UNITS, Need, Node, Placement, compute_need
+from ensemble.schedule.gpu_choice import choose_gpus
+from ensemble.schedule.needs import SLACK, UNITS, Need, Node, Placement, compute_need
 from ensemble.spec import Identity
 
-_SLACK = 1000  # units: what rounding may add up to, a billionth of a core
 _UNLIMITED = int(np.iinfo(np.int64).max)
-_ROUND = 1000  # units: GPUs whose free shares differ by less are equally free
 
 Int64Array = npt.NDArray[np.int64]
 Spot = tuple[tuple[int, ...], tuple[str | None, ...]]  # of each rank: its node's index, its device
@@ -226,13 +225,13 @@ class _PlaceFinder:
         only shrink.
         """
         free, (cpus, memory, share) = self._free, self._least
-        open_nodes = (free._members < self._places) & (free._cpus + _SLACK >= cpus)
-        open_nodes &= free._memory + _SLACK >= memory
+        open_nodes = (free._members < self._places) & (free._cpus + SLACK >= cpus)
+        open_nodes &= free._memory + SLACK >= memory
         if len(self._by_rank):
-            open_nodes &= self._by_rank[0] + _SLACK >= share
-        self._cpus_left = int(free._cpus.max(initial=-UNITS, where=open_nodes)) + _SLACK
-        self._memory_left = int(free._memory.max(initial=-UNITS, where=open_nodes)) + _SLACK
-        self._share_left = int(self._by_rank[:1].max(initial=-UNITS, where=open_nodes)) + _SLACK
+            open_nodes &= self._by_rank[0] + SLACK >= share
+        self._cpus_left = int(free._cpus.max(initial=-UNITS, where=open_nodes)) + SLACK
+        self._memory_left = int(free._memory.max(initial=-UNITS, where=open_nodes)) + SLACK
+        self._share_left = int(self._by_rank[:1].max(initial=-UNITS, where=open_nodes)) + SLACK
         self._bounds_are_stale = False
 
     def reserve(self, need: Need, count: int) -> list[Spot]:
@@ -307,16 +306,16 @@ class _PlaceFinder:
         free, rank = self._free, need.take_ranks(1)
         most = np.full(len(free.nodes), need.workers, np.int64)
         if rank.cpus:
-            by_cpus = np.maximum(free._cpus + _SLACK, 0) // rank.cpus
+            by_cpus = np.maximum(free._cpus + SLACK, 0) // rank.cpus
             if need.guessed_cpus:  # as `Need.cpus_on`: so many take at most all cores of a node
                 total = free._total[0]
-                is_empty = (total > 0) & (free._cpus + _SLACK >= total)
+                is_empty = (total > 0) & (free._cpus + SLACK >= total)
                 by_cpus = np.where(is_empty, np.maximum(by_cpus, np.maximum(total // UNITS, 1)), by_cpus)
             most = np.minimum(most, by_cpus)
         if rank.memory:
-            most = np.minimum(most, np.maximum(free._memory + _SLACK, 0) // rank.memory)
+            most = np.minimum(most, np.maximum(free._memory + SLACK, 0) // rank.memory)
         if on_gpus:
-            most = np.minimum(most, (self._by_rank + _SLACK >= need.share).sum(axis=0, dtype=np.int64))
+            most = np.minimum(most, (self._by_rank + SLACK >= need.share).sum(axis=0, dtype=np.int64))
         elif free.devices != "cpu":  # on the CPU only where there is no GPU
             most = np.where(free._gpus > 0, 0, most)
         return np.where(free._members < self._places, most, 0)
@@ -329,16 +328,16 @@ class _PlaceFinder:
             total = free._total[0]
             is_capped = (total > 0) & (need.workers * UNITS <= np.maximum(total, UNITS))  # as `Need.cpus_on`
             cpus = np.where(is_capped, np.minimum(total, need.cpus), need.cpus)
-        open_nodes: npt.NDArray[np.bool_] = (free._cpus + _SLACK >= cpus) & (free._members < self._places)
+        open_nodes: npt.NDArray[np.bool_] = (free._cpus + SLACK >= cpus) & (free._members < self._places)
         if need.memory:
-            open_nodes &= free._memory + _SLACK >= need.memory
+            open_nodes &= free._memory + SLACK >= need.memory
         if free.devices == "cpu":
             return open_nodes
         elsewhere = free._gpus < (1 if need.requires_gpu else need.workers)
         if free.devices == "cuda":
             elsewhere[:] = False
         if need.workers <= len(self._by_rank):
-            elsewhere |= self._by_rank[need.workers - 1] + _SLACK >= need.share
+            elsewhere |= self._by_rank[need.workers - 1] + SLACK >= need.share
         open_nodes &= elsewhere
         return open_nodes
 
@@ -348,11 +347,11 @@ class _PlaceFinder:
         cpus = need.cpus_on(int(free._total[0, i]))
         count = min(count, int(self._places[i] - free._members[i]))
         if cpus:
-            count = min(count, (int(free._cpus[i]) + _SLACK) // cpus)
+            count = min(count, (int(free._cpus[i]) + SLACK) // cpus)
         if need.memory:
-            count = min(count, (int(free._memory[i]) + _SLACK) // need.memory)
+            count = min(count, (int(free._memory[i]) + SLACK) // need.memory)
         if free.devices != "cpu" and free._gpus[i] >= need.workers:
-            devices = self._choose_gpus(i, need, count)
+            devices = self._take_gpus(i, need, count)
         else:
             devices = [(None,) * need.workers] * count
         free._cpus[i] -= cpus * len(devices)
@@ -360,24 +359,12 @@ class _PlaceFinder:
         free._members[i] += len(devices)
         return [((i,) * need.workers, each) for each in devices]
 
-    def _choose_gpus(self, i: int, need: Need, count: int) -> list[tuple[str | None, ...]]:
-        """Choose GPUs of node number `i` for up to `count` members: the emptiest first."""
+    def _take_gpus(self, i: int, need: Need, count: int) -> list[tuple[str | None, ...]]:
+        """Take GPUs of node number `i` for up to `count` members."""
         free = self._free
         shares, tenants = free._shares[i].tolist(), free._tenants[i].tolist()
         node, most = free.nodes[i], self._most[i].tolist()
-        ids, parents, devices = node.gpu_ids, node.gpu_parents, range(len(node.gpus))
-        chosen: list[tuple[str | None, ...]] = []
-        while len(chosen) < count:
-            open_gpus = [d for d in devices if shares[d] + _SLACK >= need.share and tenants[d] < most[d]]
-            open_gpus.sort(key=lambda d: (-((shares[d] + _ROUND // 2) // _ROUND), tenants[d], d))
-            first = {parents[d]: d for d in reversed(open_gpus)}  # the emptiest of each physical GPU
-            if len(first) < need.workers:
-                break
-            taken = [d for d in open_gpus if first[parents[d]] == d][: need.workers]
-            for device in taken:
-                shares[device] -= need.share
-                tenants[device] += 1
-            chosen.append(tuple(ids[device] for device in taken))
+        chosen = choose_gpus(node, need, count, shares, tenants, most)
         free._shares[i], free._tenants[i] = shares, tenants
         left = [share if tenants[d] < most[d] else -UNITS for d, share in enumerate(shares)]
         self._by_rank[:, i] = node.sort_by_gpu(left, -UNITS)

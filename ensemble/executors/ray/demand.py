@@ -17,19 +17,15 @@ A member asks only for what some node could give it when nobody else uses the no
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
-from ensemble.executors.ray.request import Bundle, Offer, Part, Request
+from ensemble.executors.ray.queued_demand import Shape, join_parts, make_bundle, queue_members
+from ensemble.executors.ray.request import Offer, Part, Request
 from ensemble.schedule import Node, Placement, pack
-from ensemble.schedule.needs import UNITS, Need, compute_need
+from ensemble.schedule.needs import SLACK, UNITS, Need, compute_need
 from ensemble.spec import Identity
 
-MOST_PENDING = 64  # requests beside each other that no node has room for
-_SLACK = 1000  # units: what rounding may add up to, as in `ensemble.schedule.packing`
 _BYTE = 2**30 / UNITS  # of a unit of memory
 
 
@@ -55,7 +51,7 @@ def plan_requests(waiting: Sequence[Identity], offers: Sequence[Offer], devices:
     cores_left = _place_across(cores_left, nodes if devices == "cpu" else without_gpus, "cpu", found)
     found += _request_widths(on_gpus, with_gpus, on_gpus=True)
     found += _request_widths(on_cores, nodes, on_gpus=False)
-    return found + _limit_pending(_queue_gpus(gpus_left, shapes) + _queue_cores(cores_left, shapes, devices))
+    return found + queue_members(gpus_left, cores_left, shapes, devices)
 
 
 def is_width_open(identity: Identity) -> bool:
@@ -63,28 +59,7 @@ def is_width_open(identity: Identity) -> bool:
     return "workers" in identity.auto and identity.workers == 1
 
 
-class _Shape(NamedTuple):
-    """What the empty node offers, cores and memory in `UNITS`."""
-
-    cpus: int
-    memory: int
-    gpus: int
-
-    def holds(self, need: Need) -> bool:
-        return need.cpus_on(self.cpus) <= self.cpus + _SLACK and need.memory <= self.memory + _SLACK
-
-    def count_ranks(self, need: Need, most: int) -> int:
-        """How many ranks of one member, `most` at the most, it holds."""
-        return next((n for n in range(min(most, need.workers), 0, -1) if self.holds(need.take_ranks(n))), 0)
-
-    def puts_on_gpu(self, need: Need, devices: str) -> bool | None:
-        """Whether a member trains on GPUs there, as `ensemble.schedule.packing` decides; None: it is refused."""
-        if self.gpus >= need.workers:
-            return True
-        return None if devices == "cuda" or (self.gpus and need.requires_gpu) else False
-
-
-def _is_for_gpus(need: Need, shapes: Counter[_Shape], devices: str) -> bool:
+def _is_for_gpus(need: Need, shapes: Counter[Shape], devices: str) -> bool:
     """Whether GPUs are requested for a member: where nodes with GPUs could hold it, or none at all could.
 
     The order in which `ensemble.schedule.packing` tries nodes decides.
@@ -117,7 +92,7 @@ class _NodeState:
         gpus, free = () if devices == "cpu" else offer.node.gpus, offer.free
         self.ray_id = offer.ray_id
         self.node = dataclasses.replace(offer.node, name=offer.ray_id, gpus=gpus, gpu_ids=())
-        self.shape = _Shape(round(self.node.cpus * UNITS), round(self.node.memory_gb * UNITS), len(gpus))
+        self.shape = Shape(round(self.node.cpus * UNITS), round(self.node.memory_gb * UNITS), len(gpus))
         self.cpus = _clip(round(free.get("CPU", 0.0) * UNITS), self.shape.cpus)
         self.memory = _clip(round(free.get("memory", 0.0) / _BYTE), self.shape.memory)
         self.gpus = _clip(int(free.get("GPU", 0.0)), self.shape.gpus)
@@ -149,7 +124,7 @@ class _NodeState:
         part = self.shape.memory * gpus // self.shape.gpus if gpus else self.shape.memory * undeclared // total
         more = _clip(part - memory if gpus else part, self.memory) if undeclared else 0
         self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - more, self.gpus - gpus
-        return Request(_make_bundle(cpus, memory + more, gpus), self.ray_id)
+        return Request(make_bundle(cpus, memory + more, gpus), self.ray_id)
 
     def request_ranks(self, placement: Placement, ranks: int) -> Part:
         """A part for so many ranks of a member, with a GPU each where it trains on GPUs."""
@@ -157,27 +132,27 @@ class _NodeState:
         cpus = need.cpus_on(self.shape.cpus)
         memory = need.memory or min(self.shape.memory * cpus // max(1, self.shape.cpus), max(0, self.memory))
         self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - memory, self.gpus - gpus
-        return Part(_make_bundle(cpus, memory, gpus), self.ray_id)
+        return Part(make_bundle(cpus, memory, gpus), self.ray_id)
 
     def request_gpu(self, cpus: int) -> Request | None:
         """A request for one more GPU with so many cores, or with its part of them; None: that is not free."""
-        if not self.gpus or cpus > self.cpus + _SLACK:
+        if not self.gpus or cpus > self.cpus + SLACK:
             return None
         cpus = min(max(cpus, self.shape.cpus // self.shape.gpus), max(cpus, self.cpus // self.gpus))
         memory = min(self.shape.memory // self.shape.gpus, max(0, self.memory) // self.gpus)
         self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - memory, self.gpus - 1
-        return Request(_make_bundle(cpus, memory, 1), self.ray_id)
+        return Request(make_bundle(cpus, memory, 1), self.ray_id)
 
     def is_usable(self, needs: Iterable[Need]) -> bool:
         """Whether one of these members on the CPU could use the cores that are left."""
         here = {each.need for each in self.placed if is_width_open(each.identity)}
         has_room = any(need in here or need.cpus_on(self.shape.cpus) <= self.cpus for need in needs)
-        return has_room and not self.shape.gpus and self.cpus > _SLACK
+        return has_room and not self.shape.gpus and self.cpus > SLACK
 
     def request_cores(self) -> Request:
         """A request for all cores and memory that are left."""
         cpus, memory, self.cpus, self.memory = self.cpus, max(0, self.memory), 0, 0
-        return Request(_make_bundle(cpus, memory), self.ray_id)
+        return Request(make_bundle(cpus, memory), self.ray_id)
 
 
 def _place(identities: Sequence[Identity], nodes: Sequence[_NodeState], devices: str) -> Sequence[Identity]:
@@ -220,7 +195,7 @@ def _place_across(
             placed = pack(whole, taken, [node.describe_free_gpus() for node in nodes], devices)
         for placement in placed:
             parts = [known[name].request_ranks(placement, len(r)) for name, r in placement.ranks_by_node.items()]
-            found[_join(parts)] += 1
+            found[join_parts(parts)] += 1
         left += alike[len(placed) :]  # equal members are placed in their order
     return left
 
@@ -232,13 +207,7 @@ def _count_ranks(need: Need, nodes: Iterable[_NodeState], devices: str) -> int:
     if need.guessed_cpus:  # a guess is reduced
         return sum(node.shape.count_ranks(need, need.workers) for node in nodes)
     each = need.take_ranks(1).cpus
-    return sum(max(0, node.cpus + _SLACK) // each if each else need.workers for node in nodes)
-
-
-def _join(parts: Sequence[Part]) -> Request:
-    """A request for all parts together."""
-    bundle = functools.reduce(Bundle.add, (part.bundle for part in parts))
-    return Request(bundle, parts[0].ray_id) if len(parts) == 1 else Request(bundle, None, tuple(parts))
+    return sum(max(0, node.cpus + SLACK) // each if each else need.workers for node in nodes)
 
 
 def _group_by_gpus(
@@ -274,142 +243,6 @@ def _request_widths(
         else:
             found[node.request_cores()] += 1
     return found
-
-
-# -- what finds no room now ---------------------------------------------------------------------------------------
-
-
-def _queue_gpus(waiting: Sequence[Identity], shapes: Counter[_Shape]) -> Counter[Request]:
-    """Requests for GPUs of any node; who shares them is decided by first-fit decreasing."""
-    needs = Counter(map(compute_need, waiting))
-    groups: dict[tuple[int, bool], list[_GpuGroup]] = {}
-    for need in sorted(needs, key=lambda need: (need.workers, need.share, need), reverse=True):
-        usable = [shape for shape in shapes if shape.gpus >= (1 if need.spans_nodes else need.workers)]
-        left, cpus = needs[need], _reduce_guess(need, usable)
-        if need.spans_nodes:
-            cpus = need.workers * min(_divide_cores(need, shapes, on_gpus=True))
-        known = groups.setdefault((need.workers, need.spans_nodes), [])
-        for group in known:
-            left -= group.add(need, cpus, left)
-        while left and len(known) < MOST_PENDING:
-            known.append(_GpuGroup.of(need.workers, usable))
-            left -= known[-1].add(need, cpus, left)
-    return Counter(
-        _split([group.cpus // group.width] * group.width, group.reserve_memory(), on_gpus=True)
-        if spans
-        else Request(_make_bundle(group.cpus, group.reserve_memory(), group.width))
-        for (_, spans), known in groups.items()
-        for group in known
-    )
-
-
-def _split(cpus: Sequence[int], memory: int, *, on_gpus: bool) -> Request:
-    """A request for ranks of members, which may be on several nodes: the cores of each, the memory of all."""
-    return _join([Part(_make_bundle(each, memory // len(cpus), int(on_gpus))) for each in cpus])
-
-
-def _divide_cores(need: Need, shapes: Counter[_Shape], *, on_gpus: bool) -> list[int]:
-    """The cores of each rank in units: a guess is at most what empty nodes have, those with most ranks first."""
-    most = {shape: shape.count_ranks(need, shape.gpus if on_gpus else need.workers) for shape in shapes}
-    found: list[int] = []
-    for shape in sorted(shapes, key=lambda shape: (most[shape], shape), reverse=True):
-        for _ in range(shapes[shape]):
-            if here := min(most[shape], need.workers - len(found)):
-                found += [need.take_ranks(here).cpus_on(shape.cpus) // here] * here
-    rest = min(found, default=need.cpus // need.workers)  # of those that only further nodes could hold
-    return sorted(found + [rest] * (need.workers - len(found)), reverse=True)
-
-
-def _queue_cores(waiting: Sequence[Identity], shapes: Counter[_Shape], devices: str) -> Counter[Request]:
-    """Requests for cores and memory of any node, one a member."""
-    found = Counter[Request]()
-    for need, count in Counter(map(compute_need, waiting)).items():
-        usable = [shape for shape in shapes if devices == "cpu" or shape.puts_on_gpu(need, devices) is False]
-        able = [shape for shape in usable if shape.holds(need.take_ranks(1) if need.spans_nodes else need)]
-        if need.requires_gpu and len(usable) < len(shapes):
-            continue  # it might get a node where it can only use GPUs
-        ranks = _divide_cores(need, Counter({shape: shapes[shape] for shape in able}), on_gpus=False)
-        cpus = sum(ranks) if need.spans_nodes else _reduce_guess(need, able)
-        memory = need.memory or min((shape.memory * cpus // shape.cpus for shape in able), default=0)
-        request = _split(ranks, memory, on_gpus=False) if need.spans_nodes else Request(_make_bundle(cpus, memory))
-        found[request] += count
-    return found
-
-
-def _reduce_guess(need: Need, shapes: Iterable[_Shape]) -> int:
-    """The cores of a member in units: a guess is at most what some node has that could hold it."""
-    return max((need.cpus_on(shape.cpus) for shape in shapes if shape.holds(need)), default=need.cpus)
-
-
-@dataclass
-class _GpuGroup:
-    """So many GPUs of one node, each with a rank of each member; amounts in `UNITS`.
-
-    Members that share GPUs take no more than these GPUs' part of any node's cores and memory. One member may take
-    more.
-
-    Attributes:
-        share: what is left of each GPU.
-        cpus, memory: what the members take of the node.
-        part_cpus, part_memory: the GPUs' part.
-        has_undeclared: whether a member did not declare its memory.
-    """
-
-    width: int
-    part_cpus: int
-    part_memory: int
-    share: int = UNITS
-    cpus: int = 0
-    memory: int = 0
-    has_undeclared: bool = False
-
-    @classmethod
-    def of(cls, width: int, shapes: Sequence[_Shape]) -> _GpuGroup:
-        cpus = min((shape.cpus * width // shape.gpus for shape in shapes), default=0)
-        return cls(width, cpus, min((shape.memory * width // shape.gpus for shape in shapes), default=0))
-
-    def add(self, need: Need, cpus: int, count: int) -> int:
-        """Add up to `count` members that need so many cores each, and return how many."""
-        for taken, limit, each in (
-            (UNITS - self.share, UNITS, need.share),
-            (self.cpus, self.part_cpus, cpus),
-            (self.memory, self.part_memory, need.memory),
-        ):
-            if each:
-                count = min(count, max(0, limit + _SLACK - taken) // each)
-        count = max(count, int(not self.cpus))  # one member alone
-        self.share -= count * need.share
-        self.cpus, self.memory = self.cpus + count * cpus, self.memory + count * need.memory
-        self.has_undeclared |= bool(count and not need.memory)
-        return count
-
-    def reserve_memory(self) -> int:
-        """The memory to ask for."""
-        return max(self.memory, self.part_memory) if self.has_undeclared else self.memory
-
-
-def _make_bundle(cpus: int, memory: int, gpus: int = 0) -> Bundle:
-    return Bundle(cpus / UNITS, memory / UNITS, gpus)
-
-
-def _limit_pending(requests: Counter[Request]) -> Counter[Request]:
-    """At most `MOST_PENDING` requests for any node, those of each number of GPUs with an equal right."""
-    by_width: dict[int, int] = Counter()
-    for request, count in requests.items():
-        if request.ray_id is None:
-            by_width[request.bundle.gpus] += count
-    allowed, left = dict[int, int](), MOST_PENDING
-    for n, width in enumerate(sorted(by_width, key=by_width.__getitem__)):
-        allowed[width] = min(by_width[width], max(1, left // (len(by_width) - n)))
-        left -= allowed[width]
-    kept = Counter[Request]()
-    for request, count in requests.items():
-        if request.ray_id is None:
-            count = min(count, allowed[request.bundle.gpus])
-            allowed[request.bundle.gpus] -= count
-        if count:
-            kept[request] = count
-    return kept
 
 
 def _clip(amount: int, most: int) -> int:

@@ -26,9 +26,9 @@ from ensemble.executors.ray.agents import (
     name_nodes,
     start_agent,
 )
-from ensemble.executors.ray.demand import MOST_PENDING
 from ensemble.executors.ray.head import Head, HeadLostError
 from ensemble.executors.ray.lease_manager import LeaseManager
+from ensemble.executors.ray.queued_demand import MOST_PENDING
 from ensemble.executors.ray.request import Offer
 from ensemble.executors.ray.session import Session, is_reachable
 from ensemble.interrupts import raise_if_deferred

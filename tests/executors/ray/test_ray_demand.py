@@ -12,9 +12,10 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from ray_model import Cluster, Group, Piece, Run, World, fits_alone, list_pending, make_member, replace_ray
 
-from ensemble.executors.ray.demand import MOST_PENDING, plan_requests
+from ensemble.executors.ray.demand import plan_requests
 from ensemble.executors.ray.lease_manager import KEPT_S
 from ensemble.executors.ray.leases import Lease
+from ensemble.executors.ray.queued_demand import MOST_PENDING
 from ensemble.executors.ray.request import Bundle, Request
 from ensemble.schedule import Node, Placement, pack
 from ensemble.spec import Identity
