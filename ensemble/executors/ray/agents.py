@@ -44,6 +44,7 @@ class Agent:
         ranks: that were launched and have not ended.
         replacements: how often another actor has taken over.
         broken: what Ray may call the GPUs that are quarantined.
+        reported: what was last reported that the run holds of the node; None until then.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Agent:
     ranks: dict[_RankKey, Job] = field(default_factory=dict)
     replacements: int = 0
     broken: set[str] = field(default_factory=set)
+    reported: Node | None = None
     _sent: int = 0
 
     @property

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.executors.base import ClusterLostError, Event, EventHandler, make_exited
+from ensemble.executors.gpu_offers import has_changed
 from ensemble.executors.native_output import NativeOutput
 from ensemble.executors.node_services import make_feeder_address
 from ensemble.executors.ray import _compat
@@ -253,6 +254,7 @@ class RayExecutor:
         node = self._describe(agent) if agent.described is not None else None
         is_leaving = agent.is_closing or self._is_drained(agent.ray_id)
         if node is not None and not ((node.cpus or node.gpus) and is_leaving):
+            agent.reported = node
             self._queue.append({"type": "node", **node.as_event()})
 
     def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
@@ -488,7 +490,8 @@ class RayExecutor:
                 agent.quarantine(event["devices"])
             elif event["type"] == "node":
                 agent.update_gpus(event)
-                self._report_node(agent)
+                if agent.reported is None or has_changed(agent.reported, self._describe(agent)):
+                    self._report_node(agent)
                 continue
             self._queue.append(event)
 

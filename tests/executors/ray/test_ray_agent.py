@@ -26,7 +26,6 @@ from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.request import Bundle, Request
 from ensemble.executors.ray.session import Session, find_reachable
 from ensemble.executors.spawn import ForkServer
-from ensemble.schedule.needs import OF_GPUS
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import RunDir
 from ensemble.train import Job
@@ -150,13 +149,29 @@ def test_a_node_says_nothing_of_gpus_that_the_run_does_not_hold() -> None:
     assert describe_node(agent, None, on_gpus=True).no_gpus == "busy; slow; broken"
 
 
+def make_change(*free: float) -> Event:
+    """A `node` event: processes of others leave these parts of the GPUs GPU-0, GPU-1, ..."""
+    gpus = tuple(f"GPU-{n}" for n in range(len(free)))
+    seen = make_seen(*gpus)
+    return {"type": "node", **seen, "gpu_free": free, "gpu_parents": gpus, "gpu_exclusive": (False,) * len(free)}
+
+
 def test_no_member_is_offered_a_node_whose_agent_is_closing() -> None:
     executor = RayExecutor()
-    agent = Agent("here", RECORD, None, make_seen("GPU-1"))
-    changed = {"type": "node", **dict.fromkeys(OF_GPUS, ()), "gpu_names": [], "gpu_reasons": []}
-    for agent.is_closing, count in ((False, 1), (True, 0)):
-        executor._keep_events(agent, [changed])
+    agent = Agent("here", RECORD, None, make_seen("GPU-0"))
+    for agent.is_closing, free, count in ((False, 1.0, 1), (False, 0.5, 1), (True, 1.0, 0)):
+        executor._keep_events(agent, [make_change(free)])
         assert len(executor.events(0.0)) == count
+
+
+def test_what_others_do_on_a_gpu_that_the_run_does_not_hold_is_not_reported() -> None:
+    executor = RayExecutor()
+    agent = Agent("here", RECORD, None, make_seen("GPU-0", "GPU-1", "GPU-2"))
+    executor._report_node(agent)
+    executor.events(0.0)
+    for free in ((1.0, 1.0, 0.75), (1.0, 1.0, 0.5), (0.96, 1.0, 0.75), (0.92, 1.0, 0.75), (0.88, 1.0, 0.5)):
+        executor._keep_events(agent, [make_change(*free)])
+    assert [event["gpu_free"] for event in executor.events(0.0)] == [[0.92, 1.0]]
 
 
 NEVER_WAITS = """
