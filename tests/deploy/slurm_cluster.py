@@ -25,6 +25,7 @@ from ensemble.bench.launch.hosts import unavailable as hosts_unavailable
 
 NODES = 2
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+REPOSITORY = Path(__file__).parents[2]
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "mount")
 _START_S = 60.0
 # cred_expire: a job is queued again for that many seconds from now, by default 120; 5 is the least.
@@ -55,10 +56,11 @@ NodeName=n0 NodeAddr={addresses[0]} CPUs=2
 NodeName=n1 NodeAddr={addresses[1]} CPUs=2
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-# `$1` becomes the host's name; what is at `$2` stays where it is, in a /tmp that is otherwise empty.
+# `$1` becomes the host's name; what is at `$2` and `$3` stays where it is, in a /tmp that is otherwise empty.
 _OWN_MACHINE = """
-hostname "$1" && mount --bind "$2" /mnt && mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm &&
-mkdir -p "$2" && mount --bind /mnt "$2" && umount /mnt && shift 2 && exec "$@"
+hostname "$1" && mount --bind "$2" /mnt && mount --bind "$3" /media &&
+mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm && mkdir -p "$2" "$3" &&
+mount --bind /mnt "$2" && mount --bind /media "$3" && umount /mnt /media && shift 3 && exec "$@"
 """
 
 
@@ -119,7 +121,7 @@ class SlurmCluster:
             name = f"n{number}"
             (directory / f"spool.{name}").mkdir()
             own = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-            machine = ["sh", "-c", _OWN_MACHINE, "sh", name, str(self._shared)]
+            machine = ["sh", "-c", _OWN_MACHINE, "sh", name, str(self._shared), str(REPOSITORY)]
             slurmd = ["slurmd", "-D", "-N", name]
             self._spawn(self._hosts.command(number, [*own, *machine, *slurmd]))
         self._wait_until(self._is_idle, "the nodes did not come up")

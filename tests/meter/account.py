@@ -90,18 +90,21 @@ def main(file: str, *command: str) -> int:
     watch = Watch()
     watch.start()
     process = subprocess.Popen(command)
-    status = 0
+    status, adopted = 0, set[int]()
     while True:
         try:
             pid, ended = os.wait()
         except ChildProcessError:
             break
+        adopted.add(pid)
         if pid == process.pid:
             status = process.returncode = os.waitstatus_to_exitcode(ended)
     watch.over.set()
     watch.join()
     waited = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = waited.ru_utime + waited.ru_stime + sum(watch.last.values())
+    # One whose parent has ended just before itself was waited for here after all.
+    never_waited = sum(used_s for (pid, _), used_s in watch.last.items() if pid not in adopted)
+    cpu_s = waited.ru_utime + waited.ru_stime + never_waited
     Path(file).write_text(json.dumps({"cpu_s": cpu_s, "own_s": time.process_time(), "status": status}))
     return status
 
