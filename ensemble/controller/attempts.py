@@ -40,11 +40,8 @@ log = logging.getLogger(__name__)
 COLLECTIVE_SHARE = 0.7  # of the hang timeout
 NODE_LOSS_S = 75.0  # until it is known that a node was lost, or that what starts ranks there has ended
 
-_LOSSES = (
-    "node_lost",
-    "agent_lost",
-    "gpu_lost",
-)  # fields of `exited`: why a rank was lost, through no fault of it
+#: Fields of `exited` events: why a rank was lost, through no fault of its member.
+_LOSSES = ("node_lost", "agent_lost", "gpu_lost")
 
 #: Fields of reported events that are not logged: the log sets them itself, or only the session uses them.
 _NOT_LOGGED = frozenset(("type", "v", "t", "verdict", "unranked"))

@@ -295,10 +295,11 @@ class _PlaceFinder:
         devices: list[str | None] = []
         for i in order.tolist():
             ranks = min(int(room[i]), need.workers - len(nodes))
-            if ranks:
-                ((_, there),) = self._reserve_on(i, need.take_ranks(ranks), 1)
-                nodes += [i] * ranks
-                devices += there
+            if not ranks:  # all have a place: nodes without room come last
+                break
+            ((_, there),) = self._reserve_on(i, need.take_ranks(ranks), 1)
+            nodes += [i] * ranks
+            devices += there
         return tuple(nodes), tuple(devices)
 
     def count_ranks(self, need: Need, *, on_gpus: bool) -> Int64Array:
