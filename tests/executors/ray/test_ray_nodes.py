@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import pytest
 from nodes_child import declared
+from two_nodes import expect_weights, wait_for_nodes, weights
 
-import ensemble
 from ensemble.store import RunState, fold, read_events
 
 pytestmark = pytest.mark.ray
@@ -101,33 +101,10 @@ def wait_for_head(port: int) -> None:
         time.sleep(0.1)
 
 
-def wait_for_nodes(environment: dict[str, str], count: int) -> None:
-    asks = "import ray, sys; ray.init(log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
-    until = time.monotonic() + 90
-    while True:
-        done = subprocess.run([sys.executable, "-c", asks], env=environment, capture_output=True, text=True)
-        if done.stdout.strip() == str(count):
-            return
-        assert time.monotonic() < until, done.stderr[-2000:]
-
-
-def weights(state: RunState) -> dict[str, str | None]:
-    return {member.id: member.weights_sha256 for member in state.members.values()}
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, str | None]]:
     """The weights after so many epochs of members that each worked alone, in this process."""
-    known: dict[int, dict[str, str | None]] = {}
-
-    def after(epochs: int) -> dict[str, str | None]:
-        if epochs not in known:
-            path = tmp_path_factory.mktemp("alone") / "run"
-            ensemble.submit(declared(epochs=epochs), path, executor="inline").wait()
-            known[epochs] = weights(fold(read_events(path / "events.jsonl")))
-        return known[epochs]
-
-    return after
+    return expect_weights(tmp_path_factory, "inline", lambda epochs: declared(epochs=epochs))
 
 
 def of_kind(run_dir: Path, kind: str) -> list[dict[str, Any]]:

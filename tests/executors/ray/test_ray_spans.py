@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -18,8 +19,8 @@ from typing import Any
 import psutil
 import pytest
 from spans_child import declared
+from two_nodes import expect_weights, wait_for_nodes, weights
 
-import ensemble
 from ensemble.bench.launch.hosts import Hosts, unavailable
 from ensemble.store import RunState, fold, read_events
 
@@ -92,7 +93,8 @@ def cluster() -> Iterator[Cluster]:
                         hosts.command(number, command), env=environment, stdout=log, stderr=subprocess.STDOUT
                     )
                 nodes.append(started)
-                wait_for_nodes(hosts, {**environment, "RAY_ADDRESS": head}, len(nodes))
+                on_host = functools.partial(hosts.command, 0)
+                wait_for_nodes({**environment, "RAY_ADDRESS": head}, len(nodes), on_host)
             yield Cluster(hosts, {**environment, "RAY_ADDRESS": head})
         finally:
             mine = [each for node in nodes for each in psutil.Process(node.pid).children(recursive=True)]
@@ -105,34 +107,10 @@ def cluster() -> Iterator[Cluster]:
             shutil.rmtree(short)
 
 
-def wait_for_nodes(hosts: Hosts, environment: dict[str, str], count: int) -> None:
-    asks = "import ray; ray.init(log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
-    until = time.monotonic() + 120
-    while True:
-        command = hosts.command(0, [sys.executable, "-c", asks])
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.stdout.strip() == str(count):
-            return
-        assert time.monotonic() < until, done.stderr[-2000:]
-
-
-def weights(state: RunState) -> dict[str, str | None]:
-    return {member.id: member.weights_sha256 for member in state.members.values()}
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, str | None]]:
     """The weights after so many epochs of members each of which had all its ranks on this machine."""
-    known: dict[int, dict[str, str | None]] = {}
-
-    def after(epochs: int) -> dict[str, str | None]:
-        if epochs not in known:
-            path = tmp_path_factory.mktemp("alone") / "run"
-            ensemble.submit(declared(epochs=epochs, cpus=0.25), path, executor="local").wait()
-            known[epochs] = weights(fold(read_events(path / "events.jsonl")))
-        return known[epochs]
-
-    return after
+    return expect_weights(tmp_path_factory, "local", lambda epochs: declared(epochs=epochs, cpus=0.25))
 
 
 def list_of_kind(run_dir: Path, kind: str) -> list[dict[str, Any]]:
