@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ensemble.run import Run as Run
     from ensemble.run import attach as attach
     from ensemble.spec import Bootstrap as Bootstrap
+    from ensemble.spec import Energy as Energy
     from ensemble.spec import Ensemble as Ensemble
     from ensemble.spec import Folds as Folds
     from ensemble.spec import Member as Member
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES_OF = {
-    "ensemble.spec": "Bootstrap Ensemble Folds Member Recipe Resources Search SpecError "
+    "ensemble.spec": "Bootstrap Energy Ensemble Folds Member Recipe Resources Search SpecError "
     "choice integer loguniform uniform",
     "ensemble.api": "resume submit",
     "ensemble.run": "Result Run attach",

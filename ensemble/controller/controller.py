@@ -197,6 +197,7 @@ class Controller:
             "members": len(self.state.members) + self._trials.left(),
             "data": training_data(ensemble),
             "code": self._code.fingerprint,
+            "energy": ensemble.energy.as_event(),
             "versions": versions(),
             "revision": self.run_dir.info.get("revision") or revision(self.run_dir.path),
             "host": socket.gethostname(),

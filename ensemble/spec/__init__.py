@@ -4,6 +4,7 @@ Everything here is a frozen dataclass that checks itself when it is made. A mist
 that says what was given, where, and what would be valid. Nothing here imports torch, Ray or Optuna.
 """
 
+from ensemble.spec.energy import Energy
 from ensemble.spec.ensemble import CACHES as CACHES
 from ensemble.spec.ensemble import COMBINERS as COMBINERS
 from ensemble.spec.ensemble import DEVICES as DEVICES
@@ -53,6 +54,7 @@ strict = option_class
 __all__ = [
     "Bootstrap",
     "Dimension",
+    "Energy",
     "Ensemble",
     "Folds",
     "Identity",

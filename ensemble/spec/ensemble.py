@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from ensemble.spec.energy import Energy
 from ensemble.spec.identity import PRECISIONS, Identity, Precision
 from ensemble.spec.member import Member, Resources, as_member
 from ensemble.spec.member_pipelines import MemberPipelines
@@ -71,6 +72,7 @@ class Ensemble(MemberPipelines):
         weights: the weight of each training sample for a member: "uniform" (1), "bootstrap" or `Bootstrap(...)`
             (each member has a bootstrap sample of its own), `Folds(k)` (each member leaves out one of k folds).
         resources: defaults for each member.
+        energy: how energy is measured, and what it emits and costs.
         devices: auto (CUDA where a node has it), cpu, cuda (an error on nodes without it).
         sharing: which nodes prepare samples for which members. "independent": each member prepares its own. In the
             other designs the members on a node share one pipeline, and for members on several nodes: "node" has
@@ -126,6 +128,7 @@ class Ensemble(MemberPipelines):
     communicator: NamedOptions = "torch"
     weights: Weighting = "uniform"
     resources: Resources = field(default_factory=Resources)
+    energy: Energy = Energy()
     devices: Literal["auto", "cpu", "cuda"] = "auto"
     sharing: str = "auto"
     prep_workers: int = 1
@@ -183,6 +186,8 @@ class Ensemble(MemberPipelines):
             raise SpecError("Ensemble needs exactly one of members= and search=")
         if not isinstance(self.resources, Resources):
             raise SpecError(f"Ensemble.resources must be Resources(...), got {self.resources!r}")
+        if not isinstance(self.energy, Energy):
+            raise SpecError(f"Ensemble.energy must be Energy(...), got {self.energy!r}")
 
     def _check_pipelines(self) -> None:
         for name in ("train", "valid", "test"):
