@@ -39,6 +39,7 @@ COMBINERS = ("average", "weighted", "greedy", "stack")
 
 # What a node is asked for until it is measured.
 _UNMEASURED = {"workers": 1, "cpus_per_worker": 1.0, "gpus_per_worker": 1.0, "memory_gb": None}
+_ENERGY = Energy()  # a plain default, which the Ensembles of earlier versions have, too
 
 
 @option_class
@@ -128,7 +129,7 @@ class Ensemble(MemberPipelines):
     communicator: NamedOptions = "torch"
     weights: Weighting = "uniform"
     resources: Resources = field(default_factory=Resources)
-    energy: Energy = Energy()
+    energy: Energy = _ENERGY
     devices: Literal["auto", "cpu", "cuda"] = "auto"
     sharing: str = "auto"
     prep_workers: int = 1
