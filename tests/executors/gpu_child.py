@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nvml_stand_in
 from execute_members import an_ensemble
 
 import ensemble
 from ensemble import Member, Resources
+from ensemble.bench.energy import nvml_stand_in
 from ensemble.store import RunState, fold, read_events
 
 Event = dict[str, Any]

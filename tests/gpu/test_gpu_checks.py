@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import checks
-import nvml_stand_in
 import pytest
 from gpu_cases import CASES, Case
+
+from ensemble.bench.energy import nvml_stand_in
 
 HERE = Path(__file__).parent
 QUICK = ("environment", "codecs")

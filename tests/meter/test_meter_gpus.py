@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nvml_stand_in
 import pytest
 
+from ensemble.bench.energy import nvml_stand_in
 from ensemble.meter.gpus import HARDWARE_XIDS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import nvml_stand_in
 import pytest
 
+from ensemble.bench.energy import nvml_stand_in
 from ensemble.meter.power import Absent, PowerMeter, PowerSource, open_power_sources, open_rapl
 from ensemble.meter.power.common import PowerError
 from ensemble.meter.power.estimate import open_estimate, watts_per_core

@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import nvml_stand_in
 import psutil
 import pytest
 from gpu_child import Run, make_machine
 from gpus_child import WORKER
 from one_head import start_head
 
+from ensemble.bench.energy import nvml_stand_in
 from ensemble.store import RunDir, fold, read_events
 
 pytestmark = pytest.mark.ray
