@@ -1,0 +1,120 @@
+"""Joules as kilowatt-hours, greenhouse gas and money: by the formula, with their origin, only of what is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from ensemble.meter import ledger
+from ensemble.meter.impact import UNITS, Impact, Work, assess_impact
+from ensemble.meter.ledger import Total
+from ensemble.spec import Energy
+
+KWH = 3.6e6
+WORK = Work(models=4, samples=50_000, objective="accuracy", maximized=True, best=0.8, reported=(0.2, 0.8))
+GIVEN = Energy(intensity_g_per_kwh=300.0, pue=1.5, price_per_kwh=0.25, currency="CHF")
+
+
+def use(energy_j: float, origin: str = "measured") -> Total:
+    """What a run used whose one process had all of a node's energy."""
+    head = {"v": 1, "t": 1.0, "type": "run_started"}
+    usage = {"v": 1, "t": 2.0, "type": "usage", "node": "n", "role": "train", "member": "member-0", "pid": 1}
+    power = {"v": 1, "t": 2.0, "type": "power", "node": "n", "interval_s": 1.0, "source": "s", "origin": origin}
+    return ledger([head, usage | {"cpu_s": 1.0}, power | {"energy_j": energy_j, "watts": energy_j}]).run
+
+
+def impact(energy: Energy = GIVEN, work: Work = WORK, used: Total | None = None) -> Impact:
+    return assess_impact(use(2 * KWH) if used is None else used, energy.as_event(), work)
+
+
+def test_emissions_and_price_are_energy_times_pue_times_what_is_given() -> None:
+    found = impact()
+    assert [(each.name, each.unit, each.total) for each in found.quantities] == [
+        ("energy", "J", 2 * KWH),
+        ("electricity", "kWh", 2.0),
+        ("emissions", "gCO2e", 2.0 * 1.5 * 300.0),
+        ("price", "CHF", 2.0 * 1.5 * 0.25),
+    ]
+    assert found.emissions.given == ("300 gCO2e per kWh", "PUE 1.5")
+    assert found.price.given == ("0.25 CHF per kWh", "PUE 1.5")
+    assert found.energy.given == () and found.reasons == {}
+
+
+def test_each_is_told_per_model_per_thousand_samples_and_per_point_of_the_best_model() -> None:
+    for each in impact().quantities:
+        assert each.total is not None
+        assert each.per == {
+            "per_model": each.total / 4,
+            "per_1000_samples": each.total / 50,
+            "per_point": pytest.approx(each.total / 80),
+        }
+
+
+@pytest.mark.parametrize(("origin", "called"), [("measured", "attributed"), ("estimated", "estimated")])
+def test_a_figure_has_the_origin_of_its_energy_however_exact_the_price_is(origin: str, called: str) -> None:
+    assert {each.origin for each in impact(used=use(1e6, origin)).quantities} == {called}
+
+
+@pytest.mark.parametrize(
+    "names", [("intensity_g_per_kwh",), ("price_per_kwh",), ("intensity_g_per_kwh", "price_per_kwh")]
+)
+def test_what_is_not_given_is_not_computed(names: tuple[str, ...]) -> None:
+    found = impact(dataclasses.replace(GIVEN, **dict.fromkeys(names)))
+    for quantity, name in ((found.emissions, "intensity_g_per_kwh"), (found.price, "price_per_kwh")):
+        assert (quantity.total is None) == (name in names)
+        if name in names:
+            assert quantity.per == dict.fromkeys(UNITS) and quantity.given == () and name in quantity.reason
+    assert found.energy.total == 2 * KWH
+
+
+def test_a_run_of_an_earlier_version_has_joules_alone() -> None:
+    found = assess_impact(use(KWH), {}, WORK)
+    assert (found.energy.total, found.electricity.total) == (KWH, 1.0)
+    assert found.emissions.total is None and found.price.total is None
+
+
+def test_without_energy_nothing_is_computed_and_the_reason_is_said() -> None:
+    found = impact(used=ledger([{"v": 1, "t": 1.0, "type": "run_started"}]).run)
+    assert all(each.total is None and each.origin == "unavailable" for each in found.quantities)
+    assert {each.reason for each in found.quantities} == {"the run's energy is unavailable"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"maximized": False, "objective": "nll"}, "nll is minimized"),
+        ({"best": 3.5, "reported": (3.5,)}, "not a share of 1: 3.5"),
+        ({"reported": (0.2, 0.8, -0.1)}, "not a share of 1: -0.1"),
+        ({"best": 0.0}, "is 0"),
+        ({"best": None}, "no model has finished with a value"),
+    ],
+)
+def test_points_are_told_only_of_a_maximized_share(change: dict[str, Any], says: str) -> None:
+    found = impact(work=dataclasses.replace(WORK, **change))
+    assert says in found.reasons["per_point"]
+    assert all(each.per["per_point"] is None and each.per["per_model"] is not None for each in found.quantities)
+
+
+def test_nothing_is_divided_by_nothing() -> None:
+    found = impact(work=Work(0, 0, "accuracy", True, None))
+    assert set(found.reasons) == set(UNITS)
+    assert all(each.total and set(each.per.values()) == {None} for each in found.quantities)
+
+
+def test_its_json_has_a_row_for_each_quantity_with_all_its_figures() -> None:
+    kept = json.loads(json.dumps(impact().as_dict()))
+    assert kept["reasons"] == {}
+    assert kept["quantities"][2] == {
+        "name": "emissions",
+        "unit": "gCO2e",
+        "total": 900.0,
+        "per_model": 225.0,
+        "per_1000_samples": 18.0,
+        "per_point": pytest.approx(11.25),
+        "origin": "attributed",
+        "given": ["300 gCO2e per kWh", "PUE 1.5"],
+        "reason": "",
+    }
