@@ -126,7 +126,7 @@ def test_the_command_writes_rows_and_a_plot_that_opens_offline(photos: str, tmp_
     done = bench("--data", photos, *small, *files, *one_core, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [list(row) for row in rows] == [COLUMNS + ACROSS] * 2
+    assert [list(row) for row in rows] == [[*COLUMNS, *ACROSS, "idle_j"]] * 2
     assert [(row["design"], row["members"]) for row in rows] == [("bare ring", 1), ("bare ring", 2)]
     assert all(row["cpu_s"] < 1.2 * row["wall_s"] for row in rows)
     assert {(row["cores"], row["nodes"], row["prep_workers"], row["step_ms"]) for row in rows} == {(1, 1, 1, 5.0)}

@@ -37,6 +37,7 @@ class Row:
         sent_mb: of these the samples that feeders sent each other, 10^6 bytes.
         bound_mb: the least that must be sent: every sample's bytes to all nodes but one, 10^6 bytes.
         chosen: the design across nodes in the end, with its preparing nodes, as in "multi 4".
+        idle_j: of `energy_j`, what the parts of the machine of which it is known would have used without work.
     """
 
     design: str
@@ -63,6 +64,12 @@ class Row:
     sent_mb: float | None = None
     bound_mb: float | None = None
     chosen: str | None = None
+    idle_j: float | None = None
+
+    @property
+    def watts(self) -> float | None:
+        """The machine's mean power, in watts; its origin is `energy_origin`."""
+        return None if self.energy_j is None else self.energy_j / self.wall_s
 
 
 def format_count(number: int, thing: str) -> str:
@@ -93,14 +100,19 @@ def findings(rows: Sequence[Row]) -> Iterator[str]:
             f"{describe(shared)}: {shared.samples_per_s / alone.samples_per_s:.3g} x the samples/s of "
             f"{alone.design}, 1/{cpu_per_1000(alone) / cpu_per_1000(shared):.3g} of the CPU-seconds per sample"
         )
+    yield from load_warnings(rows)
+    if any(row.energy_origin == "estimated" for row in rows):
+        yield "energy is estimated from the machine's CPU time: it repeats CPU-seconds, and no saving was measured"
+
+
+def load_warnings(rows: Sequence[Row]) -> Iterator[str]:
+    """A warning where other processes kept cores of the machine busy."""
     busiest = max(rows, key=lambda row: row.others_cpu_s / row.wall_s)
     if busiest.others_cpu_s > _QUIET * busiest.wall_s:
         yield (
             f"other processes used up to {busiest.others_cpu_s / busiest.wall_s:.2g} cores meanwhile: speed and "
             "energy are not those of a quiet machine; CPU-seconds are of this study's processes alone"
         )
-    if any(row.energy_origin == "estimated" for row in rows):
-        yield "energy is estimated from the machine's CPU time: it repeats CPU-seconds, and no saving was measured"
 
 
 def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:

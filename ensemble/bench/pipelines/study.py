@@ -21,7 +21,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,7 @@ def study(
     links: Sequence[str | None] = (None,),
     mtu: int = 1500,
     repeats: int = 5,
+    open_meter: Callable[[], PowerMeter] = lambda: PowerMeter("local"),
     report: Report = lambda _: None,
 ) -> list[Row]:
     """Run every design in every combination, `repeats` times in turn; returns the medians.
@@ -84,6 +85,7 @@ def study(
             those, they are groups of processes on its loopback, which is reported.
         links: rates, as `tc` writes them (``1gbit``); None does not limit them.
         mtu: bytes of an Ethernet frame's payload on the links: with 1500 of them, headers are 5 % of what is sent.
+        open_meter: returns the meter of the machine's energy in one run, which closes it.
 
     Raises:
         SpecError: there is no such design or rate, or there are not that many cores or members.
@@ -125,7 +127,7 @@ def study(
             if repeat and config.design in ALONE:
                 continue
             with _pin_cores(config.cores):
-                row = _run_once(config)
+                row = _run_once(config, open_meter)
             runs[config].append(row)
             figures = f"{row.samples_per_s:,.0f} samples/s, {row.cpu_s:.2f} CPU-s"
             report(f"{repeat + 1}/{repeats} {describe(row)}: {figures}")
@@ -168,21 +170,21 @@ def _pin_cores(cores: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-def _run_once(config: Config) -> Row:
+def _run_once(config: Config, open_meter: Callable[[], PowerMeter]) -> Row:
     if config.nodes == 1 or config.link == LOOPBACK:
         with StudyProcesses(config) as processes:
-            return _measure(config, processes)
+            return _measure(config, processes, open_meter)
     with (
         hosts.Hosts(config.nodes, config.link, mtu=config.mtu) as made,
         StudyProcesses(config, made.command) as processes,
     ):
-        row = dataclasses.replace(_measure(config, processes), mtu=config.mtu)
+        row = dataclasses.replace(_measure(config, processes, open_meter), mtu=config.mtu)
         wire = sum(made.traffic(node).sent for node in range(config.nodes))
         return dataclasses.replace(row, wire_mb=wire / 1e6)
 
 
-def _measure(config: Config, processes: StudyProcesses) -> Row:
-    with contextlib.closing(PowerMeter("local")) as power:
+def _measure(config: Config, processes: StudyProcesses, open_meter: Callable[[], PowerMeter]) -> Row:
+    with contextlib.closing(open_meter()) as power:
         processes.wait("first", 1)
         power.start()
         start, before = time.perf_counter(), processes.cpu_clocks()
@@ -197,6 +199,7 @@ def _measure(config: Config, processes: StudyProcesses) -> Row:
     samples = config.members * (stream - config.batch_size)
     emulated, device = config.step == EMULATED, processes.step_times[0][1]
     across = config.design in ACROSS
+    idle = [part["idle_j"] for part in energy["parts"] if part.get("idle_j") is not None]
     return Row(
         design=config.design,
         members=config.members,
@@ -219,6 +222,7 @@ def _measure(config: Config, processes: StudyProcesses) -> Row:
         sent_mb=sum(group["sent_bytes"] for group in processes.groups.values()) / 1e6 if across else None,
         bound_mb=(config.nodes - 1) * stream * _payload_bytes(pipeline) / 1e6 if across else None,
         chosen=_final_designs(processes.groups.values()) if across else None,
+        idle_j=sum(idle) if idle else None,
     )
 
 

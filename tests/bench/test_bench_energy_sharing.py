@@ -1,0 +1,152 @@
+"""The study of shared and own pipelines at equal work, on tiny photographs and on a synthetic energy counter."""
+
+from __future__ import annotations
+
+import dataclasses
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simplejpeg
+
+from ensemble.bench.energy.sharing import (
+    Result,
+    compare,
+    findings,
+    json_rows,
+    panels,
+    study,
+    tables,
+    write_photographs,
+)
+from ensemble.bench.pipelines.rows import Row
+from ensemble.meter import PowerMeter
+from ensemble.meter.power import PowerSource, open_rapl
+
+PHOTOS, BATCH, WATTS = 24, 8, 50.0
+SMALL: dict[str, Any] = {"batch_size": BATCH, "samples": 2 * PHOTOS - BATCH, "size": 64, "members": 3}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("photos") / "photos.tar"
+    write_photographs(path, PHOTOS)
+    return str(path)
+
+
+@pytest.fixture
+def powercap(tmp_path: Path) -> Path:
+    """The zone of one processor."""
+    package = tmp_path / "intel-rapl:0"
+    package.mkdir()
+    for name, text in (("name", "package-0"), ("max_energy_range_uj", "262143328850"), ("energy_uj", "0")):
+        (package / name).write_text(f"{text}\n")
+    return tmp_path
+
+
+def open_constant_meter(root: Path) -> PowerMeter:
+    """A meter of a processor whose counter grows by `WATTS` joules a second."""
+    rapl = open_rapl(root)
+    assert isinstance(rapl, PowerSource)
+
+    def read() -> Any:
+        (root / "intel-rapl:0" / "energy_uj").write_text(f"{int(time.monotonic() * WATTS * 1e6)}\n")
+        return rapl.read()
+
+    return PowerMeter("local", [dataclasses.replace(rapl, read=read)])
+
+
+def make_row(**fields: Any) -> Row:
+    plain: dict[str, Any] = {
+        "design": "node",
+        "members": 4,
+        "prep_workers": 1,
+        "cores": 2,
+        "nodes": 1,
+        "batch_size": 8,
+        "step_ms": 5.0,
+        "samples": 100,
+        "wall_s": 2.0,
+        "samples_per_s": 50.0,
+        "cpu_s": 1.0,
+        "prep_cpu_s": 0.5,
+        "energy_j": 100.0,
+        "energy_origin": "measured",
+    }
+    return Row(**(plain | fields))
+
+
+def test_generated_photographs_are_distinct_jpegs_of_a_photographs_size(photos: str) -> None:
+    with tarfile.open(photos) as archive:
+        contents = [archive.extractfile(entry).read() for entry in archive]  # type: ignore[union-attr]
+    assert len(set(contents)) == PHOTOS
+    assert {simplejpeg.decode_jpeg(each).shape for each in contents} == {(375, 500, 3)}
+
+
+def test_both_sides_take_the_same_samples_in_turn_and_sharing_prepares_once(photos: str) -> None:
+    lines: list[str] = []
+    result = study(photos, **SMALL, steps=["emulated"], step_ms=2.0, repeats=2, report=lines.append)
+    assert [row.design for row in result.rows] == ["node", "independent"]
+    assert {(row.samples, row.members, row.runs) for row in result.rows} == {(3 * (2 * PHOTOS - BATCH), 3, 2)}
+    (found,) = result.comparisons
+    assert found.runs == 2
+    assert found.prep_cpu.median < 0.75, "one that prepares for three members, against three"
+    assert [line.split(",")[1].strip() for line in lines] == [
+        "1/2 node",
+        "1/2 independent",
+        "2/2 independent",
+        "2/2 node",
+    ]
+    (_, sides), (_, ratios) = tables(result)
+    assert len(sides) == 2 and len(ratios) == 1 and len(json_rows(result)) == 3
+    assert panels(result)[0].series[0].ys == [result.rows[0].cpu_s]
+
+
+def test_a_counter_of_energy_gives_measured_mean_watts_and_their_ratio(photos: str, powercap: Path) -> None:
+    options: dict[str, Any] = {**SMALL, "members": 2, "steps": ["model"], "repeats": 1}
+    result = study(photos, **options, open_meter=lambda: open_constant_meter(powercap))
+    for row in result.rows:
+        assert row.energy_origin == "measured" and row.step.startswith("model on")
+        assert row.watts == pytest.approx(WATTS, rel=0.2)
+        assert row.energy_j == pytest.approx(WATTS * row.wall_s, rel=0.2)
+    (found,) = result.comparisons
+    assert found.watts is not None and found.watts.median == pytest.approx(1.0, rel=0.4)
+    assert found.energy is not None
+    (_, sides), _ = tables(result)
+    assert [side["energy_origin"] for side in sides] == ["measured"] * 2
+    lines = "\n".join(findings(result))
+    assert "times the mean watts" in lines and "measured" in lines and "nothing follows" not in lines
+    assert len(panels(result)) == 2
+
+
+@pytest.mark.parametrize(
+    ("origins", "weakest"),
+    [
+        (("estimated", "estimated"), "estimated"),
+        (("measured", "estimated"), "estimated"),
+        (("unavailable", "measured"), "unavailable"),
+    ],
+)
+def test_nothing_follows_about_watts_that_were_not_measured(origins: tuple[str, str], weakest: str) -> None:
+    joules = [None if origin == "unavailable" else 100.0 for origin in origins]
+    sides = [make_row(energy_origin=origin, energy_j=j) for origin, j in zip(origins, joules, strict=True)]
+    shared, own = sides[0], dataclasses.replace(sides[1], design="independent", cpu_s=4.0)
+    found = compare([(shared, own)])
+    assert (found.watts, found.energy, found.energy_origin) == (None, None, weakest)
+    result = Result([shared, own], [found])
+    lines = "\n".join(findings(result))
+    assert "nothing follows about watts" in lines and "times the mean watts" not in lines
+    assert "4.00 (4.00 to 4.00) times less CPU time" in lines
+    assert len(panels(result)) == 1
+
+
+def test_ratios_are_of_runs_of_one_repeat() -> None:
+    shared = [make_row(cpu_s=cpu_s, energy_j=energy_j) for cpu_s, energy_j in ((1.0, 50.0), (2.0, 100.0))]
+    own = [make_row(design="independent", cpu_s=cpu_s, wall_s=4.0, energy_j=400.0) for cpu_s in (2.0, 8.0)]
+    found = compare(list(zip(shared, own, strict=True)))
+    assert found.cpu.ends == (0.375, 0.25, 0.5)
+    assert found.wall.ends == (0.5, 0.5, 0.5)
+    assert found.watts is not None and found.watts.ends == (0.375, 0.25, 0.5)
+    assert found.energy is not None and found.energy.ends == (0.1875, 0.125, 0.25)
