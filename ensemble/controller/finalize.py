@@ -12,7 +12,7 @@ from typing import Any
 
 from ensemble.search.study import write_study
 from ensemble.spec import Ensemble
-from ensemble.store import RunDir, RunState, read_events
+from ensemble.store import RunDir, RunState, fold, read_events
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +66,16 @@ class Finalizer:
             self._note("the Optuna study could not be written", error)
 
     def write_ledger(self) -> None:
-        """Write the ledger of what the run has used, from the whole log."""
+        """Write the ledger of what the run has used, and what that amounts to, from the whole log."""
         from ensemble.meter import ledger
+        from ensemble.reporting.sections.impact import run_impact
         from ensemble.store.files import write_json
 
         try:
-            write_json(self._run_dir.ledger, ledger(read_events(self._run_dir.events)).as_dict())
+            events = read_events(self._run_dir.events)
+            used = ledger(events)
+            impact = run_impact(fold(events), used)
+            write_json(self._run_dir.ledger, used.as_dict() | {"impact": impact.as_dict()})
         except Exception as error:
             self._note("the ledger could not be written", error)
 

@@ -18,7 +18,7 @@ p, dl { margin: 0; }
   border: 1px solid currentColor; }
 .lead { color: var(--soft); margin: 4px 0 24px; }
 .good { color: var(--good); } .warn { color: var(--warn); } .bad { color: var(--bad); }
-.soft { color: var(--soft); }
+.soft { color: var(--soft); } .before { margin: 0 0 12px; max-width: 110ch; }
 .tiles { display: flex; flex-wrap: wrap; gap: 1px; background: var(--line); border: 1px solid var(--line);
   border-radius: 10px; overflow: hidden; }
 .tile { flex: 1 1 max(150px, 100% / var(--tiles) - 2px); background: var(--card); padding: 14px 18px 13px; }
@@ -79,8 +79,8 @@ Promise.all(plots.map(plot => Plotly.newPlot(plot, figures[plot.id].data, figure
   .then(() => document.body.setAttribute('data-drawn', plots.length));
 addEventListener('beforeprint', () => plots.forEach(plot => Plotly.relayout(plot, {width: 680, autosize: false})));
 addEventListener('afterprint', () => plots.forEach(plot => Plotly.relayout(plot, {width: null, autosize: true})));
-document.querySelectorAll('th').forEach((head, column) => head.addEventListener('click', () => {
-  const table = head.closest('table'), body = table.tBodies[0];
+document.querySelectorAll('th').forEach(head => head.addEventListener('click', () => {
+  const table = head.closest('table'), body = table.tBodies[0], column = head.cellIndex;
   const up = head.getAttribute('aria-sort') === 'descending';
   table.querySelectorAll('th').forEach(other => other.removeAttribute('aria-sort'));
   head.setAttribute('aria-sort', up ? 'ascending' : 'descending');

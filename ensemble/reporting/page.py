@@ -162,6 +162,11 @@ def notice_list(notices: Sequence[tuple[str, str, str]]) -> str:
     return f'<div class="card"><ul class="notices">{items}</ul></div>'
 
 
+def paragraph(sentences: str) -> str:
+    """What is to be known of the table below it."""
+    return f'<p class="soft before">{escape(sentences)}</p>'
+
+
 def number_cell(value: float | None) -> Cell:
     """A cell with a number; an empty one for None."""
     return Cell("", None) if value is None else Cell(text.number(value), value)

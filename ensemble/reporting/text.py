@@ -101,6 +101,21 @@ def joules(energy_j: float | None) -> str:
     return f"{energy_j:.3g} J"
 
 
+def emissions(grams: float) -> str:
+    """Greenhouse gas in mg, g, kg or t of CO2 equivalent with three digits."""
+    for size, unit in ((1e6, "t"), (1e3, "kg"), (1.0, "g")):
+        if abs(grams) >= size:
+            return f"{grams / size:.3g} {unit}CO2e"
+    return f"{grams * 1e3:.3g} mgCO2e"
+
+
+def amount(value: float) -> str:
+    """A sum, such as of money: to the hundredth from 1 on, below that with two digits and without an exponent."""
+    if abs(value) >= 1 or value == 0:
+        return f"{value:,.2f}"
+    return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"
+
+
 def memory(nbytes: float) -> str:
     """Bytes in KiB, MiB, GiB with three digits."""
     for size, unit in ((2**30, "GiB"), (2**20, "MiB")):

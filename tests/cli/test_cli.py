@@ -305,6 +305,15 @@ def test_a_row_says_of_cpu_time_and_energy_what_the_ledger_says(finished: tuple[
         assert row["cpu_s"] == written[row["member"]]["cpu_s"] > 0
 
 
+def test_the_ledger_says_what_the_energy_amounts_to(finished: tuple[Path, Any, Path]) -> None:
+    kept = json.loads((finished[0] / "ledger.json").read_text())
+    joules = kept["run"]["energy_j"]
+    energy, electricity, emissions, _ = kept["impact"]["quantities"]
+    assert energy["total"] == joules and (joules is None or electricity["total"] == joules / 3.6e6)
+    assert joules is None or energy["per_model"] == joules / 2
+    assert emissions["total"] is None and emissions["reason"], "no carbon intensity was given"
+
+
 def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None:
     done = call("status", finished[0])
     run, head, *lines, held_up, models = done.stdout.splitlines()

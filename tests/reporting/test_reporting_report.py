@@ -139,17 +139,22 @@ def test_numbers_read_well() -> None:
     assert [joules(j) for j in (None, 12.34, 41_300.0)] == ["–", "12.3 J", "41.3 kJ"]
 
 
-@pytest.mark.browser
-def test_a_browser_draws_every_figure(full: Path, tmp_path: Path) -> None:
+def draw(page: Path, profile: Path) -> str:
+    """The page as a browser has it after its script."""
     chromium = next(
         (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
         None,
     )
     if chromium is None:
         pytest.skip("no chromium or google-chrome on this machine")
-    command = [chromium, *FLAGS, f"--user-data-dir={tmp_path}", "--virtual-time-budget=15000", "--dump-dom"]
-    command += ["--host-resolver-rules=MAP * ~NOTFOUND", full.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    command = [chromium, *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=15000", "--dump-dom"]
+    command += ["--host-resolver-rules=MAP * ~NOTFOUND", page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+@pytest.mark.browser
+def test_a_browser_draws_every_figure(full: Path, tmp_path: Path) -> None:
+    dom = draw(full, tmp_path)
     assert 'data-drawn="9"' in dom, "the page's script did not come to its end"
     body = dom.split('<script type="application/json"')[0]
     plots = {}
@@ -170,6 +175,17 @@ def test_a_browser_draws_every_figure(full: Path, tmp_path: Path) -> None:
     assert points["curves"] == 2 * 46
     assert "estimated" in plots["power"]
     assert not re.search(r'd="[^"]*NaN', body)
+
+
+@pytest.mark.browser
+def test_each_table_is_sorted_by_the_column_that_was_clicked(full: Path, tmp_path: Path) -> None:
+    click = """<script>
+    const members = [...document.querySelectorAll('section')].find(each => each.innerText.startsWith('Members'));
+    members.querySelectorAll('th')[1].click();
+    </script></body>"""
+    (tmp_path / "clicked.html").write_text(full.read_text().replace("</body>", click))
+    members = draw(tmp_path / "clicked.html", tmp_path).split("<h2>Members</h2>")[1].split("</section>")[0]
+    assert re.findall(r">(member-\d)</td>", members) == [f"member-{number}" for number in reversed(range(8))]
 
 
 def test_a_class_that_no_member_knows_is_said_in_the_report(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ensemble.reporting import text
 from ensemble.reporting.page import Panel
-from ensemble.reporting.sections import Content, Line, ReportData, draw
+from ensemble.reporting.sections import Content, Line, ReportData, draw, impact
 from ensemble.reporting.sections.notices import start_time
 from ensemble.reporting.theme import ROLE_WORDS
 
@@ -39,13 +39,14 @@ def compose(data: ReportData) -> Content:
 
 
 def summarize(state: RunState, ledger: Ledger) -> list[Line]:
-    """Returns CPU time by role, energy, and wall time, where they are known."""
+    """Returns CPU time by role, energy with what it amounts to, and wall time, where they are known."""
     lines = []
     roles = ledger.cpu_by_role()
     if roles:
         split = ", ".join(f"{ROLE_WORDS.get(role, role)} {text.cpu(used)}" for role, used in roles.items())
         lines.append(("CPU time", f"{text.cpu(sum(roles.values()))}: {split}"))
     lines.append(("energy", _describe_energy(ledger)))
+    lines += impact.summarize(state, ledger)
     if state.started is not None:
         lines.append(("wall time", text.duration(state.wall_s)))
     return lines

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
-from ensemble.reporting.page import Cell, number_cell, table
+from ensemble.reporting.page import Cell, number_cell, paragraph, table
 from ensemble.reporting.sections import Content, ReportData
 
 if TYPE_CHECKING:
@@ -34,10 +34,7 @@ def compose(data: ReportData) -> Content:
         return None
     known = {member: profile for profile in state.profiles.values() for member in profile["members"]}
     rows = [_row(member, known.get(member.id)) for member in state.members.values()]
-    paragraphs = " ".join(
-        f'<p class="soft" style="margin: 0 0 0.8em">{escape(line)}</p>' for line in describe_plan(state)
-    )
-    return paragraphs + table(HEAD, rows)
+    return "".join(map(paragraph, describe_plan(state))) + table(HEAD, rows)
 
 
 def describe_plan(state: RunState) -> list[str]:
