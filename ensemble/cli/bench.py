@@ -12,9 +12,11 @@ from pathlib import Path
 
 from ensemble.bench.results import Study
 from ensemble.cli.arguments import add_json_option, option, output
-from ensemble.cli.studies import compression, fabric, pipelines, precision, scaling, schedule
+from ensemble.cli.studies import compression, energy, fabric, pipelines, precision, scaling, schedule
 
-STUDIES: list[Study] = [each.STUDY for each in (pipelines, fabric, precision, compression, scaling, schedule)]
+STUDIES: list[Study] = [
+    each.STUDY for each in (pipelines, fabric, precision, compression, scaling, schedule, energy)
+]
 
 
 def add_studies(parser: argparse.ArgumentParser) -> None:
