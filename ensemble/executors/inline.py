@@ -52,7 +52,7 @@ class InlineExecutor:
                     "use executor='local' or 'ray', or workers=1"
                 )
         self._ensemble, self._handle = ensemble, handle
-        self._meter = PowerMeter(NODE)
+        self._meter = PowerMeter(NODE, energy=ensemble.energy)
         self._meter.start()
         self._power_at = time.monotonic() + _POWER_EVERY_S
         self._node = describe_host(NODE, places=1, power=self._meter.describe())

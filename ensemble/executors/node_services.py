@@ -90,7 +90,7 @@ class NodeServices:
         self._feeders: dict[int, _Feeder] = {}
         self._known: set[int] = set()
         self._deadly: dict[str, dict[int, int]] = {}  # of each set: not in the pipelines, which outlive the run
-        self._meter = PowerMeter(node)
+        self._meter = PowerMeter(node, energy=ensemble.energy)
         self._meter.start()
         self.next_sample = time.monotonic() + _POWER_EVERY_S
         self.gpus = GpuOffers(node, self.directory, emit) if ensemble.devices != "cpu" else None

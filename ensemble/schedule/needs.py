@@ -29,7 +29,7 @@ class Node:
         host: host name.
         places: maximum number of members at one time; None: only resources limit it.
         interface: the network interface towards the other nodes; None if unknown.
-        power: source and origin of its energy figures, for the log.
+        power: source and origin of its energy figures, and its idle power, for the log.
         gpu_memory_gb: memory of each GPU in GiB; empty if unknown.
         gpu_ids: what names each GPU (its UUID where NVIDIA's driver gives one); its number unless given.
         gpu_free: the part of each GPU's memory that processes of others leave, from 0 to 1; 1 unless given.
@@ -45,7 +45,7 @@ class Node:
     host: str
     places: int | None = None
     interface: str | None = "lo"
-    power: Mapping[str, str] = field(default_factory=dict, compare=False)
+    power: Mapping[str, Any] = field(default_factory=dict, compare=False)
     gpu_memory_gb: tuple[float, ...] = ()
     gpu_ids: tuple[str, ...] = ()
     gpu_free: tuple[float, ...] = ()

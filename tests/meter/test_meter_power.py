@@ -17,9 +17,10 @@ from ensemble.meter.power import Absent, PowerMeter, PowerSource, open_power_sou
 from ensemble.meter.power.common import PowerError
 from ensemble.meter.power.estimate import open_estimate, watts_per_core
 from ensemble.meter.power.nvml import integrate_power, open_nvml, visible_devices
-from ensemble.spec import SpecError
+from ensemble.spec import Energy, SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
+UNMEASURED = Energy(measure_idle_s=0)
 
 
 def zone(folder: Path, name: str, energy_uj: int, range_uj: int = 1_000_000) -> Path:
@@ -130,7 +131,7 @@ def test_measured_beats_estimated(powercap: Path, tmp_path_factory: pytest.TempP
 
 def test_a_sample_adds_up_and_says_where_it_comes_from(powercap: Path) -> None:
     now = [0.0]
-    meter = PowerMeter("n0", [opened(powercap)], clock=lambda: now[0])
+    meter = PowerMeter("n0", [opened(powercap)], clock=lambda: now[0], energy=UNMEASURED)
     (powercap / "intel-rapl:0" / "energy_uj").write_text("300000\n")
     meter.start()  # what was used before is not the run's
     (powercap / "intel-rapl:0" / "energy_uj").write_text("700000\n")
@@ -146,14 +147,16 @@ def test_a_sample_adds_up_and_says_where_it_comes_from(powercap: Path) -> None:
 
 
 def test_a_source_lost_during_the_run_is_replaced_by_a_labelled_estimate(powercap: Path) -> None:
-    meter = PowerMeter("n0", [opened(powercap)])
+    meter = PowerMeter("n0", [opened(powercap)], energy=UNMEASURED)
     meter.start()
     (powercap / "intel-rapl:0" / "energy_uj").unlink()
     lost = meter.sample()
     assert (lost["energy_j"], lost["watts"], lost["origin"]) == (None, None, "unavailable")
     after = meter.sample()
     assert after["origin"] == "estimated" and after["source"].startswith("estimate")
-    assert meter.describe() == {"source": after["source"], "origin": "estimated"}
+    assert after["parts"][0]["idle_j"] == 0.0
+    described = meter.describe()
+    assert (described["source"], described["origin"]) == (after["source"], "estimated")
 
 
 def test_the_estimate_is_busy_time_times_the_constant(monkeypatch: pytest.MonkeyPatch) -> None:

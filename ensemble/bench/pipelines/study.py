@@ -32,7 +32,7 @@ from ensemble.bench.pipelines.processes import StudyProcesses
 from ensemble.bench.pipelines.rows import Row, describe
 from ensemble.bench.results import Report, median_row
 from ensemble.meter import PowerMeter
-from ensemble.spec import SpecError, unknown_name
+from ensemble.spec import Energy, SpecError, unknown_name
 from pipelines import Pipeline
 
 _DEFAULT_MEMBERS = (1, 4, 16)
@@ -65,7 +65,7 @@ def study(
     links: Sequence[str | None] = (None,),
     mtu: int = 1500,
     repeats: int = 5,
-    open_meter: Callable[[], PowerMeter] = lambda: PowerMeter("local"),
+    open_meter: Callable[[], PowerMeter] = lambda: PowerMeter("local", energy=Energy(measure_idle_s=0)),
     report: Report = lambda _: None,
 ) -> list[Row]:
     """Run every design in every combination, `repeats` times in turn; returns the medians.

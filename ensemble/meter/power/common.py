@@ -14,7 +14,7 @@ from typing import Literal
 
 from ensemble.meter.origin import Origin
 
-Kind = Literal["cpu", "dram", "gpu"]
+Kind = Literal["cpu", "dram", "gpu", "node"]
 
 
 class PowerError(Exception):

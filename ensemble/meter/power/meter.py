@@ -11,8 +11,10 @@ from typing import Any
 from ensemble.meter.origin import Origin, round_to_tick, weakest
 from ensemble.meter.power.common import Absent, PowerError, PowerSource
 from ensemble.meter.power.estimate import node_busy_s, open_estimate
+from ensemble.meter.power.idle import Idle, find_idle
 from ensemble.meter.power.nvml import open_nvml
 from ensemble.meter.power.rapl import ROOT, open_rapl
+from ensemble.spec import Energy
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +36,14 @@ def open_power_sources(rapl_root: Path = ROOT) -> list[PowerSource]:
 class PowerMeter:
     """Energy of one node between samples.
 
+    Args:
+        node: its name in the events.
+        sources: what to read; by default what this node has.
+        clock: seconds, for the length of intervals.
+        energy: where its idle power comes from.
+
     Example:
-        >>> meter = PowerMeter("local")
+        >>> meter = PowerMeter("local", energy=Energy(measure_idle_s=0))
         >>> meter.start()
         >>> meter.sample()["origin"] in ("measured", "estimated", "unavailable")
         True
@@ -47,8 +55,11 @@ class PowerMeter:
         node: str,
         sources: Sequence[PowerSource] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        energy: Energy | None = None,
     ) -> None:
         self.node = node
+        self._energy = Energy() if energy is None else energy
+        self._idle = Idle("unavailable", reason="it has not been looked for yet")
         self._sources = open_power_sources() if sources is None else list(sources)
         self._clock = clock
         self._last = clock()
@@ -64,12 +75,17 @@ class PowerMeter:
         """Origin of the node's energy: that of its weakest source."""
         return weakest(source.origin for source in self._sources)
 
-    def describe(self) -> dict[str, str]:
-        """`power` of the node's `node` event."""
-        return {"source": self.source, "origin": self.origin}
+    def describe(self) -> dict[str, Any]:
+        """`power` of the node's `node` event, with its idle power (`Idle.as_event`)."""
+        return {"source": self.source, "origin": self.origin, "idle": self._idle.as_event()}
 
     def start(self) -> None:
-        """Starts the first interval: what was used before it does not count."""
+        """Finds the idle power, then starts the first interval: what was used before it does not count.
+
+        Where a source measures, this takes `Energy.measure_idle_s`, and up to as long again while the node comes
+        to rest.
+        """
+        self._idle = find_idle(self._energy, self._read)
         self._read()
 
     def sample(self) -> dict[str, Any]:
@@ -77,12 +93,15 @@ class PowerMeter:
 
         Returns:
             node, source, origin; energy_j and watts (None where nothing could be read); interval_s; busy_s
-            (CPU-seconds of *all* processes of the node); parts: list of {name, kind, device, energy_j, origin},
-            which sum to energy_j exactly.
+            (CPU-seconds of *all* processes of the node); parts: list of {name, kind, device, energy_j, origin,
+            idle_j}, which sum to energy_j exactly. idle_j is the part of energy_j that is idle, None where that
+            is not known.
         """
         # The names are those of the sources about to be read: one that fails now is replaced for the next time.
         source = self.source
         interval_s, busy_s, parts = self._read()
+        for part in parts:
+            part["idle_j"] = self._idle.compute_share(part, interval_s)
         energy_j = sum(part["energy_j"] for part in parts) if parts else None
         return {
             "node": self.node,

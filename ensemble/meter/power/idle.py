@@ -1,0 +1,188 @@
+"""Finds the idle power of a node: what its parts draw while nothing runs on it.
+
+It is given, or it is measured before anything of the run starts on the node. Never is it "the least that was seen
+while the node was busy": that least falls with every longer gap in the load, and rises with what others run.
+
+While it is measured the cores may be busy for at most `BUSY_SHARE` of the time, and so may the GPUs. This process
+sleeps meanwhile. What its other threads, a Ray that is starting, or anybody else does then draws power like any
+other work, so none of it is subtracted: the node is first given time to come to rest, and if it does not, idle
+power is not known. Busy cores say nothing against the idle power of a GPU, nor the other way round.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ensemble.meter.origin import round_to_tick
+from ensemble.meter.power.nvml import open_devices
+from ensemble.spec import Energy
+
+Part = Mapping[str, Any]
+#: Returns the seconds since it was last called, CPU-seconds of all processes in them, and the energy by part.
+Read = Callable[[], tuple[float, float | None, Sequence[Part]]]
+
+BUSY_SHARE = 0.05
+_STEP_S = 0.25
+NO_SOURCE = "no power source of this node measures; the model of the estimate has no idle power"
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Idle power by the name of the part, in watts; `reason`: why it is not known of some part."""
+
+    origin: Literal["measured", "given", "unavailable"]
+    watts: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+
+    def as_event(self) -> dict[str, Any]:
+        """`idle` in `power` of the node's `node` event."""
+        return {"origin": self.origin, "watts": dict(self.watts), "reason": self.reason}
+
+    def compute_share(self, part: Part, seconds: float) -> float | None:
+        """The joules of a part that are idle, a whole number of ticks; None where its idle power is not known.
+
+        Args:
+            part: name, origin and energy_j, a whole number of ticks.
+            seconds: that energy_j covers.
+        """
+        watts = 0.0 if part["origin"] == "estimated" else self.watts.get(part["name"])
+        return None if watts is None else min(part["energy_j"], round_to_tick(watts * seconds))
+
+
+@dataclass(frozen=True)
+class Window:
+    """What was seen of a node in a while.
+
+    Attributes:
+        seconds: its length.
+        parts: energy by part.
+        cores_busy: the share of the cores that was busy; None where that is not known.
+        gpus_busy: the share of the time in which kernels ran on the busiest GPU; None where that is not known.
+    """
+
+    seconds: float
+    parts: Sequence[Part]
+    cores_busy: float | None
+    gpus_busy: float | None
+
+    def find_reason(self, kind: str) -> str:
+        """Why the idle power of the parts of a kind cannot be told from this window; empty where it can."""
+        cores, gpus = _describe_cores(self.cores_busy), _describe_gpus(self.gpus_busy)
+        if kind == "gpu":
+            return gpus
+        has_gpus = any(part["kind"] == "gpu" for part in self.parts)
+        return cores or (gpus if kind == "node" and has_gpus else "")
+
+    def find_reasons(self) -> list[str]:
+        """The reasons of all parts that were measured, each once, empty ones included."""
+        kinds = {part["kind"]: None for part in self.parts if part["origin"] == "measured"}
+        return list(dict.fromkeys(self.find_reason(kind) for kind in kinds))
+
+
+def _describe_cores(share: float | None) -> str:
+    if share is None:
+        return "the CPU time of the whole host cannot be seen"
+    return f"its cores were busy for {share:.0%} of the time" if share > BUSY_SHARE else ""
+
+
+def _describe_gpus(share: float | None) -> str:
+    if share is None:
+        return "NVIDIA's driver does not tell whether kernels run"
+    return f"kernels ran on a GPU for {share:.0%} of the time" if share > BUSY_SHARE else ""
+
+
+def spread_given(idle_w: Mapping[str, float], parts: Sequence[Part]) -> dict[str, float]:
+    """Idle watts by the name of the part, from watts by kind.
+
+    Args:
+        idle_w: `Energy.idle_w`: those of "cpu" and "dram" are of all parts of that kind together, that of "gpu" is
+            each GPU's.
+        parts: of the node.
+    """
+    known = {"node": idle_w["node"]} if "node" in idle_w else {}
+    for part in parts:
+        kind = part["kind"]
+        if part["origin"] == "measured" and kind in idle_w:
+            alike = 1 if kind == "gpu" else sum(each["kind"] == kind for each in parts)
+            known[part["name"]] = idle_w[kind] / alike
+    return known | _find_estimated(parts)
+
+
+def judge(window: Window) -> Idle:
+    """The idle power that a window shows."""
+    measured = [part for part in window.parts if part["origin"] == "measured"]
+    reasons = "; ".join(filter(None, window.find_reasons()))
+    watts = {
+        part["name"]: part["energy_j"] / part.get("covered_s", window.seconds)
+        for part in measured
+        if window.seconds > 0 and not window.find_reason(part["kind"])
+    }
+    known = _find_estimated(window.parts) | watts
+    if not measured:
+        return Idle("unavailable", known, NO_SOURCE)
+    return Idle("measured" if watts else "unavailable", known, reasons)
+
+
+def _find_estimated(parts: Sequence[Part]) -> dict[str, float]:
+    return {part["name"]: 0.0 for part in parts if part["origin"] == "estimated"}
+
+
+def find_idle(energy: Energy, read: Read) -> Idle:
+    """The idle power of this node, given or measured.
+
+    Args:
+        energy: `idle_w`, else `measure_idle_s`: for so long the node is measured, after at most as long a wait for
+            it to come to rest. Where no source measures, nothing is waited for.
+        read: of the node's meter.
+    """
+    _, _, parts = read()
+    if energy.idle_w is not None:
+        return Idle("given", spread_given(energy.idle_w, parts))
+    if not any(part["origin"] == "measured" for part in parts):
+        return judge(Window(0.0, parts, None, None))
+    if energy.measure_idle_s == 0:
+        return Idle("unavailable", _find_estimated(parts), "it was not measured: Energy.measure_idle_s is 0")
+    cores = os.cpu_count() or 1
+
+    def watch(seconds: float) -> Window:
+        loads, until = [read_gpu_load()], time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            time.sleep(min(_STEP_S, left_s))
+            loads.append(read_gpu_load())
+        length_s, busy_s, used = read()
+        share = None if busy_s is None or length_s <= 0 else busy_s / length_s / cores
+        known = [load for load in loads if load is not None]
+        return Window(length_s, used, share, max(known) if len(known) == len(loads) else None)
+
+    window = Window(0.0, parts, 0.0, None if read_gpu_load() is None else 0.0)
+    if not all(window.find_reasons()):
+        until = time.monotonic() + energy.measure_idle_s
+        step_s = min(_STEP_S, energy.measure_idle_s)
+        while any((window := watch(step_s)).find_reasons()) and time.monotonic() < until:
+            pass
+    # More time helps only where it would tell of some part.
+    return judge(window if all(window.find_reasons()) else watch(energy.measure_idle_s))
+
+
+def read_gpu_load() -> float | None:
+    """The share of the driver's last period (a sixth to one second) in which kernels ran on the busiest GPU.
+
+    None where it cannot be read, such as of a GPU in MIG mode; 0 where there is no GPU.
+    """
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no package, no driver: then no GPU is metered
+        return 0.0
+    try:
+        loads = [pynvml.nvmlDeviceGetUtilizationRates(device).gpu / 100 for device in open_devices(pynvml)]
+        return max(loads, default=0.0)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,166 @@
+"""Idle power: given, or measured before a run starts while the node is at rest; never guessed from a busy node."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from ensemble.meter.origin import round_to_tick
+from ensemble.meter.power import PowerMeter, PowerSource, Reading
+from ensemble.meter.power.estimate import open_estimate
+from ensemble.meter.power.idle import NO_SOURCE, Idle, Window, judge, spread_given
+from ensemble.spec import Energy
+
+
+def part(name: str, kind: str, energy_j: float = 0.0, origin: str = "measured") -> dict[str, Any]:
+    return {"name": name, "kind": kind, "energy_j": energy_j, "origin": origin}
+
+
+PACKAGES = [part("package-0", "cpu", 120.0), part("package-1", "cpu", 80.0)]
+GPUS = [part("gpu-0", "gpu", 140.0)]
+
+
+def steady(name: str, kind: Any, watts: float) -> PowerSource:
+    """A counter that runs at constant power."""
+    last = time.monotonic()
+
+    def read() -> list[Reading]:
+        nonlocal last
+        last, since = time.monotonic(), last
+        return [Reading(name, kind, watts * (last - since))]
+
+    return PowerSource(name, kind, "measured", read)
+
+
+def an_estimate() -> PowerSource:
+    source = open_estimate()
+    assert isinstance(source, PowerSource)
+    return source
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """All cores compute."""
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_spin, daemon=True) for _ in range(os.cpu_count() or 1)]
+    for worker in workers:
+        worker.start()
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
+
+
+def _spin() -> None:
+    while True:
+        sum(range(10_000))
+
+
+def test_a_node_at_rest_shows_the_idle_power_of_each_part() -> None:
+    idle = judge(Window(2.0, PACKAGES + GPUS, 0.01, 0.0))
+    assert idle == Idle("measured", {"package-0": 60.0, "package-1": 40.0, "gpu-0": 70.0})
+
+
+def test_busy_cores_hide_the_idle_power_of_processors_but_not_of_gpus() -> None:
+    idle = judge(Window(2.0, PACKAGES + GPUS, 0.30, 0.0))
+    assert (idle.origin, idle.watts) == ("measured", {"gpu-0": 70.0})
+    assert "cores were busy for 30%" in idle.reason
+
+
+def test_kernels_on_a_gpu_hide_its_idle_power_and_that_of_the_whole_node() -> None:
+    parts = [*PACKAGES, *GPUS, part("node", "node", 300.0)]
+    idle = judge(Window(2.0, parts, 0.01, 0.5))
+    assert set(idle.watts) == {"package-0", "package-1"}
+    assert "kernels ran on a GPU for 50%" in idle.reason
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "reason"),
+    [(0.2, 0.0, "busy for 20%"), (None, 0.0, "cannot be seen"), (0.2, None, "does not tell")],
+)
+def test_a_node_of_which_nothing_is_at_rest_has_no_idle_power(
+    cores: float | None, gpus: float | None, reason: str
+) -> None:
+    parts = PACKAGES if gpus is not None else PACKAGES + GPUS
+    idle = judge(Window(2.0, parts, cores, gpus))
+    assert (idle.origin, idle.watts) == ("unavailable", {})
+    assert reason in idle.reason
+    assert idle.compute_share(PACKAGES[0], 1.0) is None
+
+
+def test_given_watts_are_those_of_all_packages_together_and_of_each_gpu() -> None:
+    parts = [*PACKAGES, part("package-0/dram", "dram"), *GPUS, part("gpu-1", "gpu")]
+    given = spread_given({"cpu": 90.0, "gpu": 60.0, "node": 100.0}, parts)
+    assert given == {"package-0": 45.0, "package-1": 45.0, "gpu-0": 60.0, "gpu-1": 60.0, "node": 100.0}
+
+
+def test_no_more_is_idle_than_was_used_and_it_is_a_whole_tick() -> None:
+    idle = Idle("given", {"package-0": 1 / 3})
+    assert idle.compute_share(part("package-0", "cpu", 0.25), 1.0) == 0.25
+    share = idle.compute_share(part("package-0", "cpu", 10.0), 1.0)
+    assert share == round_to_tick(1 / 3)
+    assert idle.compute_share(part("package-1", "cpu", 10.0), 1.0) is None
+
+
+def test_an_estimate_has_no_idle_part_whatever_was_given() -> None:
+    estimate = part("cpu", "cpu", 5.0, "estimated")
+    idle = Idle("given", spread_given({"cpu": 90.0}, [estimate]))
+    assert idle.watts == {"cpu": 0.0}
+    assert idle.compute_share(estimate, 1.0) == 0.0
+
+
+def test_given_idle_power_is_not_waited_for() -> None:
+    meter = PowerMeter("n0", [steady("p", "cpu", 50.0)], energy=Energy(idle_w={"cpu": 30.0}, measure_idle_s=60.0))
+    before = time.monotonic()
+    meter.start()
+    assert time.monotonic() - before < 30.0
+    assert meter.describe()["idle"] == {"origin": "given", "watts": {"p": 30.0}, "reason": ""}
+    time.sleep(0.05)
+    sample = meter.sample()
+    (used,) = sample["parts"]
+    assert used["idle_j"] == pytest.approx(0.6 * used["energy_j"], rel=0.2)
+    assert json.loads(json.dumps(sample)) == sample
+
+
+def test_where_nothing_measures_nothing_is_waited_for() -> None:
+    meter = PowerMeter("n0", [an_estimate()], energy=Energy(measure_idle_s=60.0))
+    before = time.monotonic()
+    meter.start()
+    assert time.monotonic() - before < 30.0
+    assert meter.describe()["idle"] == {"origin": "unavailable", "watts": {"cpu": 0.0}, "reason": NO_SOURCE}
+    assert [each["idle_j"] for each in meter.sample()["parts"]] == [0.0]
+
+
+def test_a_gpu_is_measured_before_the_first_interval_begins() -> None:
+    meter = PowerMeter("n0", [steady("gpu-0", "gpu", 70.0)], energy=Energy(measure_idle_s=0.1))
+    meter.start()
+    idle = meter.describe()["idle"]
+    assert idle["origin"] == "measured" and idle["watts"]["gpu-0"] == pytest.approx(70.0, rel=0.1)
+    sample = meter.sample()
+    assert sample["energy_j"] < 7.0  # what the measuring took is not the run's
+    assert sample["parts"][0]["idle_j"] == pytest.approx(sample["energy_j"], rel=0.2)
+
+
+def test_a_busy_node_is_said_to_be_busy() -> None:
+    with busy_cores():
+        meter = PowerMeter("n0", [steady("package-0", "cpu", 50.0)], energy=Energy(measure_idle_s=0.3))
+        meter.start()
+    idle = meter.describe()["idle"]
+    assert (idle["origin"], idle["watts"]) == ("unavailable", {})
+    assert "cores were busy" in idle["reason"]
+    assert [each["idle_j"] for each in meter.sample()["parts"]] == [None]
+
+
+def test_measuring_can_be_left_out() -> None:
+    meter = PowerMeter("n0", [steady("package-0", "cpu", 50.0)], energy=Energy(measure_idle_s=0))
+    meter.start()
+    assert "measure_idle_s is 0" in meter.describe()["idle"]["reason"]
