@@ -6,10 +6,12 @@ import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from ensemble.executors.base import Event
 from ensemble.executors.spawn import is_of_node
 from ensemble.meter.gpus import GpuState, GpuWatch
+from ensemble.meter.power import Gpu
 from ensemble.schedule import Node
 
 _LEAST = 0.05  # of a GPU's memory: what displays and monitors hold, and too little for a member
@@ -89,6 +91,11 @@ class GpuOffers:
         self._is_changing = False
         self._next_look = 0.0
 
+    @property
+    def known(self) -> list[Gpu]:
+        """The GPUs that worked at the start, with those that are not offered."""
+        return self._watch.gpus
+
     def offer(self, host: Node) -> Node:
         """The host with what it offers now of its GPUs."""
         self.check()
@@ -151,6 +158,12 @@ class GpuOffers:
             named = {"gpu_names": self.list_names(), "gpu_reasons": self.list_reasons()}
             self._emit({"type": "node", **self._reported.as_event(), **named})
 
+    def report_power(self, power: Mapping[str, Any]) -> None:
+        """Report that the energy of the node is known in another way (`Node.power`)."""
+        if self._host is not None:
+            self._host = dataclasses.replace(self._host, power=power)
+            self.report()
+
     def close(self) -> None:
         """Release what it holds of the driver."""
         self._watch.close()
@@ -161,8 +174,8 @@ def _describe_fault(gpu: str, why: str) -> str:
 
 
 def has_changed(before: Node, now: Node) -> bool:
-    """Whether a node offers so much more or less of its GPUs that it is to be reported."""
-    if (before.gpu_ids, before.gpu_exclusive) != (now.gpu_ids, now.gpu_exclusive):
+    """Whether what a node offers of its GPUs, or how their energy is known, is to be reported again."""
+    if (before.gpu_ids, before.gpu_exclusive) != (now.gpu_ids, now.gpu_exclusive) or before.power != now.power:
         return True
     pairs = zip(before.gpu_free, now.gpu_free, strict=True)
     return any(abs(one - other) > _CHANGE for one, other in pairs)

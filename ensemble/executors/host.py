@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ensemble.schedule import Node
 from pipelines.shm.limits import limit_bytes
@@ -19,7 +21,7 @@ RINGS_SHARE = 1 / 16
 
 
 def describe_host(
-    name: str, *, places: int | None = None, power: dict[str, str] | None = None, feeds: bool = False
+    name: str, *, places: int | None = None, power: Mapping[str, Any] | None = None, feeds: bool = False
 ) -> Node:
     """This host as a node: the cores and memory that this process may use, and all GPUs it sees.
 

@@ -7,6 +7,7 @@ whole run, with the controller's frames below it on the stack.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from ensemble.train import Inbox, Job, work
 
 if TYPE_CHECKING:
     from ensemble.meter import PowerMeter
+    from ensemble.meter.gpu_activity import RunProcess
     from ensemble.store import RunDir
     from pipelines import Peers
 
@@ -36,13 +38,15 @@ class InlineExecutor:
 
     def __init__(self) -> None:
         self.work_cpu_s = 0.0
-        self._jobs: list[tuple[Job, Inbox]] = []
+        self._jobs: list[tuple[Job, Inbox, str | None]] = []  # with the id of the GPU
         self._meter: PowerMeter | None = None
         self._power_at = 0.0
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the one node has one place."""
         from ensemble.meter import PowerMeter
+        from ensemble.meter.gpu_activity import GpuActivity
+        from ensemble.meter.power import list_gpus
 
         widths = {f"members[{n}]": ensemble.identify(n).workers for n in range(len(ensemble.members or ()))}
         for who, workers in (widths or {"Ensemble.resources": ensemble.identify(0, {}).workers}).items():
@@ -55,7 +59,10 @@ class InlineExecutor:
         self._meter = PowerMeter(NODE, energy=ensemble.energy)
         self._meter.start()
         self._power_at = time.monotonic() + _POWER_EVERY_S
-        self._node = describe_host(NODE, places=1, power=self._meter.describe())
+        self._activity = GpuActivity(list_gpus() if ensemble.devices != "cpu" else ())
+        known = self._activity.describe()
+        power = {**self._meter.describe(), **({"gpu_activity": known} if known else {})}
+        self._node = describe_host(NODE, places=1, power=power)
         return [self._node]
 
     def start_feeder(
@@ -79,7 +86,7 @@ class InlineExecutor:
             # This process sees all GPUs; a worker process would see only its own.
             here = job.device if device is None else f"cuda:{self._node.gpu_ids.index(device)}"
             # NVML's numbers are not CUDA's, unless the user's environment says so.
-            self._jobs.append((replace(job, device=here, gpu=None), Inbox()))
+            self._jobs.append((replace(job, device=here, gpu=None), Inbox(), device))
 
     def events(self, timeout_s: float | None) -> list[Event]:
         """Train the next member that was launched to its end, and return its `exited` event."""
@@ -87,7 +94,7 @@ class InlineExecutor:
             if timeout_s:  # all are paused
                 time.sleep(timeout_s)
             return self._power()
-        job, inbox = self._jobs[0]
+        job, inbox, _ = self._jobs[0]
         cpu_s = time.process_time()
         try:
             outcome = work(job, self._ensemble, self._emit, inbox)
@@ -104,11 +111,21 @@ class InlineExecutor:
         if self._meter is None or now < self._power_at:
             return []
         self._power_at = now + _POWER_EVERY_S
-        return [{"type": "power", **self._meter.sample()}]
+        power = self._meter.sample()
+        self._activity.add_to(power, {os.getpid(): self._describe_process()})
+        return [{"type": "power", **power}]
+
+    def _describe_process(self) -> RunProcess:
+        """For whom this process uses a GPU now."""
+        from ensemble.meter.gpu_activity import RunProcess
+
+        for job, _, gpu in self._jobs:  # the first is in training
+            return RunProcess("train", job.identity.member, gpu)
+        return RunProcess("orchestrate", None, None)
 
     def send(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
-        for job, inbox in self._jobs:
+        for job, inbox, _ in self._jobs:
             if job.identity.member == member:
                 inbox.put(command, **fields)
 
@@ -121,4 +138,5 @@ class InlineExecutor:
         self._jobs.clear()
         if self._meter is not None:
             self._meter.close()
+            self._activity.close()
             self._meter = None

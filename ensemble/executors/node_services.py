@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from pipelines.child_processes import START_S
 
 if TYPE_CHECKING:
     from ensemble.executors.process_pool import ProcessPool
+    from ensemble.meter.gpu_activity import RunProcess
     from pipelines import Peers
     from pipelines.feeder.process import FeederProcess
 
@@ -79,6 +80,7 @@ class NodeServices:
         takes_over: Path | None = None,
     ) -> None:
         from ensemble.meter import PowerMeter
+        from ensemble.meter.gpu_activity import GpuActivity
 
         self.node = node
         raise_descriptor_limit(ensemble)
@@ -95,18 +97,27 @@ class NodeServices:
         self.next_sample = time.monotonic() + _POWER_EVERY_S
         self.gpus = GpuOffers(node, self.directory, emit) if ensemble.devices != "cpu" else None
         self._mps: Mps | None = None
+        self._activity = GpuActivity(())
+        self._list_processes: Callable[[], Mapping[int, RunProcess]] = dict
         if ensemble.mps and ensemble.devices != "cpu" and self.describe().gpus:
             self._mps = Mps(self.directory)
             if self.gpus is not None:
                 self.gpus.with_mps = self._mps.running
         else:
             stop_stale_daemon(self.directory)
+        if self.gpus is not None:
+            self._activity = GpuActivity(self.gpus.known, with_mps=self._mps is not None and self._mps.running)
+        self._described = self._describe_power()
 
     def describe(self) -> Node:
         """This host as a node."""
         feeds = self._ensemble.sharing != "independent"
-        host = describe_host(self.node, power=self._meter.describe(), feeds=feeds)
+        host = describe_host(self.node, power=self._describe_power(), feeds=feeds)
         return host if self.gpus is None else self.gpus.offer(host)
+
+    def _describe_power(self) -> dict[str, Any]:
+        known = self._activity.describe()
+        return {**self._meter.describe(), **({"gpu_activity": known} if known else {})}
 
     def sample(self) -> None:
         """From `next_sample` on: report power, look after GPUs, kill feeders that do not start in time."""
@@ -117,9 +128,18 @@ class NodeServices:
                 if not feeder.process.ready and now - feeder.since > START_S:
                     feeder.process.failure = f"it had not started after {START_S:g} s"
                     feeder.process.kill()  # its end is reported like any other
-            self._emit({"type": "power", **self._meter.sample()})
+            power = self._meter.sample()
+            self._activity.add_to(power, self._list_processes())
+            self._emit({"type": "power", **power})
             if self.gpus is not None:
                 self.gpus.sample()
+                self._report_power(self.gpus)
+
+    def _report_power(self, gpus: GpuOffers) -> None:
+        """Report how the GPUs' energy and activity are known, where that has changed."""
+        before, self._described = self._described, self._describe_power()
+        if before.get("gpu_activity") != self._described.get("gpu_activity"):
+            gpus.report_power(self._described)
 
     def attach(self, workers: ProcessPool) -> None:
         """Have members ended whose GPUs break, and know on which GPUs members are."""
@@ -127,6 +147,7 @@ class NodeServices:
             self.gpus.list_used, self.gpus.list_pids = workers.list_gpus, workers.list_pids
             self.gpus.end_ranks = workers.end_on_gpus
             workers.find_gpu_fault = self.gpus.find_fault
+            self._list_processes = workers.list_processes
 
     def start_feeder(
         self, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
@@ -185,6 +206,7 @@ class NodeServices:
         for cohort in list(self._feeders):
             self.stop_feeder(cohort)
         self._meter.close()
+        self._activity.close()
         if self.gpus is not None:
             self.gpus.close()
         if self._mps is not None:

@@ -29,6 +29,7 @@ from ensemble.executors.spawn import (
     make_worker_environment,
     start_process,
 )
+from ensemble.meter.gpu_activity import RunProcess
 from ensemble.meter.memory import tree_memory_gb
 from ensemble.store.files import make_directory
 from ensemble.train.job import Job
@@ -72,6 +73,7 @@ class ProcessPool:
         self._emit = emit
         self._connect_forks = forks
         self._workers: dict[int, WorkerProcess] = {}
+        self._ended: dict[int, RunProcess] = {}
         self._number = 0
         self._forks: ForkServer | None = None
         self._oom_kills = count_oom_kills()
@@ -155,8 +157,14 @@ class ProcessPool:
 
     def list_pids(self) -> set[int]:
         """The process ids of the workers that have started."""
-        pids = (w.process.pid if w.process is not None else w.pid for w in self._workers.values())
+        pids = map(_find_pid, self._workers.values())
         return {pid for pid in pids if pid is not None}
+
+    def list_processes(self) -> dict[int, RunProcess]:
+        """The workers that have run at any time since the last call, by process id."""
+        running = {pid: _describe(w) for w in self._workers.values() if (pid := _find_pid(w)) is not None}
+        ended, self._ended = self._ended, {}
+        return ended | running
 
     def end_on_gpus(self, gpus: Collection[str], why: str) -> None:
         """Kill all ranks of the members with a rank on one of these GPUs; their events say that it was lost."""
@@ -169,7 +177,7 @@ class ProcessPool:
         """What each worker and the processes that it started hold for themselves, as far as it can be read."""
         found = []
         for worker in self._workers.values():
-            pid = worker.process.pid if worker.process is not None else worker.pid
+            pid = _find_pid(worker)
             if pid is not None and (used_gb := tree_memory_gb(pid)) is not None:
                 granted_gb = worker.job.identity.memory_gb
                 granted = None if granted_gb is None else int(granted_gb * 2**30)
@@ -305,6 +313,8 @@ class ProcessPool:
         if worker.process is not None:
             code, used_s = worker.process.returncode, own_s
         del self._workers[worker.number]
+        if (pid := _find_pid(worker)) is not None:
+            self._ended[pid] = _describe(worker)
         event = worker.exit or make_exited(worker.job, None, describe_death(code, worker.log))
         if worker.exit is None and code == -signal.SIGKILL:
             if worker.killed_for_memory:
@@ -320,3 +330,15 @@ class ProcessPool:
         if used_s is not None and (rest := worker.make_remaining_usage(used_s)) is not None:
             self._emit(rest)
         self._emit(event)
+
+
+def _find_pid(worker: WorkerProcess) -> int | None:
+    return worker.process.pid if worker.process is not None else worker.pid
+
+
+def _describe(worker: WorkerProcess) -> RunProcess:
+    """Who uses a GPU where a worker does."""
+    job = worker.job
+    if job.profile is not None:
+        return RunProcess("profile", None, job.gpu)
+    return RunProcess("train", job.identity.member, job.gpu)

@@ -182,7 +182,7 @@ class GpuWatch:
         library = self._library
         try:
             handle = self._handles[gpu.id]
-            listed = _list_processes(library, handle)
+            listed = list_processes(library, handle, "Compute", "MPSCompute")
             own = {pid: used for pid, used in listed.items() if self._is_own(pid)}
             held_gb = max(0.0, _read_used_gb(library, handle) - sum(used or 0.0 for used in own.values()))
             if in_use and (not own or None in own.values()):
@@ -221,10 +221,14 @@ def _read_used_gb(library: Any, handle: Any) -> float:
     return float(used) / 2**30
 
 
-def _list_processes(library: Any, handle: Any) -> dict[int, float | None]:
-    """The processes that compute on a GPU with the memory of each in GiB; None where NVML does not say it."""
+def list_processes(library: Any, handle: Any, *kinds: str) -> dict[int, float | None]:
+    """The processes on a GPU with the memory of each in GiB; None where NVML does not say it.
+
+    Args:
+        kinds: "Compute": that compute; "MPSCompute": that do so as clients of a Multi-Process Service.
+    """
     found: dict[int, float | None] = {}
-    for kind in ("Compute", "MPSCompute"):
+    for kind in kinds:
         for version in ("v3", "v2"):  # an older driver has only the second
             with contextlib.suppress(library.NVMLError):
                 for each in getattr(library, f"nvmlDeviceGet{kind}RunningProcesses_{version}")(handle):

@@ -42,6 +42,8 @@ def run(job, ensemble, send, inbox, startup_cpu_s):
 
     if "holds" in params:
         note(f"process {os.getpid()} {params['holds']}")
+    if "uses" in params:
+        note(f"util {os.getpid()} {params['uses']}")
     if job.rank == 0:
         send({"type": "started", **who, "first_epoch": 0})
     if "befalls" in params and job.attempt == 0:
@@ -201,6 +203,17 @@ class Driver:
 
         wide = Member({"lr": 9.0}, workers=2)
         self.submit([wide, *({"lr": 0.1 + n, "until": "go"} for n in range(4))], 1.0, on_event=react)
+
+    def active(self) -> None:
+        """Two members keep a GPU busy, and a third one another, until all of that was seen in one event."""
+
+        def react(event: dict[str, Any]) -> None:
+            members = {m for part in event.get("parts", ()) for _, m, _ in part.get("activity", ())}
+            if {"member-0", "member-1", "member-2"} <= members:
+                self.ends("go")
+
+        uses = ({"lr": 0.1 + n, "holds": 1, "uses": 40 - 10 * n, "until": "go"} for n in range(3))
+        self.submit(list(uses), 0.5, on_event=react)
 
     def breaks(self, befalls: str, fails: str, workers: str) -> None:
         """The GPU of a member breaks; the others' members end when that is known."""

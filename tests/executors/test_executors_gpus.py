@@ -14,10 +14,11 @@ from gpu_child import Run, make_machine
 
 from ensemble.controller.session_state import SessionState
 from ensemble.executors.gpu_offers import has_changed, offer_gpus
+from ensemble.meter.gpu_activity import IN_USE, MIG, MPS
 from ensemble.meter.gpus import GpuState
 from ensemble.reporting import status_notes
 from ensemble.schedule import Node
-from ensemble.store import RunState
+from ensemble.store import RunState, read_events
 
 EXECUTORS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
 
@@ -60,6 +61,81 @@ def test_ranks_of_a_member_get_instances_of_different_gpus(executor: str, tmp_pa
     assert {name[:5] for name in wide} == {"MIG-0", "MIG-1"}
     alone = [gpu for n in range(1, 5) for [gpu] in run.given(f"member-{n}")]
     assert set(alone) == {"MIG-0-0", "MIG-0-1", "MIG-1-0", "MIG-1-1"}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_who_keeps_gpus_busy_is_in_the_power_events(executor: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, "A100:80,A100:80", "", executor, "active")
+    assert set(run.states.values()) == {"finished"}
+    assert {event["power"]["gpu_activity"] for event in run.of_kind("node")} == {IN_USE}
+    placed = {member: next(iter(run.given(member)[0])) for member in run.states}
+    shares = {"member-0": 0.4, "member-1": 0.3, "member-2": 0.2}
+    seen = set()
+    for event in run.of_kind("power"):
+        for part in event["parts"]:
+            for role, member, used_s in part.get("activity", ()):
+                assert (role, part["device"]) == ("train", placed[member])
+                assert used_s == pytest.approx(shares[member] * event["interval_s"], abs=1e-6)
+                seen.add(member)
+    assert seen == set(shares)
+
+
+@pytest.mark.parametrize(("gpus", "with_mps", "why"), [("A100:80:2", False, MIG), ("A100:80", True, MPS)])
+def test_where_activity_is_not_known_the_node_says_why(
+    gpus: str, with_mps: bool, why: str, tmp_path: Path
+) -> None:
+    environment = make_machine(tmp_path, gpus)
+    if with_mps:
+        control = tmp_path / "nvidia-cuda-mps-control"
+        control.write_text("#!/bin/sh\nexit 0\n")
+        control.chmod(0o755)
+        environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    describe = [sys.executable, "-c", DESCRIBE, "mps" if with_mps else ""]
+    assert subprocess.check_output(describe, env=environment, text=True).splitlines()[-1] == why
+
+
+DESCRIBE = """
+import selectors, sys
+from execute_members import an_ensemble
+from ensemble.executors.node_services import NodeServices
+
+declared = an_ensemble([{"lr": 0.1}], devices="cuda", mps=sys.argv[1] == "mps")
+services = NodeServices("a", declared, selectors.DefaultSelector(), print)
+print(services.describe().as_event()["power"]["gpu_activity"])
+services.close()
+"""
+
+INLINE = """
+import json, os, sys
+from pathlib import Path
+from execute_members import an_ensemble
+import ensemble
+from ensemble.executors import inline
+
+clock = [0.0]
+inline.time.monotonic = lambda: clock[0]
+
+def train(member):
+    raise AssertionError("there is no GPU to train on")
+
+def react(event):
+    clock[0] += 2.0  # power is read with each event
+    if event["type"] == "usage" and event["role"] == "startup" and event["member"]:
+        with open(os.environ["STAND_IN_STATE"], "w") as state:
+            state.write(f"GPU-0 process {os.getpid()} 1\\nGPU-0 util {os.getpid()} 50\\n")
+
+declared = an_ensemble([{"lr": 0.1}, {"lr": 0.2}], devices="cuda", sharing="independent", valid=None, retries=0)
+ensemble.submit(declared, Path(sys.argv[1]), executor="inline", on_event=react).wait()
+"""
+
+
+def test_a_member_that_trains_in_this_process_keeps_the_gpu_busy(tmp_path: Path) -> None:
+    environment = make_machine(tmp_path, "A100:80")
+    subprocess.run([sys.executable, "-c", INLINE, str(tmp_path / "run")], env=environment, check=True)
+    events = list(read_events(tmp_path / "run" / "events.jsonl"))
+    active = [a for e in events for part in e.get("parts", ()) for a in part.get("activity", ())]
+    assert {(role, member) for role, member, _ in active} >= {("train", "member-0"), ("train", "member-1")}
+    assert [e["power"]["gpu_activity"] for e in events if e["type"] == "node"] == [IN_USE]
 
 
 BROKEN = {"xid 79": "XID 79: GPU has fallen", "ecc 2": "2 uncorrectable ECC errors", "lost 1": "GPU is lost"}

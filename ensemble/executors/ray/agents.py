@@ -82,7 +82,7 @@ class Agent:
     def update_gpus(self, event: Mapping[str, Any]) -> None:
         """Its node offers other GPUs, or more or less of them: a `node` event of its `NodeServices`."""
         assert self.described is not None
-        self.described |= {name: event[name] for name in (*OF_GPUS, "gpu_names", "gpu_reasons")}
+        self.described |= {name: event[name] for name in (*OF_GPUS, "gpu_names", "gpu_reasons", "power")}
 
     def quarantine(self, devices: Iterable[str]) -> None:
         """GPUs of its node have broken, by the ids of all their instances."""

@@ -163,15 +163,23 @@ def _find_id(library: Any, handle: Any, number: int) -> str:
 def _list_instances(library: Any, handle: Any) -> list[Any]:
     """The MIG instances of a GPU; empty where it is not in MIG mode."""
     instances = []
+    if not is_in_mig_mode(library, handle):
+        return []
     try:
-        if library.nvmlDeviceGetMigMode(handle)[0] != library.NVML_DEVICE_MIG_ENABLE:
-            return []
         for i in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
             with contextlib.suppress(library.NVMLError_NotFound):  # numbers of instances need not be consecutive
                 instances.append(library.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))
     except library.NVMLError:  # a GPU, or a driver, without MIG
         return []
     return instances
+
+
+def is_in_mig_mode(library: Any, handle: Any) -> bool:
+    """Whether a GPU is in MIG mode, in which processes run on instances of it."""
+    try:
+        return bool(library.nvmlDeviceGetMigMode(handle)[0] == library.NVML_DEVICE_MIG_ENABLE)
+    except library.NVMLError:  # a GPU, or a driver, without MIG
+        return False
 
 
 def visible_devices(value: str) -> list[int | str]:

@@ -1,0 +1,315 @@
+"""Reads which processes keep each GPU busy: SM-seconds by member, from the driver's utilization of processes.
+
+**SM utilization** (`smUtil`) is the share of time in which kernels of a process ran on the GPU, however few of its
+multiprocessors they filled. What a sample of ``nvmlDeviceGetProcessUtilization`` covers is known from the source
+of NVIDIA's kernel modules (``ctrl2080perf.h``, ``gpu_acct.c``) and from what its callers have logged:
+
+- The driver keeps the last 72 to 100 samples of a GPU, several a second. Each has the time, the share in which the
+  engine was busy, and *one* process: that which was on the engine when the sample was taken.
+- NVML answers with one figure a process: the sum of its samples since `lastSeenTimeStamp` over the number of *all*
+  samples since then. Hence the figures of the processes sum to the GPU's utilization (nvtop, issue 110: 11 + 9,
+  4 + 16, 1 + 19), each covers the whole time since the last reading, and within a second they are a poll of a few
+  samples: shares are right in the mean of many readings, not in each. `timeStamp` is that of the process's *last*
+  sample, in microseconds since 1970.
+- No process with a sample since then is the error ``NOT_FOUND``.
+
+So a process has used `smUtil` / 100 x the time between two readings. A reading asks for samples after the newest
+one of the reading before; none is counted twice. After a reading without samples it asks for those of the last
+second before it as well, since the driver publishes samples up to a second late.
+
+The figures are not used, each time with the reason in one line, where they cannot be trusted: in MIG mode the
+driver has none. Under the Multi-Process Service it is not documented which process they are of. In a pod its
+process ids may be the host's (newer drivers translate those of the reader's own namespace, and leave the others):
+ids count only if a process of the run is among those that the driver lists on the GPU, and never if one is listed
+that the run has placed elsewhere. NVML also returned nonsense for leaked contexts (nvtop, issue 110): shares above
+100 and times long ago.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ensemble.meter.gpus import list_processes
+from ensemble.meter.power.nvml import Gpu, errors_of_loss, find_physical_gpu, is_in_mig_mode, open_device
+
+IN_USE = "SM utilization"
+MIG = "the driver reports no utilization of processes in MIG mode"
+MPS = "under the Multi-Process Service the driver's utilization of processes is not documented"
+OTHER_NAMESPACE = (
+    "the driver's process ids are of another namespace: it lists one of the run on a GPU where it is not"
+)
+NOT_LISTED = "none of the processes that the driver lists on it is the run's, of which there are some"
+NONSENSE = "the driver returns utilizations that cannot be"
+_LATE_US = 1_000_000  # how late the driver publishes samples at most; it collects them once a second
+_LASTING = 30  # readings that could not be used, one after the other, before the reason is reported
+_MPS_SERVER = "nvidia-cuda-mps"  # the first 15 characters are its name in /proc
+
+Activity = list[list[Any]]
+
+
+class RunProcess(NamedTuple):
+    """A process of the run that may use a GPU.
+
+    Attributes:
+        role: "train" or "profile".
+        member: that it works for, if it is one.
+        gpu: the id of its GPU.
+    """
+
+    role: str
+    member: str | None
+    gpu: str | None
+
+
+class Sample(NamedTuple):
+    """The utilization of a GPU by one process since the last reading, in percent; see the module."""
+
+    pid: int
+    at_us: int
+    sm_percent: int
+
+
+def select_samples(samples: Iterable[Sample], since_us: int, now_us: int) -> list[Sample] | None:
+    """The samples of processes that used the GPU; None where one cannot be.
+
+    Args:
+        samples: as the driver returned them.
+        since_us: the time after which it was asked for some.
+        now_us: the time now.
+    """
+    used = [sample for sample in samples if sample.sm_percent > 0]
+    is_sane = all(each.sm_percent <= 100 and since_us < each.at_us <= now_us + _LATE_US for each in used)
+    return used if is_sane else None
+
+
+def attribute(
+    samples: Iterable[Sample], interval_s: float, find_owner: Callable[[int], RunProcess | None]
+) -> Activity:
+    """SM-seconds of an interval by who used the GPU.
+
+    Args:
+        samples: one for each process.
+        interval_s: which they cover.
+        find_owner: returns the process of the run that has that id or has started that one; None: there is none.
+
+    Returns:
+        [role, member or None, SM-seconds] of each, in order; what is not the run's is ["other", None, SM-seconds].
+    """
+    used_s: dict[tuple[str, str | None], float] = {}
+    for sample in samples:
+        owner = find_owner(sample.pid)
+        key = ("other", None) if owner is None else (owner.role, owner.member)
+        used_s[key] = used_s.get(key, 0.0) + sample.sm_percent / 100 * interval_s
+    return [[role, member, round(used_s[role, member], 6)] for role, member in sorted(used_s, key=str)]
+
+
+def find_distrust(gpu: str, listed: Iterable[RunProcess | None], has_ranks: bool) -> tuple[str, bool] | None:
+    """Why the process ids that the driver lists on a GPU say nothing, and whether that is for good; None: they do.
+
+    Args:
+        gpu: its id.
+        listed: the process of the run that each id names; None: none.
+        has_ranks: whether processes of the run are on the GPU.
+    """
+    named = [process for process in listed if process is not None]
+    if any(process.gpu not in (None, gpu) for process in named):
+        return OTHER_NAMESPACE, True
+    return (NOT_LISTED, False) if has_ranks and not named else None
+
+
+def describe_activity(gpus: Collection[str], reasons: Mapping[str, str]) -> str:
+    """How the activity on GPUs is known, in one line.
+
+    Args:
+        gpus: their ids.
+        reasons: why it is not, by id.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for gpu in sorted(set(gpus) & set(reasons)):
+        by_reason.setdefault(reasons[gpu], []).append(gpu)
+    if len(by_reason) == 1 and set(gpus) <= set(reasons):
+        return next(iter(by_reason))
+    without = [f"not on {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    return "; ".join([*([] if set(gpus) <= set(reasons) else [IN_USE]), *without])
+
+
+class _ProcessTree:
+    """Finds the process of the run that started a process; what it has found is kept while it is asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int | None] = {}
+        self._asked: dict[int, int | None] = {}
+
+    def find(self, pid: int, run: Mapping[int, RunProcess]) -> RunProcess | None:
+        """The process of the run with that id, or the closest one that started it."""
+        if pid in run:
+            return run[pid]
+        ancestor = self._known[pid] if pid in self._known else _find_ancestor(pid, run)
+        self._asked[pid] = ancestor
+        return None if ancestor is None else run.get(ancestor)
+
+    def forget(self) -> None:
+        """Forget those that were not asked for since the last call: their numbers may come again."""
+        self._known, self._asked = self._asked, {}
+
+
+def _find_ancestor(pid: int, run: Collection[int]) -> int | None:
+    import psutil
+
+    try:
+        return next((parent.pid for parent in psutil.Process(pid).parents() if parent.pid in run), None)
+    except (psutil.Error, ValueError):
+        return None
+
+
+class GpuActivity:
+    """The activity on the GPUs of a node, by process, between readings. It does nothing where there is no GPU.
+
+    Args:
+        gpus: that the run may use.
+        with_mps: whether the run's processes use them through its Multi-Process Service.
+        now_us: the time in microseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[Gpu],
+        with_mps: bool = False,
+        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self._parents = list(dict.fromkeys(gpu.parent for gpu in gpus))
+        self._now_us = now_us
+        self._reasons: dict[str, str] = {}  # for good
+        self._unused: dict[str, tuple[str, int]] = {}  # the reason now, and for how many readings
+        self._handles: dict[str, Any] = {}
+        self._library: Any = None
+        self._tree = _ProcessTree()
+        self._since_us = dict.fromkeys(self._parents, now_us())
+        if with_mps:
+            self._reasons = dict.fromkeys(self._parents, MPS)
+        elif gpus:
+            self._open(gpus)
+
+    def _open(self, gpus: Sequence[Gpu]) -> None:
+        import pynvml
+
+        pynvml.nvmlInit()
+        self._library = pynvml
+        for gpu in gpus:
+            try:
+                handle = open_device(pynvml, int(gpu.id) if gpu.id.isdigit() else gpu.id)
+                self._handles[gpu.parent] = whole = find_physical_gpu(pynvml, handle)
+                if gpu.id != gpu.parent or is_in_mig_mode(pynvml, whole):
+                    self._reasons[gpu.parent] = MIG
+            except pynvml.NVMLError as error:
+                self._reasons[gpu.parent] = f"the driver does not answer: {error}"
+
+    def describe(self) -> str:
+        """How the activity is known, or why it is not; empty without a GPU."""
+        lasting = {gpu: why for gpu, (why, readings) in self._unused.items() if readings >= _LASTING}
+        return describe_activity(self._parents, lasting | self._reasons)
+
+    def sample(self, run: Mapping[int, RunProcess], interval_s: float) -> dict[str, Activity]:
+        """The activity since the last call, or since the making of this object, by the id of the physical GPU.
+
+        GPUs are missing of which it is not known, or on which no process was active.
+
+        Args:
+            run: the processes of the run at any time since the last call, by id.
+            interval_s: seconds since the last call.
+        """
+        now_us = self._now_us()
+        found: dict[str, Activity] = {}
+        for gpu in self._parents:
+            if gpu in self._reasons:
+                continue
+            activity = self._read(gpu, run, interval_s, now_us)
+            if activity:
+                found[gpu] = activity
+        self._tree.forget()
+        return found
+
+    def _read(self, gpu: str, run: Mapping[int, RunProcess], interval_s: float, now_us: int) -> Activity | None:
+        """The activity on one GPU; None where it is not known, and why is noted."""
+        samples = self._read_samples(gpu, now_us)
+        if samples is None:
+            return None
+        handle, library = self._handles[gpu], self._library
+        listed = list_processes(library, handle, "Compute")
+        if list_processes(library, handle, "MPSCompute") or any(map(_is_mps_server, listed)):
+            self._reasons[gpu] = MPS
+            return None
+        owners = [self._tree.find(pid, run) for pid in {*listed, *(sample.pid for sample in samples)}]
+        distrust = find_distrust(gpu, owners, any(process.gpu == gpu for process in run.values()))
+        if distrust is not None:
+            reason, is_final = distrust
+            for each in self._parents if is_final else ():  # the others' ids are of that namespace as well
+                self._reasons.setdefault(each, reason)
+            self._leave_unused(gpu, reason)
+            return None
+        self._unused.pop(gpu, None)
+        return attribute(samples, interval_s, lambda pid: self._tree.find(pid, run))
+
+    def _read_samples(self, gpu: str, now_us: int) -> list[Sample] | None:
+        """The samples since the last reading; None where they cannot be used, and why is noted."""
+        library, since_us = self._library, min(self._since_us[gpu], now_us)  # the clock may have been set back
+        try:
+            answered = library.nvmlDeviceGetProcessUtilization(self._handles[gpu], since_us)
+        except library.NVMLError as error:
+            if error.value not in (library.NVML_ERROR_NOT_FOUND, library.NVML_SUCCESS):
+                self._fail(gpu, error)
+                return None
+            answered = []
+        found = [Sample(int(each.pid), int(each.timeStamp), int(each.smUtil)) for each in answered]
+        samples = select_samples(found, since_us, now_us)
+        newest_us = max((sample.at_us for sample in samples or ()), default=since_us)
+        self._since_us[gpu] = max(newest_us, now_us - _LATE_US)
+        if samples is None:
+            self._leave_unused(gpu, NONSENSE)
+        return samples
+
+    def _fail(self, gpu: str, error: Any) -> None:
+        """Note why a GPU's utilization cannot be read, for good where that cannot change."""
+        library = self._library
+        final = {
+            library.NVML_ERROR_NOT_SUPPORTED: MIG
+            if is_in_mig_mode(library, self._handles[gpu])
+            else "the driver does not support the utilization of processes on this GPU",
+            library.NVML_ERROR_FUNCTION_NOT_FOUND: "the driver is too old to report the utilization of processes",
+            library.NVML_ERROR_NO_PERMISSION: "the driver does not permit to read the utilization of processes",
+        }
+        if isinstance(error, errors_of_loss(library)):
+            self._reasons[gpu] = f"the driver says: {error}"
+        elif error.value in final:
+            self._reasons[gpu] = final[error.value]
+        else:
+            self._leave_unused(gpu, f"the driver says: {error}")
+
+    def _leave_unused(self, gpu: str, reason: str) -> None:
+        self._unused[gpu] = reason, self._unused.get(gpu, ("", 0))[1] + 1
+
+    def add_to(self, power: Mapping[str, Any], run: Mapping[int, RunProcess]) -> None:
+        """Add `activity` to the parts of a `power` event that are GPUs of which it is known; see `sample`."""
+        if self._parents:
+            found = self.sample(run, power["interval_s"])
+            for part in power["parts"]:
+                if part["kind"] == "gpu" and part["device"] in found:
+                    part["activity"] = found[part["device"]]
+
+    def close(self) -> None:
+        """Release what it holds of the driver; it is not read again."""
+        if self._library is not None:
+            with contextlib.suppress(self._library.NVMLError):
+                self._library.nvmlShutdown()
+            self._library = None
+
+
+def _is_mps_server(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith(_MPS_SERVER)
+    except OSError:
+        return False

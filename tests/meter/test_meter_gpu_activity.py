@@ -1,0 +1,287 @@
+"""Who keeps GPUs busy, by the driver's utilization of processes; NVIDIA's library is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ensemble.bench.energy import nvml_stand_in
+from ensemble.meter.gpu_activity import (
+    IN_USE,
+    MIG,
+    MPS,
+    NONSENSE,
+    NOT_LISTED,
+    OTHER_NAMESPACE,
+    RunProcess,
+    Sample,
+    attribute,
+    describe_activity,
+    find_distrust,
+    select_samples,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+ME = RunProcess("train", "member-0", "GPU-0")
+
+# -- the pure part ----------------------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.integers(1, 50), st.integers(1, 100), max_size=12), st.floats(0.1, 5))
+def test_sm_seconds_are_utilization_times_the_interval_whosever_they_are(
+    shares: dict[int, int], interval_s: float
+) -> None:
+    run = {
+        pid: RunProcess("profile" if pid % 5 == 0 else "train", None if pid % 5 == 0 else f"m{pid % 3}", "g")
+        for pid in range(1, 30)
+    }
+    found = attribute([Sample(pid, 1, share) for pid, share in shares.items()], interval_s, run.get)
+    assert sum(s for *_, s in found) == pytest.approx(sum(shares.values()) / 100 * interval_s, abs=1e-5)
+    others = sum(share for pid, share in shares.items() if pid not in run) / 100 * interval_s
+    assert sum(s for role, _, s in found if role == "other") == pytest.approx(others, abs=1e-5)
+    owners = [(role, member) for role, member, _ in found]
+    assert len(set(owners)) == len(owners), "one entry each"
+
+
+def test_samples_that_cannot_be_are_refused_and_idle_processes_left_out() -> None:
+    good, idle = Sample(7, 1500, 40), Sample(8, 3, 0)
+    assert select_samples([good, idle], 1000, 2000) == [good]
+    for bad in (Sample(7, 1500, 37100), Sample(7, 900, 40), Sample(7, 217_144_956_601_725, 5)):
+        assert select_samples([good, bad], 1000, 2000) is None
+
+
+def test_ids_are_trusted_only_where_they_are_the_runs() -> None:
+    assert find_distrust("GPU-0", [None, None], has_ranks=False) is None
+    assert find_distrust("GPU-0", [None, ME], has_ranks=True) is None
+    assert find_distrust("GPU-0", [None], has_ranks=True) == (NOT_LISTED, False)
+    assert find_distrust("GPU-1", [ME, None], has_ranks=False) == (OTHER_NAMESPACE, True)
+    assert find_distrust("GPU-1", [ME, ME._replace(gpu="GPU-1")], has_ranks=True) == (OTHER_NAMESPACE, True)
+
+
+def test_the_line_says_which_gpus_are_known() -> None:
+    assert describe_activity([], {}) == ""
+    assert describe_activity(["a", "b"], {}) == IN_USE
+    assert describe_activity(["a", "b"], {"a": "why", "b": "why"}) == "why"
+    assert describe_activity(["a", "b", "c"], {"b": "why", "c": "why"}) == f"{IN_USE}; not on b, c: why"
+    assert describe_activity(["a", "b"], {"a": "this", "b": "that"}) == "not on a: this; not on b: that"
+
+
+# -- with the driver's library ----------------------------------------------------------------------------------
+
+READ = """
+import json, os, subprocess, sys, time
+from ensemble.meter.gpu_activity import GpuActivity, RunProcess
+from ensemble.meter.power import list_gpus
+child = subprocess.Popen(["sleep", "1000"])
+later_us = None
+started_us = time.time_ns() // 1000
+activity = GpuActivity(
+    list_gpus(), now_us=lambda: time.time_ns() // 1000 if later_us is None else started_us + later_us
+)
+print(json.dumps([os.getpid(), child.pid, started_us]), flush=True)
+for line in sys.stdin:
+    run, interval_s, later_us, readings = json.loads(line)
+    run = {int(pid): RunProcess(*process) for pid, process in run.items()}
+    for _ in range(readings):
+        found = activity.sample(run, interval_s)
+    print(json.dumps([found, activity.describe()]), flush=True)
+activity.close()
+child.kill()
+"""
+
+
+class Reader:
+    """A process that reads the activity on GPUs, and its child."""
+
+    def __init__(self, folder: Path, library: dict[str, str], gpus: str) -> None:
+        self.state = folder / "state"
+        self.state.write_text("")
+        stand_in = {"STAND_IN_GPUS": gpus, "STAND_IN_STATE": str(self.state), "PYTHONPATH": str(ROOT)}
+        usual = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", READ],
+            env={**usual, **library, **stand_in},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid, self.child, self.started_us = self._answer()
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def say(self, *lines: str) -> None:
+        """What befalls the GPUs now, in place of what did before."""
+        self.state.write_text("".join(line + "\n" for line in lines))
+
+    def read(
+        self,
+        run: dict[int, RunProcess] | None = None,
+        interval_s: float = 1.0,
+        at_s: float | None = None,
+        times: int = 1,
+    ) -> Any:
+        """The activity by GPU, and the line that says how it is known; read now, or so long after the start."""
+        assert self.process.stdin is not None
+        run = {self.pid: ME} if run is None else run
+        self.process.stdin.write(json.dumps([run, interval_s, at_s and round(at_s * 1e6), times]) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return nvml_stand_in.build(tmp_path_factory.mktemp("nvml"))
+
+
+def test_members_their_children_and_others_have_what_they_used(tmp_path: Path, library: dict[str, str]) -> None:
+    with Reader(tmp_path, library, "A100:80,A100:80") as reader:
+        other = os.getpid()
+        reader.say(
+            f"GPU-0 process {reader.pid} 1",
+            f"GPU-0 util {reader.pid} 40",
+            f"GPU-0 util {reader.child} 10",
+            f"GPU-0 util {other} 25",
+            f"GPU-1 util {other} 100",
+        )
+        found, how = reader.read(interval_s=2.0)
+        assert how == IN_USE
+        assert found == {
+            "GPU-0": [["other", None, 0.5], ["train", "member-0", 1.0]],
+            "GPU-1": [["other", None, 2.0]],
+        }
+        profile = {reader.pid: RunProcess("profile", None, "GPU-0")}
+        assert reader.read(profile)[0]["GPU-0"] == [["other", None, 0.25], ["profile", None, 0.5]]
+
+
+def test_a_sample_counts_once_and_covers_the_whole_interval(tmp_path: Path, library: dict[str, str]) -> None:
+    with Reader(tmp_path, library, "A100:80") as reader:
+        two = {reader.pid: ME, reader.child: RunProcess("train", "member-1", "GPU-0")}
+
+        def sample(pid: int, percent: int, at_s: float) -> str:
+            return f"GPU-0 util {pid} {percent} {reader.started_us + round(at_s * 1e6)}"
+
+        # Of four samples of the first second two are of the one, one is of the other: nobody was there once.
+        first = [sample(reader.pid, 80, 0.2), sample(reader.pid, 80, 0.4), sample(reader.child, 80, 0.6)]
+        reader.say(f"GPU-0 process {reader.pid} 1", *first, sample(reader.child, 0, 0.8))
+        expected = [["train", "member-0", 0.4], ["train", "member-1", 0.2]]
+        assert reader.read(two, at_s=1.0)[0] == {"GPU-0": expected}
+        assert reader.read(two, at_s=1.1)[0] == {}, "NOT_FOUND: there are no new ones"
+        with reader.state.open("a") as state:
+            state.write(sample(reader.child, 50, 1.9) + "\n")
+        [[role, member, used_s]] = reader.read(two, at_s=2.0)[0]["GPU-0"]
+        assert (role, member) == ("train", "member-1") and used_s <= 0.5
+        assert reader.read(two, at_s=2.1)[0] == {}
+        assert reader.read(two, at_s=0.5) == [{}, IN_USE], "a clock that was set back"
+
+
+def test_in_mig_mode_there_is_no_activity(tmp_path: Path, library: dict[str, str]) -> None:
+    with Reader(tmp_path, library, "A100:80:2,A100:80") as reader:
+        reader.say(
+            f"MIG-0-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 90", f"GPU-1 util {os.getpid()} 50"
+        )
+        run = {reader.pid: ME._replace(gpu="MIG-0-0")}
+        assert reader.read(run) == [{"GPU-1": [["other", None, 0.5]]}, f"{IN_USE}; not on GPU-0: {MIG}"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (3, "the driver does not support the utilization of processes on this GPU"),
+        (4, "the driver does not permit to read the utilization of processes"),
+        (13, "the driver is too old to report the utilization of processes"),
+    ],
+)
+def test_what_the_driver_refuses_is_not_asked_for_again(
+    tmp_path: Path, library: dict[str, str], code: int, reason: str
+) -> None:
+    with Reader(tmp_path, library, "A100:80") as reader:
+        busy = [f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40"]
+        reader.say(*busy, f"GPU-0 fails {code}")
+        assert reader.read() == [{}, reason]
+        reader.say(*busy)
+        assert reader.read() == [{}, reason]
+
+
+def test_a_lost_gpu_leaves_the_others(tmp_path: Path, library: dict[str, str]) -> None:
+    with Reader(tmp_path, library, "A100:80,A100:80") as reader:
+        reader.say("GPU-1 lost 1", f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40")
+        found, how = reader.read()
+        assert found == {"GPU-0": [["train", "member-0", 0.4]]}
+        assert how == f"{IN_USE}; not on GPU-1: the driver says: GPU is lost"
+
+
+def test_a_passing_error_is_no_reason_for_ever(tmp_path: Path, library: dict[str, str]) -> None:
+    with Reader(tmp_path, library, "A100:80") as reader:
+        busy = [f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40"]
+        reader.say(*busy, "GPU-0 fails 999")
+        assert reader.read() == [{}, IN_USE]
+        assert reader.read(times=40)[1].startswith("the driver says: ")
+        reader.say(*busy)
+        assert reader.read() == [{"GPU-0": [["train", "member-0", 0.4]]}, IN_USE]
+
+
+def test_nonsense_is_not_used(tmp_path: Path, library: dict[str, str]) -> None:
+    with Reader(tmp_path, library, "A100:80") as reader:
+        sane = [f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40"]
+        reader.say(*sane, "GPU-0 util 50554 37100")
+        assert reader.read() == [{}, IN_USE]
+        assert reader.read(times=30) == [{}, NONSENSE]
+        reader.say(*sane)
+        assert reader.read()[1] == IN_USE
+
+
+def test_a_multi_process_service_is_recognized(tmp_path: Path, library: dict[str, str]) -> None:
+    with Reader(tmp_path, library, "A100:80") as reader:
+        reader.say(f"GPU-0 process {reader.pid} 1", f"GPU-0 mps {reader.pid}", f"GPU-0 util {reader.pid} 40")
+        assert reader.read() == [{}, MPS]
+    program = shutil.copy(shutil.which("sleep") or "", tmp_path / "nvidia-cuda-mps-server")
+    server = subprocess.Popen([str(program), "1000"])
+    try:
+        comm = Path(f"/proc/{server.pid}/comm")
+        while comm.read_text().strip() != "nvidia-cuda-mps":  # it is still this program until it has started
+            time.sleep(0.01)
+        with Reader(tmp_path, library, "A100:80") as reader:
+            reader.say(f"GPU-0 process {server.pid} 1", f"GPU-0 util {server.pid} 40")
+            assert reader.read() == [{}, MPS]
+    finally:
+        server.kill()
+        server.wait()
+
+
+HOSTS = 5_000_000  # no process here has such an id
+
+
+def test_the_ids_of_a_pods_host_are_not_used(tmp_path: Path, library: dict[str, str]) -> None:
+    with Reader(tmp_path, library, "A100:80,A100:80") as reader:
+        reader.say(f"GPU-0 process {HOSTS} 1", f"GPU-0 util {HOSTS} 40", f"GPU-1 util {HOSTS + 1} 50")
+        found, how = reader.read()
+        assert found == {"GPU-1": [["other", None, 0.5]]} and how == IN_USE, "no rank is on GPU-1"
+        assert reader.read(times=30)[1] == f"{IN_USE}; not on GPU-0: {NOT_LISTED}"
+        reader.say(f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40", f"GPU-0 util {HOSTS} 30")
+        assert reader.read() == [{"GPU-0": [["other", None, 0.3], ["train", "member-0", 0.4]]}, IN_USE]
+
+
+def test_an_id_that_is_the_runs_by_chance_ends_all_trust(tmp_path: Path, library: dict[str, str]) -> None:
+    with Reader(tmp_path, library, "A100:80,A100:80") as reader:
+        reader.say(f"GPU-1 process {reader.pid} 1", f"GPU-1 util {reader.pid} 40")
+        assert reader.read() == [{}, OTHER_NAMESPACE]
+        reader.say(f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40")
+        assert reader.read() == [{}, OTHER_NAMESPACE]
