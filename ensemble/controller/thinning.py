@@ -105,8 +105,17 @@ def _can_merge(before: Event, event: Event) -> bool:
         summable = all(
             each.get("parts") is not None and each.get("interval_s") is not None for each in (before, event)
         )
-        return summable and before.get("source") == event.get("source")
+        known = _list_known(before) == _list_known(event) if summable else False
+        return known and before.get("source") == event.get("source")
     return all(before.get(name, 0) <= event.get(name, 0) for name in ("prepared", "consumed", "skipped"))
+
+
+def _list_known(power: Event) -> set[tuple[Any, ...]]:
+    """What is known of each part, as far as the sum of two parts would not say when it was known."""
+    return {
+        (part.get("name"), part.get("idle_j") is None, part.get("activity") is None)
+        for part in power.get("parts") or ()
+    }
 
 
 def _merge(before: Event, event: Event) -> Event:
@@ -116,8 +125,7 @@ def _merge(before: Event, event: Event) -> Event:
     for part in (*before["parts"], *event["parts"]):
         key = tuple(part.get(name) for name in ("name", "kind", "device", "origin"))
         known = parts.get(key)
-        energy_j = part["energy_j"] if known is None else _sum((known["energy_j"], part["energy_j"]))
-        parts[key] = {**part, "energy_j": energy_j}
+        parts[key] = part if known is None else _merge_parts(known, part)
     interval_s = before["interval_s"] + event["interval_s"]
     energy_j = _sum(part["energy_j"] for part in parts.values()) if parts else None
     busy = [before.get("busy_s"), event.get("busy_s")]
@@ -130,6 +138,18 @@ def _merge(before: Event, event: Event) -> Event:
         "interval_s": interval_s,
         "busy_s": None if None in busy else sum(busy),
     }
+
+
+def _merge_parts(before: Event, part: Event) -> Event:
+    merged = {**part, "energy_j": _sum((before["energy_j"], part["energy_j"]))}
+    if part.get("idle_j") is not None:
+        merged["idle_j"] = _sum((before["idle_j"], part["idle_j"]))
+    if part.get("activity") is not None:
+        seconds: dict[tuple[str, str | None], list[float]] = {}
+        for role, member, sm_s in (*before["activity"], *part["activity"]):
+            seconds.setdefault((role, member), []).append(sm_s)
+        merged["activity"] = [[*who, _sum(each)] for who, each in seconds.items()]
+    return merged
 
 
 def _sum(energies: Iterable[float]) -> float:

@@ -230,7 +230,7 @@ class NodeServices:
             self._emit_report(feeder, report)
         rest_s = (feeder.process.cpu_s or 0.0) - sum(feeder.usage.values())
         if rest_s > 0:
-            self._emit_usage("feed", feeder.process.pid, feeder.usage.get("feed", 0.0) + rest_s)
+            self._emit_usage(feeder.cohort, "feed", feeder.process.pid, feeder.usage.get("feed", 0.0) + rest_s)
 
     def _emit_report(self, feeder: _Feeder, report: dict[str, Any]) -> None:
         """Emit a feeder's report as a `feeder` event, and `usage` events of its processes from their start on."""
@@ -253,7 +253,7 @@ class NodeServices:
         }
         self._emit({"type": "feeder", "node": self.node, **fields, "sent_bytes": group.get("sent_bytes", 0)})
         for role, cpu_s in feeder.usage.items():
-            self._emit_usage(role, pids["feed"], cpu_s)
+            self._emit_usage(feeder.cohort, role, pids["feed"], cpu_s)
 
     def _emit_bad_record(self, cohort: int, record: dict[str, Any]) -> None:
         """Report a record that kills or hangs the process that prepares it; later feeders leave it out."""
@@ -262,8 +262,8 @@ class NodeServices:
         fields = {key: record[key] for key in ("index", "where", "reason", "code")}
         self._emit({"type": "bad_record", "node": self.node, "cohort": cohort, "split": split, **fields})
 
-    def _emit_usage(self, role: str, pid: int, cpu_s: float) -> None:
-        self._emit(make_usage(self.node, role, pid, cpu_s))
+    def _emit_usage(self, cohort: int, role: str, pid: int, cpu_s: float) -> None:
+        self._emit({**make_usage(self.node, role, pid, cpu_s), "cohort": cohort})
 
 
 def make_feeder_address(directory: Path, cohort: int) -> Path:

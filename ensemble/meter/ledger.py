@@ -1,40 +1,47 @@
-"""Computes what a run used, in CPU-seconds and joules, by role, member and node: a pure function of its events.
+"""Presents what a run used, in CPU-seconds and joules, by role, member and node: a pure function of its events.
 
 Roles of CPU time: ``startup``, ``train`` (members), ``prepare``, ``feed`` (the shared pipeline), ``profile``
-(members measured before they are packed), ``orchestrate`` and ``ray``. A row names the member it belongs to;
-what belongs to none stays under its role. Energy has one more role, ``other``: what a node used for processes
-that are not the run's, and for GPUs that nobody of the run held.
+(members measured before they are packed), ``orchestrate`` and ``ray``. Energy has two more: ``idle``, what a node
+would have used anyway for cores and GPUs that no member reserved, and ``other``, what it used for processes that
+are not the run's.
 
-Each node's energy is split interval by interval: processors and memory by CPU time
-(`ensemble.meter.proportional_split`),
-each GPU by the time that members held it, weighted by the share of it that they asked for. A share of what was
-measured is ``attributed``, a share of what was estimated ``estimated``. Rows add up to their totals exactly.
+There are two views. `Ledger.rows` has what serves several members in rows of its own, without a member.
+`Ledger.full_rows` shares that out to members (`ensemble.meter.sharing_out`). Both add up to the totals exactly.
+How energy is attributed is the matter of `ensemble.meter.attribution` and docs/accounting.md. A share of what was
+measured is ``attributed``, a share of what was estimated ``estimated``.
 
 The log may hold several starts of the run (resumes). Counts of one start say nothing about the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from ensemble.meter.account import ROLES, Account, NodeUse, Sums, Use
 from ensemble.meter.origin import Origin, from_ticks, weakest
-from ensemble.meter.proportional_split import Lag, split, spread, subtract_claimed
-from ensemble.meter.usage_intervals import Node, UsageRecord, read_intervals
+from ensemble.meter.proportional_split import Owner
+from ensemble.meter.sharing_out import share_out
+from ensemble.meter.usage_intervals import Interval
 
-VERSION = 1
-ROLES = ("startup", "train", "prepare", "feed", "profile", "orchestrate", "ray", "other")
-
-Owner = tuple[str, str | None]  # role, member
+VERSION = 2
+NOT_THE_RUNS = ("idle", "other")
 
 
 @dataclass(frozen=True)
 class Share:
-    """Joules and where they come from."""
+    """Joules, where they come from, and how many of them were shared out by which method.
+
+    Attributes:
+        by: joules by method (`ensemble.meter.attribution.Method`); those by "reservation" are idle energy.
+    """
 
     energy_j: float
     origin: Origin
+    by: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,30 +49,52 @@ class LedgerRow:
     """What one role, of one member where it has one, used on one node.
 
     Attributes:
-        cpu_s: CPU-seconds of the run's processes (0 for the role ``other``, whose processes are not the run's).
+        cohort: of a feeder: the members that it serves.
+        cpu_s: CPU-seconds of the run's processes (0 for the roles ``idle`` and ``other``).
         cpu_origin: of cpu_s.
         energy_j: None where the node's energy was not known while this was used.
         origin: of energy_j: attributed, estimated or unavailable.
-        parts: energy_j by kind: cpu, dram, gpu.
+        gpu_s: seconds in which it kept GPUs busy, by its own CUDA events, else SM-seconds by the driver; None
+            where neither is known.
+        parts: energy_j by kind: cpu, dram, gpu, node (the rest that an external meter sees).
     """
 
     role: str
     member: str | None
     node: str
+    cohort: int | None
     cpu_s: float
     cpu_origin: Origin
     energy_j: float | None
     origin: Origin
+    gpu_s: float | None = None
     parts: Mapping[str, Share] = field(default_factory=dict)
+
+    @property
+    def idle_j(self) -> float:
+        """The idle energy in it."""
+        return sum(share.by.get("reservation", 0.0) for share in self.parts.values())
 
 
 @dataclass(frozen=True)
 class Total:
-    """A sum over rows; energy_j covers the rows that have one, None where none has."""
+    """A sum over rows.
+
+    Attributes:
+        energy_j: of the rows that have one; None where none has.
+        idle_j: the idle energy in it.
+        gpu_s: see `LedgerRow`.
+        mean_w: of a member: energy over the time in which it held a place; else over the time that was metered.
+        peak_w: the highest mean power of a metered interval, added up over nodes.
+    """
 
     cpu_s: float
     energy_j: float | None
     origin: Origin
+    idle_j: float | None = None
+    gpu_s: float | None = None
+    mean_w: float | None = None
+    peak_w: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,9 +103,10 @@ class NodeTotal:
 
     Attributes:
         energy_j, origin: of the whole node: measured, estimated or unavailable.
-        metered_s: seconds that were metered.  mean_watts: energy over them.
+        idle_j: the idle energy in it; None where idle power was not known.
+        metered_s: seconds that were metered.  mean_watts: energy over them.  peak_watts: of an interval.
         sources: names of the power sources.
-        power: (unix time, watts, origin) at each sample.
+        power: (unix time, watts, origin, idle watts or None) at each sample.
     """
 
     node: str
@@ -85,7 +115,9 @@ class NodeTotal:
     metered_s: float
     mean_watts: float | None
     sources: tuple[str, ...]
-    power: tuple[tuple[float, float | None, Origin], ...]
+    power: tuple[tuple[float, float | None, Origin, float | None], ...]
+    idle_j: float | None = None
+    peak_watts: float | None = None
 
 
 @dataclass(frozen=True)
@@ -109,50 +141,76 @@ class Reuse:
 
 @dataclass(frozen=True)
 class Ledger:
-    """See the module's docstring; made by `ledger`."""
+    """See the module's docstring; made by `ledger`.
+
+    Attributes:
+        rows: the first view.
+        held_s: seconds in which each member held a place.
+        metered_s: seconds in which some node was metered.
+        peaks: see `ensemble.meter.account.Sums`.
+    """
 
     rows: tuple[LedgerRow, ...]
     nodes: tuple[NodeTotal, ...]
     reuse: Reuse
+    held_s: Mapping[str, float]
+    metered_s: float
+    peaks: Mapping[tuple[str, str], float]
+    _share_out: Callable[[], tuple[LedgerRow, ...]] = field(repr=False, compare=False)
+
+    @cached_property
+    def full_rows(self) -> tuple[LedgerRow, ...]:
+        """The second view: each row with the member to whom it belongs, as far as there is one."""
+        return self._share_out()
 
     @property
     def total(self) -> Total:
         """All rows: what all nodes used. Its origin is that of the nodes' energy: measured or estimated."""
         known = [node for node in self.nodes if node.energy_j is not None]
-        return Total(
-            sum(row.cpu_s for row in self.rows),
-            sum(node.energy_j or 0.0 for node in known) if known else None,
-            weakest(node.origin for node in known),
-        )
+        peaks = [node.peak_watts for node in known if node.peak_watts is not None]
+        whole = _sum(self.rows, self.metered_s, sum(peaks) if peaks else None)
+        return dataclasses.replace(whole, origin=weakest(node.origin for node in known))
 
     @property
     def run(self) -> Total:
-        """What the run itself used: all rows but those of the role ``other``."""
-        return _sum(row for row in self.rows if row.role != "other")
+        """What the run itself used: all rows but those of the roles ``idle`` and ``other``."""
+        rows = [row for row in self.rows if row.role not in NOT_THE_RUNS]
+        return _sum(rows, self.metered_s, self.peaks.get(("run", "")))
 
     def cpu_by_role(self) -> dict[str, float]:
         """CPU-seconds of each role that used any."""
-        return {role: total.cpu_s for role, total in self.by_role().items() if role != "other"}
+        return {role: total.cpu_s for role, total in self.by_role().items() if role not in NOT_THE_RUNS}
 
     def by_role(self) -> dict[str, Total]:
         """Totals of each role, over members and nodes."""
-        return _by_role(self.rows)
+        rows = _group(self.rows, lambda row: row.role)
+        order = [role for role in ROLES if role in rows] + sorted(set(rows) - set(ROLES))
+        return {role: _sum(rows[role], self.metered_s, self.peaks.get(("role", role))) for role in order}
 
-    def by_member(self) -> dict[str, Total]:
-        """Totals of each member, over its roles and nodes; shared roles are in none of them."""
-        return {member: _sum(rows) for member, rows in self._rows_of_members().items()}
+    def by_member(self, full: bool = False) -> dict[str, Total]:
+        """Totals of each member, over its roles and nodes.
 
+        Args:
+            full: with its part of what serves several members; without a peak, which only rows of its own have.
+        """
+        rows = self._full_rows_of_members if full else self._rows_of_members
+        return {member: self._sum_member(member, full) for member in sorted(rows, key=_natural_key)}
+
+    def member(self, member: str, full: bool = False) -> Total:
+        """As `by_member` has it; nothing and ``unavailable`` where the log says nothing of it."""
+        return self._sum_member(member, full)
+
+    def _sum_member(self, member: str, full: bool) -> Total:
+        rows = (self._full_rows_of_members if full else self._rows_of_members).get(member, [])
+        return _sum(rows, self.held_s.get(member, 0.0), None if full else self.peaks.get(("member", member)))
+
+    @cached_property
     def _rows_of_members(self) -> dict[str, list[LedgerRow]]:
-        """The rows of each member, in the order of the members' names."""
-        rows: dict[str, list[LedgerRow]] = {}
-        for row in self.rows:
-            if row.member is not None:
-                rows.setdefault(row.member, []).append(row)
-        return {member: rows[member] for member in sorted(rows, key=_natural_key)}
+        return _group((row for row in self.rows if row.member is not None), lambda row: row.member or "")
 
-    def member(self, member: str) -> Total:
-        """What one member used; nothing and ``unavailable`` where the log says nothing of it."""
-        return _sum(row for row in self.rows if row.member == member)
+    @cached_property
+    def _full_rows_of_members(self) -> dict[str, list[LedgerRow]]:
+        return _group((row for row in self.full_rows if row.member is not None), lambda row: row.member or "")
 
     def as_dict(self) -> dict[str, Any]:
         """The ledger as plain JSON values: what ledger.json holds."""
@@ -164,130 +222,144 @@ class Ledger:
             "members": [
                 {
                     "member": member,
-                    **vars(_sum(rows)),
-                    "cpu_s_by_role": {
-                        role: total.cpu_s for role, total in _by_role(rows).items() if role in ROLES
-                    },
+                    **vars(self.member(member)),
+                    "held_s": self.held_s.get(member, 0.0),
+                    "cpu_s_by_role": _sum_cpu(self._rows_of_members.get(member, [])),
+                    "full": vars(self.member(member, full=True)),
                 }
-                for member, rows in self._rows_of_members().items()
+                for member in self.by_member(full=True)
             ],
             "nodes": [
                 {**vars(node), "sources": list(node.sources), "power": [list(point) for point in node.power]}
                 for node in self.nodes
             ],
-            "rows": [
-                {**vars(row), "parts": {kind: vars(s) for kind, s in row.parts.items()}} for row in self.rows
-            ],
+            "rows": list(map(_describe_row, self.rows)),
+            "full_rows": list(map(_describe_row, self.full_rows)),
             "reuse": vars(self.reuse),
         }
 
 
 def ledger(events: Iterable[Mapping[str, Any]]) -> Ledger:
     """The ledger of a run, from its events so far; types that say nothing of use are ignored."""
-    intake = read_intervals(events)
-    rows: list[LedgerRow] = []
-    nodes = []
-    for name in sorted({*intake.nodes, *(name for _, _, name in intake.cpu)}, key=_natural_key):
-        node = intake.nodes.get(name, Node())
-        rows += _rows_of(name, node, intake)
-        nodes.append(_node_total(name, node))
+    account = Account()
+    for event in events:
+        account.apply(event)
+    return present(account)
+
+
+def present(account: Account) -> Ledger:
+    """The ledger of an account, up to now."""
+    sums, reader = account.sum_up(), account.reader
+    held = reader.count_held(account.last_t)
+    peaks: dict[tuple[str, str], float] = {}
+    for (what, name, _), watts in sums.peaks.items():
+        peaks[what, name] = peaks.get((what, name), 0.0) + watts
+    samples = reader.samples
+    prepared, consumed = samples.prepared + samples.private, samples.consumed + samples.private
+    return Ledger(
+        rows=_make_rows(sums.uses),
+        nodes=tuple(
+            _make_node_total(name, sums, reader.node(name).power) for name in sorted(sums.nodes, key=_natural_key)
+        ),
+        reuse=Reuse(
+            prepared, consumed, samples.private, samples.skipped, consumed / prepared if prepared else None
+        ),
+        held_s={member: from_ticks(wall) for member, (wall, _) in held.items()},
+        metered_s=sums.metered_s,
+        peaks=peaks,
+        _share_out=lambda: _make_rows(share_out(sums.uses, reader.samples.by_member, held)),
+    )
+
+
+def _make_rows(uses: Mapping[tuple[Owner, str], Use]) -> tuple[LedgerRow, ...]:
     known = {role: place for place, role in enumerate(ROLES)}
+    rows = [_make_row(owner, node, use) for (owner, node), use in uses.items()]
     rows.sort(
         key=lambda row: (
             known.get(row.role, len(ROLES)),
             _natural_key(row.member or ""),
             _natural_key(row.node),
+            -1 if row.cohort is None else row.cohort,
         )
     )
-    prepared, consumed = intake.prepared + intake.private, intake.consumed + intake.private
-    factor = consumed / prepared if prepared else None
-    return Ledger(tuple(rows), tuple(nodes), Reuse(prepared, consumed, intake.private, intake.skipped, factor))
+    return tuple(rows)
 
 
-def _rows_of(name: str, node: Node, intake: UsageRecord) -> list[LedgerRow]:
-    energy = attribute_energy(node)
-    cpu = {(role, member): account for (role, member, where), account in intake.cpu.items() if where == name}
-    rows = []
-    for role, member in {**cpu, **energy}:
-        ticks, cpu_origin = cpu.get((role, member), (0, "measured"))
-        shares = energy.get((role, member), {})
-        parts = {kind: Share(from_ticks(part), origin) for kind, (part, origin) in sorted(shares.items())}
-        rows.append(
-            LedgerRow(
-                role=role,
-                member=member,
-                node=name,
-                cpu_s=from_ticks(ticks),
-                cpu_origin=cpu_origin,
-                energy_j=from_ticks(sum(part for part, _ in shares.values())) if shares else None,
-                origin=weakest(origin for _, origin in shares.values()),
-                parts=parts,
-            )
+def _make_row(owner: Owner, node: str, use: Use) -> LedgerRow:
+    parts: dict[str, Share] = {}
+    for kind in sorted({kind for kind, _ in use.energy}):
+        shares = {method: share for (of, method), share in use.energy.items() if of == kind}
+        parts[kind] = Share(
+            from_ticks(sum(ticks for ticks, _ in shares.values())),
+            weakest(origin for _, origin in shares.values()),
+            {method: from_ticks(ticks) for method, (ticks, _) in sorted(shares.items())},
         )
-    return rows
-
-
-def attribute_energy(node: Node, lag: Lag | None = None) -> dict[Owner, dict[str, tuple[int, Origin]]]:
-    """Ticks of energy of each owner by kind, with their origin.
-
-    Args:
-        lag: see `subtract_claimed`, where the node's intervals are not its first ones.
-    """
-    times = [(interval.start, interval.end) for interval in node.power]
-    by_cpu = spread(node.cpu_spans, times)
-    others = subtract_claimed(
-        [interval.busy for interval in node.power], [sum(used.values()) for used in by_cpu], lag
+    gpu = use.busy or use.sm
+    return LedgerRow(
+        role=owner.role,
+        member=owner.member,
+        node=node,
+        cohort=owner.cohort,
+        cpu_s=from_ticks(use.cpu),
+        cpu_origin=use.cpu_origin,
+        energy_j=sum(share.energy_j for share in parts.values()) if parts else None,
+        origin=weakest(share.origin for share in parts.values()),
+        gpu_s=from_ticks(gpu) if gpu else None,
+        parts=parts,
     )
-    by_device = {device: spread(spans, times) for device, spans in node.device_spans.items()}
-    energy: dict[Owner, dict[str, tuple[int, Origin]]] = {}
-    for at, interval in enumerate(node.power):
-        for part in interval.parts:
-            if part.kind == "gpu":
-                holders = by_device.get(part.device)
-                weights: dict[Owner, int] = dict(holders[at]) if holders is not None else {}
-            else:
-                weights = dict(by_cpu[at])
-                if others[at]:
-                    weights[("other", None)] = others[at]
-            if not weights:
-                weights[("other", None)] = 1
-            origin: Origin = "attributed" if part.origin == "measured" else "estimated"
-            for owner, ticks in split(part.ticks, weights).items():
-                kinds = energy.setdefault(owner, {})
-                before, origin_before = kinds.get(part.kind, (0, origin))
-                kinds[part.kind] = (before + ticks, weakest((origin, origin_before)))
-    return energy
 
 
-def _node_total(name: str, node: Node) -> NodeTotal:
-    parts = [part for interval in node.power for part in interval.parts]
-    energy_j = from_ticks(sum(part.ticks for part in parts)) if parts else None
-    metered_s = sum((interval.end - interval.start for interval in node.power if interval.parts), 0.0)
+def _make_node_total(name: str, sums: Sums, power: Sequence[Interval]) -> NodeTotal:
+    node = sums.nodes.get(name, NodeUse())
+    energy_j = None if node.energy is None else from_ticks(node.energy)
     return NodeTotal(
         node=name,
         energy_j=energy_j,
-        origin=weakest(part.origin for part in parts),
-        metered_s=metered_s,
-        mean_watts=energy_j / metered_s if energy_j is not None and metered_s > 0 else None,
-        sources=tuple(dict.fromkeys(interval.source for interval in node.power if interval.parts)),
-        power=tuple((interval.end, interval.watts, interval.origin) for interval in node.power),
+        origin="unavailable" if energy_j is None else node.origin,
+        metered_s=node.metered_s,
+        mean_watts=energy_j / node.metered_s if energy_j is not None and node.metered_s > 0 else None,
+        sources=tuple(node.sources),
+        power=tuple((each.end, each.watts, each.origin, _get_idle_watts(each)) for each in power),
+        idle_j=None if node.idle is None else from_ticks(node.idle),
+        peak_watts=node.peak_w,
     )
 
 
-def _by_role(rows: Sequence[LedgerRow]) -> dict[str, Total]:
-    present = {row.role for row in rows}
-    order = [role for role in ROLES if role in present] + sorted(present - set(ROLES))
-    return {role: _sum(row for row in rows if row.role == role) for role in order}
+def _get_idle_watts(interval: Interval) -> float | None:
+    idle = [part.idle for part in interval.parts if part.idle is not None]
+    length = interval.end - interval.start
+    return from_ticks(sum(idle)) / length if idle and length > 0 else None
 
 
-def _sum(rows: Iterable[LedgerRow]) -> Total:
+def _sum(rows: Iterable[LedgerRow], seconds: float, peak_w: float | None) -> Total:
     rows = list(rows)
     known = [row for row in rows if row.energy_j is not None]
+    energy_j = sum(row.energy_j or 0.0 for row in known) if known else None
+    busy = [row.gpu_s for row in rows if row.gpu_s is not None]
     return Total(
-        sum(row.cpu_s for row in rows),
-        sum(row.energy_j or 0.0 for row in known) if known else None,
-        weakest(row.origin for row in known),
+        cpu_s=sum(row.cpu_s for row in rows),
+        energy_j=energy_j,
+        origin=weakest(row.origin for row in known),
+        idle_j=sum(row.idle_j for row in known) if known else None,
+        gpu_s=sum(busy) if busy else None,
+        mean_w=energy_j / seconds if energy_j is not None and seconds > 0 else None,
+        peak_w=peak_w,
     )
+
+
+def _sum_cpu(rows: Iterable[LedgerRow]) -> dict[str, float]:
+    return {role: sum(row.cpu_s for row in of) for role, of in _group(rows, lambda row: row.role).items()}
+
+
+def _group(rows: Iterable[LedgerRow], key: Callable[[LedgerRow], str]) -> dict[str, list[LedgerRow]]:
+    found: dict[str, list[LedgerRow]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def _describe_row(row: LedgerRow) -> dict[str, Any]:
+    return {**vars(row), "parts": {kind: vars(share) for kind, share in row.parts.items()}}
 
 
 def _natural_key(name: str) -> tuple[str, int, str]:

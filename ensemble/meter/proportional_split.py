@@ -1,7 +1,7 @@
 """Splits what a node used in proportion to use. Pure functions of whole numbers of ticks.
 
-A node's energy in an interval is split in proportion to the CPU time that each consumer used in that interval. CPU
-time is known at some moments only, as a growing count; between two of them it is taken to have grown evenly.
+Use (CPU time, a hold on cores or a GPU, a GPU's busy time) is known at some moments only, as a growing count;
+between two of them it is taken to have grown evenly.
 Integers make the splits exact: shares always add up to the total, in any order.
 """
 
@@ -10,16 +10,24 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 K = TypeVar("K", bound=tuple[object, ...])
+
+
+class Owner(NamedTuple):
+    """Who used something: a role, with the member it belongs to or, of a feeder, the cohort that it serves."""
+
+    role: str
+    member: str | None = None
+    cohort: int | None = None
 
 
 @dataclass(frozen=True)
 class Span:
     """`ticks` of something that `owner` used evenly over the time (start, end]; at `end` when they are equal."""
 
-    owner: tuple[str, str | None]
+    owner: Owner
     start: float
     end: float
     ticks: int
@@ -65,16 +73,14 @@ def split(total: int, weights: Mapping[K, int]) -> dict[K, int]:
     return shares
 
 
-def spread(
-    spans: Iterable[Span], intervals: Sequence[tuple[float, float]]
-) -> list[dict[tuple[str, str | None], int]]:
+def spread(spans: Iterable[Span], intervals: Sequence[tuple[float, float]]) -> list[dict[Owner, int]]:
     """For each interval (start, end], how many ticks each owner used in it.
 
     Args:
         spans: in any order; the parts of them outside all intervals are left out.
         intervals: in order of time, not overlapping.
     """
-    used: list[dict[tuple[str, str | None], int]] = [{} for _ in intervals]
+    used: list[dict[Owner, int]] = [{} for _ in intervals]
     ends = [end for _, end in intervals]
     for span in spans:
         # The first interval that ends after the span's start; an empty span falls where its moment does.

@@ -1,4 +1,4 @@
-"""Reads from the event log who used CPU time when, what power each node drew, and which member held which GPU.
+"""Reads from the event log who used what on each node, and when: CPU time, busy GPUs, reserved cores, energy.
 
 Counts in `usage` events (of a process in a role) and `feeder` events grow; the difference of two of them is what
 was used in between, by the member that the later one names. A count that went down belongs to a new process with
@@ -7,29 +7,35 @@ an old name, and counts from zero. All of them begin anew when the run is starte
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from ensemble.meter.origin import Origin, to_ticks, weakest
-from ensemble.meter.proportional_split import Span
+from ensemble.meter.origin import Origin, to_ticks
+from ensemble.meter.proportional_split import Owner, Span
 
 ENDS_ATTEMPT = ("finished", "pruned", "stopped", "paused", "cancelled", "failed")
 Event = Mapping[str, Any]
 
-
 Device = int | str  # id of a GPU; its number in the logs of older versions
+UNNAMED: Device = ""
+Process = tuple[int, str, int | None]  # start of the run, node, pid
 
 
-@dataclass(frozen=True)
-class Part:
-    """Energy of one part of a node in one interval."""
+class Part(NamedTuple):
+    """Energy of one part of a node in one interval.
+
+    Attributes:
+        ticks: in all.  idle: of them, what it would have used while nothing ran; None where that is not known.
+        activity: ticks of SM-seconds by owner; None where no utilization is known by process.
+    """
 
     kind: str
     device: Device | None
     ticks: int
     origin: Origin
+    idle: int | None = None
+    activity: tuple[tuple[Owner, int], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,112 +51,162 @@ class Interval:
     source: str
 
 
-@dataclass
-class Node:
-    """What happened on one node."""
+class CpuUse(NamedTuple):
+    """A span of CPU time with the process that used it."""
 
-    power: list[Interval] = field(default_factory=list)
-    cpu_spans: list[Span] = field(default_factory=list)
-    device_spans: dict[Device | None, list[Span]] = field(default_factory=dict)
-
-
-@dataclass
-class UsageRecord:
-    """What the ledger is made from: `cpu` is (role, member, node) -> (CPU ticks, origin), counts of samples."""
-
-    nodes: dict[str, Node] = field(default_factory=dict)
-    cpu: dict[tuple[str, str | None, str], tuple[int, Origin]] = field(default_factory=dict)
-    prepared: int = 0
-    consumed: int = 0
-    skipped: int = 0
-    private: int = 0
-
-    def node(self, name: str) -> Node:
-        """The node of that name, made when it is first met."""
-        return self.nodes.setdefault(name, Node())
-
-
-@dataclass(frozen=True)
-class CpuUse:
-    """A span of CPU time with the process it belongs to."""
-
-    process: tuple[int, str, int | None]  # start of the run, node, pid
-    node: str
+    process: Process
     span: Span
     origin: Origin
 
 
-@dataclass(frozen=True)
-class Reservation:
-    """A member's hold on devices of one node."""
+@dataclass
+class Node:
+    """What happened on one node.
+
+    Attributes:
+        cores: by which its idle power is shared out; 0 where that is not known.
+        gpus: the physical GPU of each device, and the part of its compute that the device has.
+        power: in order of time.
+        cpu: CPU time.
+        reserved: ticks of core-seconds (None) and of each physical GPU's seconds that members reserved.
+        busy: ticks of seconds in which members kept each physical GPU busy.
+    """
+
+    cores: float = 0.0
+    gpus: dict[Device, tuple[Device, float]] = field(default_factory=dict)
+    power: list[Interval] = field(default_factory=list)
+    cpu: list[CpuUse] = field(default_factory=list)
+    reserved: dict[Device | None, list[Span]] = field(default_factory=dict)
+    busy: dict[Device, list[Span]] = field(default_factory=dict)
+
+    def find_gpu(self, device: Device) -> tuple[Device, float]:
+        """The physical GPU of a device, and the part of its compute that the device has."""
+        return self.gpus.get(device, (device, 1.0))
+
+
+class Reservation(NamedTuple):
+    """What a member holds of one node from a time on: the devices of its ranks, a share of each, and cores."""
 
     node: str
-    devices: tuple[Device, ...]
-    weight: float
+    devices: tuple[Device | None, ...]
+    share: float
+    cores: float
     start: float
 
-    def spans(self, member: str, until: float) -> list[tuple[Device, Span]]:
-        """(device, span) of each that it held for some time."""
-        ticks = to_ticks((until - self.start) * self.weight)
-        return [(each, Span(("train", member), self.start, until, ticks)) for each in self.devices if ticks > 0]
+    def list_spans(self, member: str, node: Node, until: float) -> Iterator[tuple[Device | None, Span]]:
+        """What it held until a time: of cores (None), and of each physical GPU."""
+        held = [(None, self.cores), *(_reserve(node, device, self.share) for device in self.devices)]
+        for what, amount in held:
+            ticks = to_ticks((until - self.start) * amount)
+            if ticks > 0:
+                yield what, Span(Owner("train", member), self.start, until, ticks)
 
 
-def read_intervals(events: Iterable[Event]) -> UsageRecord:
-    """Returns the usage that a log records."""
-    reader = Reader()
-    last_t = 0.0
-    for event in events:
-        reader.apply(event)
-        last_t = max(last_t, event["t"])
-    return reader.finish(last_t)
+def _reserve(node: Node, device: Device | None, share: float) -> tuple[Device | None, float]:
+    if device is None:
+        return None, 0.0
+    gpu, part = node.find_gpu(device)
+    return gpu, share * part
+
+
+@dataclass
+class Samples:
+    """Counts of samples.
+
+    Attributes:
+        prepared, consumed, skipped: of all feeders.  private: prepared by members for themselves.
+        by_member: consumed from a shared stream, by (member, cohort).
+    """
+
+    prepared: int = 0
+    consumed: int = 0
+    skipped: int = 0
+    private: int = 0
+    by_member: dict[tuple[str, int | None], int] = field(default_factory=dict)
 
 
 class Reader:
-    """Applies events one by one; `finish` returns the usage that they record."""
+    """Applies events one by one.
+
+    Attributes:
+        nodes: by name.
+        samples: counts.
+        gpu_busy: ticks of seconds in which GPUs were kept busy, by owner and node.
+        held: ticks by member: seconds in which it held a place, and the sum of these over its ranks.
+        holds: what members hold now, by member; one for each of its nodes.
+    """
 
     def __init__(self) -> None:
-        self.intake = UsageRecord()
+        self.nodes: dict[str, Node] = {}
+        self.samples = Samples()
+        self.held: dict[str, tuple[int, int]] = {}
+        self.holds: dict[str, list[Reservation]] = {}
+        self.unheld: dict[str, list[Reservation]] = {}  # of members that wait for their place from the cluster
+        self.declared: dict[str, tuple[float, float]] = {}  # cores and share of a GPU of each rank, by member
+        self.devices: dict[str, list[Device | None]] = {}  # of each rank, by member
+        self.cohorts: dict[str, int | None] = {}
+        self.gpu_busy: dict[tuple[Owner, str], int] = {}
         self.start = 0  # how many times the run was started
         self.started_t = float("-inf")
         self.last_usage: dict[tuple[Any, ...], tuple[float, int]] = {}
         self.last_power: dict[str, float] = {}
         self.last_feeder: dict[tuple[Any, ...], dict[str, int]] = {}
-        self.used: list[CpuUse] = []
-        self.holds: dict[str, list[Reservation]] = {}  # by member, one for each of its nodes
-        self.gpu_share: dict[str, float] = {}
-        self.unheld: dict[str, list[Reservation]] = {}  # of members that wait for their place from the cluster
+
+    def node(self, name: str) -> Node:
+        """The node of that name, made when it is first met."""
+        return self.nodes.setdefault(name, Node())
 
     def apply(self, event: Event) -> None:
-        """Applies the next event of the log."""
-        kind = event["type"]
-        if kind == "usage":
-            self.usage(event)
-        elif kind == "power":
-            self.power(event)
-        elif kind == "feeder":
-            self.feeder(event)
-        elif kind == "epoch":
-            self.intake.private += private_samples(event)
-        elif kind == "member":
-            self.gpu_share[event["member"]] = event.get("gpus_per_worker") or 1.0
-        elif kind == "node":
-            self.intake.node(event["node"])
-        elif kind == "placed":
-            self.place(event)
-        elif kind == "waiting":
-            hold = self.holds.pop(event["member"], None)
-            if hold is not None:  # it was placed, and waits for the cluster: it holds no device yet
-                self.unheld[event["member"]] = hold
-        elif kind == "started":
-            hold = self.unheld.pop(event["member"], None)
-            if hold is not None:
-                self.holds[event["member"]] = [dataclasses.replace(one, start=event["t"]) for one in hold]
-        elif kind in ENDS_ATTEMPT:
-            self.release(event["member"], event["t"])
-        elif kind in ("run_started", "run_stopped", "run_finished"):
-            self.restart(event)
+        """Applies the next event of the log; its CPU time, if it has some, is the last of its node's `cpu`."""
+        match event["type"]:
+            case "usage":
+                self._add_usage(event)
+            case "power":
+                self._add_power(event)
+            case "feeder":
+                self._add_feeder(event)
+            case "epoch":
+                self._add_epoch(event)
+            case "member":
+                cores, share = event.get("cpus_per_worker"), event.get("gpus_per_worker")
+                self.declared[event["member"]] = (1.0 if cores is None else cores, share or 1.0)
+            case "node":
+                self._describe_node(event)
+            case "placed":
+                self._place(event)
+            case "moved":
+                self.cohorts[event["member"]] = event.get("cohort")
+            case "waiting":
+                hold = self.holds.pop(event["member"], None)
+                if hold is not None:  # it was placed, and waits for the cluster: it holds nothing yet
+                    self.unheld[event["member"]] = hold
+            case "started":
+                hold = self.unheld.pop(event["member"], None)
+                if hold is not None:
+                    self.holds[event["member"]] = [one._replace(start=event["t"]) for one in hold]
+            case "run_started" | "run_stopped" | "run_finished":
+                self._restart(event)
+            case kind if kind in ENDS_ATTEMPT:
+                self._release(event["member"], event["t"])
 
-    def restart(self, event: Event) -> None:
+    def list_open_spans(self, name: str, until: float) -> Iterator[tuple[Device | None, Span]]:
+        """What members that still hold something of a node have held until a time."""
+        node = self.node(name)
+        for member, hold in self.holds.items():
+            for one in hold:
+                if one.node == name:
+                    yield from one.list_spans(member, node, until)
+
+    def count_held(self, until: float) -> dict[str, tuple[int, int]]:
+        """`held`, with what members hold until a time."""
+        held = dict(self.held)
+        for member in self.holds:
+            held[member] = self._add_held(member, until)
+        return held
+
+    # -- one kind of event each ---------------------------------------------------------------------------------
+
+    def _restart(self, event: Event) -> None:
         """Resets all counts at a start of the run. In a start that ended without an event, members held their
         devices until its last event.
         """
@@ -164,33 +220,47 @@ class Reader:
             self.last_feeder.clear()
         self.unheld.clear()
         for member in list(self.holds):
-            self.release(member, until)
+            self._release(member, until)
 
-    def usage(self, event: Event) -> None:
-        """Adds the CPU time of a process since its last `usage` event; the event's figure is cumulative."""
+    def _add_usage(self, event: Event) -> None:
+        """Adds what a process has used since its last `usage` event; the event's figures are cumulative."""
+        owner = Owner(event["role"], event.get("member"), event.get("cohort"))
+        t, pid = event["t"], event.get("pid")
+        if event.get("gpu_busy_s") is not None:
+            # The process counts it once, in whichever role it reports it.
+            self._add_busy(event, owner, self._advance((event["node"], pid, "gpu"), t, event["gpu_busy_s"], t))
         if event.get("cpu_s") is None:
             return
-        t, ticks, node = event["t"], to_ticks(event["cpu_s"]), event["node"]
-        owner = (event["role"], event.get("member"))
+        before, for_s = event.get("since") or t - event["cpu_s"], event.get("for_s")
+        # Where nothing is known from before: as reported, or as if one core had been busy all the time. What the
+        # driver and Ray used while the run was being started lies before its first event.
+        first = max(self.started_t, before) if for_s is None else t - for_s
         # The count is of the process in that role, whoever it works for: one process may train several members.
-        key = (node, event.get("pid"), event["role"])
-        last = self.last_usage.get(key)
-        if last is not None and last[1] <= ticks:
-            since, ticks_used = last[0], ticks - last[1]
-        else:
-            # Nothing is known from before: as reported, or as if one core had been busy all the time.
-            for_s, before = event.get("for_s"), event.get("since") or t - event["cpu_s"]
-            # What the driver and Ray used while the run was being started lies before its first event.
-            since, ticks_used = max(self.started_t, before) if for_s is None else t - for_s, ticks
-        self.last_usage[key] = (t, ticks)
-        origin: Origin = event.get("origin", "measured")
-        process = (self.start, node, event.get("pid"))
-        self.used.append(CpuUse(process, node, Span(owner, min(since, t), t, ticks_used), origin))
+        since, ticks = self._advance((event["node"], pid, event["role"]), t, event["cpu_s"], first)
+        span = Span(owner, min(since, t), t, ticks)
+        use = CpuUse((self.start, event["node"], pid), span, event.get("origin", "measured"))
+        self.node(event["node"]).cpu.append(use)
 
-    def power(self, event: Event) -> None:
+    def _advance(self, key: tuple[Any, ...], t: float, count_s: float, first: float) -> tuple[float, int]:
+        """Since when a cumulative count has grown, and by how many ticks; a new one counts from `first` on."""
+        last, ticks = self.last_usage.get(key), to_ticks(count_s)
+        self.last_usage[key] = (t, ticks)
+        return (last[0], ticks - last[1]) if last is not None and last[1] <= ticks else (first, ticks)
+
+    def _add_busy(self, event: Event, owner: Owner, grown: tuple[float, int]) -> None:
+        devices, rank = self.devices.get(owner.member or "", []), event.get("rank") or 0
+        device = devices[rank] if rank < len(devices) else None
+        node, (since, ticks) = self.node(event["node"]), grown
+        gpu, part = node.find_gpu(UNNAMED if device is None else device)
+        if ticks:
+            node.busy.setdefault(gpu, []).append(Span(owner, since, event["t"], round(ticks * part)))
+            key = (owner, event["node"])
+            self.gpu_busy[key] = self.gpu_busy.get(key, 0) + ticks
+
+    def _add_power(self, event: Event) -> None:
         """Adds the energy of a node since its last `power` event."""
         node, watts, energy_j = event["node"], event.get("watts"), event.get("energy_j")
-        earlier = self.intake.node(node).power
+        earlier = self.node(node).power
         # Intervals stay in order even where the clock was set back.
         t = max([event["t"], *(interval.end for interval in earlier[-1:])])
         parts = event.get("parts")
@@ -208,10 +278,7 @@ class Reader:
             Interval(
                 start=min(start, t),
                 end=t,
-                parts=tuple(
-                    Part(part["kind"], part.get("device"), to_ticks(part["energy_j"]), part["origin"])
-                    for part in parts
-                ),
+                parts=tuple(map(_read_part, parts)),
                 busy=None if busy_s is None else to_ticks(busy_s),
                 watts=watts,
                 origin=event["origin"],
@@ -219,7 +286,7 @@ class Reader:
             )
         )
 
-    def feeder(self, event: Event) -> None:
+    def _add_feeder(self, event: Event) -> None:
         """Adds what a feeder has prepared and sent since its last event; the event's figures are cumulative."""
         last = self.last_feeder.setdefault((event["node"], event["cohort"], event.get("pid")), {})
         # A restarted feeder counts from zero: its count then falls, which it never does within a process.
@@ -228,42 +295,69 @@ class Reader:
         for name in ("prepared", "consumed", "skipped"):
             count = event.get(name) or 0
             grown = max(0, count - last.get(name, 0))
-            setattr(self.intake, name, getattr(self.intake, name) + grown)
+            setattr(self.samples, name, getattr(self.samples, name) + grown)
             last[name] = max(count, last.get(name, 0))
 
-    def place(self, event: Event) -> None:
-        """Lets a member hold its devices from this event on."""
+    def _add_epoch(self, event: Event) -> None:
+        member, private = event["member"], private_samples(event)
+        self.samples.private += private
+        key = (member, self.cohorts.get(member))
+        shared = max(0, (event.get("samples") or 0) - private)
+        self.samples.by_member[key] = self.samples.by_member.get(key, 0) + shared
+
+    def _describe_node(self, event: Event) -> None:
+        node = self.node(event["node"])
+        # A run may hold a part of the node's cores, while idle power is that of all of them.
+        node.cores = max(node.cores, (event.get("power") or {}).get("cores") or event.get("cpus") or 0.0)
+        ids = event.get("gpu_ids") or []
+        parents = event.get("gpu_parents") or ids
+        shares = event.get("gpu_shares") or [1.0 / parents.count(parent) for parent in parents]
+        for gpu, parent, share in zip(ids, parents, shares, strict=False):
+            node.gpus[gpu] = (parent, share)
+
+    def _place(self, event: Event) -> None:
+        """Lets a member hold its place from this event on."""
         member = event["member"]
-        self.release(member, event["t"])
-        devices = event.get("devices") or ()
+        self._release(member, event["t"])
+        self.cohorts[member] = event.get("cohort")
+        devices = self.devices[member] = list(event.get("devices") or ())
         nodes = event.get("nodes") or [event["node"]] * len(devices)
-        by_node: dict[str, list[Any]] = {event["node"]: []}
+        by_node: dict[str, list[Device | None]] = {event["node"]: []}
         for node, device in zip(nodes, devices, strict=True):
-            by_node.setdefault(node, []).extend([] if device is None else [device])
-        share = self.gpu_share.get(member, 1.0)
-        self.holds[member] = [Reservation(node, tuple(on), share, event["t"]) for node, on in by_node.items()]
+            by_node.setdefault(node, []).append(device)
+        cores, share = self.declared.get(member, (1.0, 1.0))
+        self.holds[member] = [
+            Reservation(node, tuple(on), share, cores * len(on), event["t"]) for node, on in by_node.items()
+        ]
 
-    def release(self, member: str, t: float) -> None:
-        """Ends a member's hold on its devices at time `t`."""
+    def _release(self, member: str, t: float) -> None:
+        """Ends a member's hold at time `t`."""
         self.unheld.pop(member, None)
-        for hold in self.holds.pop(member, ()):
-            for device, span in hold.spans(member, t):
-                self.intake.node(hold.node).device_spans.setdefault(device, []).append(span)
+        if member not in self.holds:
+            return
+        self.held[member] = self._add_held(member, t)
+        for hold in self.holds.pop(member):
+            node = self.node(hold.node)
+            for what, span in hold.list_spans(member, node, t):
+                node.reserved.setdefault(what, []).append(span)
 
-    def finish(self, last_t: float) -> UsageRecord:
-        """Returns the usage of all events; devices that are still held count until `last_t`."""
-        for member in list(self.holds):
-            self.release(member, last_t)
-        # A worker of Ray's that was idle first and a member's (or the run's own) later accounts for itself.
-        own = {used.process for used in self.used if used.span.owner[0] != "ray"}
-        for used in self.used:
-            if used.span.owner[0] == "ray" and used.process in own:
-                continue
-            self.intake.node(used.node).cpu_spans.append(used.span)
-            key = (*used.span.owner, used.node)
-            ticks, origin = self.intake.cpu.get(key, (0, used.origin))
-            self.intake.cpu[key] = (ticks + used.span.ticks, weakest((origin, used.origin)))
-        return self.intake
+    def _add_held(self, member: str, until: float) -> tuple[int, int]:
+        wall, ranks = self.held.get(member, (0, 0))
+        hold = self.holds[member]
+        ticks = max(0, to_ticks(until - hold[0].start))
+        return wall + ticks, ranks + ticks * sum(len(one.devices) for one in hold)
+
+
+def _read_part(part: Mapping[str, Any]) -> Part:
+    idle_j, activity, ticks = part.get("idle_j"), part.get("activity"), to_ticks(part["energy_j"])
+    return Part(
+        part["kind"],
+        part.get("device"),
+        ticks,
+        part["origin"],
+        None if idle_j is None else min(ticks, to_ticks(idle_j)),
+        None if activity is None else tuple((Owner(role, m), to_ticks(sm_s)) for role, m, sm_s in activity),
+    )
 
 
 def private_samples(event: Event) -> int:

@@ -30,6 +30,8 @@ def raw(seconds: int, members: int, energy: list[int]) -> Iterator[tuple[float, 
             {"name": kind, "kind": kind, "device": 0, "energy_j": joules, "origin": "measured"}
             for kind in ("cpu", "gpu")
         ]
+        parts[0]["idle_j"] = joules / 2
+        parts[1]["activity"] = [["train", f"member-{n}", 0.25] for n in range(members)]
         told = {"watts": 2 * joules, "energy_j": 2 * joules, "origin": "measured", "source": "rapl"}
         yield t, {"type": "power", "node": "n", **told, "interval_s": 1.0, "busy_s": 2.0, "parts": parts}
         feeder = {"node": "n", "cohort": 0, "pid": 7, "skipped": second // 1000, "restarts": 0, "detached": 0}
@@ -83,11 +85,17 @@ def logs(events: Iterator[tuple[float, Event]]) -> tuple[list[Event], list[Event
 def test_no_sum_changes(seconds: int, members: int, energy: list[int]) -> None:
     whole, thinned = logs(raw(seconds, members, energy))
     before, after = ledger(whole), ledger(thinned)
-    assert after.total == before.total and after.reuse == before.reuse
+    for name in ("cpu_s", "energy_j", "idle_j", "origin"):
+        assert getattr(after.total, name) == getattr(before.total, name), name
+    assert after.reuse == before.reuse
     assert after.cpu_by_role() == before.cpu_by_role()
     assert {m: used.cpu_s for m, used in after.by_member().items()} == {
         m: used.cpu_s for m, used in before.by_member().items()
     }
+    for then, now in zip(before.rows, after.rows, strict=True):
+        assert (then.role, then.member, then.parts.keys()) == (now.role, now.member, now.parts.keys())
+        for kind, share in then.parts.items():
+            assert now.parts[kind].by.keys() == share.by.keys(), "how it was shared out"
     assert 0 <= after.nodes[0].metered_s - before.nodes[0].metered_s <= 1.0, "until the end"
     assert fold(thinned).cpu_s == pytest.approx(fold(whole).cpu_s)
 

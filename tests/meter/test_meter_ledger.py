@@ -93,8 +93,12 @@ def test_there_is_no_share_of_nothing() -> None:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Event]:
-    """A run on up to two nodes: counts that grow (or start over), power in intervals with and without parts."""
+    """A run on up to two nodes: counts that grow (or start over), power in intervals with and without parts, idle
+    energy and activity where they are known, members that come and go.
+    """
     events: list[Event] = [started(1000.0)]
+    for node in ("n0", "n1"):
+        events.append({"t": 1000.0, "type": "node", "node": node, "cpus": 4.0, "gpu_ids": [0], "gpu_parents": [0]})
     counts: dict[Any, float] = {}
     seconds = draw(st.integers(1, 8))
     for second in range(seconds):
@@ -104,7 +108,17 @@ def logs(draw: st.DrawFn) -> list[Event]:
                 if draw(st.booleans()):
                     key = (node, pid)
                     counts[key] = counts.get(key, 0.0) + draw(st.floats(0, 3))
-                    events.append(usage(t, pid, counts[key], role, member, node=node))
+                    more = {"cohort": 0} if role == "prepare" else {}
+                    if role == "train" and draw(st.booleans()):
+                        counts[node, pid, "gpu"] = counts.get((node, pid, "gpu"), 0.0) + draw(st.floats(0, 1))
+                        more = {"gpu_busy_s": counts[node, pid, "gpu"]}
+                    events.append(usage(t, pid, counts[key], role, member, node=node, **more))
+            for name in ("member-0", "member-1"):
+                what = draw(st.sampled_from(["placed", "epoch", "stopped", None, None]))
+                if what is not None:
+                    place = {"node": node, "devices": [draw(st.sampled_from([0, None]))], "cohort": 0}
+                    samples = {"samples": draw(st.integers(0, 100)), "private_samples": draw(st.integers(0, 50))}
+                    events.append({"t": t, "type": what, "member": name, **place, **samples})
             if draw(st.booleans()):
                 cpu_j, gpu_j = draw(st.floats(0, 500)), draw(st.floats(0, 500))
                 origin = draw(st.sampled_from(["measured", "estimated"]))
@@ -112,6 +126,14 @@ def logs(draw: st.DrawFn) -> list[Event]:
                     {"kind": "cpu", "device": None, "energy_j": cpu_j, "origin": origin},
                     {"kind": "gpu", "device": 0, "energy_j": gpu_j, "origin": "measured"},
                 ]
+                if draw(st.booleans()):
+                    for part in parts:
+                        part["idle_j"] = draw(st.floats(0, 200))
+                if draw(st.booleans()):
+                    parts[1]["activity"] = [
+                        [role, member, draw(st.floats(0, 1))]
+                        for role, member in (("train", "member-0"), ("train", "member-1"), ("other", None))
+                    ]
                 more: Event = {"node": node, "busy_s": draw(st.floats(0, 4)), "parts": parts}
                 events.append(power(t, cpu_j + gpu_j, origin, **(more if draw(st.booleans()) else {"node": node})))
         if draw(st.integers(0, 9)) == 0:
@@ -133,22 +155,31 @@ def test_rows_add_up_to_every_total_exactly(events: list[Event]) -> None:
     assert sum(energies) == (book.total.energy_j or 0.0)
     assert sum(total.energy_j or 0.0 for total in book.by_role().values()) == (book.total.energy_j or 0.0)
     assert sum(book.cpu_by_role().values()) == book.total.cpu_s == sum(row.cpu_s for row in book.rows)
+    assert sum(row.cpu_s for row in book.full_rows) == book.total.cpu_s
+    assert sum(row.energy_j or 0.0 for row in book.full_rows) == (book.total.energy_j or 0.0)
+    assert sum(row.idle_j for row in book.rows) == sum(node.idle_j or 0.0 for node in book.nodes)
     for row in book.rows:
         assert row.cpu_s >= 0
         assert row.origin in ("attributed", "estimated", "unavailable")
         assert (row.energy_j is None) == (row.origin == "unavailable")
         assert sum(share.energy_j for share in row.parts.values()) == (row.energy_j or 0.0)
+        assert all(sum(share.by.values()) == share.energy_j for share in row.parts.values())
+    for member, own in book.by_member().items():
+        full = book.member(member, full=True)
+        assert full.cpu_s >= own.cpu_s and (full.energy_j or 0.0) >= (own.energy_j or 0.0)
 
 
 @settings(max_examples=40)
 @given(events=logs(), random=st.randoms(use_true_random=False))
 def test_the_order_of_reports_of_one_moment_changes_nothing(events: list[Event], random: Any) -> None:
-    def moment(event: Event) -> tuple[float, bool]:
-        return event["t"], event["type"] == "run_started"
+    def moment(event: Event) -> tuple[float, bool, bool]:
+        return event["t"], event["type"] == "run_started", event["type"] in ("usage", "power")
 
-    shuffled = list(events)
-    random.shuffle(shuffled)
-    shuffled.sort(key=moment)
+    reports = [event for event in events if event["type"] in ("usage", "power")]
+    random.shuffle(reports)
+    shuffled = sorted(
+        [*(event for event in events if event["type"] not in ("usage", "power")), *reports], key=moment
+    )
     assert ledger(shuffled).as_dict() == ledger(sorted(events, key=moment)).as_dict()
 
 
@@ -156,7 +187,13 @@ def test_the_order_of_reports_of_one_moment_changes_nothing(events: list[Event],
 @given(events=logs())
 def test_exchanging_two_members_exchanges_their_figures(events: list[Event]) -> None:
     other = {"member-0": "member-1", "member-1": "member-0"}
-    exchanged = [{**event, "member": other[event["member"]]} if event.get("member") else event for event in events]
+
+    def exchange(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: exchange(item) for key, item in value.items()}
+        return [exchange(item) for item in value] if isinstance(value, list) else other.get(value, value)
+
+    exchanged = exchange(events)
     before, after = ledger(events), ledger(exchanged)
     for name in other:
         was, now = before.member(name), after.member(other[name])
@@ -170,7 +207,7 @@ def test_exchanging_two_members_exchanges_their_figures(events: list[Event]) -> 
 def test_the_dict_is_plain_json(events: list[Event]) -> None:
     plain = ledger(events).as_dict()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    assert plain["version"] == 1
+    assert plain["version"] == 2
 
 
 def test_energy_follows_cpu_time_within_each_interval() -> None:
@@ -192,6 +229,167 @@ def test_other_peoples_work_on_the_node_is_not_charged_to_the_run() -> None:
     assert book.run.energy_j == 20.0
     assert book.total.energy_j == 80.0
     assert book.cpu_by_role() == {"train": 1.0}
+
+
+def part(energy_j: float, kind: str = "cpu", device: str | None = None, **more: Any) -> Event:
+    return {"name": kind, "kind": kind, "device": device, "energy_j": energy_j, "origin": "measured", **more}
+
+
+def placed(
+    t: float, member: str, devices: tuple[str | None, ...] = (None,), share: float = 1.0, **more: Any
+) -> Any:
+    """Its declaration and its placement: one core a rank."""
+    declared = {"cpus_per_worker": 1.0, "gpus_per_worker": share}
+    place = {"node": "n0", "devices": list(devices), "cohort": 0, **more}
+    return [
+        {"t": t, "type": "member", "member": member, **declared},
+        {"t": t, "type": "placed", "member": member, **place},
+    ]
+
+
+NODE = {"t": 0.0, "type": "node", "node": "n0", "cpus": 4.0}
+
+
+def test_idle_power_goes_by_what_is_reserved_and_the_rest_by_what_is_used() -> None:
+    events = [started(0.0), NODE, *placed(0.0, "member-0"), *placed(0.0, "member-1", (None, None))]
+    events += [usage(1.0, 1, 1.0, member="member-0"), power(1.0, 100.0, parts=[part(100.0, idle_j=40.0)])]
+    by = rows(events)
+    # of 4 cores, one, two and one; only member-0 works
+    assert by["train", "member-0"].parts["cpu"].by == {"reservation": 10.0, "cpu_time": 60.0}
+    assert by["train", "member-1"].parts["cpu"].by == {"reservation": 20.0}
+    assert by["idle", None].parts["cpu"].by == {"reservation": 10.0}
+    book = ledger(events)
+    assert (book.run.energy_j, book.total.energy_j, book.total.idle_j) == (90.0, 100.0, 40.0)
+
+
+def test_a_member_bears_idle_power_only_while_it_holds_its_place() -> None:
+    each = [part(100.0, idle_j=40.0)]
+    events = [started(0.0), NODE, *placed(0.0, "member-0"), usage(0.0, 1, 0.0, member="member-0")]
+    events += [power(1.0, 100.0, parts=each), {"t": 1.5, "type": "paused", "member": "member-0"}]
+    events += [power(2.0, 100.0, parts=each), power(3.0, 100.0, parts=each)]
+    assert rows(events)["train", "member-0"].idle_j == 15.0
+
+
+def test_cores_that_are_reserved_twice_bear_no_more_than_the_nodes_idle_power() -> None:
+    events = [started(0.0), NODE, *(event for i in range(8) for event in placed(0.0, f"member-{i}"))]
+    book = ledger([*events, power(1.0, 80.0, parts=[part(80.0, idle_j=80.0)])])
+    assert [book.member(f"member-{i}").energy_j for i in range(8)] == [10.0] * 8
+    assert "idle" not in book.by_role()
+
+
+def test_a_part_of_which_idle_power_is_unknown_is_shared_by_activity_as_a_whole() -> None:
+    events = [started(0.0), NODE, *placed(0.0, "member-0"), *placed(0.0, "member-1")]
+    events += [usage(1.0, 1, 1.0, member="member-0"), power(1.0, 100.0, parts=[part(100.0)])]
+    by = rows(events)
+    assert by["train", "member-0"].parts["cpu"].by == {"cpu_time": 100.0}
+    assert ("train", "member-1") not in by
+
+
+GPU_NODE = {**NODE, "gpu_ids": ["GPU-a"], "gpu_parents": ["GPU-a"]}
+
+
+def on_gpu(t: float = 0.0) -> list[Event]:
+    """Two members with a quarter of a GPU each."""
+    return [
+        started(t),
+        GPU_NODE,
+        *placed(t, "member-0", ("GPU-a",), 0.25),
+        *placed(t, "member-1", ("GPU-a",), 0.25),
+    ]
+
+
+def test_a_gpu_goes_by_sm_utilization_else_by_busy_time_else_by_share() -> None:
+    gpu = {"idle_j": 20.0, "device": "GPU-a"}
+    busy = [usage(1.0, i, 0.0, member=f"member-{i}", gpu_busy_s=s) for i, s in ((0, 0.5), (1, 0.25))]
+    seen = [["train", "member-0", 0.6], ["train", "member-1", 0.2], ["other", None, 0.2]]
+
+    def shares(parts: Event, events: list[Event]) -> dict[str, dict[str, float]]:
+        by = rows([*on_gpu(), *events, power(1.0, 120.0, parts=[part(120.0, "gpu", **gpu, **parts)])])
+        return {member or role: dict(row.parts["gpu"].by) for (role, member), row in by.items() if row.parts}
+
+    by_sm = shares({"activity": seen}, busy)
+    expected = {"member-0": (5.0, 60.0), "member-1": (5.0, 20.0), "other": (0.0, 20.0), "idle": (10.0, 0.0)}
+    for name, joules in expected.items():
+        found = [by_sm[name].get(method, 0.0) for method in ("reservation", "sm_utilization")]
+        assert found == pytest.approx(joules, abs=1e-4)
+    by_busy = shares({}, busy)
+    assert by_busy["member-0"]["busy_time"] == pytest.approx(100.0 * 2 / 3, abs=1e-6)
+    assert by_busy["member-1"]["busy_time"] == pytest.approx(100.0 / 3, abs=1e-6)
+    assert by_busy["idle"] == {"reservation": 10.0}
+    by_share = shares({}, [])
+    assert by_share["member-0"] == by_share["member-1"] == {"reservation": 5.0, "share": 50.0}
+    # A GPU on which no process of anybody computed goes by what is known next.
+    nobody = shares({"activity": [["train", "member-0", 0.0]]}, busy)
+    assert nobody == by_busy
+
+
+def test_instances_of_a_gpu_bear_their_part_of_it() -> None:
+    node = {**NODE, "gpu_ids": ["MIG-0", "MIG-1"], "gpu_parents": ["GPU-a"] * 2, "gpu_shares": [3 / 7, 2 / 7]}
+    events = [started(0.0), node, *placed(0.0, "member-0", ("MIG-0",)), *placed(0.0, "member-1", ("MIG-1",))]
+    busy = [usage(1.0, i, 0.0, member=f"member-{i}", gpu_busy_s=1.0) for i in (0, 1)]
+    each = power(1.0, 120.0, parts=[part(120.0, "gpu", "GPU-a", idle_j=70.0)])
+    by = rows([*events, *busy, each])
+    assert by["train", "member-0"].parts["gpu"].by == pytest.approx(
+        {"reservation": 30.0, "busy_time": 30.0}, abs=1e-4
+    )
+    assert by["train", "member-1"].parts["gpu"].by == pytest.approx(
+        {"reservation": 20.0, "busy_time": 20.0}, abs=1e-4
+    )
+    assert by["idle", None].energy_j == pytest.approx(20.0, abs=1e-4)
+    assert by["train", "member-0"].gpu_s == 1.0, "busy seconds are the member's, whatever part of a GPU it has"
+
+
+def test_the_rest_of_a_node_follows_what_its_known_parts_used_for_work() -> None:
+    events = [*on_gpu(), usage(1.0, 1, 1.0, member="member-0")]
+    seen = [["train", "member-1", 0.5]]
+    known = [part(30.0, idle_j=10.0), part(80.0, "gpu", "GPU-a", idle_j=20.0, activity=seen)]
+    by = rows([*events, power(1.0, 200.0, parts=[part(90.0, "node", idle_j=50.0), *known])])
+    assert by["train", "member-0"].parts["node"].by["dynamic"] == pytest.approx(40.0 * 20 / 80)
+    assert by["train", "member-1"].parts["node"].by["dynamic"] == pytest.approx(40.0 * 60 / 80)
+
+
+def test_what_serves_all_is_shared_out_by_what_each_consumed() -> None:
+    def epoch(member: str, samples: int, private: int) -> Event:
+        return {"t": 9.0, "type": "epoch", "member": member, "samples": samples, "private_samples": private}
+
+    events = [started(0.0), NODE, *placed(0.0, "member-0"), *placed(0.0, "member-1", (None, None))]
+    events += [*placed(0.0, "member-2", cohort=1)]
+    events += [epoch("member-0", 300, 0), epoch("member-1", 300, 200), epoch("member-2", 900, 0)]
+    events += [usage(10.0, 5, 4.0, "prepare", cohort=0), usage(10.0, 6, 8.0, "orchestrate")]
+    events += [power(10.0, 120.0, interval_s=10.0, parts=[part(120.0)])]
+    book = ledger(events)
+    full = {(row.role, row.member): (row.cpu_s, row.energy_j) for row in book.full_rows}
+    # Of cohort 0's stream member-0 had three times as much as member-1; all held a place for as long, one with two
+    # ranks. Member-2 reads another stream.
+    assert full == {
+        ("prepare", "member-0"): (3.0, 30.0),
+        ("prepare", "member-1"): (1.0, 10.0),
+        ("orchestrate", "member-0"): (2.0, 20.0),
+        ("orchestrate", "member-1"): (4.0, 40.0),
+        ("orchestrate", "member-2"): (2.0, 20.0),
+    }
+    assert book.member("member-1").energy_j is None
+    assert book.member("member-1", full=True).energy_j == 50.0
+    assert book.by_role()["prepare"].energy_j == 40.0, "the first view keeps it in one row"
+
+
+def test_what_served_nobody_stays_in_a_row_of_its_own() -> None:
+    events = [started(0.0), usage(1.0, 5, 4.0, "prepare", cohort=0), power(1.0, 120.0)]
+    assert [(row.role, row.member) for row in ledger(events).full_rows] == [("prepare", None)]
+
+
+def test_mean_and_peak_watts_are_of_the_time_that_a_member_held_its_place() -> None:
+    events = [started(0.0), NODE, *placed(0.0, "member-0"), usage(0.0, 1, 0.0, member="member-0")]
+    for t, energy_j in ((1.0, 10.0), (2.0, 30.0)):
+        events += [usage(t, 1, t, member="member-0"), power(t, energy_j, parts=[part(energy_j)])]
+    events += [
+        {"t": 2.0, "type": "finished", "member": "member-0"},
+        power(4.0, 8.0, interval_s=2.0, parts=[part(8.0)]),
+    ]
+    book = ledger(events)
+    assert (book.member("member-0").mean_w, book.member("member-0").peak_w) == (20.0, 30.0)
+    assert (book.total.mean_w, book.total.peak_w) == (12.0, 30.0)
+    assert book.run.mean_w == 10.0
 
 
 def test_an_estimate_stays_an_estimate_beside_a_measured_gpu() -> None:
@@ -252,7 +450,7 @@ def test_a_member_that_waits_for_the_cluster_holds_up_no_account() -> None:
     for event in [started(0.0), *WAITS, *(power(float(t), 5.0) for t in range(2, 2000))]:
         account.apply(event)
     account.settle()
-    assert len(account.as_dict()["nodes"][0][1]) < 100, "what is long past is settled"
+    assert len(account.as_dict()["nodes"]["n0"]["power"]) < 100, "what is long past is settled"
     again = Account.from_dict(json.loads(json.dumps(account.as_dict())))
     assert again.as_dict() == account.as_dict()
 

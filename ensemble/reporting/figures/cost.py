@@ -100,7 +100,7 @@ def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
 
 def _curve(node: NodeTotal) -> list[tuple[float, float]]:
     """(time, watts), thinned to means of neighbours: a long run stays a light figure."""
-    known = [(t, watts) for t, watts, _ in node.power if watts is not None]
+    known = [(t, watts) for t, watts, *_ in node.power if watts is not None]
     every = -(-len(known) // POINTS)
     if every <= 1:
         return known
