@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.reporting import describe_lost_controller, status_rows
+from ensemble.reporting.ranking import front_members
 from ensemble.spec import Member, SpecError, unknown_name
 from ensemble.store import (
     RunDir,
@@ -45,6 +46,8 @@ class Result:
     Attributes:
         members: a row per member, as `ensemble status` shows them.
         best: the row of the finished member with the best objective, None when none finished.
+        front: the Pareto front of a search with a second objective: the names of the finished members that no
+            other beats in both, the cheapest first.
         combined: the `combined` event (metrics of the ensemble, its best and mean member, weights; where nothing
             was combined `metrics` is None and `reason` says why), None when no member finished.
         ledger: CPU time and energy by member and role; None where it could not be computed.
@@ -58,6 +61,7 @@ class Result:
     ledger: dict[str, Any] | None
     stopped: str | None
     run_dir: Path
+    front: list[str] = dataclasses.field(default_factory=list)
 
 
 class LogFollower:
@@ -283,4 +287,5 @@ def make_result(run_dir: RunDir) -> Result:
         ledger=ledger,
         stopped=ended.get("reason") if ended.get("type") == "run_stopped" else None,
         run_dir=run_dir.path,
+        front=[member.id for member in front_members(state)],
     )

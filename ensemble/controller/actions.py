@@ -125,6 +125,14 @@ class EndTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasureCost:
+    """Read from the account what a member has used so far: `cost`."""
+
+    member: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveEarlierCheckpoints:
     """Remove the checkpoints of a member's attempts before this one."""
 
@@ -161,6 +169,7 @@ Action = (
     | Propose
     | Add
     | EndTrial
+    | MeasureCost
     | RemoveEarlierCheckpoints
     | RemoveAttemptFiles
     | AppendMemberLog

@@ -27,6 +27,7 @@ from ensemble.controller.attempt import (
     rendezvous_file,
 )
 from ensemble.controller.attempt_commands import LINGER_S, send_join
+from ensemble.controller.costs import TrialCosts
 from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, lower_limit
 from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import SessionState
@@ -55,6 +56,7 @@ class Attempts:
 
     Attributes:
         failures: the failures so far, and the members that wait for a retry.
+        costs: the finished trials whose cost is not known yet.
     """
 
     def __init__(
@@ -65,10 +67,11 @@ class Attempts:
         self._run_dir, self._gated = run_dir, gated
         self._hang_timeout_s = ensemble.hang_timeout_s
         self.failures = FailureTracker(policy, session.log, rooms=session.run.rooms)
+        self.costs = TrialCosts(session, ensemble.search)
 
     def __len__(self) -> int:
-        """The number of attempts, and of members that wait for a retry."""
-        return len(self._live) + len(self.failures)
+        """The number of attempts, of members that wait for a retry, and of trials whose cost is not known."""
+        return len(self._live) + len(self.failures) + len(self.costs)
 
     def find(self, event: Mapping[str, Any]) -> Attempt | None:
         """The attempt that an event is about; None where that attempt has ended."""
@@ -211,7 +214,7 @@ class Attempts:
             live.record_move(event["cohort"])
             self._session.placement_due = True  # the feeder that it left may have no reader now
         elif live.is_exiting and outcome not in ("stopped", "paused"):
-            self._actions.append(EndTrial(identity.number, outcome, event.get("metrics") or {}))
+            self.costs.end_trial(live, outcome, event.get("metrics") or {})
 
     def _fail_as_reported(self, live: Attempt, event: Mapping[str, Any]) -> None:
         """End an attempt by the report of a failure."""
@@ -345,6 +348,7 @@ class Attempts:
         del self._live[live.member]
         self._actions.append(RemoveAttemptFiles(live.member, live.number))
         self._session.placement_due = True
+        self.costs.expect(live)
         decision, intent = live.decision, live.intent
         if decision.retry and live.outcome == "stopped":
             before, live.identity = live.identity.workers, live.widened_identity()
@@ -369,9 +373,10 @@ class Attempts:
         self._session.placement_due |= bool(back)
 
     def watch(self) -> None:
-        """Kill attempts that hang or have not ended in time; return the members whose wait is over."""
+        """Kill attempts that hang or have not ended in time; return members whose wait is over; measure costs."""
         now = self._session.now
         self._return_due()
+        self.costs.measure_due()
         for live in self._live.values():
             if live.deadline is not None and now >= live.deadline:
                 live.deadline, live.kill_reason = None, live.kill_reason or "killed"

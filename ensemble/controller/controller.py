@@ -104,7 +104,9 @@ class Controller:
             self.state.name, self.state.objective = self.ensemble.name, self.ensemble.objective or "accuracy"
             self.state.run_id = self.state.run_id or self.run_dir.info.get("run_id") or uuid.uuid4().hex
             self._trials = make_trials(self.ensemble, self.run_dir, self.state, sharing=stream.sharing)
-            self._performer = Performer(self.run_dir, self.executor, self._events, self._trials, self._on_event)
+            self._performer = Performer(
+                self.run_dir, self.executor, self._events, self._trials, self._on_event, self._status
+            )
             self._reader = EventReader(self.run_dir, self._trials)
             change = find_code_change(self.state, self._code, self.run_dir)
             known = list(self.state.profiles.values()) if change is None else []  # changed code invalidates them
@@ -193,6 +195,7 @@ class Controller:
             "mode": "search" if ensemble.search else "list",
             "objective": ensemble.objective,
             "direction": ensemble.mode,
+            "second_objective": ensemble.search.second_objective if ensemble.search else None,
             "epochs": ensemble.epochs,
             "members": len(self.state.members) + self._trials.left(),
             "data": training_data(ensemble),

@@ -24,6 +24,7 @@ from ensemble.controller.actions import (
     Kill,
     Launch,
     Log,
+    MeasureCost,
     Propose,
     RemoveAttemptFiles,
     RemoveEarlierCheckpoints,
@@ -35,7 +36,7 @@ from ensemble.controller.attempt import rendezvous_file
 from ensemble.executors import Executor
 from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
 from ensemble.spec import Identity, Member, SpecError
-from ensemble.store import EventLog, RunDir
+from ensemble.store import EventLog, RunDir, RunStatus
 from ensemble.store.files import make_directory
 from ensemble.train.deadly_records import note_file, read_interrupted
 from ensemble.train.job import Job
@@ -49,6 +50,7 @@ class Performer:
 
     Args:
         on_event: called with each logged event; not called any more after it has raised an exception.
+        status: has the account, from which costs are read; None: the performer has its own.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class Performer:
         events: EventLog,
         trials: Trials,
         on_event: Callable[[Event], None] | None = None,
+        status: RunStatus | None = None,
     ) -> None:
         self._run_dir, self._executor, self._events, self._trials = run_dir, executor, events, trials
+        self._status = status or RunStatus(run_dir)
         self._on_event = on_event
 
     def perform(self, actions: Sequence[Action]) -> list[Event]:
@@ -111,6 +115,8 @@ class Performer:
                 return self._add(request, declared)
             case EndTrial(number, state, metrics):
                 self._trials.ended(number, state, metrics)
+            case MeasureCost(member, attempt):
+                return self._measure_cost(member, attempt)
             case RemoveEarlierCheckpoints(member, attempt):
                 _remove_earlier_checkpoints(run_dir, member, attempt)
             case RemoveAttemptFiles(member, attempt):
@@ -131,6 +137,17 @@ class Performer:
             who = {"member": jobs[0].identity.member, "attempt": jobs[0].attempt}
             return {"type": "launch_failed", **who, "detail": str(error)}
         return None
+
+    def _measure_cost(self, member: str, attempt: int) -> Event:
+        used = self._status.read_account().members().get(member)
+        return {
+            "type": "cost",
+            "member": member,
+            "attempt": attempt,
+            "energy_j": None if used is None else used.energy_j,
+            "energy_origin": "unavailable" if used is None else used.origin,
+            "cpu_s": None if used is None else used.cpu_s,
+        }
 
     def _start_feeder(self, action: StartFeeder) -> Event:
         from pipelines.errors import PipelineError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.controller.actions import Action, Demand
+from ensemble.controller.actions import Action, Demand, Event
 from ensemble.controller.attempt import ATTEMPT_EVENTS
 from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.attempts import Attempts
@@ -30,8 +30,6 @@ from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.store import RunDir, RunState
 
 log = logging.getLogger(__name__)
-
-Event = dict[str, Any]
 
 #: Trials to come for which resources are asked, beside those that wait.
 MOST_COMING = 64
@@ -113,9 +111,7 @@ class Session:
         self._readers_changed = True
         spans = [span.cohort for member in setup.run.members.values() for span in member.spans]
         self._stream = 1 + max((cohort for cohort in spans if cohort is not None), default=-1)
-        self._cohort = (
-            self._stream + setup.streaming
-        )  # the next number; all trials of a search are in cohort `_stream`
+        self._cohort = self._stream + setup.streaming  # the next number; all trials of a search are in `_stream`
 
     def start(self, events: Sequence[Event], now: float, t: float) -> list[Action]:
         """Log the first events of the session."""
@@ -141,7 +137,7 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether no member has processes or will be placed."""
+        """Whether no member has processes or will be placed, and the cost of each trial is known, if it counts."""
         return not self.attempts and (self.stop_reason is not None or not self.queue)
 
     @property
@@ -225,6 +221,8 @@ class Session:
             self._restart_feeder(event)
         elif kind == "unread":
             self._log_unread(event)
+        elif kind == "cost":
+            self.attempts.costs.handle(event)
         elif kind == "node_lost":
             self.state.log(kind, node=event["node"], detail=event.get("detail", ""))
             self.state.nodes = [node for node in self.state.nodes if node.name != event["node"]]
@@ -239,6 +237,7 @@ class Session:
             self.state.nodes = [self.state.without_quarantined(node) for node in self.state.nodes]
             self.state.placement_due = True
         else:
+            self.attempts.costs.note_power(event)
             self._log(event)
 
     def _change_node(self, node: Node) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ensemble.meter.origin import weakest
+
 if TYPE_CHECKING:
+    from ensemble.meter.origin import Origin
     from ensemble.store import MemberState, RunState
 
 
@@ -42,6 +45,45 @@ def rank_members(state: RunState) -> list[MemberState]:
 def best_member(state: RunState) -> MemberState | None:
     """The best member that has a value of the objective."""
     return next((m for m in rank_members(state) if metric(m, state.objective) is not None), None)
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the points than which no other is at most as large in both numbers and smaller in one.
+
+    Returns:
+        By the first number, then as given. Equal points are all on the front, or none is.
+    """
+    order = sorted(range(len(points)), key=points.__getitem__)
+    front: list[int] = []
+    for i in order:
+        if not front or points[i][1] < points[front[-1]][1] or points[i] == points[front[-1]]:
+            front.append(i)
+    return front
+
+
+def judged_members(state: RunState) -> list[tuple[MemberState, float, float]]:
+    """The finished members, each with the objective and the second one; none where the search has no second."""
+    name = state.second_objective
+    found = []
+    for member in state.members.values():
+        value = metric(member, state.objective)
+        cost = finite_or_none((member.cost or {}).get(name)) if name is not None else None
+        if member.state == "finished" and value is not None and cost is not None:
+            found.append((member, value, cost))
+    return found
+
+
+def front_members(state: RunState) -> list[MemberState]:
+    """The members on the Pareto front of the objective and the second objective, the cheapest first."""
+    judged, sign = judged_members(state), -1.0 if state.direction == "max" else 1.0
+    return [judged[i][0] for i in pareto_front([(cost, sign * value) for _, value, cost in judged])]
+
+
+def cost_origin(state: RunState) -> Origin:
+    """The weakest origin of the second objective over the members that are judged by it."""
+    if state.second_objective != "energy_j":
+        return "measured"
+    return weakest((member.cost or {})["energy_origin"] for member, _, _ in judged_members(state))
 
 
 def varied_parameters(members: Iterable[MemberState]) -> list[str]:

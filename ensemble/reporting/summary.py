@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 OTHERS = 3  # metrics besides the objective, for which there is room
 #: What writes the lines below the table, in their order.
 SUMMARIES = (
+    training.summarize_search,
     training.summarize_quality,
     feeders.summarize,
     exchange.summarize,

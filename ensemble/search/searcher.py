@@ -27,7 +27,14 @@ from ensemble.search.factory import (
     make_sampler,
 )
 from ensemble.search.mirror import Mirror
-from ensemble.search.study import StudyMirror, open_storage, silence_optuna, without_password
+from ensemble.search.study import (
+    StudyMirror,
+    describe_cost,
+    directions,
+    open_storage,
+    silence_optuna,
+    without_password,
+)
 from ensemble.spec import Dimension, Search, SpecError
 from ensemble.store.member import UNRECOVERABLE
 
@@ -72,7 +79,7 @@ class Searcher:
                 f"`pip install {' '.join(missing)}`, or choose tpe"
             )
         self.search, self._gain = search, search.gain is not None
-        self._direction = direction
+        self._direction, self._second = direction, search.second_objective
         self._epochs = epochs
         self._grid = make_grid(search) if search.sampler == "grid" else None
         self._space = {key: value for key, value in search.space.items() if isinstance(value, Dimension)}
@@ -82,7 +89,7 @@ class Searcher:
             self.study = optuna.create_study(
                 storage=self._storage,
                 study_name="search",
-                direction="maximize" if direction == "max" else "minimize",
+                directions=directions(direction, self._second),
                 pruner=make_pruner(search.pruner_options, epochs),
             )
         self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
@@ -95,7 +102,7 @@ class Searcher:
 
         def connect() -> StudyMirror:  # after a failure the storage is opened again
             at = opened.pop() if opened else open_storage(storage)
-            return StudyMirror(at, self._name, self._direction, self._run_id, self._objective)
+            return StudyMirror(at, self._name, self._direction, self._run_id, self._objective, self._second)
 
         self._mirror = Mirror(connect, lambda text: without_password(text, str(storage)))
 
@@ -177,12 +184,16 @@ class Searcher:
             verdicts[epoch] = prune and done < self._epochs
         return any(verdict for known, verdict in verdicts.items() if known <= epoch)
 
-    def tell(self, number: int, state: str, value: float | None = None) -> None:
+    def tell(
+        self, number: int, state: str, value: float | None = None, cost: Mapping[str, Any] | None = None
+    ) -> None:
         """Record that a trial has ended: "finished", "pruned", "failed" or "cancelled".
 
         Args:
             value: the objective of a finished trial; None: its last report. If the objective is the gain (negated
                 where the metric is minimised), a finished trial without a value is recorded as failed.
+            cost: the `cost` event of a finished trial, if there is a second objective; a trial without that is
+                recorded as failed.
         """
         from optuna.trial import TrialState
 
@@ -198,12 +209,21 @@ class Searcher:
             self._storage.set_trial_state_values(
                 self._trial_id(number), TrialState.PRUNED, [float(v) for v in known[:1]] or None
             )
-        elif state == "finished" and known:
-            self._storage.set_trial_state_values(self._trial_id(number), TrialState.COMPLETE, [float(known[0])])
+        elif state == "finished" and known and (values := self._add_cost(number, float(known[0]), cost)):
+            self._storage.set_trial_state_values(self._trial_id(number), TrialState.COMPLETE, values)
         elif state in ("finished", "failed", "cancelled"):
             self._storage.set_trial_state_values(self._trial_id(number), TrialState.FAIL)
         else:
             raise ValueError(f"a trial ends as finished, pruned, failed or cancelled, not {state!r}")
+
+    def _add_cost(self, number: int, value: float, cost: Mapping[str, Any] | None) -> list[float]:
+        """The values of a finished trial, whose cost the study then shows; none where its cost is not known."""
+        if self._second is None:
+            return [value]
+        for key, shown in describe_cost(cost).items():
+            self._storage.set_trial_user_attr(self._trial_id(number), key, shown)
+        second = (cost or {}).get(self._second)
+        return [] if second is None else [value, float(second)]
 
     def revalue(self, values: Mapping[int, float]) -> None:
         """Replace the values of completed trials, from which the next proposals are made.
@@ -233,7 +253,10 @@ class Searcher:
         for event in state.trail:
             if event["type"] == "failed" and event.get("reason") not in UNRECOVERABLE:
                 continue
-            number = state.members[event["member"]].number
+            if event["type"] == ("cost" if self._second is None else "finished"):
+                continue  # a trial has ended when all that it is judged by is known
+            member = state.members[event["member"]]
+            number = member.number
             metrics = event.get("metrics") or {}
             value = metrics.get(state.objective)
             if event["type"] == "member":
@@ -246,6 +269,8 @@ class Searcher:
                 self._added += bool(event.get("added"))
             elif event["type"] == "epoch":
                 self.report(number, event["epoch"], math.nan if value is None else value)
+            elif event["type"] == "cost":
+                self.tell(number, "finished", member.metrics.get(state.objective), event)
             else:
                 if self._gain and (value := metrics.get("gain")) is not None and self._direction == "min":
                     value = -value

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from ensemble.meter.origin import Origin, weakest
 from ensemble.store.event_handlers import fold
 from ensemble.store.files import StoreError
 from ensemble.store.member import MemberState
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
     from optuna.storages import BaseStorage
+    from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial
 
 #: Age in seconds from which on a journal's lock belongs to a killed process; a write takes milliseconds.
@@ -56,7 +58,9 @@ def write_study(
 
     state = fold(dict(event) for event in events)
     opened = open_storage(storage)
-    mirror = StudyMirror(opened, state.name or "run", state.direction, state.run_id, state.objective)
+    mirror = StudyMirror(
+        opened, state.name or "run", state.direction, state.run_id, state.objective, state.second_objective
+    )
     mirror.sync(make_frozen_trials(state))
     with silence_optuna():
         return optuna.load_study(study_name=mirror.name, storage=opened)
@@ -151,6 +155,23 @@ def silence_optuna() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
+def directions(direction: str, second_objective: str | None) -> list[StudyDirection]:
+    """Optuna's directions of a study: of the metric, "max" or "min", and of what is minimized beside it."""
+    from optuna.study import StudyDirection
+
+    first = StudyDirection.MAXIMIZE if direction == "max" else StudyDirection.MINIMIZE
+    return [first] if second_objective is None else [first, StudyDirection.MINIMIZE]
+
+
+#: Attributes of a trial with a cost, and fields of `cost` events.
+COST = ("energy_j", "energy_origin", "cpu_s")
+
+
+def describe_cost(cost: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A trial's attributes that show its `cost` event."""
+    return {name: cost[name] for name in COST if cost[name] is not None} if cost else {}
+
+
 class AmendError(Exception):
     """A trial in the storage cannot be changed into what the log says."""
 
@@ -158,16 +179,30 @@ class AmendError(Exception):
 class StudyMirror:
     """Writes trials into one study of a storage. There is no other writer of that study.
 
+    Where joules are an objective, the study's attribute `energy_origin` is the weakest origin of its trials'.
+
+    Args:
+        second_objective: what is minimized beside the objective; None: nothing.
+
     Raises:
         StoreError: the storage has a study of this name that belongs to another run.
     """
 
-    def __init__(self, storage: BaseStorage, name: str, direction: str, run_id: str, objective: str) -> None:
+    def __init__(
+        self,
+        storage: BaseStorage,
+        name: str,
+        direction: str,
+        run_id: str,
+        objective: str,
+        second_objective: str | None = None,
+    ) -> None:
         self.name = name
         self._storage = storage
-        self._direction = direction
+        self._directions = directions(direction, second_objective)
         self._run_id = run_id
-        self._objective = objective
+        self._objectives = [objective] if second_objective is None else [objective, second_objective]
+        self._origin: Origin | None = None
         self._written: list[FrozenTrial] = []
         self._trial_ids: dict[int, int] = {}  # the storage's, by number
         self._id = self._open()
@@ -183,17 +218,19 @@ class StudyMirror:
                 f"the Optuna storage already has a study {self.name!r} of another run ({owner}); "
                 "give the ensemble another name, or delete that study"
             )
+        if self._storage.get_study_directions(id) != self._directions:  # it was declared otherwise before
+            self._storage.delete_study(id)
+            return self._create()
         self._written = list(self._storage.get_all_trials(id, deepcopy=False))
+        self._origin = self._storage.get_study_user_attrs(id).get("energy_origin")
         return id
 
     def _create(self) -> int:
-        from optuna.study import StudyDirection
-
-        direction = StudyDirection.MAXIMIZE if self._direction == "max" else StudyDirection.MINIMIZE
         with silence_optuna():
-            id = self._storage.create_new_study([direction], self.name)
+            id = self._storage.create_new_study(self._directions, self.name)
         self._storage.set_study_user_attr(id, "run_id", self._run_id)
-        self._storage.set_study_system_attr(id, "study:metric_names", [self._objective])
+        self._storage.set_study_system_attr(id, "study:metric_names", self._objectives)
+        self._origin = None
         return id
 
     def catch_up(self, trials: Sequence[FrozenTrial], behind: dict[int, None], until: float | None) -> None:
@@ -247,6 +284,11 @@ class StudyMirror:
             self._amend(self._written[trial.number], trial)
         kept = self._storage.get_trial(self._trial_id(trial.number))
         self._written[trial.number :] = [kept, *self._written[trial.number + 1 :]]
+        if "energy_j" in self._objectives and (origin := trial.user_attrs.get("energy_origin")) is not None:
+            known = self._origin
+            self._origin = weakest([origin] if known is None else [origin, known])
+            if self._origin != known:
+                self._storage.set_study_user_attr(self._id, "energy_origin", self._origin)
 
     def _trial_id(self, number: int) -> int:
         """The storage's id of a trial."""
@@ -315,25 +357,29 @@ def _make_frozen_trial(
     from optuna.trial import FrozenTrial, TrialState
 
     reported = {event["epoch"] + 1: event["metrics"].get(state.objective, math.nan) for event in member.history}
-    value = member.metrics.get(state.objective)
+    values = [member.metrics.get(state.objective)]
+    if state.second_objective is not None and member.state == "finished":
+        values.append((member.cost or {}).get(state.second_objective))
+    known = [each for each in values if each is not None]
+    awaits_cost = state.second_objective is not None and member.state == "finished" and member.cost is None
     stage = {
         "waiting": TrialState.RUNNING if member.attempts else TrialState.WAITING,
-        "finished": TrialState.FAIL if value is None else TrialState.COMPLETE,
+        "finished": TrialState.COMPLETE if len(known) == len(values) else TrialState.FAIL,
         "pruned": TrialState.PRUNED,
         "failed": TrialState.FAIL,
         "cancelled": TrialState.FAIL,
-    }.get(member.state, TrialState.RUNNING)
+    }.get("running" if awaits_cost else member.state, TrialState.RUNNING)
     params = {name: float(v) for name, v in member.params.items() if name in ranges}
     others = {name: v for name, v in member.params.items() if name not in ranges}
     about = {"member": member.id, "state": member.state, "node": member.node, "attempts": member.attempts}
-    about |= {"weights_sha256": member.weights_sha256, "error": member.error}
+    about |= {"weights_sha256": member.weights_sha256, "error": member.error, **describe_cost(member.cost)}
     start = next((span.placed for span in member.spans), state.updated or 0.0)
     end = next((span.ended for span in reversed(member.spans) if span.ended), state.updated or start)
     return FrozenTrial(
         number=number,
         state=stage,
         value=None,
-        values=[value] if value is not None and stage in (TrialState.COMPLETE, TrialState.PRUNED) else None,
+        values=known if known and stage in (TrialState.COMPLETE, TrialState.PRUNED) else None,
         datetime_start=None if stage == TrialState.WAITING else datetime.fromtimestamp(start),
         datetime_complete=datetime.fromtimestamp(end) if stage.is_finished() else None,
         params=params,

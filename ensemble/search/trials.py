@@ -199,13 +199,19 @@ class SearchTrials(Trials):
         self._was_possible = False  # whether a proposal of this session was
         self._failed_first: int | None = 0  # of its trials failed, before one came to an epoch's end
         self._last_error = ""
+        self._unmetered: str | None = None  # a member that finished in this session without the joules to judge it
 
     @property
     def abort_reason(self) -> str | None:
-        """No proposal is possible, or all trials failed before the end of an epoch.
+        """No proposal is possible, all trials failed before the end of an epoch, or a trial's joules are unknown.
 
         Trials that failed because the loss was not a number do not count: the sampler learns from them.
         """
+        if self._unmetered is not None:
+            return (
+                f"{self._unmetered} has no joules, which the search minimizes: no power source of its node could "
+                "be read (see `ensemble doctor`); give the node one, or declare second_objective='cpu_s'"
+            )
         if self._failed_first is None or self._failed_first < FIRST_TRIALS:
             return None
         return f"the first {self._failed_first} trials of the search all failed, the last one: {self._last_error}"
@@ -311,7 +317,10 @@ class SearchTrials(Trials):
         if self._gains is not None:
             gain = _number(metrics.get("gain"))
             value = None if gain is None else self._signed(gain)
-        self._searcher.tell(number, state, value)
+        cost = None if member is None else member.cost
+        if cost is not None and self._search.second_objective == "energy_j" and cost["energy_j"] is None:
+            self._unmetered = f"member-{number}"
+        self._searcher.tell(number, state, value, cost)
 
     def catch_up(self, within_s: float | None = None) -> None:
         self._searcher.catch_up(within_s)

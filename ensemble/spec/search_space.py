@@ -18,6 +18,10 @@ from ensemble.spec.validation import (
 )
 
 SAMPLERS = ("tpe", "random", "grid", "gp", "cmaes")
+#: Those that take two objectives; the others cannot, or learn from one only.
+SAMPLERS_OF_TWO = ("tpe", "random", "grid", "gp")
+#: Fields of `cost` events that a search can minimize beside its metric.
+SECOND_OBJECTIVES = ("energy_j", "cpu_s")
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Search:
         trials: number of members that are trained in all.
         sampler: what proposes hyperparameters (Optuna): tpe, random, grid, gp, cmaes.
         pruner: what stops trials early (Optuna): hyperband, asha, median, patience, none; or a dict of the name
-            and options. A resource is an epoch.
+            and options. A resource is an epoch. None: hyperband, and none with a second objective.
 
             - `{"name": "hyperband", "reduction_factor": 3, "min_resource": 1}`, the same for asha;
             - `{"name": "median", "startup_trials": 5, "warmup_epochs": 0, "interval_epochs": 1}`;
@@ -83,6 +87,10 @@ class Search:
             (`ensemble.search.marginal_gain`), in NLL or as `{"name": "gain", "metric": "accuracy"}` (nll,
             accuracy, brier). The pruner always uses the metric, because the gain of a member is known only when it
             has finished. "gain" needs the samplers tpe or gp.
+        second_objective: what the sampler minimizes beside the metric: "energy_j", the joules that the account
+            attributes to a trial, or "cpu_s", its CPU-seconds. The search then looks for the Pareto front of the
+            two; it needs the samplers tpe, random, grid or gp, and no trial is pruned, because Optuna prunes by
+            one objective only. A run in which joules cannot be had stops when its first trial has ended.
         seed: of the sampler.
         storage: an Optuna storage URL; None keeps a journal file in the run directory.
     """
@@ -90,10 +98,11 @@ class Search:
     space: Mapping[str, Any]
     trials: int = 20
     sampler: str = "tpe"
-    pruner: NamedOptions = "hyperband"
+    pruner: NamedOptions | None = None
     seed: int = 0
     storage: str | None = field(default=None, repr=False)  # it may hold a password
     objective: NamedOptions = "metric"
+    second_objective: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.space, Mapping) or not self.space:
@@ -102,12 +111,31 @@ class Search:
         check_number("Search.trials", self.trials, low=1, integer=True)
         check_number("Search.seed", self.seed, low=0, integer=True)
         check_choice("Search.sampler", self.sampler, SAMPLERS)
-        resolve("Search.pruner", self.pruner, PRUNERS)
+        if self.second_objective is not None:
+            self._check_second_objective()
+        resolve("Search.pruner", self._named_pruner, PRUNERS)
         if self.gain is not None and self.sampler not in ("tpe", "gp"):
             raise SpecError(
                 "Search.objective='gain' needs a sampler that learns from values that change (valid: tpe, gp), "
                 f"not {self.sampler!r}"
             )
+
+    def _check_second_objective(self) -> None:
+        check_choice("Search.second_objective", self.second_objective, SECOND_OBJECTIVES)
+        what = f"Search.second_objective={self.second_objective!r}"
+        if self.sampler not in SAMPLERS_OF_TWO:
+            valid = ", ".join(SAMPLERS_OF_TWO)
+            raise SpecError(f"{what} needs a sampler of two objectives (valid: {valid}), not {self.sampler!r}")
+        if self.pruner_options["name"] != "none":
+            raise SpecError(f"{what} needs pruner='none' or no pruner: Optuna prunes by one objective only")
+        if self.gain is not None:
+            raise SpecError(f"{what} needs objective='metric': gains change with each member that finishes")
+
+    @property
+    def _named_pruner(self) -> NamedOptions:
+        if self.pruner is not None:
+            return self.pruner
+        return "hyperband" if self.second_objective is None else "none"
 
     @property
     def gain(self) -> Literal["nll", "brier", "accuracy"] | None:
@@ -119,7 +147,7 @@ class Search:
     @property
     def pruner_options(self) -> dict[str, Any]:
         """The pruner's name and all its options."""
-        return resolve("Search.pruner", self.pruner, PRUNERS)
+        return resolve("Search.pruner", self._named_pruner, PRUNERS)
 
     def check_epochs(self, epochs: int) -> None:
         """Check that trials of so many epochs are long enough for the pruner.

@@ -30,7 +30,7 @@ def fold(events: Iterable[Event]) -> RunState:
 
 #: Types of events about one attempt of a member; one that comes late, of an earlier attempt, is left out.
 _OF_ATTEMPTS = frozenset(
-    ("placed", "started", "progress", "moved", "plan", "epoch", "checkpoint", "finished", "pruned")
+    ("placed", "started", "progress", "moved", "plan", "epoch", "checkpoint", "finished", "pruned", "cost")
 ) | frozenset(("stopped", "paused", "resumed", "cancelled", "failed"))
 
 
@@ -205,6 +205,9 @@ def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
             member.end("finished", t)
             member.weights_sha256 = event.get("weights_sha256")
             member.metrics = _drop_missing(event.get("metrics") or {}) or member.metrics
+            run.trail.append(event)
+        case "cost":
+            member.cost = event
             run.trail.append(event)
         case "pruned" | "cancelled":
             member.end(event["type"], t)

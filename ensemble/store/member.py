@@ -75,6 +75,8 @@ class MemberState:
         plan: what was measured for its exchange (`ensemble.comm.autotune.plan.ExchangePlan`); None where nothing
             was.
         checkpoint: the last `checkpoint` event.
+        cost: the `cost` event of a finished trial, where a search has a second objective: the values that the
+            search was told, which the ledger may still correct by what is reported later.
         cpu_s: CPU-seconds by role; joules are the ledger's (`ensemble.meter.ledger`).
     """
 
@@ -104,6 +106,7 @@ class MemberState:
     weights_sha256: str | None = None
     error: str | None = None
     reason: str | None = None
+    cost: Event | None = None
     cpu_s: dict[str, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
 

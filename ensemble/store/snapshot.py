@@ -99,6 +99,18 @@ class RunStatus:
             self.state.usage.clear()
             self.offset = offset
 
+    def read_account(self) -> Account:
+        """The account up to the present end of the log.
+
+        Raises:
+            StoreError: the log is unreadable.
+        """
+        if not self.offset:
+            self._load_snapshot()
+        self.update()
+        self.account.settle()
+        return self.account
+
     # -- the snapshot ---------------------------------------------------------------------------------------------
 
     def save_if_grown(self) -> None:
@@ -110,10 +122,7 @@ class RunStatus:
         size = self._run_dir.events.stat().st_size
         if size - self._kept_at < max(GROWN_BYTES, self._kept_bytes):
             return
-        if not self.offset:
-            self._load_snapshot()
-        self.update()
-        self.account.settle()
+        self.read_account()
         for member in self.state.members.values():
             member.identity = {name: member.identity[name] for name in IDENTITY if name in member.identity}
             if member.state in CLOSED:

@@ -24,8 +24,8 @@ class RunState:
         quarantined: the `gpu_quarantined` event of each GPU that has broken in this start, by its id.
         usage: the last `usage` event of each (node, pid, role) of the present start.
         cpu_s: CPU-seconds by role over all processes.
-        trail: what a search decides from, in the order of the log: member, epoch, finished, pruned, failed (for
-            good) and cancelled events.
+        trail: what a search decides from, in the order of the log: member, epoch, finished, cost, pruned, failed
+            (for good) and cancelled events.
         profiles: the last `profile` event (`ensemble.schedule.Profile`) of each (shape, device).
         planned: the last plan for members that waited (`ensemble.controller.planner`).
         missing: what the cluster has not given yet of what the run asked for, in words; empty if nothing.
@@ -63,6 +63,11 @@ class RunState:
     rooms: list[Event] = field(default_factory=list)
     combined: Event | None = None
     ended: Event | None = None
+
+    @property
+    def second_objective(self) -> str | None:
+        """The field of `cost` events that a search minimizes beside its objective; None where it has one only."""
+        return self.header.get("second_objective")
 
     @property
     def wall_s(self) -> float:

@@ -6,7 +6,7 @@ loads Plotly: it is done where a report is about to be written.
 
 from ensemble.reporting.figures.cost import cpu_seconds, power_over_time
 from ensemble.reporting.figures.quality import calibration, members_and_ensemble
-from ensemble.reporting.figures.search import search_history, search_slices
+from ensemble.reporting.figures.search import search_front, search_history, search_slices
 from ensemble.reporting.figures.sharing import batches_by_member, feeder_totals, pipeline_reuse, queue_levels
 from ensemble.reporting.figures.training import learning_curves, timeline
 
@@ -20,6 +20,7 @@ __all__ = [
     "pipeline_reuse",
     "power_over_time",
     "queue_levels",
+    "search_front",
     "search_history",
     "search_slices",
     "timeline",

@@ -1,4 +1,4 @@
-"""A hyperparameter search: how the best value grew, and each hyperparameter against the objective."""
+"""A hyperparameter search: how the best value grew, what it cost, each hyperparameter against the objective."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ensemble.reporting.ranking import finite_or_none, varied_parameters
+from ensemble.reporting import text
+from ensemble.reporting.ranking import (
+    cost_origin,
+    finite_or_none,
+    front_members,
+    judged_members,
+    varied_parameters,
+)
 from ensemble.reporting.text import hyperparameters, value
 from ensemble.reporting.theme import HIGHLIGHT, STATES, apply_theme
 
@@ -89,6 +96,39 @@ def search_slices(state: RunState) -> go.Figure | str:
         if column == 1:
             figure.update_yaxes(title_text=state.objective, row=row, col=column)
     return apply_theme(figure, height=60 + 250 * rows)
+
+
+def search_front(state: RunState) -> go.Figure | str:
+    """The objective against what is minimized beside it, one point a finished trial, and the Pareto front."""
+    judged = judged_members(state)
+    if not judged:
+        return "No trial has finished with both objectives yet."
+    energy = state.second_objective == "energy_j"
+    unit = f"joules ({cost_origin(state)})" if energy else "CPU-seconds (measured)"
+    front = {member.id: i for i, member in enumerate(front_members(state))}
+    on = sorted((each for each in judged if each[0].id in front), key=lambda each: front[each[0].id])
+    off = [each for each in judged if each[0].id not in front]
+    figure = go.Figure()
+    for name, chosen, colour in (("other trials", off, STATES["finished"]), ("Pareto front", on, HIGHLIGHT)):
+        if not chosen:
+            continue
+        points = _points([cost for *_, cost in chosen], [(m, v) for m, v, _ in chosen], name, colour)
+        shown = [text.joules(cost) if energy else text.cpu(cost) for *_, cost in chosen]
+        points.hovertext = [f"{known}, {cost}" for known, cost in zip(points.hovertext, shown, strict=True)]
+        figure.add_trace(points)
+    figure.update_traces(marker={"symbol": "circle"})
+    # Between two members of the front nothing is known to be better than the dearer one's cost and the cheaper
+    # one's value.
+    figure.update_traces(
+        selector={"name": "Pareto front"},
+        mode="lines+markers+text",
+        line={"shape": "hv", "color": HIGHLIGHT, "width": 1.5},
+        text=[member.id for member, *_ in on],
+        textposition="top center",
+    )
+    figure.update_xaxes(title_text=unit)
+    figure.update_yaxes(title_text=state.objective)
+    return apply_theme(figure, height=340)
 
 
 def _points(x: list[Any], chosen: list[tuple[MemberState, float]], outcome: str, colour: str) -> go.Scatter:

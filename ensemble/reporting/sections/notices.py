@@ -12,6 +12,7 @@ from ensemble.reporting.sections import Content, ReportData
 from ensemble.store.member import Event
 
 MOST = 60
+ESTIMATED = "an estimated joule is a weighted CPU-second"
 TONES = {"error": "bad", "warning": "warn", "info": ""}
 
 
@@ -77,6 +78,7 @@ def collect_notices(events: Sequence[Event]) -> list[Notice]:
     """Failures, restarts, skipped records, skipped steps, interruptions: what did not go as planned, in order."""
     begin = start_time(events)
     found: list[Notice] = []
+    minimizes_energy = any(e.get("second_objective") == "energy_j" for e in events if e["type"] == "run_started")
     last: dict[str, Event] = {}  # of each feeder
     attempt: Counter[str] = Counter()
     bad: set[tuple[str, int]] = set()
@@ -108,6 +110,9 @@ def collect_notices(events: Sequence[Event]) -> list[Notice]:
         elif kind == "remedy":
             what = _REMEDIES[event["what"]](event)
             note(event, "info", f"{', '.join(event['members'])}: {what}, for the run to end sooner")
+        elif kind == "cost" and minimizes_energy and event["energy_origin"] == "estimated":
+            minimizes_energy = False  # once is enough
+            note(event, "info", f"the search minimizes joules that are estimated: {ESTIMATED}")
         elif kind == "unread":
             note(event, "warning", f"nothing reads the hyperparameter {', '.join(event['params'])} ({member})")
         elif kind == "cancelled":

@@ -6,13 +6,20 @@ from typing import TYPE_CHECKING
 
 from ensemble.reporting import text
 from ensemble.reporting.page import Panel
+from ensemble.reporting.ranking import cost_origin, front_members
 from ensemble.reporting.sections import Content, Line, ReportData, draw
+from ensemble.reporting.sections.notices import ESTIMATED
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
     from ensemble.store import RunState
 
 HISTORY = ("Trials in order", "The objective each trial reached, and the best known after each finished one.")
+FRONT = (
+    "Pareto front",
+    "Each finished trial by its objective and by what it used. Of those on the line none is beaten in both.",
+)
+MOST_ON_FRONT = 12  # named in the closing summary
 SLICES = ("Hyperparameters against the objective", "One point a trial; open circles ended early or still run.")
 CALIBRATION = (
     "Calibration",
@@ -33,12 +40,19 @@ def compose_search(data: ReportData) -> Content:
     """Returns what each trial reached, and the objective by hyperparameter; None where the run is no search."""
     from ensemble.reporting import figures
 
-    if data.state.mode != "search":
+    state = data.state
+    if state.mode != "search":
         return None
-    return [
-        Panel("history", *HISTORY, draw(figures.search_history, data.state)),
-        Panel("slices", *SLICES, draw(figures.search_slices, data.state)),
+    panels = [
+        Panel("history", *HISTORY, draw(figures.search_history, state)),
+        Panel("slices", *SLICES, draw(figures.search_slices, state)),
     ]
+    if state.second_objective is not None:
+        heading, reading = FRONT
+        estimated = cost_origin(state) == "estimated"
+        reading += f" The joules are estimated: {ESTIMATED}." if estimated else ""
+        panels.insert(1, Panel("front", heading, reading, draw(figures.search_front, state)))
+    return panels
 
 
 def compose_quality(data: ReportData) -> Content:
@@ -63,6 +77,17 @@ def compose_training(data: ReportData) -> Content:
         Panel("curves", *CURVES, draw(figures.learning_curves, data.state)),
         Panel("timeline", *TIMELINE, draw(figures.timeline, data.state)),
     ]
+
+
+def summarize_search(state: RunState, ledger: Ledger) -> list[Line]:
+    """Returns the members on the Pareto front of a search with a second objective, the cheapest first."""
+    front = front_members(state)
+    if not front:
+        return []
+    unit = f"joules, {cost_origin(state)}" if state.second_objective == "energy_j" else "CPU-seconds"
+    names = [member.id for member in front]
+    more = [f"and {len(names) - MOST_ON_FRONT} more"] if len(names) > MOST_ON_FRONT else []
+    return [("Pareto front", f"{', '.join(names[:MOST_ON_FRONT] + more)} ({state.objective} and {unit})")]
 
 
 def summarize_quality(state: RunState, ledger: Ledger) -> list[Line]:

@@ -1,0 +1,89 @@
+"""Decides when to measure what a finished trial has cost, for a search that minimizes it.
+
+The account of a run (`ensemble.meter.account`) knows the energy of an interval only after it has ended. A trial's
+cost is measured when its processes are gone and the power of each of its nodes was sampled after that, at the
+latest after `WAIT_S`. It is measured once and logged before the search learns of it: a resume tells the search the
+same, although figures that are reported later may still change the account a little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ensemble.controller.actions import EndTrial, MeasureCost
+from ensemble.controller.attempt import Attempt
+from ensemble.controller.session_state import SessionState
+from ensemble.spec import Search
+
+#: Seconds after the end of a trial in which each of its nodes has sampled its power a few times.
+WAIT_S = 5.0
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A finished trial whose cost is not known.
+
+    Attributes:
+        unmetered: its nodes whose power was not sampled since its end.
+        deadline: when the cost is measured all the same, in seconds of a monotonic clock.
+        is_measuring: whether it was asked for.
+    """
+
+    unmetered: set[str]
+    deadline: float
+    is_measuring: bool = False
+
+
+class TrialCosts:
+    """The finished trials whose cost is not known yet.
+
+    Args:
+        search: None, or without a second objective: nothing is measured. A trial that finished in an earlier start
+            of the run, which ended before it had logged the cost, is measured at once.
+    """
+
+    def __init__(self, session: SessionState, search: Search | None) -> None:
+        self._session = session
+        self._minimized = None if search is None else search.second_objective
+        members = session.run.members.values() if self._minimized else ()
+        unknown = [member.id for member in members if member.state == "finished" and member.cost is None]
+        self._pending = {member: _Pending(set(), session.now) for member in unknown}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def end_trial(self, live: Attempt, outcome: str, metrics: Mapping[str, Any]) -> None:
+        """Report how a trial ended; that it finished is reported when its cost is known."""
+        if outcome != "finished" or self._minimized is None:
+            self._session.actions.append(EndTrial(live.identity.number, outcome, metrics))
+
+    def expect(self, live: Attempt) -> None:
+        """All processes of an attempt have exited: measure what its trial has cost, if it finished."""
+        if live.outcome == "finished" and self._minimized is not None:
+            nodes = set(live.start.placement.ranks_by_node) if self._minimized == "energy_j" else set()
+            self._pending[live.member] = _Pending(nodes, self._session.now + WAIT_S)
+
+    def note_power(self, event: Mapping[str, Any]) -> None:
+        """Note that the power of a node was sampled, if the event says so."""
+        if event["type"] == "power":
+            for each in self._pending.values():
+                each.unmetered.discard(event["node"])
+
+    def measure_due(self) -> None:
+        """Measure the trials whose last interval is metered; figures that were held back are logged before."""
+        session = self._session
+        for member, each in self._pending.items():
+            if not each.is_measuring and (not each.unmetered or session.now >= each.deadline):
+                each.is_measuring = True
+                session.log_held()
+                session.actions.append(MeasureCost(member, session.run.members[member].attempt))
+
+    def handle(self, event: Mapping[str, Any]) -> None:
+        """Log a trial's cost, and report that it has finished."""
+        session, member = self._session, self._session.run.members[event["member"]]
+        self._pending.pop(member.id, None)
+        session.log("cost", **{name: event[name] for name in event if name != "type"})
+        session.actions.append(EndTrial(member.number, "finished", dict(member.metrics)))
+        session.placement_due = True
