@@ -30,16 +30,19 @@ from ensemble.controller.actions import (
     Kill,
     Launch,
     Log,
+    MeasureCost,
     Propose,
     Send,
     StartFeeder,
     StopFeeder,
 )
+from ensemble.controller.costs import WAIT_S
 from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.session import Session, Setup
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Identity, Member, Search, uniform
+from ensemble.spec.search_space import SECOND_OBJECTIVES
 from ensemble.store import RunDir, RunState, fold
 from ensemble.store.member import ENDED
 
@@ -123,6 +126,7 @@ class World:
         stream = SharedStream(ensemble)
         stream.check()
         self.streaming = ensemble.search is not None
+        self.minimizes = ensemble.search is not None and ensemble.search.second_objective is not None
         self.declared = 0
         self.session = Session(
             Setup(
@@ -196,8 +200,17 @@ class World:
                 params = {"n": 0.5} if self.streaming else declared.params
                 identity = self.ensemble.identify(self.declared - 1, Member(params))
                 return {"type": "added", "request": request, "identity": identity}
+            case MeasureCost(member, attempt):
+                assert member not in self.processes, "its processes still use energy"
+                energy_j = self.random.choice([None, 2.5])
+                used = {"energy_j": energy_j, "energy_origin": "estimated", "cpu_s": 1.0}
+                return {"type": "cost", "member": member, "attempt": attempt, **used}
             case EndTrial(number, state, _):
                 assert state in ("finished", "pruned", "failed", "cancelled")
+                costs = [e["member"] for e in self.log if e["type"] == "cost"].count(f"member-{number}")
+                assert costs == (self.minimizes and state == "finished"), (
+                    "a finished trial has one cost, logged first"
+                )
                 self.ended[number] += 1
         return None
 
@@ -402,6 +415,8 @@ class World:
             kinds = ("progress", "epoch", "failed", "finished")
             late = old.event(self.random.choice(kinds), epoch=0, step=1, error="late", metrics={}, detail="late")
             self.handle(late)
+        elif what < 0.25:
+            self.handle({"type": "power", "node": self.random.choice(sorted(self.nodes)), "watts": 1.0})
         elif self.processes:
             self.report(self.random.choice(list(self.processes.values())))
         self.reconcile()
@@ -477,12 +492,13 @@ class World:
 def declare(kind: str, workers: int) -> Ensemble:
     # Of three ranks no node has room for all: they are on two.
     resources = replace(DECLARED, workers=workers, cpus_per_worker=1.0 if workers == 3 else 1 / workers)
-    search = {"search": Search({"n": uniform(0, 1)}, trials=TRIALS)} if kind == "search" else {}
+    second = {"second_objective": kind} if kind in SECOND_OBJECTIVES else {}
+    search = {} if kind == "list" else {"search": Search({"n": uniform(0, 1)}, trials=TRIALS, **second)}
     listed = {"members": [{"n": n} for n in range(7)]} if kind == "list" else {}
     return an_ensemble(sharing="node", retries=2, epochs=3, resources=resources, **search, **listed)
 
 
-@pytest.mark.parametrize("kind", ["list", "search"])
+@pytest.mark.parametrize("kind", ["list", "search", "energy_j"])
 @given(
     random=st.randoms(use_true_random=False),
     workers=st.integers(1, 3),
@@ -501,6 +517,54 @@ def test_whatever_happens_no_member_is_lost_and_no_place_is_leaked(
             break
     world.finish()
     world.check_end()
+
+
+def test_a_trial_has_its_cost_when_its_nodes_were_metered_after_its_end() -> None:
+    world = World(declare("energy_j", 3), Random(0), failing_launches=0.0)
+    [process] = world.processes.values()
+    assert set(process.nodes) == {"a", "b"}
+
+    def list_costs() -> list[str]:
+        return [event["member"] for event in world.log if event["type"] == "cost"]
+
+    def meter(node: str) -> None:
+        world.handle({"type": "power", "node": node, "watts": 1.0})
+        world.reconcile()
+
+    process.end("finished", "finished", metrics={"accuracy": 0.5})
+    meter("a")
+    while process.reports:
+        world.report(process)
+    world.reconcile()
+    meter("a")
+    assert list_costs() == [] and not world.ended, "b was metered before the end only"
+    meter("b")
+    assert list_costs() == ["member-0"] and world.ended[0] == 1
+
+
+def test_a_trial_on_a_node_that_meters_no_more_has_its_cost_after_a_few_seconds() -> None:
+    world = World(declare("energy_j", 1), Random(0), failing_launches=0.0)
+    process = next(iter(world.processes.values()))
+    process.end("finished", "finished", metrics={"accuracy": 0.5})
+    while process.reports:
+        world.report(process)
+    world.reconcile()
+    assert not world.ended
+    world.now += WAIT_S
+    world.reconcile()
+    assert world.ended[process.identity.number] == 1
+
+
+def test_cpu_seconds_are_known_when_the_processes_are_gone() -> None:
+    world = World(declare("cpu_s", 1), Random(0), failing_launches=0.0)
+    process = next(iter(world.processes.values()))
+    process.end("finished", "finished", metrics={"accuracy": 0.5})
+    world.report(process)
+    world.reconcile()
+    assert not world.ended, "its process may have used more"
+    world.report(process)
+    world.reconcile()
+    assert world.ended[process.identity.number] == 1
 
 
 def test_a_session_opens_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,8 +117,7 @@ def search_front(state: RunState) -> go.Figure | str:
         points.hovertext = [f"{known}, {cost}" for known, cost in zip(points.hovertext, shown, strict=True)]
         figure.add_trace(points)
     figure.update_traces(marker={"symbol": "circle"})
-    # Between two members of the front nothing is known to be better than the dearer one's cost and the cheaper
-    # one's value.
+    # Steps: at a cost between those of two members of the front, the cheaper one is the best that is known.
     figure.update_traces(
         selector={"name": "Pareto front"},
         mode="lines+markers+text",
