@@ -33,6 +33,7 @@ from ensemble.train.checkpoint import Checkpointer, FileCheckpointer
 from ensemble.train.data import Data, steps_per_epoch
 from ensemble.train.deadly_records import DeadlyRecords
 from ensemble.train.gather import Means, gather_rows
+from ensemble.train.gpu_busy import open_gpu_busy
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import Diverged, Inbox, Job, TrainingError
 from ensemble.train.lifecycle import Lifecycle
@@ -97,6 +98,7 @@ class TrainContext:
             reporter.event,
         ).start(inbox)
         self._precision = MixedPrecision(job.identity.precision, self.device, job.identity.loss_scale)
+        self._gpu_busy = open_gpu_busy(self.device)
         self._optimization: Optimization | None = None
         self._micro_batches: MicroBatches | None = None
 
@@ -147,7 +149,12 @@ class TrainContext:
 
     def _resident_batches(self, split: str) -> Iterator[Batch]:
         for batch in self._data.split(split):
+            is_measured = self._micro_batches is None  # else it is within a training step, which is measured
+            if is_measured:
+                self._begin_gpu_work()
             yield batch
+            if is_measured:
+                self._end_gpu_work()
             self._life.report_progress()
 
     def _train_batches(self) -> Iterator[Batch]:
@@ -155,6 +162,7 @@ class TrainContext:
         for batch in self._data.epoch(life.at.epoch):
             life.begin()
             before = life.global_step
+            self._begin_gpu_work()
             seed_everything(step_seed(self.identity.seed, self.rank, before), self.device)
             with life.throughput.synchronizing():
                 optimization.share_buffers()
@@ -166,6 +174,14 @@ class TrainContext:
                 self.step()
             if life.global_step != before + 1:
                 raise TrainingError("member.step() must be called exactly once for each batch of member.batches()")
+
+    def _begin_gpu_work(self) -> None:
+        if self._gpu_busy is not None:
+            self._gpu_busy.begin()
+
+    def _end_gpu_work(self) -> None:
+        if self._gpu_busy is not None:
+            self._gpu_busy.end()
 
     def _on_wait(self) -> None:
         """Report progress and execute commands while the stream keeps this rank waiting.
@@ -228,6 +244,7 @@ class TrainContext:
             result = optimization.end(batch, life.throughput.synchronizing())
         except Diverged as error:
             raise Diverged(f"{error}, epoch {life.at.epoch}, step {life.at.step}") from None
+        self._end_gpu_work()
         life.end_step(result, batch.global_size, optimization)
 
     # --- results ----------------------------------------------------------------------------------------

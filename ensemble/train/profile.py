@@ -32,6 +32,7 @@ from ensemble.store import RunDir, rehearse_checkpoint
 from ensemble.train.checkpoint import Position, pack
 from ensemble.train.data import Data
 from ensemble.train.gather import gather_json
+from ensemble.train.gpu_busy import describe_gpu_busy
 from ensemble.train.job import PROFILE, Diverged, Inbox, Job, LabelError, Outcome
 from ensemble.train.member import TrainContext
 from ensemble.train.model_signature import signature_of
@@ -87,7 +88,7 @@ def _event(job: Job, type: str, **fields: Any) -> dict[str, Any]:
 
 def _emit_usage(job: Job, emit: Emit) -> None:
     who = {"node": job.node, "role": "profile", "member": None, "rank": job.rank, "pid": os.getpid()}
-    emit({"type": "usage", **who, "cpu_s": time.process_time(), "origin": "measured"})
+    emit({"type": "usage", **who, "cpu_s": time.process_time(), "origin": "measured", **describe_gpu_busy()})
 
 
 class _Session:

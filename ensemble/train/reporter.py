@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory, share_file_with_group
+from ensemble.train.gpu_busy import describe_gpu_busy
 from ensemble.train.job import Job
 
 #: CPU-seconds of this process by role, over all members that it trained: `usage` events are cumulative.
@@ -112,6 +113,7 @@ class EventReporter:
                     "pid": os.getpid(),
                     "cpu_s": _CPU_S_BY_ROLE[role],
                     "origin": "measured",
+                    **(describe_gpu_busy() if role == "train" else {}),
                 }
             )
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -171,3 +172,54 @@ def test_two_gpus_are_one_over_nccl(tmp_path: Path) -> None:
         expected = weights(tmp_path / "1" / alone)
         for name, value in weights(tmp_path / "2" / case).items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-12, atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize("own_loop", [False, True])
+def test_a_rank_says_how_long_it_kept_the_gpu_busy_and_trains_to_the_same_bits(
+    tmp_path: Path, own_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ensemble.train.member
+    from ensemble.train.gpu_busy import describe_gpu_busy
+
+    def loop(member: Any) -> None:
+        model = cases.SMOOTH.model(member.params).to(member.device)
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(cases.SMOOTH.loss(model, batch))
+                member.step()
+
+    declared = cases.declare(loop if own_loop else cases.SMOOTH, 1, epochs=3)
+    digests = []
+    for measured in (True, False):
+        if not measured:
+            monkeypatch.setattr(ensemble.train.member, "open_gpu_busy", lambda device: None)
+        before = describe_gpu_busy().get("gpu_busy_s", 0.0)
+        events: list[dict[str, Any]] = []
+        began = time.perf_counter()
+        job = cases.make_job(tmp_path / str(measured), declared, device="cuda:0")
+        assert work(job, declared, events.append, Inbox()) == "finished", events
+        took_s = time.perf_counter() - began
+        digests.append(next(e for e in events if e["type"] == "finished")["weights_sha256"])
+        said = [e["gpu_busy_s"] for e in events if e["type"] == "usage" and e["role"] == "train"]
+        if measured:
+            assert said == sorted(said) and 0 < said[-1] - before < took_s
+    assert digests[0] == digests[1]
+
+
+def test_measuring_a_gpus_work_does_not_wait_for_it() -> None:
+    from ensemble.train.gpu_busy import open_gpu_busy
+
+    busy = open_gpu_busy(torch.device("cuda:0"))
+    assert busy is not None
+    large = torch.randn(8192, 8192, device="cuda:0")
+    large @ large  # loads the kernel
+    torch.cuda.synchronize()
+    before = busy.read()
+    busy.begin()
+    for _ in range(50):
+        large @ large
+    busy.end()
+    assert busy.read() == before, "the GPU is still at it"
+    torch.cuda.synchronize()
+    assert busy.read() > before

@@ -1,0 +1,101 @@
+"""Measures how long a rank keeps its GPU busy, by CUDA events around the work of each batch.
+
+A CUDA event is a mark in a stream of kernels; the GPU notes the time when it comes to it. Two of them enclose the
+work of a batch: forward and backward pass, exchange and optimizer step, or an evaluation. The time between them is
+that in which the GPU was at this batch; it includes gaps between kernels that the host launched late and, where
+ranks share a GPU in turns, the turns of the others. It excludes the time in which the rank waited for its batch.
+
+Reading waits for nothing: an event that the GPU has not reached yet is counted later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+class TimedEvent(Protocol):
+    """What is needed of `torch.cuda.Event`."""
+
+    def record(self, stream: Any) -> Any:
+        """Mark the end of what has been launched in a stream so far."""
+
+    def query(self) -> bool:
+        """Whether the GPU has reached the mark; does not wait."""
+
+    def elapsed_time(self, end: Any, /) -> float:
+        """Milliseconds from this mark to a later one; both were reached."""
+
+
+class GpuBusy:
+    """Sums the GPU time between `begin` and `end`.
+
+    Args:
+        make_event: returns a new event; events are used again.
+        find_stream: returns the stream of the work.
+    """
+
+    def __init__(self, make_event: Callable[[], TimedEvent], find_stream: Callable[[], Any]) -> None:
+        self._make_event, self._find_stream = make_event, find_stream
+        self._spare: list[TimedEvent] = []
+        self._began: TimedEvent | None = None
+        self._open: deque[tuple[TimedEvent, TimedEvent]] = deque()
+        self._seconds = 0.0
+
+    def begin(self) -> None:
+        """Mark the beginning of a batch's work; one that was not ended counts for nothing."""
+        event = self._began or self._take_event()
+        event.record(self._find_stream())
+        self._began = event
+
+    def end(self) -> None:
+        """Mark the end of the batch's work."""
+        if self._began is not None:
+            end = self._take_event()
+            end.record(self._find_stream())
+            self._open.append((self._began, end))
+            self._began = None
+            self._collect()
+
+    def _take_event(self) -> TimedEvent:
+        return self._spare.pop() if self._spare else self._make_event()
+
+    def _collect(self) -> None:
+        while self._open and self._open[0][1].query():
+            began, end = self._open.popleft()
+            self._seconds += began.elapsed_time(end) / 1e3
+            self._spare += [began, end]
+
+    def read(self) -> float:
+        """Seconds of all batches whose work the GPU has done."""
+        try:
+            self._collect()
+        except RuntimeError:  # a kernel has failed, and with it all that follows: the rank ends for that
+            self._open.clear()
+        return self._seconds
+
+
+#: Of this process by device, over all members that it trained: `usage` events are cumulative.
+_BY_DEVICE: dict[torch.device, GpuBusy] = {}
+
+
+def open_gpu_busy(device: torch.device) -> GpuBusy | None:
+    """Returns the measurement of a device in this process; None where it is no GPU."""
+    if device.type != "cuda":
+        return None
+
+    def make_event() -> TimedEvent:
+        event: TimedEvent = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        return event
+
+    if device not in _BY_DEVICE:
+        _BY_DEVICE[device] = GpuBusy(make_event, lambda: torch.cuda.current_stream(device))
+    return _BY_DEVICE[device]
+
+
+def describe_gpu_busy() -> dict[str, float]:
+    """`gpu_busy_s` of this process's `usage` events, cumulative; nothing where it has used no GPU."""
+    return {"gpu_busy_s": sum(busy.read() for busy in _BY_DEVICE.values())} if _BY_DEVICE else {}
