@@ -28,7 +28,7 @@ def describe_host(
     Args:
         feeds: whether feeders may run here: what their rings may take is not offered.
     """
-    from ensemble.meter.power import list_gpus
+    from ensemble.meter.power import list_gpus, share_by_slices
 
     gpus = list_gpus()
 
@@ -43,6 +43,7 @@ def describe_host(
         gpu_memory_gb=tuple(gpu.memory_gb for gpu in gpus),
         gpu_ids=tuple(gpu.id for gpu in gpus),
         gpu_parents=tuple(gpu.parent for gpu in gpus),
+        gpu_shares=share_by_slices(gpus),
     )
 
 

@@ -14,7 +14,7 @@ SLACK = 1000  # units: what rounding may add up to, a billionth of a core
 _ROUND = 1000  # units; sizes that differ by less are equal
 
 #: The attributes of `Node` with a value for each GPU.
-OF_GPUS = ("gpus", "gpu_ids", "gpu_memory_gb", "gpu_free", "gpu_parents", "gpu_exclusive")
+OF_GPUS = ("gpus", "gpu_ids", "gpu_memory_gb", "gpu_free", "gpu_parents", "gpu_shares", "gpu_exclusive")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Node:
         gpu_ids: what names each GPU (its UUID where NVIDIA's driver gives one); its number unless given.
         gpu_free: the part of each GPU's memory that processes of others leave, from 0 to 1; 1 unless given.
         gpu_parents: the id of the physical GPU of each, which instances in MIG mode share; itself unless given.
+        gpu_shares: the part of its physical GPU that each is, by slices; unless given, instances have equal ones.
         gpu_exclusive: whether each GPU admits one process at a time (compute mode EXCLUSIVE_PROCESS).
         no_gpus: why it offers less than its GPUs; empty otherwise.
     """
@@ -50,6 +51,7 @@ class Node:
     gpu_ids: tuple[str, ...] = ()
     gpu_free: tuple[float, ...] = ()
     gpu_parents: tuple[str, ...] = ()
+    gpu_shares: tuple[float, ...] = ()
     gpu_exclusive: tuple[bool, ...] = ()
     no_gpus: str = field(default="", compare=False)
 
@@ -61,6 +63,9 @@ class Node:
         for name, values in usual.items():
             if len(getattr(self, name)) != gpus:
                 object.__setattr__(self, name, values)
+        if len(self.gpu_shares) != gpus:
+            shares = tuple(1 / self.gpu_parents.count(parent) for parent in self.gpu_parents)
+            object.__setattr__(self, "gpu_shares", shares)
 
     def as_event(self) -> dict[str, Any]:
         """The fields of its `node` event."""
@@ -73,6 +78,7 @@ class Node:
             "gpu_memory_gb": list(self.gpu_memory_gb),
             "gpu_free": list(self.gpu_free),
             "gpu_parents": list(self.gpu_parents),
+            "gpu_shares": list(self.gpu_shares),
             "gpu_exclusive": list(self.gpu_exclusive),
             "no_gpus": self.no_gpus,
             "host": self.host,

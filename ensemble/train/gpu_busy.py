@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class TimedEvent(Protocol):
@@ -86,6 +87,7 @@ def open_gpu_busy(device: torch.device) -> GpuBusy | None:
     """Returns the measurement of a device in this process; None where it is no GPU."""
     if device.type != "cuda":
         return None
+    import torch
 
     def make_event() -> TimedEvent:
         event: TimedEvent = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

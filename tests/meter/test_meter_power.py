@@ -238,6 +238,32 @@ def test_instances_of_a_gpu_are_gpus_of_their_own(nvml: dict[str, str]) -> None:
     assert [device for _, device, _ in readings] == ["GPU-0", "GPU-1"], "energy is counted for the whole GPU"
 
 
+DESCRIBE_SHARES = """
+import json
+from ensemble.executors.host import describe_host
+print(json.dumps(describe_host("here").as_event()["gpu_shares"]))
+"""
+
+
+def describe_shares(nvml: dict[str, str], folder: Path, gpus: str, state: str = "") -> list[float]:
+    (folder / "state").write_text(state)
+    stand_in = {"STAND_IN_GPUS": gpus, "STAND_IN_STATE": str(folder / "state"), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **nvml, **stand_in, "CUDA_VISIBLE_DEVICES": ""}
+    found: list[float] = json.loads(
+        subprocess.check_output([sys.executable, "-c", DESCRIBE_SHARES], env=environment)
+    )
+    return found
+
+
+def test_an_instance_has_the_share_of_its_slices(nvml: dict[str, str], tmp_path: Path) -> None:
+    assert describe_shares(nvml, tmp_path, "A100:80,A100:80:7") == pytest.approx([1.0, *[1 / 7] * 7])
+    uneven = "MIG-0-0 slices 4\nMIG-0-1 slices 2\n"
+    assert describe_shares(nvml, tmp_path, "A100:80:2", uneven) == pytest.approx([4 / 7, 2 / 7])
+    assert describe_shares(nvml, tmp_path, "A30:24:2") == pytest.approx([1 / 2, 1 / 2])
+    no_attributes = "MIG-0-1 slices 0\n"
+    assert describe_shares(nvml, tmp_path, "A100:80:2,A100:80", no_attributes) == [0.5, 0.5, 1.0]
+
+
 def test_no_driver_is_one_line() -> None:
     source = open_nvml()
     if not isinstance(source, Absent):

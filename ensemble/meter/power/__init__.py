@@ -3,7 +3,7 @@
 from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading
 from ensemble.meter.power.estimate import watts_per_core
 from ensemble.meter.power.meter import PowerMeter, open_power_sources
-from ensemble.meter.power.nvml import Gpu, list_gpus, open_nvml
+from ensemble.meter.power.nvml import Gpu, list_gpus, open_nvml, share_by_slices
 from ensemble.meter.power.rapl import open_rapl
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "open_nvml",
     "open_power_sources",
     "open_rapl",
+    "share_by_slices",
     "watts_per_core",
 ]

@@ -92,6 +92,7 @@ class Gpu(NamedTuple):
         memory_gb: its memory in GiB.
         names: by which CUDA and Ray may call it or, of an instance, the physical GPU: number and UUID.
         parent: id of the physical GPU.
+        share: its part of the physical GPU's slices, 1 of a whole GPU; None where NVML does not say it.
     """
 
     id: str
@@ -99,6 +100,7 @@ class Gpu(NamedTuple):
     memory_gb: float
     names: tuple[str, ...] = ()
     parent: str = ""
+    share: float | None = 1.0
 
 
 def list_gpus() -> list[Gpu]:
@@ -118,12 +120,40 @@ def list_gpus() -> list[Gpu]:
                 with contextlib.suppress(*errors_of_loss(pynvml)):
                     name, model = _find_id(pynvml, each, i), str(pynvml.nvmlDeviceGetName(each))
                     memory_gb = float(pynvml.nvmlDeviceGetMemoryInfo(each).total) / 2**30
-                    found.append(Gpu(name, model, memory_gb, (str(number), whole, name), whole))
+                    share = 1.0 if name == whole else _find_share(pynvml, each, physical)
+                    found.append(Gpu(name, model, memory_gb, (str(number), whole, name), whole, share))
         return found
     except pynvml.NVMLError:
         return []
     finally:
         pynvml.nvmlShutdown()
+
+
+def share_by_slices(gpus: Sequence[Gpu]) -> tuple[float, ...]:
+    """The share of each GPU in its physical GPU; where NVML does not say it, instances have equal ones."""
+    parents = [gpu.parent for gpu in gpus]
+    unknown = {gpu.parent for gpu in gpus if gpu.share is None}
+    return tuple(
+        1 / parents.count(gpu.parent) if gpu.share is None or gpu.parent in unknown else gpu.share for gpu in gpus
+    )
+
+
+def _find_share(library: Any, instance: Any, physical: Any) -> float | None:
+    """The slices of a MIG instance over those of the whole GPU: of its largest profile; None where it is unknown.
+
+    NVML tells the attributes of instances only. Slices are compared, not multiprocessors: those of the largest
+    profile are more than those of all small ones together (132 and 7 x 16 of an H100).
+    """
+    most = 0
+    for profile in range(library.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        with contextlib.suppress(library.NVMLError):  # this GPU has no such profile
+            found = library.nvmlDeviceGetGpuInstanceProfileInfo(physical, profile, version=1)
+            most = max(most, int(found.sliceCount))
+    try:
+        slices = int(library.nvmlDeviceGetAttributes(instance).computeInstanceSliceCount)
+    except library.NVMLError:
+        return None
+    return min(1.0, slices / most) if most and slices else None
 
 
 def errors_of_loss(library: Any) -> tuple[type[Exception], ...]:

@@ -116,7 +116,8 @@ def make_seen(*gpus: str) -> dict[str, Any]:
     """What an agent says of its node with these GPUs."""
     seen: dict[str, Any] = {"name": "here", "host": "here", "cpus": 4.0, "memory_gb": 16.0}
     own = {"gpus": ("A",) * len(gpus), "gpu_ids": gpus, "gpu_memory_gb": (80.0,) * len(gpus)}
-    return seen | own | {"gpu_names": [(gpu,) for gpu in gpus], "gpu_reasons": []}
+    known = {"power": {"gpu_activity": "SM utilization"}}
+    return seen | own | known | {"gpu_names": [(gpu,) for gpu in gpus], "gpu_reasons": []}
 
 
 RECORD = {"NodeID": "a", "Resources": {"CPU": 4.0, "memory": 16.0 * 2**30, "GPU": 2}}
@@ -153,7 +154,14 @@ def make_change(*free: float) -> Event:
     """A `node` event: processes of others leave these parts of the GPUs GPU-0, GPU-1, ..."""
     gpus = tuple(f"GPU-{n}" for n in range(len(free)))
     seen = make_seen(*gpus)
-    return {"type": "node", **seen, "gpu_free": free, "gpu_parents": gpus, "gpu_exclusive": (False,) * len(free)}
+    return {
+        "type": "node",
+        **seen,
+        "gpu_free": free,
+        "gpu_parents": gpus,
+        "gpu_shares": (1.0,) * len(free),
+        "gpu_exclusive": (False,) * len(free),
+    }
 
 
 def test_no_member_is_offered_a_node_whose_agent_is_closing() -> None:
@@ -180,6 +188,15 @@ environment = {**os.environ, "ENSEMBLE_NODE_DIRECTORY": sys.argv[1]}
 print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], env=environment).pid, flush=True)
 sys.stdin.read()
 """
+
+
+def test_that_activity_on_gpus_is_known_no_more_is_reported() -> None:
+    executor = RayExecutor()
+    agent = Agent("here", RECORD, None, make_seen("GPU-0"))
+    for known, count in (("SM utilization", 1), ("SM utilization", 0), ("it is not", 1)):
+        executor._keep_events(agent, [make_change(1.0) | {"power": {"gpu_activity": known}}])
+        reported = [event["power"]["gpu_activity"] for event in executor.events(0.0)]
+        assert reported == [known] * count
 
 
 def test_an_agent_that_takes_over_ends_what_the_other_left_even_if_it_is_stopped(run: Run) -> None:
