@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.bench.energy import attribution
+from ensemble.bench.energy import attribution, gpu_attribution
+from ensemble.bench.energy.busy import Config
+from ensemble.bench.energy.coalitions import SyntheticBed, Window
+from ensemble.bench.energy.members import Member
 from ensemble.bench.energy.shapley import Coalition, list_coalitions, shapley_values
-from ensemble.bench.energy.synthetic_node import CONCAVE, LINEAR, PowerModel
+from ensemble.bench.energy.splits import SPLITS, split_energy, study
+from ensemble.bench.energy.synthetic_gpus import take_turns
+from ensemble.bench.energy.synthetic_node import CONCAVE, LINEAR
+from ensemble.bench.energy.truth import IDLE
 from ensemble.cli.parser import main
+from ensemble.meter import ledger
 
 PLAYERS = ("a", "b", "c", "d")
 VALUE = st.floats(-1e6, 1e6)
@@ -92,24 +102,29 @@ def test_two_who_share_a_concave_node_cost_less_than_each_alone() -> None:
 
 @pytest.fixture(scope="module")
 def measured() -> attribution.Measured:
-    """Some seconds of four members on a linear node without idle power, whose counters wrap around meanwhile."""
-    return attribution.measure(6.0, PowerModel(cpu_idle_w=0.0, dram_idle_w=0.0))
+    """Some seconds of four members on a linear node, whose counters wrap around meanwhile."""
+    return attribution.measure(6.0)
 
 
 def test_members_of_a_linear_node_are_charged_what_they_truly_used(measured: attribution.Measured) -> None:
     rows = {row.name: row for row in attribution.compare("", measured)}
-    for name in (*attribution.BUSY, attribution.HALF):
-        assert rows[name].true_j == pytest.approx(
-            14.0 * rows[name].cpu_s
-        )  # 12 W of the package, 2 W of the memory
-        assert abs(rows[name].error_pct) < 3.0
-    assert rows[attribution.RESTING].attributed_j < 0.2 * rows[attribution.HALF].attributed_j
+    watts = LINEAR.core_w + LINEAR.dram_w
+    for member in attribution.MEMBERS:
+        row = rows[member.name]
+        assert row.true_j == pytest.approx(row.idle_j + watts * row.cpu_s)
+        assert abs(row.error_pct) < 3.0
+    resting, busy = rows[attribution.RESTING], rows[attribution.BUSY[0]]
+    assert (
+        resting.true_j < 1.1 * resting.idle_j and busy.true_j > 1.3 * busy.idle_j
+    )  # so idle counts, and load too
+    half_of_idle_w = (LINEAR.cpu_idle_w + LINEAR.dram_idle_w) / 2
+    assert rows[IDLE].attributed_j > 6.0 * half_of_idle_w  # members reserve the other half of the cores
 
 
 def test_what_is_attributed_adds_up_to_the_meters_joules_and_these_to_the_truth(
     measured: attribution.Measured,
 ) -> None:
-    found = attribution.ledger(measured.events)
+    found = ledger(measured.events)
     assert attribution.is_exact(found, measured.events)
     assert found.total.energy_j == pytest.approx(measured.truth.energy_j, rel=0.02)
 
@@ -118,8 +133,86 @@ def test_a_lost_joule_is_seen(measured: attribution.Measured) -> None:
     events = [*measured.events]
     last = max(number for number, event in enumerate(events) if event["type"] == "power")
     parts = [{**part, "energy_j": part["energy_j"] + 1.0} for part in events[last]["parts"]]
-    found = attribution.ledger(events)
-    assert not attribution.is_exact(found, [*events[:last], {**events[last], "parts": parts}])
+    assert not attribution.is_exact(ledger(events), [*events[:last], {**events[last], "parts": parts}])
+
+
+# --- the synthetic GPUs --------------------------------------------------------------------------------------
+
+
+def test_processes_take_turns_on_a_gpu_while_they_have_work() -> None:
+    assert take_turns([]) == []
+    assert take_turns([0.7]) == [0.7]
+    assert take_turns([1.0, 1.0, 1.0]) == pytest.approx([1 / 3] * 3)
+    assert take_turns([1.0, 0.5, 0.0]) == pytest.approx([0.75, 0.25, 0.0])
+
+
+@given(st.lists(st.floats(0, 1), max_size=4))
+def test_a_gpu_computes_while_any_process_has_work(demands: list[float]) -> None:
+    shares = take_turns(demands)
+    none = math.prod(1 - demand for demand in demands)
+    assert sum(shares) == pytest.approx(1 - none, abs=1e-9)
+    assert all(share <= demand + 1e-9 for share, demand in zip(shares, demands, strict=True))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the stand-in for NVIDIA's driver")
+def test_on_gpus_sm_utilization_is_closer_to_the_truth_than_busy_time_and_busy_time_than_the_share() -> None:
+    rows, is_exact = gpu_attribution.run_child(gpu_attribution.WHOLE, 4.0)
+    assert is_exact
+    error = {(row.scenario, row.name): abs(row.error_pct) for row in rows}
+    for name in ("busy", "half"):
+        assert error["GPU, SM utilization", name] < 3.0 < error["GPU, busy time", name]
+    assert error["GPU, busy time", "resting"] < error["GPU, share", "resting"]
+    assert error["GPU, SM utilization", "sparse"] > 20.0  # what a kernel draws is in no figure of the driver
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the stand-in for NVIDIA's driver")
+def test_in_mig_mode_busy_time_is_closer_to_the_truth_than_the_share() -> None:
+    rows, is_exact = gpu_attribution.run_child(gpu_attribution.MIG, 4.0)
+    assert is_exact
+    error = {(row.scenario, row.name): abs(row.error_pct) for row in rows}
+    assert {scenario for scenario, _ in error} == {"MIG, busy time", "MIG, share"}
+    for name in ("busy", "half"):
+        assert error["MIG, busy time", name] < 3.0
+    assert error["MIG, busy time", "resting"] < error["MIG, share", "resting"]
+
+
+# --- coalitions and splits -----------------------------------------------------------------------------------
+
+
+def make_windows(watts: dict[str, float], attributed: dict[str, float]) -> list[Window]:
+    """Windows of ten seconds of the coalitions "", "a", "b", "ab"."""
+    return [
+        Window("synthetic", 0, tuple(names), 10.0, 10.0 * power, {name: attributed[name] for name in names})
+        for names, power in watts.items()
+    ]
+
+
+def test_splits_share_what_is_beyond_idle_and_are_compared_with_the_shapley_value() -> None:
+    members = (Member(name="a", duty=1.0, cpus=3.0), Member(name="b", duty=1.0, cpus=1.0))
+    windows = make_windows({"": 10.0, "a": 18.0, "b": 14.0, "ab": 20.0}, {"a": 90.0, "b": 30.0})
+    rows = {(row.split, row.member): row for row in split_energy(windows, members)}
+    for split in SPLITS:  # a adds 8 W or 6 W, b 4 W or 2 W
+        assert (rows[split, "a"].shapley_j, rows[split, "b"].shapley_j) == pytest.approx((70.0, 30.0))
+        assert rows[split, "a"].joules + rows[split, "b"].joules == pytest.approx(100.0)
+    assert [rows[split, "a"].joules for split in SPLITS] == pytest.approx([75.0, 75.0, 50.0])
+    assert rows["even", "b"].error_pct == pytest.approx(100 * (50 / 30 - 1))
+
+
+def test_a_split_by_what_was_used_is_closer_to_the_shapley_value_and_windows_are_measured_once(
+    tmp_path: Path,
+) -> None:
+    lines: list[str] = []
+    with SyntheticBed.open() as bed:
+        partly = study(bed, 1.0, 1, tmp_path, 4.0, lines.append)
+        measured_first = len(lines)
+        assert 0 < measured_first < 8
+        assert f"{measured_first} of 8 windows" in partly.findings[0]
+        whole = study(bed, 1.0, 1, tmp_path, None, lines.append)
+    assert len(lines) == 8
+    worst = {
+        split: max(abs(row["error_pct"]) for row in whole.rows if row.get("split") == split) for split in SPLITS
+    }
+    assert worst["ours"] < worst["share x time"] < worst["even"]
 
 
 # --- the command ---------------------------------------------------------------------------------------------
@@ -129,19 +222,8 @@ def test_the_study_prints_tables_and_writes_rows_and_a_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows, plot = tmp_path / "rows.json", tmp_path / "plot.html"
-    options = [
-        "--parts",
-        "attribution",
-        "--seconds",
-        "2",
-        "--repeats",
-        "1",
-        "--json",
-        str(rows),
-        "--plot",
-        str(plot),
-    ]
-    assert main(["bench", "energy", *options]) == 0
+    files = ["--json", str(rows), "--plot", str(plot)]
+    assert main(["bench", "energy", "--parts", "attribution", "--seconds", "2", "--repeats", "1", *files]) == 0
     found = json.loads(rows.read_text())
     assert {row["part"] for row in found} == {"attribution"}
     assert {row["name"] for row in found} >= {member.name for member in attribution.MEMBERS}
@@ -151,13 +233,26 @@ def test_the_study_prints_tables_and_writes_rows_and_a_plot(
     assert plot.stat().st_size > 1000
 
 
+def test_shapley_values_can_be_measured_in_several_calls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--window-s", "1", "--repeats", "1", "--most-s", "2", "--run-dir", str(tmp_path), "--plot", "-"]
+    measured = []
+    for _ in range(2):
+        assert main(["bench", "energy", "--parts", "shapley", *options]) == 0
+        assert "of 8 windows are measured" in capsys.readouterr().err
+        measured.append((tmp_path / "coalitions.jsonl").read_text())
+    assert measured[1].startswith(measured[0]) and len(measured[1]) > len(measured[0]) > 0
+
+
 def test_an_unknown_part_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "energy", "--parts", "attributoin"]) == 2
     assert "attribution" in capsys.readouterr().err
 
 
 def test_a_member_ends_with_its_input() -> None:
-    command = [sys.executable, "-m", "ensemble.bench.energy.busy", "m", "n", "0.5"]
+    config = Config(name="m", node="n", duty=0.5, core=min(os.sched_getaffinity(0)))
+    command = [sys.executable, "-m", "ensemble.bench.energy.busy", config.to_json()]
     done = subprocess.run(command, input=b"work\n", capture_output=True, timeout=60, check=False)
     assert done.returncode == 0
     roles = [json.loads(line)["role"] for line in done.stdout.splitlines() if line != b"ok"]

@@ -7,21 +7,19 @@ are those of a run.
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ensemble.bench.charts import PREDICTED, Panel, Series, bar_panel
 from ensemble.bench.energy.members import NODE, Event, Member, MemberProcesses
-from ensemble.bench.energy.parts import PartOutcome
-from ensemble.bench.energy.synthetic_node import IDLE, LINEAR, OTHER, PowerModel, SyntheticNode, Truth
+from ensemble.bench.energy.synthetic_node import LINEAR, PowerModel, SyntheticNode
+from ensemble.bench.energy.truth import IDLE, OTHER, Truth
 from ensemble.bench.pipelines.processes import process_clock_s
-from ensemble.bench.results import Report, group_by, median_row, tabulate
 from ensemble.meter import Ledger, PowerMeter, ledger
 from ensemble.meter.origin import to_ticks
 from ensemble.meter.power import Absent, open_rapl
+from ensemble.spec import Energy
 
 DRIVER = "orchestrate"
 #: Cores of the synthetic node: members reserve half of it.
@@ -30,7 +28,6 @@ CPUS = 8.0
 FULL = 0.5
 BUSY = ("busy-0", "busy-1")
 HALF, RESTING = "half", "resting"
-_FIGURES = ("cpu_s", "idle_j", "true_j", "attributed_j", "error_pct")
 MEMBERS = (
     *(Member(name=name, duty=FULL) for name in BUSY),
     Member(name=HALF, duty=FULL / 2),
@@ -66,20 +63,22 @@ def measure(seconds: float, model: PowerModel = LINEAR, members: Sequence[Member
         node = SyntheticNode(Path(folder), model, frozenset({DRIVER}))
         rapl = open_rapl(Path(folder))
         assert not isinstance(rapl, Absent), rapl.reason
-        shares = {member.name: member.cpus / CPUS for member in members}
-        with node:
-            meter = PowerMeter(NODE, [rapl])
+        meter = PowerMeter(NODE, [rapl], energy=Energy(idle_w=model.idle_w))
+
+        def add(member: Member, pid: int) -> None:
+            node.add(member.name, pid, share=member.cpus / CPUS)
+
+        with node, MemberProcesses(meter, {"cpus": CPUS, "gpus": []}, add) as processes:
             node.add(DRIVER, os.getpid(), process_clock_s(os.getpid()))
             before = node.read()
-            meter.start()
-            start = lambda name, pid: node.add(name, pid, share=shares[name])  # noqa: E731
-            with MemberProcesses(members, meter, CPUS, start) as processes:
-                processes.tell("work", *shares)
-                processes.watch(seconds)
-                processes.tell("rest", *shares)
-                truth = node.read().since(before)
-                processes.finish()
-            meter.close()
+            processes.start_meter()
+            processes.start(members)
+            processes.tell("work")
+            processes.watch(seconds)
+            processes.tell("rest")
+            truth = node.read().since(before)
+            processes.finish()
+        meter.close()
     return Measured(truth, processes.events)
 
 
@@ -109,56 +108,3 @@ def is_exact(found: Ledger, events: Sequence[Event]) -> bool:
     parts = [part for event in events if event["type"] == "power" for part in event["parts"]]
     shared = sum(to_ticks(row.energy_j) for row in found.rows if row.energy_j is not None)
     return shared == sum(to_ticks(part["energy_j"]) for part in parts)
-
-
-def study(seconds: float, repeats: int, report: Report) -> PartOutcome:
-    """All scenarios, the medians of that many runs."""
-    runs: list[AttributionRow] = []
-    inexact = 0
-    for number in range(repeats):
-        report(f"attribution: processors and memory, {seconds:g} s, {number + 1} of {repeats}")
-        measured = measure(seconds)
-        runs += compare("processors", measured)
-        inexact += not is_exact(ledger(measured.events), measured.events)
-    rows = [median_row(found) for found in group_by(runs, lambda row: (row.scenario, row.name)).values()]
-    table = [{**row, **{key: round(row[key], 2) for key in _FIGURES}} for row in tabulate(rows)]
-    return PartOutcome(
-        tables=[("Attributed joules beside the true ones", table)],
-        rows=[vars(row) for row in rows],
-        findings=[_judge_sums(repeats, inexact), *_judge_members(rows)],
-        notes=["attribution: a synthetic node of known power, real processes, meter and ledger"],
-        panels=[_panel(scenario, found) for scenario, found in group_by(rows, lambda row: row.scenario).items()],
-    )
-
-
-def _judge_sums(runs: int, inexact: int) -> str:
-    """Whether the sums of all runs are exact."""
-    if inexact:
-        return f"attribution: in {inexact} of {runs} runs the rows do NOT add up to what the meter counted"
-    return f"attribution: in all of {runs} runs the rows add up to what the meter counted, to the tick"
-
-
-def _judge_members(rows: Sequence[AttributionRow]) -> Iterator[str]:
-    """How far members' joules are from the truth, and the ratios of those who are equal, half or nothing."""
-    for scenario, found in group_by(rows, lambda row: row.scenario).items():
-        joules = {row.name: row.attributed_j - row.idle_j for row in found}
-        true = {row.name: row.true_j - row.idle_j for row in found}
-        errors = [abs(row.error_pct) for row in found if row.name in {member.name for member in MEMBERS}]
-        yield (
-            f"attribution, {scenario}: members' joules are within {max(errors):.2f} % of the truth, "
-            f"half of them within {statistics.median(errors):.2f} %"
-        )
-        for name, other in ((BUSY[1], BUSY[0]), (HALF, BUSY[0]), (RESTING, BUSY[0])):
-            yield (
-                f"attribution, {scenario}: beyond idle power {name} has {joules[name] / joules[other]:.3f} "
-                f"of the joules of {other}, in truth {true[name] / true[other]:.3f}"
-            )
-
-
-def _panel(scenario: str, rows: Sequence[AttributionRow]) -> Panel:
-    members = {member.name for member in MEMBERS}
-    shown = [row for row in rows if row.name in members]
-    names = [row.name for row in shown]
-    true = Series(name="true", xs=names, ys=[row.true_j for row in shown], colour="#8a94a3", dash=PREDICTED)
-    attributed = Series(name="attributed", xs=names, ys=[row.attributed_j for row in shown], colour="#2f7bc4")
-    return bar_panel(f"Attribution: {scenario}", [true, attributed], y="joules", at="a synthetic node")

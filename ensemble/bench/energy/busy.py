@@ -1,9 +1,8 @@
-"""A member of a synthetic node: `python -m ensemble.bench.energy.busy NAME NODE DUTY [CORE]`.
+"""A member that keeps a core busy: `python -m ensemble.bench.energy.busy CONFIG`, of which CONFIG is JSON.
 
-It keeps a core busy for that share of the time, or rests, as its standard input says with a line for each change:
-`work` or `rest`. Each second, and at each change, it reports its CPU time as a member of a run does, in a `usage`
-event as one line of JSON; after a change, and once it has started, the line `ok` follows. It ends when its input
-ends.
+It works for its share of the time, or rests, as its standard input says with a line for each change: `work` or
+`rest`. Each second, and at each change, it reports its CPU time as a member of a run does, in a `usage` event as
+one line of JSON; after a change, and once it has started, the line `ok` follows. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -13,42 +12,83 @@ import os
 import select
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
 _EVERY_S = 1.0
 _NAP_S = 0.004
 
 
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What such a process is told.
+
+    Attributes:
+        name, node: of the member, in its events.
+        duty: share of the time in which it works; of a GPU, or of a core.
+        core: on which it stays.
+        gpu_s: seconds for which it reports a GPU as busy, for each CPU-second of its work.
+    """
+
+    name: str
+    node: str
+    duty: float
+    core: int
+    gpu_s: float | None = None
+
+    def to_json(self) -> str:
+        """As a command's argument."""
+        return json.dumps(asdict(self))
+
+
 def main() -> int:
     """Runs until the input ends."""
-    name, node, duty = sys.argv[1], sys.argv[2], float(sys.argv[3])
-    if len(sys.argv) > 4:
-        os.sched_setaffinity(0, {int(sys.argv[4])})
+    config = Config(**json.loads(sys.argv[1]))
+    per_cpu_s = config.gpu_s
+    busy_s = None if per_cpu_s is None else lambda: per_cpu_s * time.process_time()
+    return serve(config, time.process_time, lambda: None, busy_s)
+
+
+def serve(
+    config: Config, clock: Callable[[], float], work: Callable[[], None], gpu_busy_s: Callable[[], float] | None
+) -> int:
+    """Works and rests as the input says, until it ends; returns the exit status.
+
+    Args:
+        clock: seconds for which it has worked so far: it works while it is behind its share of the time.
+        work: does a little work.
+        gpu_busy_s: seconds for which it has kept a GPU busy so far.
+    """
+    os.sched_setaffinity(0, {config.core})
     startup_s = time.process_time()
-    _report(name, node, "startup", startup_s)
+
+    def report(role: str, cpu_s: float) -> None:
+        who = {"node": config.node, "role": role, "member": config.name, "rank": 0, "pid": os.getpid()}
+        gpu = {} if gpu_busy_s is None else {"gpu_busy_s": gpu_busy_s()}
+        print(json.dumps({"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured", **gpu}), flush=True)
+
+    report("startup", startup_s)
     print("ok", flush=True)
     working, began, began_s = False, 0.0, 0.0
     next_report = time.monotonic() + _EVERY_S
     while True:
         # behind its share of the time (others had its core), it works until it has made that good
-        if working and time.process_time() - began_s < duty * (time.monotonic() - began):
-            wait_s: float | None = 0.0
+        behind = working and clock() - began_s < config.duty * (time.monotonic() - began)
+        if behind:
+            work()
+            wait_s = 0.0
         else:
             wait_s = _NAP_S if working else max(0.0, next_report - time.monotonic())
         if select.select([0], [], [], wait_s)[0]:
             line = os.read(0, 1024).decode()
             if not line:
                 return 0
-            working, began, began_s = line.split()[-1] == "work", time.monotonic(), time.process_time()
-            _report(name, node, "train", began_s - startup_s)
+            working, began, began_s = line.split()[-1] == "work", time.monotonic(), clock()
+            report("train", time.process_time() - startup_s)
             print("ok", flush=True)
         if time.monotonic() >= next_report:
-            _report(name, node, "train", time.process_time() - startup_s)
+            report("train", time.process_time() - startup_s)
             next_report += _EVERY_S
-
-
-def _report(name: str, node: str, role: str, cpu_s: float) -> None:
-    who = {"node": node, "role": role, "member": name, "rank": 0, "pid": os.getpid()}
-    print(json.dumps({"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured"}), flush=True)
 
 
 if __name__ == "__main__":

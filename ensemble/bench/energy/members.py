@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from ensemble.bench.energy.busy import Config
 from ensemble.meter import PowerMeter
 from ensemble.meter.cpu import DriverClock
 from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
 
-NODE = "synthetic"
+NODE = "node-0"
 POWER_EVERY_S = 1.0  # as the agent of a run's node does
 Event = dict[str, Any]
 
@@ -30,60 +31,55 @@ class Member:
 
     Attributes:
         name: in events and rows.
-        duty: cores that it keeps busy while it works.
+        duty: share of the time in which it keeps a core, or its GPU, busy while it works.
         cpus: cores that it reserves.
+        gpu: id of its GPU.  gpu_share: how much of it the member reserves.
+        gpu_s: see `Config`.
     """
 
     name: str
     duty: float
     cpus: float = 1.0
+    gpu: str | None = None
+    gpu_share: float = 0.0
+    gpu_s: float | None = None
 
 
 class MemberProcesses:
     """The members' processes, which rest at first, and the log of all that happens; they end with the context.
 
     Args:
-        meter: it has been started.
-        started: called with the name and process id of each member at once when it is started.
+        meter: of their node.
+        node: further fields of the node's event.
+        module: that the processes run.
+        started: called with each member and its process id at once when it is started.
+        annotate: called with each `power` event before it is logged.
 
     Attributes:
         events: the log; they get their time when they arrive.
     """
 
     def __init__(
-        self, members: Sequence[Member], meter: PowerMeter, cpus: float, started: Callable[[str, int], None]
+        self,
+        meter: PowerMeter,
+        node: Event,
+        started: Callable[[Member, int], None],
+        module: str = "ensemble.bench.energy.busy",
+        annotate: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self.events: list[Event] = []
-        self._meter = meter
+        self._meter, self._module = meter, module
+        self._started, self._annotate = started, annotate
         self._clock = DriverClock()
         self._stack = contextlib.ExitStack()
         self._selector = self._stack.enter_context(selectors.DefaultSelector())
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._buffers: dict[str, bytes] = {}
         self._answering: set[str] = set()
-        self._next_power = time.monotonic() + POWER_EVERY_S
+        self._next_power = float("inf")
         self._log({"type": "run_started"})
         self._log({"type": "usage", **self._clock.begin(NODE)})
-        self._log({"type": "node", "node": NODE, "cpus": cpus, "gpus": [], "power": meter.describe()})
-        try:
-            for number, member in enumerate(members):
-                self._start(number, member, started)
-            self._wait_for_answers(*self._processes)
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-
-    def _start(self, number: int, member: Member, started: Callable[[str, int], None]) -> None:
-        cores = sorted(os.sched_getaffinity(0))
-        command = [sys.executable, "-P", "-m", "ensemble.bench.energy.busy", member.name, NODE, str(member.duty)]
-        command.append(str(cores[number % len(cores)]))
-        self._log({"type": "member", "member": member.name, "workers": 1, "cpus_per_worker": member.cpus})
-        self._log({"type": "placed", "member": member.name, "node": NODE, "devices": [None]})
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
-        self._processes[member.name] = self._stack.enter_context(process)
-        started(member.name, process.pid)
-        assert process.stdout is not None
-        self._selector.register(process.stdout, selectors.EVENT_READ, member.name)
+        self._log({"type": "node", "node": NODE, **node, "power": meter.describe()})
 
     def __enter__(self) -> MemberProcesses:
         return self
@@ -96,14 +92,38 @@ class MemberProcesses:
             process.stdin.close()
         self._stack.close()
 
-    def tell(self, word: str, *members: str) -> None:
-        """Tells members to `work` or to `rest`, and waits until they have reported what they used before."""
-        for name in members:
-            pipe = self._processes[name].stdin
-            assert pipe is not None
-            pipe.write(f"{word}\n".encode())
-            pipe.flush()
-        self._wait_for_answers(*members)
+    def start_meter(self) -> None:
+        """Starts to log the node's energy: what was used before does not count."""
+        self._meter.start()
+        self._next_power = time.monotonic() + POWER_EVERY_S
+
+    def start(self, members: Sequence[Member]) -> None:
+        """Starts members, and waits until they can work."""
+        for member in members:
+            self._start(member)
+        self._wait_for_answers(*(member.name for member in members))
+
+    def _start(self, member: Member) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        core = cores[len(self._processes) % len(cores)]
+        config = Config(name=member.name, node=NODE, duty=member.duty, core=core, gpu_s=member.gpu_s)
+        declared = {"workers": 1, "cpus_per_worker": member.cpus, "gpus_per_worker": member.gpu_share}
+        self._log({"type": "member", "member": member.name, **declared})
+        self._log({"type": "placed", "member": member.name, "node": NODE, "devices": [member.gpu]})
+        command = [sys.executable, "-P", "-m", self._module, config.to_json()]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
+        self._processes[member.name] = self._stack.enter_context(process)
+        self._started(member, process.pid)
+        assert process.stdout is not None
+        self._selector.register(process.stdout, selectors.EVENT_READ, member.name)
+
+    def tell(self, word: str) -> None:
+        """Tells all members to `work` or to `rest`, and waits until they have reported what they used before."""
+        for process in self._processes.values():
+            assert process.stdin is not None
+            process.stdin.write(f"{word}\n".encode())
+            process.stdin.flush()
+        self._wait_for_answers(*self._processes)
 
     def watch(self, seconds: float) -> None:
         """Logs what members report, and the node's power each second, for that long."""
@@ -111,20 +131,19 @@ class MemberProcesses:
         while (left_s := until - time.monotonic()) > 0:
             self._step(left_s)
 
-    def sample(self) -> Event:
-        """Logs what the node and the driver have used since the last sample, now."""
-        self._next_power = time.monotonic() + POWER_EVERY_S
-        self._log({"type": "usage", **self._clock.sample(NODE)})
-        power = {"type": "power", **self._meter.sample()}
-        self._log(power)
-        return power
-
     def finish(self) -> None:
         """Ends the members' attempts and the run in the log, after a last sample."""
-        self.sample()
+        self._sample()
         for name in self._processes:
             self._log({"type": "finished", "member": name})
         self._log({"type": "run_finished"})
+
+    def _sample(self) -> None:
+        self._next_power = time.monotonic() + POWER_EVERY_S
+        self._log({"type": "usage", **self._clock.sample(NODE)})
+        power = {"type": "power", **self._meter.sample()}
+        self._annotate(power)
+        self._log(power)
 
     def _wait_for_answers(self, *members: str) -> None:
         self._answering |= set(members)
@@ -137,12 +156,12 @@ class MemberProcesses:
         for key, _ in self._selector.select(max(0.0, min(most_s, due_s))):
             self._read(key.data, key.fd)
         if time.monotonic() >= self._next_power:
-            self.sample()
+            self._sample()
 
     def _read(self, name: str, stdout: int) -> None:
         data = os.read(stdout, 1 << 16)
         if not data:
-            raise PipelineError(f"member {name} of the synthetic node has ended")
+            raise PipelineError(f"member {name} of the energy study has ended")
         *lines, self._buffers[name] = (self._buffers.get(name, b"") + data).split(b"\n")
         for line in lines:
             if line == b"ok":

@@ -33,3 +33,11 @@ def join_parts(parts: Mapping[str, PartOutcome]) -> Outcome:
         notes=list(dict.fromkeys(note for part in found for note in part.notes)),
         panels=[panel for part in found for panel in part.panels],
     )
+
+
+def round_figures(rows: Rows) -> Rows:
+    """The rows of a table with two decimals."""
+    return [
+        {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
+        for row in rows
+    ]

@@ -12,15 +12,18 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
+from ensemble.bench.energy.truth import IDLE, OTHER, Truth
 from ensemble.bench.pipelines.processes import process_clock_s
 from ensemble.meter.power.estimate import node_busy_s
 
-IDLE, OTHER = "idle", "other"
+if TYPE_CHECKING:
+    from ensemble.bench.energy.synthetic_gpus import SyntheticGpus
+
 PERIOD_S = 0.025
 _WRAP_J = 20.0  # the counters wrap for the first time so many joules after they were made
 _RANGE_S = 10.0  # and again after so many seconds of the most power that the machine's cores can draw
@@ -65,42 +68,6 @@ LINEAR = PowerModel()
 CONCAVE = PowerModel(uncore_w=8.0, exponent=0.8)
 
 
-@dataclass(frozen=True)
-class Truth:
-    """What a node has used so far.
-
-    Attributes:
-        energy_j: of the whole node.
-        idle_j: of it, what does not depend on load, by the names that reserve a share of the node, and `IDLE` for
-            the rest.
-        dynamic_j: of the processes by name, and of `OTHER` processes of the machine. Where the model is not linear
-            a member has no part of its own; then those are only a split of their sum by load.
-        cpu_s: CPU-seconds by the same names.
-    """
-
-    energy_j: float
-    idle_j: Mapping[str, float]
-    dynamic_j: Mapping[str, float]
-    cpu_s: Mapping[str, float]
-
-    def since(self, before: Truth) -> Truth:
-        """What was used after an earlier moment."""
-        return Truth(
-            self.energy_j - before.energy_j,
-            _subtract(self.idle_j, before.idle_j),
-            _subtract(self.dynamic_j, before.dynamic_j),
-            _subtract(self.cpu_s, before.cpu_s),
-        )
-
-    def joules_of(self, name: str) -> float:
-        """All that a name cost: its share of what is idle, and its own."""
-        return self.idle_j.get(name, 0.0) + self.dynamic_j.get(name, 0.0)
-
-
-def _subtract(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    return {name: value - before.get(name, 0.0) for name, value in now.items()}
-
-
 class SyntheticNode:
     """See the module's docstring. The counters grow while the context is open.
 
@@ -108,11 +75,19 @@ class SyntheticNode:
         root: an empty folder, which becomes the root of the powercap zones.
         model: its power.
         others: names of processes that are not members'.
+        gpus: are driven by the same processes, and account for themselves.
     """
 
-    def __init__(self, root: Path, model: PowerModel, others: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        root: Path,
+        model: PowerModel,
+        others: frozenset[str] = frozenset(),
+        gpus: SyntheticGpus | None = None,
+    ) -> None:
         self._model = model
         self._others = others
+        self._gpus = gpus
         self._lock = threading.Lock()
         self._pids: dict[str, int] = {}
         self._clocks: dict[str, float] = {}
@@ -169,6 +144,13 @@ class SyntheticNode:
             energy_j = sum(self._total_j.values())
             return Truth(energy_j, dict(self._idle_j), dict(self._dynamic_j), dict(self._cpu_s))
 
+    def read_gpus(self) -> Truth:
+        """As `read`, of the GPUs."""
+        with self._lock:
+            self._advance()
+            assert self._gpus is not None
+            return self._gpus.read(self._cpu_s)
+
     def _run(self) -> None:
         while not self._stopping.wait(PERIOD_S):
             with self._lock:
@@ -194,6 +176,8 @@ class SyntheticNode:
                 self._idle_j[name] = self._idle_j.get(name, 0.0) + idle_j * share
             self._total_j[kind] += idle_j + shared_j + per_core_w * sum(rest.values())
         self._write()
+        if self._gpus is not None:
+            self._gpus.advance(elapsed_s, members)
 
     def _read_clocks(self) -> dict[str, float]:
         """CPU-seconds of each process, and of all others, since the last call."""

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ensemble.bench.results import Outcome, Report, Study
-from ensemble.cli.arguments import count, option, words
+from ensemble.cli.arguments import count, option, path, words
 from ensemble.spec.validation import check_choice
 
 if TYPE_CHECKING:
     from ensemble.bench.energy.parts import PartOutcome
 
-ATTRIBUTION = "attribution"
+ATTRIBUTION, SHAPLEY = "attribution", "shapley"
 #: Those that need neither data nor a GPU.
-DEFAULT = (ATTRIBUTION,)
+DEFAULT = (ATTRIBUTION, SHAPLEY)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     part = parser.add_argument_group("part 'attribution'")
     option(part, "--seconds", 8, "of a run on the synthetic node", type=count)
+
+    part = parser.add_argument_group("part 'shapley'")
+    option(part, "--window-s", 3, "seconds of the window of each coalition", type=count)
+    shown = "keeps each window's energy as soon as it is measured, and has those that were measured before"
+    option(part, "--run-dir", None, shown, type=path, metavar="DIR")
+    shown = "measure for at most so many seconds now, and the rest with another call"
+    option(part, "--most-s", None, shown, type=count, metavar="SECONDS")
 
 
 def run(options: argparse.Namespace, report: Report) -> Outcome:
@@ -40,19 +48,31 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
 
 
 def _study_attribution(options: argparse.Namespace, report: Report) -> PartOutcome:
-    from ensemble.bench.energy import attribution
+    from ensemble.bench.energy import attribution_study
 
-    return attribution.study(options.seconds, options.repeats, report)
+    return attribution_study.study(options.seconds, options.repeats, report)
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, Report], PartOutcome]] = {ATTRIBUTION: _study_attribution}
+def _study_shapley(options: argparse.Namespace, report: Report) -> PartOutcome:
+    from ensemble.bench.energy import splits
+    from ensemble.bench.energy.coalitions import SyntheticBed
+
+    with SyntheticBed.open() as bed:
+        kept = None if options.run_dir is None else Path(options.run_dir)
+        return splits.study(bed, options.window_s, options.repeats, kept, options.most_s, report)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Report], PartOutcome]] = {
+    ATTRIBUTION: _study_attribution,
+    SHAPLEY: _study_shapley,
+}
 
 STUDY = Study(
     name="energy",
     summary="whether the account of energy can be trusted",
     description=(
-        "Attributed joules beside the true ones on a node whose power is known. As it is it needs neither data "
-        "nor a GPU."
+        "Attributed joules beside the true ones on a node whose power is known; three ways to share a node's "
+        "energy beside the Shapley value. As it is it needs neither data nor a GPU, and some three minutes."
     ),
     add_options=add_options,
     run=run,
