@@ -7,6 +7,8 @@ The constant is a server package's thermal design power over its cores, about wh
 EPYC 9654 360 W / 96 = 3.8; EPYC 7763 280 W / 64 = 4.4; Xeon 8480+ 350 W / 56 = 6.3; Xeon 8380 270 W / 40 = 6.8.
 The middle of these is near 5 W. A "core" is what the kernel counts as a CPU: with two hardware threads a core, or
 on a laptop, the truth may well be half or twice that. Who knows better sets ``ENSEMBLE_WATTS_PER_CORE``.
+
+It covers the host, or this container where only its own CPU time can be seen (`ensemble.meter.power.busy_time`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from __future__ import annotations
 import math
 import os
 
-from ensemble.meter.power.common import Absent, PowerSource, Reading
+from ensemble.meter.power.busy_time import BusyTime, find_busy_time
+from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading
 from ensemble.spec import SpecError
 
 WATTS_PER_CORE = 5.0
@@ -40,30 +43,43 @@ def watts_per_core() -> float:
 
 
 def node_busy_s() -> float:
-    """CPU-seconds of all processes of this node since it booted, without idling, waiting and stolen time."""
-    import psutil
+    """CPU-seconds of all processes that can be seen from here, since some moment.
 
-    times = psutil.cpu_times()
-    # Time of guests is contained in user and nice.
-    return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))
+    Raises:
+        OSError: the system does not tell.
+    """
+    busy = find_busy_time()
+    if isinstance(busy, Absent):
+        raise OSError(busy.reason)
+    return busy.read()
 
 
-def open_estimate() -> PowerSource | Absent:
+def open_estimate(busy: BusyTime | Absent | None = None) -> PowerSource | Absent:
     """Returns the estimate; absent only where the system does not report its CPU time.
+
+    Args:
+        busy: whose CPU time it is made from, by default the widest scope that can be seen. A container's is named.
 
     Raises:
         SpecError: see `watts_per_core`.
     """
     watts = watts_per_core()
+    busy = find_busy_time() if busy is None else busy
+    if isinstance(busy, Absent):
+        return Absent("estimate", f"the system does not tell its CPU time: {busy.reason}")
     try:
-        last_s = node_busy_s()
+        last_s = busy.read()
     except OSError as error:
         return Absent("estimate", f"the system does not tell its CPU time: {error}")
 
     def read() -> list[Reading]:
         nonlocal last_s
-        now_s = node_busy_s()
+        try:
+            now_s = busy.read()
+        except OSError as error:
+            raise PowerError(f"the CPU time cannot be read: {error}") from None
         busy_s, last_s = max(0.0, now_s - last_s), now_s
         return [Reading("cpu", "cpu", busy_s * watts)]
 
-    return PowerSource(f"estimate ({watts:g} W per busy core)", "cpu", "estimated", read)
+    of = "" if busy.scope == "host" else " of this container"
+    return PowerSource(f"estimate ({watts:g} W per busy core{of})", "cpu", "estimated", read)

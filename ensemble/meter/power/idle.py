@@ -27,6 +27,7 @@ Read = Callable[[], tuple[float, float | None, Sequence[Part]]]
 
 BUSY_SHARE = 0.05
 _STEP_S = 0.25
+_LAG_S = 10.0  # for how long an external meter's rows of the measured time are waited for
 NO_SOURCE = "no power source of this node measures; the model of the estimate has no idle power"
 
 
@@ -59,7 +60,7 @@ class Window:
 
     Attributes:
         seconds: its length.
-        parts: energy by part.
+        parts: energy by part; `covered_s`: the seconds that it is of, where these are not `seconds`.
         cores_busy: the share of the cores that was busy; None where that is not known.
         gpus_busy: the share of the time in which kernels ran on the busiest GPU; None where that is not known.
     """
@@ -115,29 +116,32 @@ def spread_given(idle_w: Mapping[str, float], parts: Sequence[Part]) -> dict[str
 def judge(window: Window) -> Idle:
     """The idle power that a window shows."""
     measured = [part for part in window.parts if part["origin"] == "measured"]
-    reasons = "; ".join(filter(None, window.find_reasons()))
-    watts = {
-        part["name"]: part["energy_j"] / part.get("covered_s", window.seconds)
-        for part in measured
-        if window.seconds > 0 and not window.find_reason(part["kind"])
-    }
+    watts, reasons = {}, []
+    for part in measured:
+        seconds = _cover(part, window.seconds)
+        reason = window.find_reason(part["kind"]) or ("" if seconds > 0 else f"no reading of {part['name']} came")
+        reasons.append(reason)
+        if not reason:
+            watts[part["name"]] = part["energy_j"] / seconds
     known = _find_estimated(window.parts) | watts
     if not measured:
         return Idle("unavailable", known, NO_SOURCE)
-    return Idle("measured" if watts else "unavailable", known, reasons)
+    text = "; ".join(dict.fromkeys(filter(None, reasons)))
+    return Idle("measured" if watts else "unavailable", known, text)
 
 
 def _find_estimated(parts: Sequence[Part]) -> dict[str, float]:
     return {part["name"]: 0.0 for part in parts if part["origin"] == "estimated"}
 
 
-def find_idle(energy: Energy, read: Read) -> Idle:
+def find_idle(energy: Energy, read: Read, begin: Callable[[], None]) -> Idle:
     """The idle power of this node, given or measured.
 
     Args:
         energy: `idle_w`, else `measure_idle_s`: for so long the node is measured, after at most as long a wait for
-            it to come to rest. Where no source measures, nothing is waited for.
+            it to come to rest. An external meter's rows are waited for. Where no source measures, nothing is.
         read: of the node's meter.
+        begin: starts the time that the meter covers anew.
     """
     _, _, parts = read()
     if energy.idle_w is not None:
@@ -146,26 +150,55 @@ def find_idle(energy: Energy, read: Read) -> Idle:
         return judge(Window(0.0, parts, None, None))
     if energy.measure_idle_s == 0:
         return Idle("unavailable", _find_estimated(parts), "it was not measured: Energy.measure_idle_s is 0")
-    cores = os.cpu_count() or 1
-
-    def watch(seconds: float) -> Window:
-        loads, until = [read_gpu_load()], time.monotonic() + seconds
-        while (left_s := until - time.monotonic()) > 0:
-            time.sleep(min(_STEP_S, left_s))
-            loads.append(read_gpu_load())
-        length_s, busy_s, used = read()
-        share = None if busy_s is None or length_s <= 0 else busy_s / length_s / cores
-        known = [load for load in loads if load is not None]
-        return Window(length_s, used, share, max(known) if len(known) == len(loads) else None)
-
     window = Window(0.0, parts, 0.0, None if read_gpu_load() is None else 0.0)
     if not all(window.find_reasons()):
         until = time.monotonic() + energy.measure_idle_s
         step_s = min(_STEP_S, energy.measure_idle_s)
-        while any((window := watch(step_s)).find_reasons()) and time.monotonic() < until:
+        while (window := _watch(step_s, read)).find_reasons() and time.monotonic() < until:
             pass
-    # More time helps only where it would tell of some part.
-    return judge(window if all(window.find_reasons()) else watch(energy.measure_idle_s))
+    if not all(window.find_reasons()):
+        begin()
+        window = _watch(energy.measure_idle_s, read, _LAG_S)
+    return judge(window)
+
+
+def _watch(seconds: float, read: Read, lag_s: float = 0.0) -> Window:
+    """What is seen of the node in so many seconds, and in up to `lag_s` more while rows have not come."""
+    loads, begun = [read_gpu_load()], time.monotonic()
+    length_s, busy_s, parts = 0.0, [], dict[str, Part]()
+    while True:
+        time.sleep(min(_STEP_S, seconds))
+        loads.append(read_gpu_load())
+        spent_s = time.monotonic() - begun
+        if spent_s < seconds:
+            continue
+        more_s, more_busy_s, more = read()
+        length_s += more_s
+        busy_s.append(more_busy_s)
+        for part in more:
+            parts[part["name"]] = _add(parts.get(part["name"]), part)
+        if spent_s >= seconds + lag_s or all(_cover(part, seconds) >= seconds / 2 for part in parts.values()):
+            break
+    busy = _sum_known(busy_s)
+    cores_busy = None if busy is None or length_s <= 0 else busy / length_s / (os.cpu_count() or 1)
+    gpus_busy = None if _sum_known(loads) is None else max(load or 0.0 for load in loads)
+    return Window(length_s, list(parts.values()), cores_busy, gpus_busy)
+
+
+def _add(before: Part | None, part: Part) -> Part:
+    """A part with its energy, and the seconds it is of, of two readings together."""
+    if before is None:
+        return part
+    return {**part, **{key: before[key] + part[key] for key in ("energy_j", "covered_s") if key in part}}
+
+
+def _cover(part: Part, otherwise: float) -> float:
+    return float(part.get("covered_s", otherwise))
+
+
+def _sum_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def read_gpu_load() -> float | None:

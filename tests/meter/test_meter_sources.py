@@ -1,0 +1,270 @@
+"""Sources of Linux's files, on trees as machines show them, and whose CPU time can be seen in containers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ensemble.meter.power import Absent, PowerMeter, PowerSource, open_power_sources, open_rapl
+from ensemble.meter.power.busy_time import BusyTime, find_busy_time
+from ensemble.meter.power.common import PowerError
+from ensemble.meter.power.estimate import open_estimate
+from ensemble.meter.power.hwmon import open_amd_energy, open_power_meter
+from ensemble.spec import Energy
+
+UNMEASURED = Energy(measure_idle_s=0)
+
+
+def write(folder: Path, **files: str | int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in files.items():
+        (folder / name).write_text(f"{value}\n")
+    return folder
+
+
+def zone(root: Path, path: str, name: str, energy_uj: int = 0) -> Path:
+    """A powercap zone; a sub-zone also as the link beside its parent that sysfs has."""
+    folder = write(root / path, name=name, energy_uj=energy_uj, max_energy_range_uj=1_000_000)
+    if "/" in path:
+        (root / folder.name).symlink_to(folder)
+    return folder / "energy_uj"
+
+
+def names(source: PowerSource | Absent) -> list[tuple[str, str]]:
+    assert isinstance(source, PowerSource), source
+    return [(reading.name, reading.kind) for reading in source.read()]
+
+
+def test_amd_has_packages_with_cores_below_and_no_memory(tmp_path: Path) -> None:
+    for socket in (0, 1):
+        zone(tmp_path, f"intel-rapl:{socket}", f"package-{socket}")
+        zone(tmp_path, f"intel-rapl:{socket}/intel-rapl:{socket}:0", "core")
+    assert names(open_rapl(tmp_path)) == [("package-0", "cpu"), ("package-1", "cpu")]
+
+
+def test_each_die_of_a_socket_counts(tmp_path: Path) -> None:
+    for number, die in enumerate(["package-0-die-0", "package-0-die-1", "package-1-die-0", "package-1-die-1"]):
+        zone(tmp_path, f"intel-rapl:{number}", die)
+        zone(tmp_path, f"intel-rapl:{number}/intel-rapl:{number}:0", "dram")
+    found = names(open_rapl(tmp_path))
+    assert len(set(found)) == 8
+    assert ("package-1-die-0/dram", "dram") in found
+
+
+def test_zones_are_named_as_the_kernel_names_them_not_by_their_number(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl:0", "package-1")
+    zone(tmp_path, "intel-rapl:1", "package-0")
+    zone(tmp_path, "intel-rapl:1/intel-rapl:1:0", "dram")
+    assert set(names(open_rapl(tmp_path))) == {
+        ("package-1", "cpu"),
+        ("package-0", "cpu"),
+        ("package-0/dram", "dram"),
+    }
+
+
+def test_the_second_view_of_a_package_is_not_added_and_the_platform_is_left_out(tmp_path: Path) -> None:
+    package = zone(tmp_path, "intel-rapl:0", "package-0")
+    again = zone(tmp_path, "intel-rapl-mmio:0", "package-0")
+    zone(tmp_path, "intel-rapl:1", "psys")
+    source = open_rapl(tmp_path)
+    assert isinstance(source, PowerSource)
+    for file in (package, again):
+        file.write_text("500000\n")
+    assert [(reading.name, reading.energy_j) for reading in source.read()] == [("package-0", 0.5)]
+
+
+def test_the_second_view_is_read_where_there_is_no_first(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl-mmio:0", "package-0")
+    zone(tmp_path, "intel-rapl-mmio:0/intel-rapl-mmio:0:0", "dram")
+    assert names(open_rapl(tmp_path)) == [("package-0", "cpu"), ("package-0/dram", "dram")]
+
+
+def test_the_platform_alone_is_no_measure_of_the_processors(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl:0", "psys")
+    assert isinstance(open_rapl(tmp_path), Absent)
+
+
+def test_a_socket_that_goes_offline_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    zone(tmp_path, "intel-rapl:0", "package-0")
+    second = zone(tmp_path, "intel-rapl:1", "package-1")
+    rapl = open_rapl(tmp_path)
+    assert isinstance(rapl, PowerSource)
+    now = [0.0]
+    meter = PowerMeter("n0", [rapl], clock=lambda: now[0], energy=UNMEASURED)
+    meter.start()
+    second.unlink()
+    assert meter.sample()["energy_j"] is None
+    for now[0] in (1.0, 2.0, 12.0):  # the other socket alone would understate the node
+        assert meter.sample()["origin"] == "estimated"
+    assert [record.getMessage().count("rapl is lost") for record in caplog.records] == [1]
+    second.write_text("100000\n")
+    now[0] = 13.0
+    assert meter.sample()["origin"] == "estimated", "it is looked for every ten seconds"
+    now[0] = 23.0
+    assert meter.sample()["origin"] == "estimated", "the interval that ends there still is"
+    second.write_text("350000\n")
+    now[0] = 24.0
+    back = meter.sample()
+    assert (back["source"], back["origin"]) == ("rapl", "measured")
+    assert back["energy_j"] == pytest.approx(0.25, abs=1e-5)
+    assert len(caplog.records) == 2
+
+
+def amd(root: Path) -> Path:
+    return write(
+        root / "hwmon3",
+        name="amd_energy",
+        energy1_label="Ecore000",
+        energy1_input=5,
+        energy2_label="Esocket0",
+        energy2_input=1_000_000,
+        energy3_label="Esocket1",
+        energy3_input=2_000_000,
+    )
+
+
+def test_amds_driver_counts_sockets_without_their_cores(tmp_path: Path) -> None:
+    folder = amd(tmp_path)
+    write(tmp_path / "hwmon0", name="coretemp", temp1_input=40_000)
+    source = open_amd_energy(tmp_path)
+    assert isinstance(source, PowerSource)
+    write(folder, energy1_input=9_000_000, energy2_input=1_250_000)
+    assert [(r.name, r.kind, r.energy_j) for r in source.read()] == [
+        ("package-0", "cpu", 0.25),
+        ("package-1", "cpu", 0.0),
+    ]
+    write(folder, energy2_input=0)
+    with pytest.raises(PowerError, match="went back"):
+        source.read()
+
+
+def test_rapl_is_preferred_to_amds_driver_and_that_to_an_estimate(tmp_path: Path) -> None:
+    rapl, hwmon, bare = tmp_path / "rapl", tmp_path / "hwmon", tmp_path / "bare"
+    zone(rapl, "intel-rapl:0", "package-0")
+    amd(hwmon)
+
+    def used(rapl_root: Path, hwmon_root: Path) -> list[str]:
+        sources = open_power_sources(rapl_root, hwmon_root)
+        return [source.name.split()[0] for source in sources if source.kind == "cpu"]
+
+    assert used(rapl, hwmon) == ["rapl"]
+    assert used(bare, hwmon) == ["amd_energy"]
+    assert used(bare, bare) == ["estimate"]
+
+
+@pytest.mark.parametrize("file", ["power1_average", "power1_input"])
+def test_the_power_meter_of_acpi_is_integrated(tmp_path: Path, file: str) -> None:
+    write(tmp_path / "hwmon1", name="power_meter", **{file: 200_000_000})
+    now = [0.0]
+    source = open_power_meter(tmp_path, lambda: now[0])
+    assert isinstance(source, PowerSource)
+    write(tmp_path / "hwmon1", **{file: 300_000_000})
+    now[0] = 2.0
+    (reading,) = source.read()
+    assert (reading.name, reading.kind, reading.energy_j) == ("node", "node", 500.0)
+
+
+def test_a_power_meter_that_stops_to_measure_is_lost(tmp_path: Path) -> None:
+    write(tmp_path / "hwmon1", name="power_meter", power1_average=200_000_000)
+    source = open_power_meter(tmp_path)
+    assert isinstance(source, PowerSource)
+    write(tmp_path / "hwmon1", power1_average=0)
+    with pytest.raises(PowerError, match="no running node draws"):
+        source.read()
+    assert isinstance(open_power_meter(tmp_path), Absent)
+
+
+def test_batteries_are_no_meters_of_the_node_and_of_several_meters_none_is_used(tmp_path: Path) -> None:
+    write(tmp_path / "hwmon1", name="power_meter", power1_average=9, power1_is_battery=1)
+    assert "no power meter" in getattr(open_power_meter(tmp_path), "reason", "")
+    write(tmp_path / "hwmon2", name="power_meter", power1_average=200_000_000)
+    assert isinstance(open_power_meter(tmp_path), PowerSource)
+    write(tmp_path / "hwmon3", name="power_meter", power1_average=100_000_000)
+    assert "several power meters" in getattr(open_power_meter(tmp_path), "reason", "")
+
+
+def test_where_the_whole_node_is_measured_nothing_is_estimated(tmp_path: Path) -> None:
+    write(tmp_path / "hwmon1", name="power_meter", power1_average=200_000_000)
+    sources = open_power_sources(tmp_path / "none", tmp_path)
+    assert [source.name for source in sources if source.kind != "gpu"] == ["power_meter"]
+
+
+STAT = "cpu  1000 200 300 9000 50 10 20 7 100 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n"
+ZEROS = "cpu  0 0 0 0 0 0 0 0 0 0\n"
+LXCFS = "85 72 0:60 /proc/stat /proc/stat rw,nosuid - fuse.lxcfs lxcfs rw,user_id=0\n"
+OTHER = "86 72 0:61 /proc/meminfo /proc/meminfo rw - fuse.lxcfs lxcfs rw\n"
+
+
+def procfs(root: Path, stat: str, mounts: str = "") -> Path:
+    write(root / "proc" / "self", mountinfo=mounts)
+    write(root / "proc", stat=stat)
+    return root / "proc"
+
+
+def found(proc: Path, cgroup: Path) -> tuple[str, str, float]:
+    busy = find_busy_time(proc, cgroup)
+    assert isinstance(busy, BusyTime), busy
+    return busy.scope, busy.file.name, busy.read()
+
+
+def test_the_host_is_seen_from_most_containers(tmp_path: Path) -> None:
+    write(tmp_path / "cgroup", **{"cpu.stat": "usage_usec 5000000"})
+    scope, file, busy_s = found(procfs(tmp_path, STAT, OTHER), tmp_path / "cgroup")
+    assert (scope, file) == ("host", "stat")
+    assert busy_s == pytest.approx(15.30)  # neither idle, nor waiting, stolen, or a guest's time twice
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "busy_s"),
+    [
+        ("cpu.stat", "user_usec 4000000\nusage_usec 5000000\nsystem_usec 1", 5.0),
+        ("cpuacct/cpuacct.usage", "7000000000", 7.0),
+        ("cpu,cpuacct/cpuacct.usage", "8000000000", 8.0),
+    ],
+)
+@pytest.mark.parametrize(("stat", "mounts"), [(STAT, LXCFS), (ZEROS, "")])
+def test_where_the_host_is_hidden_the_containers_group_is_counted(
+    tmp_path: Path, file: str, text: str, busy_s: float, stat: str, mounts: str
+) -> None:
+    counter = tmp_path / "cgroup" / file
+    write(counter.parent, **{counter.name: text})
+    proc = procfs(tmp_path, stat, mounts)
+    assert found(proc, tmp_path / "cgroup") == ("container", counter.name, busy_s)
+
+
+def test_a_container_without_groups_is_what_lxcfs_shows(tmp_path: Path) -> None:
+    assert found(procfs(tmp_path, STAT, LXCFS), tmp_path / "none")[:2] == ("container", "stat")
+
+
+def test_where_no_cpu_time_is_told_there_is_no_estimate(tmp_path: Path) -> None:
+    busy = find_busy_time(procfs(tmp_path, ZEROS), tmp_path / "none")
+    assert isinstance(busy, Absent)
+    estimate = open_estimate(busy)
+    assert isinstance(estimate, Absent) and "does not tell its CPU time" in estimate.reason
+
+
+def test_an_estimate_of_a_container_says_so_and_is_of_its_cpu_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENSEMBLE_WATTS_PER_CORE", "4")
+    write(tmp_path / "cgroup", **{"cpu.stat": "usage_usec 5000000"})
+    busy = find_busy_time(procfs(tmp_path, ZEROS), tmp_path / "cgroup")
+    estimate = open_estimate(busy)
+    assert isinstance(estimate, PowerSource) and "of this container" in estimate.name
+    meter = PowerMeter("n0", [estimate], energy=UNMEASURED, busy=busy)
+    meter.start()
+    write(tmp_path / "cgroup", **{"cpu.stat": "usage_usec 7000000"})
+    sample = meter.sample()
+    assert (sample["busy_s"], sample["energy_j"]) == (2.0, 8.0)
+
+
+def test_beside_a_measure_of_the_host_a_containers_busy_time_is_not_reported(tmp_path: Path) -> None:
+    write(tmp_path / "cgroup", **{"cpu.stat": "usage_usec 5000000"})
+    zone(tmp_path / "rapl", "intel-rapl:0", "package-0")
+    rapl = open_rapl(tmp_path / "rapl")
+    assert isinstance(rapl, PowerSource)
+    busy = find_busy_time(procfs(tmp_path, STAT, LXCFS), tmp_path / "cgroup")
+    meter = PowerMeter("n0", [rapl], energy=UNMEASURED, busy=busy)
+    meter.start()
+    assert meter.sample()["busy_s"] is None
