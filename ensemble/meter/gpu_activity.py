@@ -43,6 +43,7 @@ OTHER_NAMESPACE = (
     "the driver's process ids are of another namespace: it lists one of the run on a GPU where it is not"
 )
 NOT_LISTED = "none of the processes that the driver lists on it is the run's, of which there are some"
+NO_SAMPLES = "the driver has no utilization of any process on it"
 NONSENSE = "the driver returns utilizations that cannot be"
 _LATE_US = 1_000_000  # how late the driver publishes samples at most; it collects them once a second
 _LASTING = 30  # readings that could not be used, one after the other, before the reason is reported
@@ -137,12 +138,13 @@ def describe_activity(gpus: Collection[str], reasons: Mapping[str, str]) -> str:
     return "; ".join([*([] if set(gpus) <= set(reasons) else [IN_USE]), *without])
 
 
-class _ProcessTree:
-    """Finds the process of the run that started a process; what it has found is kept while it is asked for."""
+class _Processes:
+    """Finds out what processes are; what it has found is kept while it is asked for."""
 
     def __init__(self) -> None:
         self._known: dict[int, int | None] = {}
         self._asked: dict[int, int | None] = {}
+        self._servers: dict[int, bool] = {}
 
     def find(self, pid: int, run: Mapping[int, RunProcess]) -> RunProcess | None:
         """The process of the run with that id, or the closest one that started it."""
@@ -152,18 +154,36 @@ class _ProcessTree:
         self._asked[pid] = ancestor
         return None if ancestor is None else run.get(ancestor)
 
+    def is_mps_server(self, pid: int) -> bool:
+        """Whether a process that `find` was asked for is the server of a Multi-Process Service."""
+        if pid not in self._servers:
+            self._servers[pid] = _read_name(pid).startswith(_MPS_SERVER)
+        return self._servers[pid]
+
     def forget(self) -> None:
         """Forget those that were not asked for since the last call: their numbers may come again."""
         self._known, self._asked = self._asked, {}
+        self._servers = {pid: found for pid, found in self._servers.items() if pid in self._known}
 
 
 def _find_ancestor(pid: int, run: Collection[int]) -> int | None:
-    import psutil
-
+    """The closest process of the run that started a process; None where there is none, or it has ended."""
     try:
-        return next((parent.pid for parent in psutil.Process(pid).parents() if parent.pid in run), None)
-    except (psutil.Error, ValueError):
-        return None
+        while pid > 1:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            pid = int(stat[stat.rindex(")") + 1 :].split()[1])
+            if pid in run:
+                return pid
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _read_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
 
 
 class GpuActivity:
@@ -187,7 +207,7 @@ class GpuActivity:
         self._unused: dict[str, tuple[str, int]] = {}  # the reason now, and for how many readings
         self._handles: dict[str, Any] = {}
         self._library: Any = None
-        self._tree = _ProcessTree()
+        self._processes = _Processes()
         self._since_us = dict.fromkeys(self._parents, now_us())
         if with_mps:
             self._reasons = dict.fromkeys(self._parents, MPS)
@@ -230,7 +250,7 @@ class GpuActivity:
             activity = self._read(gpu, run, interval_s, now_us)
             if activity:
                 found[gpu] = activity
-        self._tree.forget()
+        self._processes.forget()
         return found
 
     def _read(self, gpu: str, run: Mapping[int, RunProcess], interval_s: float, now_us: int) -> Activity | None:
@@ -238,13 +258,21 @@ class GpuActivity:
         samples = self._read_samples(gpu, now_us)
         if samples is None:
             return None
+        has_ranks = any(process.gpu == gpu for process in run.values())
+        if not samples:
+            if has_ranks:
+                self._leave_unused(gpu, NO_SAMPLES)
+            return None
+        owners = {sample.pid: self._processes.find(sample.pid, run) for sample in samples}
         handle, library = self._handles[gpu], self._library
-        listed = list_processes(library, handle, "Compute")
-        if list_processes(library, handle, "MPSCompute") or any(map(_is_mps_server, listed)):
+        strangers = [pid for pid, owner in owners.items() if owner is None]
+        if list_processes(library, handle, "MPSCompute") or any(map(self._processes.is_mps_server, strangers)):
             self._reasons[gpu] = MPS
             return None
-        owners = [self._tree.find(pid, run) for pid in {*listed, *(sample.pid for sample in samples)}]
-        distrust = find_distrust(gpu, owners, any(process.gpu == gpu for process in run.values()))
+        named = list(owners.values())
+        if has_ranks and len(strangers) == len(owners):  # the ranks may only be idle
+            named += [self._processes.find(pid, run) for pid in list_processes(library, handle, "Compute")]
+        distrust = find_distrust(gpu, named, has_ranks)
         if distrust is not None:
             reason, is_final = distrust
             for each in self._parents if is_final else ():  # the others' ids are of that namespace as well
@@ -252,7 +280,7 @@ class GpuActivity:
             self._leave_unused(gpu, reason)
             return None
         self._unused.pop(gpu, None)
-        return attribute(samples, interval_s, lambda pid: self._tree.find(pid, run))
+        return attribute(samples, interval_s, owners.get)
 
     def _read_samples(self, gpu: str, now_us: int) -> list[Sample] | None:
         """The samples since the last reading; None where they cannot be used, and why is noted."""
@@ -306,10 +334,3 @@ class GpuActivity:
             with contextlib.suppress(self._library.NVMLError):
                 self._library.nvmlShutdown()
             self._library = None
-
-
-def _is_mps_server(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().startswith(_MPS_SERVER)
-    except OSError:
-        return False

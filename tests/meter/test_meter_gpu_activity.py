@@ -20,6 +20,7 @@ from ensemble.meter.gpu_activity import (
     IN_USE,
     MIG,
     MPS,
+    NO_SAMPLES,
     NONSENSE,
     NOT_LISTED,
     OTHER_NAMESPACE,
@@ -236,6 +237,16 @@ def test_a_passing_error_is_no_reason_for_ever(tmp_path: Path, library: dict[str
         assert reader.read(times=40)[1].startswith("the driver says: ")
         reader.say(*busy)
         assert reader.read() == [{"GPU-0": [["train", "member-0", 0.4]]}, IN_USE]
+
+
+def test_a_driver_without_samples_is_said_after_a_while(tmp_path: Path, library: dict[str, str]) -> None:
+    with Reader(tmp_path, library, "A100:80") as reader:
+        assert reader.read() == [{}, IN_USE]
+        assert reader.read(times=30) == [{}, NO_SAMPLES]
+        reader.say(f"GPU-0 util {os.getpid()} 20")
+        assert reader.read() == [{}, NOT_LISTED], "it may be a rank under another id"
+        reader.say(f"GPU-0 util {os.getpid()} 20", f"GPU-0 process {reader.pid} 1")
+        assert reader.read() == [{"GPU-0": [["other", None, 0.2]]}, IN_USE], "the rank is idle"
 
 
 def test_nonsense_is_not_used(tmp_path: Path, library: dict[str, str]) -> None:

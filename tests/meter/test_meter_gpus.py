@@ -23,7 +23,7 @@ from ensemble.meter.power import open_nvml
 watch, power = GpuWatch(lambda pid: pid == os.getpid()), open_nvml()
 for line in sys.stdin:
     with open(os.environ["STAND_IN_STATE"], "a") as state:
-        state.write(line.replace("OWN", str(os.getpid())))
+        state.write(line.replace("OWN", str(os.getpid())).replace("; ", "\\n"))
     faults = watch.find_faults()
     states = watch.read_states({"GPU-0"})
     held, modes = ({gpu: getattr(state, of) for gpu, state in states.items()} for of in ("held_gb", "mode"))
@@ -85,6 +85,17 @@ def test_each_fault_is_found_once_and_the_other_gpus_are_still_measured(tmp_path
 def test_a_gpu_that_is_lost_from_the_start_is_named(tmp_path: Path) -> None:
     with Watched(tmp_path, "A100:80,A100:80", "GPU-0 lost 1\n") as watched:
         assert watched.after("GPU-1 held 0") == [{}, {"GPU-1": 0.0}, ["GPU-1"], ["0"], {"GPU-1": "default"}]
+
+
+def test_a_gpu_whose_counter_goes_back_is_left_out_once_and_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Watched(tmp_path, "A100:80,A100:80:2", "GPU-0 energy 9000\nGPU-1 energy 9000\n") as watched:
+        assert watched.after("GPU-0 energy 9500; GPU-1 energy 9900")[2] == ["GPU-0", "GPU-1"]
+        assert watched.after("GPU-1 lost 1")[2] == ["GPU-0"]
+        assert watched.after("GPU-1 lost 0; GPU-1 energy 100")[2] == ["GPU-0"], "it was reset"
+        assert watched.after("GPU-1 energy 600")[2] == ["GPU-0", "GPU-1"]
+    assert capfd.readouterr().err.count("GPU GPU-1: its energy counter went back") == 1
 
 
 def test_of_instances_that_are_named_the_gpu_is_watched(tmp_path: Path) -> None:

@@ -16,7 +16,13 @@ from ensemble.bench.energy import nvml_stand_in
 from ensemble.meter.power import Absent, PowerMeter, PowerSource, open_power_sources, open_rapl
 from ensemble.meter.power.common import PowerError
 from ensemble.meter.power.estimate import open_estimate, watts_per_core
-from ensemble.meter.power.nvml import integrate_power, open_nvml, visible_devices
+from ensemble.meter.power.nvml import (
+    ImplausibleEnergy,
+    count_energy,
+    integrate_power,
+    open_nvml,
+    visible_devices,
+)
 from ensemble.spec import Energy, SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,6 +189,28 @@ def test_power_is_integrated_over_the_time_between_reads() -> None:
     power_mw, times_s = iter([100_000, 300_000, 300_000]), iter([0.0, 1.0, 3.0])
     meter = integrate_power(lambda: next(power_mw), clock=lambda: next(times_s))
     assert [meter(), meter()] == [200.0, 600.0]
+
+
+def test_a_counter_that_says_what_cannot_be_is_not_charged_and_goes_on() -> None:
+    now_s, total_mj = 0.0, 1000
+    read = count_energy(lambda: total_mj, lambda: now_s)
+
+    def after(seconds: float, joules: float) -> float:
+        nonlocal now_s, total_mj
+        now_s, total_mj = now_s + seconds, total_mj + round(1000 * joules)
+        return read()
+
+    assert after(1, 300) == 300.0
+    with pytest.raises(ImplausibleEnergy, match="went back"):
+        after(1, -900)
+    assert after(1, 300) == 300.0
+    with pytest.raises(ImplausibleEnergy, match=r"jumped by 1e\+07 J in 1.0 s"):
+        after(1, 1e7)
+    assert [after(1, 700), after(5, 0), after(4, 0)] == [700.0, 0.0, 0.0]
+    for _ in range(2):
+        with pytest.raises(ImplausibleEnergy, match="stands still"):
+            after(1, 0)
+    assert [after(1, 3000), after(1, 300)] == [3000.0, 300.0], "it had not been read"
 
 
 def test_visible_devices_are_read_as_cuda_reads_them() -> None:

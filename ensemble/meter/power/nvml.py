@@ -13,25 +13,47 @@ it; its energy is counted with the whole GPU's.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading
 
+STALLED_S = 10.0  # counters advance several times a second
+MOST_W = 5000.0  # several times what any GPU draws
 
-def count_energy(total_mj: Callable[[], int]) -> Callable[[], float]:
-    """Returns a function of the joules since it was last called, from a counter of millijoules."""
-    last_mj = total_mj()
+log = logging.getLogger(__name__)
+
+
+class ImplausibleEnergy(PowerError):
+    """A GPU's counter says what cannot be; the energy of the interval is not known."""
+
+
+def count_energy(total_mj: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:
+    """Returns a function of the joules since it was last called, from a counter of millijoules.
+
+    It raises `ImplausibleEnergy`, and goes on from the counter's new value, where the counter went back or took a
+    jump that no GPU's power explains (its driver was loaded anew, or the GPU reset), and as long as the counter
+    stands still: even a GPU at rest draws some watts.
+    """
+    last_mj, changed_s = total_mj(), clock()
 
     def read_joules() -> float:
-        nonlocal last_mj
-        now_mj = total_mj()
-        used_mj, last_mj = now_mj - last_mj, now_mj
-        if used_mj < 0:
-            raise PowerError("the GPU's energy counter went back (was its driver loaded anew?)")
-        return used_mj / 1e3
+        nonlocal last_mj, changed_s
+        now_mj, now_s = total_mj(), clock()
+        used_j, length_s = (now_mj - last_mj) / 1e3, now_s - changed_s
+        if used_j == 0.0:
+            if length_s >= STALLED_S:
+                raise ImplausibleEnergy("its energy counter stands still")
+            return 0.0
+        last_mj, changed_s = now_mj, now_s
+        if used_j < 0:
+            raise ImplausibleEnergy("its energy counter went back (was its driver loaded anew?)")
+        if used_j > MOST_W * max(1.0, length_s):
+            raise ImplausibleEnergy(f"its energy counter jumped by {used_j:g} J in {length_s:.1f} s")
+        return used_j
 
     return read_joules
 
@@ -70,17 +92,33 @@ def open_nvml() -> PowerSource | Absent:
         pynvml.nvmlShutdown()
         return Absent("nvml", "the NVIDIA driver reports no GPU")
 
+    doubts: dict[str, str] = {}
+
     def read() -> list[Reading]:
         readings = []
         try:
             for i, (name, meter) in enumerate(meters):
-                with contextlib.suppress(*errors_of_loss(pynvml)):  # the others are still there
+                # The others are still there, and their counters are right.
+                with contextlib.suppress(*errors_of_loss(pynvml)), _doubting(name, doubts):
                     readings.append(Reading(f"gpu-{i}", "gpu", meter(), device=name))
         except pynvml.NVMLError as error:
             raise PowerError(f"NVML: {error}") from None
         return readings
 
     return PowerSource("nvml", "gpu", "measured", read, pynvml.nvmlShutdown)
+
+
+@contextlib.contextmanager
+def _doubting(gpu: str, doubts: dict[str, str]) -> Iterator[None]:
+    """Warn of a counter that says what cannot be, once for each cause in a row; its energy is not counted."""
+    try:
+        yield
+    except ImplausibleEnergy as error:
+        if doubts.get(gpu) != str(error):
+            log.warning("GPU %s: %s: its energy is not counted", gpu, error)
+        doubts[gpu] = str(error)
+    else:
+        doubts.pop(gpu, None)
 
 
 class Gpu(NamedTuple):
