@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ensemble.meter.ledger import present
 from ensemble.reporting import describe_lost_controller, status_rows
 from ensemble.reporting.ranking import front_members
 from ensemble.spec import Member, SpecError, unknown_name
@@ -173,7 +174,7 @@ class Run:
     def status(self) -> list[dict[str, Any]]:
         """One row per member, as `ensemble status` shows them; see `ensemble.reporting.status_rows`."""
         status = RunStatus.load(self._dir)
-        return status_rows(status.state, status.account.members())
+        return status_rows(status.state, present(status.account))
 
     def logs(self, member: str) -> str:
         """The output of a member so far.
@@ -272,7 +273,7 @@ def attach(run_dir: str | os.PathLike[str]) -> Run:
 def make_result(run_dir: RunDir) -> Result:
     """The result, so far, of the run in a directory."""
     status = RunStatus.load(run_dir)
-    state, rows = status.state, status_rows(status.state, status.account.members())
+    state, rows = status.state, status_rows(status.state, present(status.account))
     finished = [row for row in rows if row["state"] == "finished" and row["metric"] is not None]
     better = max if state.direction == "max" else min
     ended = state.ended or {}

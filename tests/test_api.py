@@ -147,7 +147,7 @@ def test_a_run_is_private_unless_its_group_is_to_read_it(tmp_path: Path, shared:
     group = {name for name, mode in modes.items() if mode & 0o040}
     assert stat.S_IMODE(modes["run"]) == (0o2750 if shared else 0o700), "others never get in"
     if shared:
-        looked_at = {"events.jsonl", "run.json", "report.html", "ledger.json", "members"}
+        looked_at = {"events.jsonl", "run.json", "report.html", "ledger.json", "ledger.csv", "members"}
         looked_at |= {f"members/member-0{name}" for name in ("", "/log.txt", "/checkpoint-0.safetensors")}
         assert {f"run/{name}" for name in looked_at} <= group
     assert not modes["run/ensemble.pkl"] & 0o077 and not modes["run/requests"] & 0o077

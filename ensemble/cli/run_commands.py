@@ -185,7 +185,7 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace) -> int:
     state, used = fold(events), ledger(events)
     if options.json != "-":
         print_renderable(summary(state, used, run_dir))
-    write_json(options, status_json(state, status_rows(state, used.by_member())))
+    write_json(options, status_json(state, status_rows(state, used)))
     states = {member.state for member in state.members.values()}
     if "finished" not in states:
         return EXIT_FAILED
@@ -195,12 +195,13 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace) -> int:
 def status(options: argparse.Namespace) -> int:
     """Show the state of the run and a row for each member."""
     from ensemble import reporting
+    from ensemble.meter.ledger import present
     from ensemble.store import RunDir, RunStatus
 
     run_dir = RunDir(options.run_dir)
     status = RunStatus.load(run_dir)
     state = status.state
-    rows = reporting.status_rows(state, status.account.members())
+    rows = reporting.status_rows(state, present(status.account))
     gone = reporting.describe_lost_controller(run_dir, state, silent_s=SILENT_S)
     if options.json != "-":
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000  # a row stays one line

@@ -66,16 +66,20 @@ class Finalizer:
             self._note("the Optuna study could not be written", error)
 
     def write_ledger(self) -> None:
-        """Write the ledger of what the run has used, and what that amounts to, from the whole log."""
+        """Write the ledger of what the run has used, and what that amounts to, from the whole log; its rows as a
+        table, too.
+        """
         from ensemble.meter import ledger
+        from ensemble.meter.ledger_csv import format_csv
         from ensemble.reporting.sections.impact import run_impact
-        from ensemble.store.files import write_json
+        from ensemble.store.files import write_bytes, write_json
 
         try:
             events = read_events(self._run_dir.events)
             used = ledger(events)
             impact = run_impact(fold(events), used)
             write_json(self._run_dir.ledger, used.as_dict() | {"impact": impact.as_dict()})
+            write_bytes(self._run_dir.ledger_csv, format_csv(used).encode())
         except Exception as error:
             self._note("the ledger could not be written", error)
 

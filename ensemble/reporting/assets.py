@@ -18,7 +18,8 @@ p, dl { margin: 0; }
   border: 1px solid currentColor; }
 .lead { color: var(--soft); margin: 4px 0 24px; }
 .good { color: var(--good); } .warn { color: var(--warn); } .bad { color: var(--bad); }
-.soft { color: var(--soft); } .before { margin: 0 0 12px; max-width: 110ch; }
+.soft { color: var(--soft); } .before { margin: 0 0 12px; max-width: 110ch; font-size: 14px; }
+.card + .before { margin-top: 18px; }
 .tiles { display: flex; flex-wrap: wrap; gap: 1px; background: var(--line); border: 1px solid var(--line);
   border-radius: 10px; overflow: hidden; }
 .tile { flex: 1 1 max(150px, 100% / var(--tiles) - 2px); background: var(--card); padding: 14px 18px 13px; }

@@ -18,8 +18,9 @@ from ensemble.reporting.time_left import member_epochs
 from ensemble.store.events import is_locked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from ensemble.meter import Ledger
     from ensemble.store import RunDir, RunState
 
 
@@ -110,19 +111,18 @@ def status_notes(state: RunState) -> list[str]:
     return [lines for note in NOTES if (lines := note(state)) is not None]
 
 
-def status_rows(state: RunState, used: Mapping[str, Total]) -> list[dict[str, Any]]:
+def status_rows(state: RunState, ledger: Ledger) -> list[dict[str, Any]]:
     """Returns one row for each member: what `ensemble status` prints and writes, and what a `Result` holds.
-
-    Args:
-        used: CPU-seconds and joules by member, as `Ledger.by_member` or `Account.members` have them.
 
     Returns:
         `epoch` counts finished epochs, `metric` is the objective after the last of them, `metrics` all that was
         reported then, `samples_per_s` the rate of training over all epochs (`MemberState.training_rate`). `cpu_s`
-        (all roles of the member), `energy_j` and its origin are the ledger's. None where not known. A member that
-        failed has its `error` as well.
+        (all roles of the member), `energy_j` and its origin, the mean and the highest power and the busy
+        GPU-seconds are the ledger's; `full_cpu_s` and `full_energy_j` include the member's part of the work that
+        serves several members. None where not known. A member that failed has its `error` as well.
     """
     nothing = Total(0.0, None, "unavailable")
+    used, full = ledger.by_member(), ledger.by_member(full=True)
     return [
         {
             "member": member.id,
@@ -136,6 +136,11 @@ def status_rows(state: RunState, used: Mapping[str, Total]) -> list[dict[str, An
             "cpu_s": used[member.id].cpu_s if member.id in used else None,
             "energy_j": used.get(member.id, nothing).energy_j,
             "energy_origin": used.get(member.id, nothing).origin,
+            "full_cpu_s": full[member.id].cpu_s if member.id in full else None,
+            "full_energy_j": full.get(member.id, nothing).energy_j,
+            "mean_w": used.get(member.id, nothing).mean_w,
+            "peak_w": used.get(member.id, nothing).peak_w,
+            "gpu_s": used.get(member.id, nothing).gpu_s,
             "metrics": member.metrics,
             **({"error": f"{member.reason}: {member.error}"} if member.state == "failed" else {}),
         }
@@ -153,11 +158,11 @@ def status_json(state: RunState, rows: Sequence[dict[str, Any]]) -> list[dict[st
 def status_lines(state: RunState, rows: Sequence[dict[str, Any]], width: int) -> list[str]:
     """A head and the rows of `status_rows` for a terminal of `width` columns.
 
-    Where it is narrow, metrics other than the objective are left out, then nodes. For ten thousand members a table
-    of rich takes seconds.
+    Where it is narrow, metrics other than the objective are left out, then figures of what was used (`DETAILS`),
+    then nodes. For ten thousand members a table of rich takes seconds.
     """
     columns = _columns(state, rows)
-    for name in (*reversed(other_metrics(state)), "node"):
+    for name in (*reversed(other_metrics(state)), *reversed(DETAILS), "node"):
         if sum(size for _, size in columns.values()) + 2 * (len(columns) - 1) > width:
             columns.pop(name, None)
     padded = [[_pad(cell, size, left=name in LEFT) for cell in cells] for name, (cells, size) in columns.items()]
@@ -165,6 +170,15 @@ def status_lines(state: RunState, rows: Sequence[dict[str, Any]], width: int) ->
 
 
 LEFT = ("member", "state", "node")
+#: What is left out where there is no room: the column's head, the field of a row, digits after the point; the last
+#: goes first.
+DETAILS = {
+    "full J": ("full_energy_j", 0),
+    "mean W": ("mean_w", 1),
+    "GPU-s": ("gpu_s", 1),
+    "peak W": ("peak_w", 1),
+    "full CPU-s": ("full_cpu_s", 1),
+}
 
 
 def _columns(state: RunState, rows: Sequence[dict[str, Any]]) -> dict[str, tuple[list[str], int]]:
@@ -181,6 +195,10 @@ def _columns(state: RunState, rows: Sequence[dict[str, Any]]) -> dict[str, tuple
         "CPU-s": ["CPU-s", *(text.number(None if (s := row["cpu_s"]) is None else round(s, 1)) for row in rows)],
         "J": [joules, *(text.ABSENT if j is None else f"{j:.0f}{origin}" for j, origin in energies)],
     }
+    for name, (field, digits) in DETAILS.items():
+        values = [row[field] for row in rows]
+        if any(value is not None for value in values):
+            cells[name] = [name, *(text.ABSENT if v is None else f"{v:,.{digits}f}" for v in values)]
     for name in other_metrics(state):
         cells[name] = [name, *(text.score(finite_or_none(row["metrics"].get(name))) for row in rows)]
     cells["node"] = ["node", *(row["node"] or text.ABSENT for row in rows)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
@@ -19,12 +20,17 @@ from ensemble.reporting.sections import Line, cost, exchange, feeders, training,
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.console import Group
+    from rich.console import Console, ConsoleOptions, Group
 
     from ensemble.meter import Ledger
-    from ensemble.store import RunDir, RunState
+    from ensemble.store import MemberState, RunDir, RunState
 
-OTHERS = 3  # metrics besides the objective, for which there is room
+OTHERS = 3  # metrics besides the objective
+WRAPPED, GAP = (
+    20,
+    3,
+)  # columns for hyperparameters, which wrap where there is no room for more; between two columns
+UNFINISHED = ("pruned", "failed", "cancelled")
 #: What writes the lines below the table, in their order.
 SUMMARIES = (
     training.summarize_search,
@@ -43,7 +49,7 @@ def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = Non
     from rich.table import Table
     from rich.text import Text
 
-    parts: list[Any] = [_member_table(state, ledger, members)]
+    parts: list[Any] = [_MemberTable(state, ledger, members)]
     if (state.combined or {}).get("metrics"):
         parts.append(_combined_table(state))
     grid = Table.grid(padding=(0, 2))
@@ -68,37 +74,96 @@ def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None
     return lines
 
 
-def _member_table(state: RunState, ledger: Ledger, most: int) -> Any:
+class _MemberTable:
+    """The members, best first, with as many figures of each as have room beside its hyperparameters."""
+
+    def __init__(self, state: RunState, ledger: Ledger, most: int) -> None:
+        self._state, self._ledger, self._most = state, ledger, most
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
+        yield _member_table(self._state, self._ledger, self._most, options.max_width)
+
+
+def _member_table(state: RunState, ledger: Ledger, most: int, width: int) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     order = rank_members(state)
-    others = [name for name in other_metrics(state) if any(metric(m, name) is not None for m in order)][:OTHERS]
-    varied = varied_parameters(order)
-    joules = text.joules_head(ledger.member(member.id).origin for member in order)
+    shown, varied = order[:most], varied_parameters(order)
+    texts: dict[str, list[str]] = {
+        "": [str(place) for place, _ in enumerate(shown, start=1)],
+        "member": [member.id for member in shown],
+        "hyperparameters": [_describe_member(member, varied, order) for member in shown],
+        "state": [m.state + (f" ({m.attempts})" if m.attempts > 1 else "") for m in shown],
+    }
+    columns = _fit(texts, _figures(state, ledger, order, shown), width)
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    grid.add_column("", justify="right", no_wrap=True)
-    grid.add_column("member", no_wrap=True)
-    grid.add_column("hyperparameters")
-    grid.add_column("state", no_wrap=True)
-    for name in (state.objective, *others, "samples/s", "CPU-s", joules):
-        grid.add_column(name, justify="right", no_wrap=True)
-    for place, member in enumerate(order[:most], start=1):
-        used = ledger.member(member.id)
-        values = [text.score(metric(member, name)) for name in (state.objective, *others)]
-        values += [text.number(member.training_rate), text.number(round(used.cpu_s, 1) if used.cpu_s else None)]
-        origin = f" {used.origin}" if joules == "J" else ""
-        values.append(text.ABSENT if used.energy_j is None else f"{used.energy_j:.0f}{origin}")
-        params = {name: member.params[name] for name in varied if name in member.params}
-        again = f" ({member.attempts})" if member.attempts > 1 else ""
-        style = "bold" if place == 1 else "dim" if member.state in ("pruned", "failed", "cancelled") else ""
-        differences = ", ".join(filter(None, [text.hyperparameters(params), describe_options(member, order)]))
-        row = [str(place), member.id, differences, member.state + again, *values]
+    for name in columns:
+        justify: Any = "left" if name in texts and name else "right"
+        grid.add_column(name, justify=justify, no_wrap=name != "hyperparameters")
+    for place, row in enumerate(zip(*columns.values(), strict=True)):
+        style = "bold" if place == 0 else "dim" if shown[place].state in UNFINISHED else ""
         grid.add_row(*(Text(cell) for cell in row), style=style)
     if len(order) > most:
         grid.caption = f"and {len(order) - most} more"
     return grid
+
+
+def _figures(
+    state: RunState, ledger: Ledger, order: Sequence[MemberState], shown: Sequence[MemberState]
+) -> dict[str, tuple[int, list[str]]]:
+    """Columns of figures in their order: how needless each is, the least first, and its cells."""
+    others = [name for name in other_metrics(state) if any(metric(m, name) is not None for m in order)][:OTHERS]
+    used, full = ([ledger.member(m.id, full) for m in shown] for full in (False, True))
+    joules = text.joules_head(ledger.member(member.id).origin for member in order)
+    origins = [f" {total.origin}" if joules == "J" else "" for total in used]
+
+    def whole(values: Iterable[float | None]) -> list[str]:
+        return [text.ABSENT if value is None else f"{value:.0f}" for value in values]
+
+    figures = {state.objective: (0, [text.score(metric(m, state.objective)) for m in shown])}
+    figures |= {name: (5 + i, [text.score(metric(m, name)) for m in shown]) for i, name in enumerate(others)}
+    figures["samples/s"] = (2, [text.number(member.training_rate) for member in shown])
+    figures["CPU-s"] = (1, [text.number(round(t.cpu_s, 1) if t.cpu_s else None) for t in used])
+    energies = whole(total.energy_j for total in used)
+    figures[joules] = (
+        0,
+        [cell if cell == text.ABSENT else cell + origin for cell, origin in zip(energies, origins, strict=True)],
+    )
+    if any(total.energy_j is not None for total in full):
+        figures["full J"] = (3, whole(total.energy_j for total in full))
+    if any(total.mean_w is not None for total in used):
+        figures["mean W"] = (4, [text.ABSENT if t.mean_w is None else f"{t.mean_w:.1f}" for t in used])
+    return figures
+
+
+def _fit(
+    texts: Mapping[str, list[str]], figures: Mapping[str, tuple[int, list[str]]], width: int
+) -> dict[str, list[str]]:
+    """The columns for which there is room, in their order: of figures, the needed ones always; hyperparameters,
+    unless even these do not leave them `WRAPPED`.
+    """
+    sizes = {name: GAP + max(map(len, (name, *cells))) for name, cells in texts.items()}
+    sizes |= {name: GAP + max(map(len, (name, *cells))) for name, (_, cells) in figures.items()}
+    sizes["hyperparameters"] = min(sizes["hyperparameters"], GAP + WRAPPED)
+    left = width + 1 - sum(sizes[name] for name in texts)
+    chosen = set(texts)
+    for name, (needless, _) in sorted(figures.items(), key=lambda item: item[1][0]):
+        left -= sizes[name]
+        if needless and left < 0:
+            break
+        chosen.add(name)
+        if left < 0:
+            chosen.discard("hyperparameters")
+    cells = {**texts, **{name: cells for name, (_, cells) in figures.items()}}
+    return {name: column for name, column in cells.items() if name in chosen}
+
+
+def _describe_member(member: MemberState, varied: Sequence[str], order: Sequence[MemberState]) -> str:
+    """Hyperparameters and options in which it differs from others."""
+    params = {name: member.params[name] for name in varied if name in member.params}
+    return ", ".join(filter(None, [text.hyperparameters(params), describe_options(member, order)]))
 
 
 def _combined_table(state: RunState) -> Any:

@@ -52,6 +52,8 @@ ROLES = {
     "profile": "#4f9d9d",
     "orchestrate": "#8a6fd1",
     "ray": "#24a0b3",
+    "idle": "#b3a68c",
+    "other": "#6d7683",
 }
 ROLE_WORDS = {
     "startup": "starting up",
@@ -61,6 +63,8 @@ ROLE_WORDS = {
     "profile": "measuring members",
     "orchestrate": "orchestrating",
     "ray": "Ray",
+    "idle": "idle, reserved by nobody",
+    "other": "other processes",
 }
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', sans-serif"
 MANY = len(SERIES)

@@ -8,7 +8,8 @@
     requests/                       what other shells ask of the run
     members/<id>/                   log.txt, checkpoint-<attempt>.safetensors (the log names the valid one),
                                     and predictions-<split>.safetensors of the attempt that finished
-    optuna.journal, ledger.json, report.html        derived
+    optuna.journal, report.html,
+    ledger.json, ledger.csv         derived
 
 Loading `ensemble.pkl` runs code, so it is loaded only when the directory and the file belong to the user, and
 nobody else may write them (`ensemble.store.trust`).
@@ -67,6 +68,7 @@ class RunDir:
         self.spec_file = self.path / "spec.py"
         self.requests = self.path / "requests"
         self.ledger = self.path / "ledger.json"
+        self.ledger_csv = self.path / "ledger.csv"
         self.report = self.path / "report.html"
         self.journal = self.path / "optuna.journal"
 

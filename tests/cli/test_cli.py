@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import fcntl
 import io
 import json
@@ -28,7 +29,8 @@ from ensemble.store import RunDir, fold, read_events
 ENSEMBLE = [sys.executable, "-m", "ensemble.cli"]
 ROOT = Path(__file__).parents[2]
 COLUMNS = ["member", "state", "epoch", "metric", "node", "attempts"]
-COLUMNS += ["samples_per_s", "cpu_s", "energy_j", "energy_origin", "metrics", "models_per_minute", "ttta_s"]
+COLUMNS += ["samples_per_s", "cpu_s", "energy_j", "energy_origin", "full_cpu_s", "full_energy_j", "mean_w"]
+COLUMNS += ["peak_w", "gpu_s", "metrics", "models_per_minute", "ttta_s"]
 COMMANDS = [
     "demo",
     "run",
@@ -300,9 +302,12 @@ def test_a_row_says_of_cpu_time_and_energy_what_the_ledger_says(finished: tuple[
     used = ledger(read_events(run_dir / "events.jsonl"))
     written = {m["member"]: m for m in json.loads((run_dir / "ledger.json").read_text())["members"]}
     for row in json.loads(file.read_text()):
-        total = used.member(row["member"])
-        assert (row["cpu_s"], row["energy_j"], row["energy_origin"]) == tuple(vars(total).values())
+        total, full = (used.member(row["member"], full) for full in (False, True))
+        assert (row["cpu_s"], row["energy_j"], row["energy_origin"]) == (total.cpu_s, total.energy_j, total.origin)
+        assert (row["mean_w"], row["peak_w"], row["gpu_s"]) == (total.mean_w, total.peak_w, total.gpu_s)
+        assert (row["full_cpu_s"], row["full_energy_j"]) == (full.cpu_s, full.energy_j)
         assert row["cpu_s"] == written[row["member"]]["cpu_s"] > 0
+        assert row["full_cpu_s"] == written[row["member"]]["full"]["cpu_s"] > row["cpu_s"]
 
 
 def test_the_ledger_says_what_the_energy_amounts_to(finished: tuple[Path, Any, Path]) -> None:
@@ -312,6 +317,10 @@ def test_the_ledger_says_what_the_energy_amounts_to(finished: tuple[Path, Any, P
     assert energy["total"] == joules and (joules is None or electricity["total"] == joules / 3.6e6)
     assert joules is None or energy["per_model"] == joules / 2
     assert emissions["total"] is None and emissions["reason"], "no carbon intensity was given"
+    with (finished[0] / "ledger.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    for view, rows in (("direct", kept["rows"]), ("full", kept["full_rows"])):
+        assert [float(line["cpu_s"]) for line in lines if line["view"] == view] == [row["cpu_s"] for row in rows]
 
 
 def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None:

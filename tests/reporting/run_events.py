@@ -175,6 +175,22 @@ def usage_and_power(log: Log, rng: random.Random, last: float) -> None:
             log.add(t, "power", node=node, watts=watts, energy_j=2.0 * watts, **source)
 
 
+def measured(events: list[Event], idle_w: float = 8.0) -> list[Event]:
+    """The run with energy that was measured on nodes whose idle power is known."""
+    source = {"origin": "measured", "source": "RAPL package-0"}
+    last = dict.fromkeys(("node-0", "node-1"), START)
+
+    def measure(event: Event) -> Event:
+        if event["type"] != "power":
+            return event
+        part = {"name": "package-0", "kind": "cpu", "device": None, "energy_j": event["energy_j"]}
+        interval_s, last[event["node"]] = event["t"] - last[event["node"]], event["t"]
+        part |= {"origin": "measured", "idle_j": min(event["energy_j"], interval_s * idle_w)}
+        return event | source | {"interval_s": interval_s, "busy_s": None, "parts": [part]}
+
+    return [measure(event) for event in events]
+
+
 def combined(members: list[str]) -> dict[str, Any]:
     """The `combined` event that these members' `predictions` give when they are averaged."""
     from ensemble.combine import all_metrics, apply_temperature, average_weights, mix, reliability

@@ -56,7 +56,7 @@ def test_report_states_the_main_figures_and_what_went_wrong(full: Path) -> None:
     assert "Preparation in cohort 0 (a member waited 63% of the time): try prep_workers=2." in page
     assert "a node&#x27;s ring holds 512 samples in 6.01 MiB of shared memory" in page
     assert "could not be prepared" in page and "left out" not in page, "a run may end at such a record"
-    assert page.count('class="plot"') == 9 and 'class="absent">' not in page.split("<footer>")[0]
+    assert page.count('class="plot"') == 10 and 'class="absent">' not in page.split("<footer>")[0]
 
 
 def test_report_needs_no_network(full: Path) -> None:
@@ -68,7 +68,7 @@ def test_report_needs_no_network(full: Path) -> None:
 
 @pytest.mark.parametrize(
     ("events", "drawn"),
-    [(runs.just_started(), 0), (runs.list_run(until=9.0), 7), (runs.search_run(), 5), ([], 0)],
+    [(runs.just_started(), 0), (runs.list_run(until=9.0), 8), (runs.search_run(), 5), ([], 0)],
     ids=["just started", "running", "search", "empty log"],
 )
 def test_report_of_a_run_at_any_point_says_why_what_is_absent_is_absent(
@@ -77,7 +77,7 @@ def test_report_of_a_run_at_any_point_says_why_what_is_absent_is_absent(
     run_dir = RunDir(runs.write_run(tmp_path / "run", events))
     page = page_without_plotly(write_report(run_dir))
     assert page.count('class="plot"') == drawn
-    mode = 11 if events and events[0]["mode"] == "search" else 9
+    mode = 12 if events and events[0]["mode"] == "search" else 10
     assert page.count('class="absent">') == mode - drawn + 1, "one each, and the line for browsers without scripts"
 
 
@@ -155,7 +155,7 @@ def draw(page: Path, profile: Path) -> str:
 @pytest.mark.browser
 def test_a_browser_draws_every_figure(full: Path, tmp_path: Path) -> None:
     dom = draw(full, tmp_path)
-    assert 'data-drawn="9"' in dom, "the page's script did not come to its end"
+    assert 'data-drawn="10"' in dom, "the page's script did not come to its end"
     body = dom.split('<script type="application/json"')[0]
     plots = {}
     for card in body.split("<figure ")[1:]:
@@ -165,15 +165,15 @@ def test_a_browser_draws_every_figure(full: Path, tmp_path: Path) -> None:
     points = {id: card.count('class="point"') for id, card in plots.items()}
     lines = {id: card.count('class="js-line"') // 2 for id, card in plots.items()}  # each is in its legend, too
     shared = {"reuse", "batches", "levels"}
-    assert set(plots) == {"versus", "calibration", "curves", "timeline", "cpu", "power"} | shared
+    assert set(plots) == {"versus", "calibration", "curves", "timeline", "cpu", "energy", "power"} | shared
     assert points["levels"] == 3 * 2, "three levels of a feeder in each of two cohorts"
     assert points["versus"] == 2 * 8, "7 members and the combined model, accuracy and NLL"
     assert points["reuse"] == 2 * 2 and points["batches"] == 3 * 8
-    assert points["cpu"] == 5 * (1 + 9), "5 roles: the whole run, 8 members, what is shared"
+    assert points["cpu"] == points["energy"] == 5 * (1 + 9), "5 roles: the whole run, 8 members, what is shared"
     assert points["timeline"] >= 9 + 9 + 46, "9 attempts start up and run, with a mark for each of 46 epochs"
     assert lines["curves"] >= 8 and lines["calibration"] == 3 and lines["power"] == 2
     assert points["curves"] == 2 * 46
-    assert "estimated" in plots["power"]
+    assert "estimated" in plots["power"] and "not evidence of a saving" in plots["energy"]
     assert not re.search(r'd="[^"]*NaN', body)
 
 

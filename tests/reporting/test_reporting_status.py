@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from ensemble.store import EventLog, RunDir, fold
 
 
 def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return status_rows(fold(events), ledger(events).by_member())
+    return status_rows(fold(events), ledger(events))
 
 
 def shown(events: list[dict[str, Any]], width: int) -> list[str]:
@@ -47,6 +48,30 @@ def test_nodes_are_left_out_where_their_names_do_not_fit() -> None:
     narrow, wide = shown(events, 80), shown(events, 120)
     assert "node" not in narrow[0] and len(narrow) == 9 and all(len(line.rstrip()) <= 80 for line in narrow)
     assert "node" in wide[0] and "rack-17-node-0.cluster" in wide[1]
+
+
+def test_at_100_columns_there_is_room_for_full_joules_and_mean_watts() -> None:
+    events = runs.measured(runs.list_run())
+    head, *lines = shown(events, 100)
+    names = "member; state; epoch; accuracy; samples/s; CPU-s; J (attributed); full J; mean W; node"
+    assert re.split("  +", head) == names.split("; ")
+    assert len(lines) == 8 and all(len(line) <= 100 for line in lines)
+    used, line = ledger(events), re.split("  +", lines[0])
+    full, direct = used.member("member-0", full=True), used.member("member-0")
+    assert line[7:9] == [f"{full.energy_j:.0f}", f"{direct.mean_w:.1f}"]
+    everything = re.split("  +", shown(events, 1000)[0])
+    assert {"peak W", "full CPU-s", "loss"} <= set(everything) and "GPU-s" not in everything, "there is no GPU"
+
+
+def test_rows_have_both_views_and_watts_beside_the_public_fields() -> None:
+    events = runs.measured(runs.list_run())
+    used = ledger(events)
+    for row in rows_of(events):
+        direct, full = used.member(row["member"]), used.member(row["member"], full=True)
+        assert (row["energy_j"], row["full_energy_j"]) == (direct.energy_j, full.energy_j)
+        assert (row["cpu_s"], row["full_cpu_s"]) == (direct.cpu_s, full.cpu_s)
+        assert (row["mean_w"], row["peak_w"], row["gpu_s"]) == (direct.mean_w, direct.peak_w, None)
+        assert row["full_energy_j"] > row["energy_j"] > 0 and row["full_cpu_s"] > row["cpu_s"] > 0
 
 
 def test_an_attempt_after_the_first_is_marked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def test_samples_a_second_are_those_of_training_in_every_place(events: Any) -> N
         e | {"samples_per_s": rates.get(e["epoch"] % 2), "wall_s": 40.0} if e["type"] == "epoch" else e
         for e in events
     ]
-    (row,) = [row for row in status_rows(fold(slow), ledger(slow).by_member()) if row["member"] == "member-0"]
+    (row,) = [row for row in status_rows(fold(slow), ledger(slow)) if row["member"] == "member-0"]
     assert row["samples_per_s"] == pytest.approx(2 * 5000 / (10 + 20))
     (line,) = [x for x in summary_text(fold(slow), ledger(slow)).splitlines() if "member-0 " in x and "width" in x]
     assert " 333 " in line
@@ -173,3 +174,23 @@ def test_rich_form_prints_on_a_narrow_terminal(events: Any) -> None:
     with console.capture() as capture:
         console.print(summary(fold(events), ledger(events)))
     assert "member-3" in capture.get()
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (60, []),
+        (100, ["hyperparameters", "samples/s", "CPU-s"]),
+        (140, ["hyperparameters", "loss", "samples/s", "CPU-s", "full J", "mean W"]),
+    ],
+)
+def test_the_table_of_members_shows_whole_columns_as_many_as_have_room(width: int, shown: list[str]) -> None:
+    events = runs.measured(runs.list_run())
+    console = Console(width=width, record=True)
+    with console.capture() as capture:
+        console.print(summary(fold(events), ledger(events)))
+    head, _, *lines = [line.rstrip() for line in capture.get().splitlines() if line.strip()]
+    names = re.split("  +", head.strip())
+    assert [name for name in names if name not in ("member", "state", "accuracy", "J (attributed)")] == shown
+    assert {"member", "state", "accuracy", "J (attributed)"} <= set(names)
+    assert len(head) <= width and "…" not in "".join([head, *lines[:24]])

@@ -20,7 +20,7 @@ def started(resumed: bool = False) -> tuple[str, dict[str, Any]]:
 
 
 def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return status_rows(fold(events), ledger(events).by_member())
+    return status_rows(fold(events), ledger(events))
 
 
 def of(kind: str, number: int = 0, attempt: int = 0, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -73,10 +73,15 @@ def test_a_status_row_has_the_promised_columns_and_then_all_metrics() -> None:
             "cpu_s",
             "energy_j",
             "energy_origin",
+            "full_cpu_s",
+            "full_energy_j",
+            "mean_w",
+            "peak_w",
+            "gpu_s",
             "metrics",
         ]
     )
-    assert rows[0] | {"cpu_s": 0} == {
+    assert rows[0] | {"cpu_s": 0, "full_cpu_s": 0} == {
         "member": "member-0",
         "state": "running",
         "epoch": 1,
@@ -87,6 +92,11 @@ def test_a_status_row_has_the_promised_columns_and_then_all_metrics() -> None:
         "cpu_s": 0,
         "energy_j": None,
         "energy_origin": "unavailable",
+        "full_cpu_s": 0,
+        "full_energy_j": None,
+        "mean_w": None,
+        "peak_w": None,
+        "gpu_s": None,
         "metrics": {"accuracy": 0.5},
     }
     assert rows[1]["metric"] is None and rows[1]["cpu_s"] is None and rows[1]["attempts"] == 0

@@ -4,7 +4,7 @@ Each returns the figure, or the reason in one line why there is none to draw; ne
 loads Plotly: it is done where a report is about to be written.
 """
 
-from ensemble.reporting.figures.cost import cpu_seconds, power_over_time
+from ensemble.reporting.figures.cost import cpu_seconds, joules_by_role, power_over_time
 from ensemble.reporting.figures.quality import calibration, members_and_ensemble
 from ensemble.reporting.figures.search import search_front, search_history, search_slices
 from ensemble.reporting.figures.sharing import batches_by_member, feeder_totals, pipeline_reuse, queue_levels
@@ -15,6 +15,7 @@ __all__ = [
     "calibration",
     "cpu_seconds",
     "feeder_totals",
+    "joules_by_role",
     "learning_curves",
     "members_and_ensemble",
     "pipeline_reuse",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
@@ -16,20 +17,39 @@ if TYPE_CHECKING:
 SHOWN = 40  # members with a bar of their own; the rest is one bar
 POINTS = 1500  # of a power curve
 SHARED = "shared, by all"
+UNUSED, UNUSED_ROW = ("idle", "other"), "not the run's"
 
 
 def cpu_seconds(ledger: Ledger) -> go.Figure | str:
     """CPU-seconds as stacked bars: the whole run by role, below it each member, and what all members share."""
-    by_row: dict[str, dict[str, float]] = {}
-    for row in ledger.rows:
-        if row.role != "other" and row.cpu_s > 0:
-            roles = by_row.setdefault(row.member or SHARED, {})
-            roles[row.role] = roles.get(row.role, 0.0) + row.cpu_s
-    if not by_row:
+    used = [(row.role, row.member, row.cpu_s) for row in ledger.rows if row.role not in UNUSED and row.cpu_s > 0]
+    if not used:
         return "No process has reported its CPU time yet."
-    names = _select_members(by_row, list(ledger.by_member()))
-    totals = ledger.cpu_by_role()
-    whole = sum(totals.values())
+    return _stack(used, list(ledger.by_member()), "whole run", "CPU-seconds")
+
+
+def joules_by_role(ledger: Ledger) -> go.Figure | str:
+    """Joules as stacked bars: all nodes by role, below it each member, what all share, and what nobody of the run
+    used.
+    """
+    used = [(row.role, row.member, row.energy_j) for row in ledger.rows if row.energy_j]
+    if not used:
+        return (
+            "There is no energy to share out: no node has a power source that could be read, or none has reported."
+        )
+    return _stack(used, list(ledger.by_member()), "whole nodes", f"joules ({ledger.total.origin})")
+
+
+def _stack(used: Sequence[tuple[str, str | None, float]], members: list[str], whole: str, unit: str) -> go.Figure:
+    """Stacked bars by role of (role, member, amount)."""
+    by_row: dict[str, dict[str, float]] = {}
+    totals: dict[str, float] = {}
+    for role, member, amount in used:
+        roles = by_row.setdefault(member or (UNUSED_ROW if role in UNUSED else SHARED), {})
+        roles[role] = roles.get(role, 0.0) + amount
+        totals[role] = totals.get(role, 0.0) + amount
+    names = _select_members(by_row, members)
+    everything = sum(totals.values())
     below = 30 * len(names)
     figure = make_subplots(
         rows=2, cols=1, row_heights=[34, below], vertical_spacing=min(0.3, 46 / (below + 80)), shared_xaxes=False
@@ -38,19 +58,19 @@ def cpu_seconds(ledger: Ledger) -> go.Figure | str:
         if not totals.get(role):
             continue
         word = ROLE_WORDS.get(role, role)
-        share = totals[role] / whole
+        share = totals[role] / everything
         common = {
             "orientation": "h",
             "name": f"{word} {share:.0%}" if share >= 0.005 else f"{word} <1%",
             "marker": {"color": ROLES.get(role, SERIES[-1]), "line": {"width": 0}},
             "legendgroup": role,
-            "hovertemplate": f"<b>%{{y}}</b><br>{word}: %{{x:.2f}} CPU-s<extra></extra>",
+            "hovertemplate": f"<b>%{{y}}</b><br>{word}: %{{x:.2f}} {unit}<extra></extra>",
         }
-        figure.add_trace(go.Bar(**common, y=["whole run"], x=[totals[role]]), row=1, col=1)
+        figure.add_trace(go.Bar(**common, y=[whole], x=[totals[role]]), row=1, col=1)
         values = [by_row[name].get(role, 0.0) for name in names]
         figure.add_trace(go.Bar(**common, y=names, x=values, showlegend=False), row=2, col=1)
-    figure.update_xaxes(range=[0, whole], row=1, col=1, nticks=8)
-    figure.update_xaxes(title_text="CPU-seconds", row=2, col=1)
+    figure.update_xaxes(range=[0, everything], row=1, col=1, nticks=8)
+    figure.update_xaxes(title_text=unit, row=2, col=1)
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return apply_theme(figure, height=170 + below, barmode="stack", bargap=0.3)
 
@@ -65,7 +85,7 @@ def _select_members(by_row: dict[str, dict[str, float]], members: list[str]) -> 
         by_row[label] = {role: sum(by_row[m].get(role, 0.0) for m in rest) for role in ROLES}
         kept = set(rank[: SHOWN - 1])
         known = [m for m in known if m in kept] + [label]
-    return known + ([SHARED] if SHARED in by_row else [])
+    return known + [row for row in (SHARED, UNUSED_ROW) if row in by_row]
 
 
 def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
@@ -92,6 +112,18 @@ def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
                 "<extra></extra>",
             )
         )
+        idle = _idle_curve(node)
+        if idle:
+            figure.add_trace(
+                go.Scatter(
+                    x=[(t - begin) / scale for t, _ in idle],
+                    y=[watts for _, watts in idle],
+                    mode="lines",
+                    line={"color": colour, "width": 1.2, "shape": "vh", "dash": "dot"},
+                    name=f"idle: {text.joules(node.idle_j)}",
+                    hovertemplate=f"<b>{node.node}</b>, idle<br>%{{x:.1f}} {unit}: %{{y:.1f}} W<extra></extra>",
+                )
+            )
     origin = text.origins([node.origin for node, _ in drawn])
     figure.update_xaxes(title_text=f"{unit} since the start", rangemode="tozero")
     figure.update_yaxes(title_text=f"watts ({origin})", rangemode="tozero")
@@ -99,8 +131,17 @@ def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
 
 
 def _curve(node: NodeTotal) -> list[tuple[float, float]]:
-    """(time, watts), thinned to means of neighbours: a long run stays a light figure."""
-    known = [(t, watts) for t, watts, *_ in node.power if watts is not None]
+    """(time, watts) of a node."""
+    return _thin([(t, watts) for t, watts, _, _ in node.power if watts is not None])
+
+
+def _idle_curve(node: NodeTotal) -> list[tuple[float, float]]:
+    """(time, watts) that a node would have drawn while nothing ran; empty where that is not known."""
+    return _thin([(t, idle_w) for t, _, _, idle_w in node.power if idle_w is not None])
+
+
+def _thin(known: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points thinned to means of neighbours: a long run stays a light figure."""
     every = -(-len(known) // POINTS)
     if every <= 1:
         return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ensemble.reporting import text
@@ -12,28 +13,40 @@ from ensemble.reporting.theme import ROLE_WORDS
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
+    from ensemble.meter.ledger import LedgerRow
     from ensemble.store import RunState
 
 CPU = (
     "CPU time",
     "What processor time went into. Work that serves all members alike is a row of its own, not divided.",
 )
+ENERGY = "What the energy of the nodes went into, idle energy by who had reserved the cores and GPUs."
+ESTIMATED = " Estimated from how busy the processors were, not measured: not evidence of a saving."
+IDLE = "reservation"
+#: What energy was shared out by.
+METHOD_WORDS = {
+    IDLE: "reservation",
+    "cpu_time": "CPU time",
+    "sm_utilization": "SM utilization",
+    "busy_time": "busy time of the GPU",
+    "share": "declared share of the GPU",
+    "dynamic": "dynamic energy of the parts",
+}
 
 
 def compose(data: ReportData) -> Content:
-    """Returns CPU time by what it went into, and power over time."""
+    """Returns CPU time and energy by what they went into, and power over time."""
     from ensemble.reporting import figures
 
-    power = draw(figures.power_over_time, data.ledger, start_time(data.events))
     origin = data.ledger.total.origin
-    reading = f"Of whole nodes, {origin}."
-    if origin == "estimated":
-        reading = (
-            "Estimated from how busy the processors were, not measured: good for seeing when work was done, "
-            "not as evidence of a saving."
-        )
+    note = ESTIMATED if origin == "estimated" else ""
+    power = draw(figures.power_over_time, data.ledger, start_time(data.events))
+    reading = f"Of whole nodes, {origin}.{note}"
+    if any(node.idle_j is not None for node in data.ledger.nodes):
+        reading += " Dotted: what a node would have drawn while nothing ran."
     return [
-        Panel("cpu", *CPU, draw(figures.cpu_seconds, data.ledger)),
+        Panel("cpu", *CPU, draw(figures.cpu_seconds, data.ledger), "half"),
+        Panel("energy", f"Energy ({origin})", ENERGY + note, draw(figures.joules_by_role, data.ledger), "half"),
         Panel("power", f"Power over time ({origin})", reading, power),
     ]
 
@@ -45,21 +58,43 @@ def summarize(state: RunState, ledger: Ledger) -> list[Line]:
     if roles:
         split = ", ".join(f"{ROLE_WORDS.get(role, role)} {text.cpu(used)}" for role, used in roles.items())
         lines.append(("CPU time", f"{text.cpu(sum(roles.values()))}: {split}"))
-    lines.append(("energy", _describe_energy(ledger)))
+    lines += _describe_energy(ledger)
     lines += impact.summarize(state, ledger)
     if state.started is not None:
         lines.append(("wall time", text.duration(state.wall_s)))
     return lines
 
 
-def _describe_energy(ledger: Ledger) -> str:
-    """Returns the joules of the run with their origin, or that there are none."""
+def sum_methods(rows: Iterable[LedgerRow]) -> dict[str, float]:
+    """Returns the joules of rows by the method by which they were shared out."""
+    joules: dict[str, float] = {}
+    for row in rows:
+        for share in row.parts.values():
+            for method, energy_j in share.by.items():
+                joules[method] = joules.get(method, 0.0) + energy_j
+    return {method: energy_j for method, energy_j in joules.items() if energy_j}
+
+
+def _describe_energy(ledger: Ledger) -> list[Line]:
+    """Returns the joules of the run with their origin and how they were split, or that there are none."""
     total = ledger.run
     if total.energy_j is None:
-        return "unavailable: no node has a power source that could be read"
+        return [("energy", "unavailable: no node has a power source that could be read")]
     sources = sorted({source for node in ledger.nodes for source in node.sources})
     line = f"{text.joules(total.energy_j)} {total.origin}"
     whole = ledger.total
     if whole.energy_j is not None and whole.energy_j > total.energy_j * 1.001:
         line += f", of {text.joules(whole.energy_j)} {whole.origin} for the whole of the nodes"
-    return line + (f" (source: {', '.join(sources)})" if sources else "")
+    line += f" (source: {', '.join(sources)})" if sources else ""
+    methods = sum_methods(row for row in ledger.rows if row.role not in ("idle", "other"))
+    idle_j = methods.pop(IDLE, None)
+    dynamic = " and ".join(f"{text.joules(energy_j)} by {METHOD_WORDS[by]}" for by, energy_j in methods.items())
+    if idle_j is None:
+        split = f"idle and dynamic energy together, split by {_join_methods(methods)}" if methods else ""
+    else:
+        split = f"idle {text.joules(idle_j)} by reservation" + (f", dynamic {dynamic}" if dynamic else "")
+    return [("energy", line), *([("", split)] if split else [])]
+
+
+def _join_methods(methods: Iterable[str]) -> str:
+    return " and ".join(METHOD_WORDS[method] for method in methods)
