@@ -77,7 +77,7 @@ class TrialCosts:
         for member, each in self._pending.items():
             if not each.is_measuring and (not each.unmetered or session.now >= each.deadline):
                 each.is_measuring = True
-                session.log_held()
+                session.log_cost_figures(member)
                 session.actions.append(MeasureCost(member, session.run.members[member].attempt))
 
     def handle(self, event: Mapping[str, Any]) -> None:

@@ -34,6 +34,7 @@ from ensemble.controller.actions import (
 )
 from ensemble.controller.attempt import rendezvous_file
 from ensemble.executors import Executor
+from ensemble.meter.ledger import Total
 from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
 from ensemble.spec import Identity, Member, SpecError
 from ensemble.store import EventLog, RunDir, RunStatus
@@ -64,6 +65,8 @@ class Performer:
     ) -> None:
         self._run_dir, self._executor, self._events, self._trials = run_dir, executor, events, trials
         self._status = status or RunStatus(run_dir)
+        self._used: Mapping[str, Total] = {}  # by member, at the offset `_used_until` of the log
+        self._used_until = -1
         self._on_event = on_event
 
     def perform(self, actions: Sequence[Action]) -> list[Event]:
@@ -139,7 +142,10 @@ class Performer:
         return None
 
     def _measure_cost(self, member: str, attempt: int) -> Event:
-        used = self._status.read_account().members().get(member)
+        account = self._status.read_account()
+        if self._status.offset != self._used_until:  # of several that are measured together, the first has read it
+            self._used, self._used_until = account.members(), self._status.offset
+        used = self._used.get(member)
         return {
             "type": "cost",
             "member": member,

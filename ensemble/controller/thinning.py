@@ -58,6 +58,11 @@ class Thinning:
         interval_s = self._interval_s(now)
         return [self._release(key, now) for key in list(self._held) if now - self._released_at[key] >= interval_s]
 
+    def pop_cost(self, member: str, now: float) -> list[Event]:
+        """Release what the cost of a member is computed from: its own figures, and the power of all nodes."""
+        held = list(self._held.items())
+        return [self._release(key, now) for key, of in held if of["type"] == "power" or of.get("member") == member]
+
     def pop_all(self) -> list[Event]:
         """Release all figures."""
         held, self._held = self._held, {}

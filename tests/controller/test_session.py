@@ -555,6 +555,32 @@ def test_a_trial_on_a_node_that_meters_no_more_has_its_cost_after_a_few_seconds(
     assert world.ended[process.identity.number] == 1
 
 
+def test_figures_that_were_held_back_are_logged_before_a_cost_is_measured() -> None:
+    world = World(declare("energy_j", 1), Random(0), failing_launches=0.0)
+    process = next(iter(world.processes.values()))
+    world.now += 5000.0
+    world.report(process)  # it starts: the session does not take it for hung
+    who = {"node": "a", "role": "train", "member": process.identity.member, "pid": 1, "origin": "measured"}
+    power = {"type": "power", "node": process.nodes[0], "energy_j": None, "interval_s": 1.0}
+
+    def report(count: float) -> None:
+        world.now += 1.0
+        world.handle({"type": "usage", **who, "cpu_s": count})
+        world.handle({**power, "watts": count})
+        world.reconcile()
+
+    report(1.0)
+    report(2.0)
+    process.end("finished", "finished", metrics={"accuracy": 0.5})
+    world.report(process)
+    report(3.0)
+    world.report(process)
+    report(4.0)
+    before = world.log[: [event["type"] for event in world.log].index("cost")]
+    assert [event["cpu_s"] for event in before if event["type"] == "usage"][-1] == 4.0
+    assert [event["watts"] for event in before if event["type"] == "power"][-1] == 4.0
+
+
 def test_cpu_seconds_are_known_when_the_processes_are_gone() -> None:
     world = World(declare("cpu_s", 1), Random(0), failing_launches=0.0)
     process = next(iter(world.processes.values()))

@@ -129,3 +129,16 @@ def test_what_is_held_is_told_before_an_end() -> None:
     told = thinning.add({"type": "run_stopped"}, 5003.0)
     assert [event.get("cpu_s") for event in told] == [3.0, None]
     assert thinning.pop_due(1e6) == [] and thinning.pop_all() == []
+
+
+def test_the_cost_of_a_member_is_computed_from_all_that_is_known_of_it() -> None:
+    thinning = Thinning(0.0)
+    power = {"type": "power", "node": "n", "energy_j": 1.0, "origin": "measured", "interval_s": 1.0, "parts": []}
+    figures = (power, usage("train", "member-0", 1, 1.0), usage("train", "member-1", 2, 1.0))
+    for figure in figures:
+        assert thinning.add(figure, 5000.0) == [figure], "the first is told at once"
+    for figure in figures:
+        assert thinning.add(figure, 5001.0) == []
+    assert thinning.pop_cost("member-0", 5001.0) == list(figures[:2])
+    assert thinning.pop_cost("member-0", 5001.0) == []
+    assert thinning.pop_all() == [figures[2]]

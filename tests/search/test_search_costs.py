@@ -176,6 +176,8 @@ def test_a_trial_runs_in_the_study_until_its_cost_is_logged_and_fails_without_on
 def test_a_study_of_one_objective_is_written_anew_for_two(tmp_path: Path) -> None:
     events = Run(Search(SPACE, trials=2, second_objective="energy_j")).go_on().events
     one = [{**events[0], "second_objective": None}, *events[1:]]
+    assert write_study(one[:2], tmp_path / "journal").directions == BOTH[:1]
+    assert write_study(events[:2], tmp_path / "journal").directions == BOTH
     assert write_study(one, tmp_path / "journal").directions == BOTH[:1]
     assert show(write_study(events, tmp_path / "journal")) == show(write_study(events, None))
 
