@@ -179,23 +179,35 @@ def _gpus() -> Iterator[Row]:
 
 
 def _power() -> Iterator[Row]:
-    from ensemble.meter.power import Absent, open_nvml, open_rapl, watts_per_core
+    from ensemble.cli import doctor_power
+    from ensemble.meter.power import Absent, watts_per_core
+    from ensemble.meter.power.busy_time import find_busy_time
     from ensemble.meter.power.estimate import VARIABLE, open_estimate
 
-    labels = {"rapl": "RAPL", "nvml": "NVML"}
-    rapl = open_rapl()
-    for source in (rapl, open_nvml()):
-        if isinstance(source, Absent):
-            yield _unavailable(labels[source.name], source.reason)
+    labels = {
+        doctor_power.RAPL: "RAPL",
+        doctor_power.AMD: "AMD energy driver",
+        doctor_power.ACPI: "ACPI power meter",
+        doctor_power.EXTERNAL: "external meter",
+        doctor_power.NVML: "NVML",
+    }
+    sources = [doctor_power.read_source(source) for source in doctor_power.look_at_sources()]
+    for source in sources:
+        if source.parts:
+            yield _available(labels[source.name], f"measured: {', '.join(source.parts)}")
         else:
-            names = ", ".join(reading.name for reading in source.read())
-            yield _available(labels[source.name], f"measured: {names}")
-            source.close()
-    estimate = open_estimate()
+            yield _unavailable(labels[source.name], source.reason)
+    busy = find_busy_time()
+    if isinstance(busy, Absent):
+        yield _unavailable("CPU time", busy.reason)
+    else:
+        yield _available("CPU time", f"of the whole {busy.scope} ({busy.file})")
+    estimate = open_estimate(busy)
     if isinstance(estimate, Absent):
         yield _unavailable("power estimate", estimate.reason)
     else:
-        used = "used, labelled as estimated" if isinstance(rapl, Absent) else "not used: RAPL measures"
+        measures = [labels[each.name] for each in sources if each.parts and each.name != doctor_power.NVML]
+        used = f"not used: {measures[0]} measures" if measures else "used, labelled as estimated"
         yield _available("power estimate", f"{watts_per_core():g} W per busy core ({VARIABLE}); {used}")
 
 

@@ -204,7 +204,12 @@ def _make_parser() -> argparse.ArgumentParser:
     for field in control_commands.MEMBER_FIELDS:
         add.add_argument(f"--{field.replace('_', '-')}", dest=field, metavar="VALUE", help=f"Member.{field}")
 
-    command("doctor", run_commands.doctor, "Show what this machine offers, and the reason for what it lacks.")
+    text = "Show what this machine offers, and the reason for what it lacks."
+    look = command("doctor", run_commands.doctor, text)
+    text = "compare what measures power here with the rules of MLPerf Power"
+    look.add_argument("--power", action="store_true", help=text)
+    text = "the file of an external meter, as in Energy(meter=...); implies --power"
+    look.add_argument("--meter", type=path, metavar="FILE", help=text)
 
     bench = commands.add_parser("bench", help="Run a benchmark study on this machine.")
     add_studies(bench)

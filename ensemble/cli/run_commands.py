@@ -225,9 +225,16 @@ def report(options: argparse.Namespace) -> int:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Show what this machine offers."""
+    """Show what this machine offers, or with ``--power`` how it compares with the rules of MLPerf Power."""
     from ensemble.cli.doctor import examine, print_table
+    from ensemble.cli.doctor_power import examine_power, print_findings
 
+    if options.power or options.meter is not None:
+        findings = examine_power(options.meter and Path(options.meter))
+        if options.json != "-":
+            print_findings(findings)
+        write_json(options, [vars(finding) for finding in findings])
+        return 0
     rows = examine(notify=lambda text: print(f"ensemble: {text}", file=sys.stderr, flush=True))
     if options.json != "-":
         print_table(rows)

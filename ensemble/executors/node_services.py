@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pipelines import Peers
     from pipelines.feeder.process import FeederProcess
 
-_POWER_EVERY_S = 1.0
+POWER_EVERY_S = 1.0
 _REPORTED = (
     "prepared",
     "consumed",
@@ -94,7 +94,7 @@ class NodeServices:
         self._deadly: dict[str, dict[int, int]] = {}  # of each set: not in the pipelines, which outlive the run
         self._meter = PowerMeter(node, energy=ensemble.energy)
         self._meter.start()
-        self.next_sample = time.monotonic() + _POWER_EVERY_S
+        self.next_sample = time.monotonic() + POWER_EVERY_S
         self.gpus = GpuOffers(node, self.directory, emit) if ensemble.devices != "cpu" else None
         self._mps: Mps | None = None
         self._activity = GpuActivity(())
@@ -123,7 +123,7 @@ class NodeServices:
         """From `next_sample` on: report power, look after GPUs, kill feeders that do not start in time."""
         now = time.monotonic()
         if now >= self.next_sample:
-            self.next_sample = now + _POWER_EVERY_S
+            self.next_sample = now + POWER_EVERY_S
             for feeder in self._feeders.values():
                 if not feeder.process.ready and now - feeder.since > START_S:
                     feeder.process.failure = f"it had not started after {START_S:g} s"

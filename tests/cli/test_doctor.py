@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ensemble.cli import doctor
+from ensemble.cli.doctor_power import ACPI, EXTERNAL, NVML, RAPL, Finding, Machine, Source, compare, find_battery
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = {
@@ -26,7 +28,11 @@ EXPECTED = {
     "GPUs",
     "MPS",
     "RAPL",
+    "AMD energy driver",
+    "ACPI power meter",
+    "external meter",
     "NVML",
+    "CPU time",
     "power estimate",
     "Ray",
     "Optuna",
@@ -128,3 +134,83 @@ def test_importing_the_doctor_imports_nothing_heavy() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
     assert run.stdout.strip() == "set()"
+
+
+ABSENT = tuple(Source(name, reason="there is none") for name in (RAPL, ACPI, EXTERNAL, NVML))
+
+
+def find_rule(machine: Machine, words: str) -> Finding:
+    (finding,) = [finding for finding in compare(machine) if words in finding.rule]
+    return finding
+
+
+def test_a_machine_without_meters_does_not_meet_what_asks_for_one() -> None:
+    machine = Machine(ABSENT, clock_error_s=math.inf, battery="BAT0")
+    for words, reason in [
+        ("whole node", "processors are estimated"),
+        ("5 %", "factor of two"),
+        ("in step", "unsynchronized"),
+        ("battery", "BAT0"),
+        ("one sample a second", "up to 30 s"),
+    ]:
+        finding = find_rule(machine, words)
+        assert finding.verdict == "does not meet" and reason in finding.because
+
+
+def test_what_one_look_cannot_decide_is_said() -> None:
+    machine = Machine((Source(RAPL, ("package-0",)), Source(EXTERNAL, ("node",))), clock_error_s=None)
+    for words in ("whole node", "5 %", "all nodes of", "60 samples", "in step"):
+        assert find_rule(machine, words).verdict == "cannot be checked", words
+    assert find_rule(Machine(ABSENT, clock_error_s=0.02), "in step") == Finding(
+        "Inference: the clocks of node and meter are in step (NTP)",
+        "meets",
+        "this clock is off by at most 20 ms; the meter's is not known",
+    )
+    assert find_rule(Machine(ABSENT, clock_error_s=2.0), "in step").verdict == "does not meet"
+
+
+def test_processors_and_gpus_alone_are_not_the_whole_node() -> None:
+    machine = Machine((Source(RAPL, ("package-0",)), Source(NVML, ("gpu-0",))))
+    finding = find_rule(machine, "whole node")
+    assert finding.verdict == "does not meet" and "only package-0, gpu-0 are measured" in finding.because
+    assert find_rule(Machine((Source(NVML, ("gpu-0",)),)), "5 %").verdict == "does not meet"
+
+
+@pytest.mark.parametrize(("model", "verdict"), [("NVIDIA H100", "does not meet"), ("T4", "cannot be checked")])
+def test_gpus_whose_sensor_sees_a_quarter_of_the_time_are_named(model: str, verdict: str) -> None:
+    finding = find_rule(Machine(ABSENT, gpus=(model, model)), "GPU")
+    assert finding.verdict == verdict
+    assert not [finding for finding in compare(Machine(ABSENT)) if "GPU" in finding.rule]
+
+
+def test_a_counter_for_root_only_is_a_finding_with_its_remedy() -> None:
+    reason = "energy_uj is readable by root only: `sudo chmod a+r energy_uj`"
+    assert find_rule(Machine((Source(RAPL, reason=reason),)), "may read").because == reason
+    assert find_rule(Machine(ABSENT), "may read").verdict == "meets"
+
+
+def test_a_battery_of_a_mouse_is_none_of_the_machine(tmp_path: Path) -> None:
+    for name, kind, scope in [("AC", "Mains", ""), ("mouse", "Battery", "Device")]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "type").write_text(kind + "\n")
+        (tmp_path / name / "scope").write_text(scope + "\n")
+    assert find_battery(tmp_path) == ""
+    (tmp_path / "BAT1").mkdir()
+    (tmp_path / "BAT1" / "type").write_text("Battery\n")
+    assert find_battery(tmp_path) == "BAT1"
+    assert find_battery(tmp_path / "none") == ""
+
+
+def test_the_command_prints_each_rule_and_writes_rows(tmp_path: Path) -> None:
+    meter = tmp_path / "meter.csv"
+    meter.write_text(f"{time.time()},100\n")
+    command = [sys.executable, "-m", "ensemble.cli", "doctor", "--power", "--meter", str(meter), "--json", "-"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+    rows = json.loads(run.stdout)
+    assert all(set(row) == {"rule", "verdict", "because"} and row["because"] for row in rows)
+    assert {row["verdict"] for row in rows} <= {"meets", "does not meet", "cannot be checked"}
+    (scope,) = [row for row in rows if "whole node" in row["rule"]]
+    assert "external meter is read" in scope["because"]
+    run = subprocess.run(command[:-4], env=env, check=True, capture_output=True, text=True)
+    assert "PTDaemon" in run.stdout and "does not meet" in run.stdout
