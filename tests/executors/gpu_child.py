@@ -36,14 +36,16 @@ def run(job, ensemble, send, inbox, startup_cpu_s):
     while log.read_text().count(f" {job.attempt}\\n") < job.identity.workers:
         time.sleep(0.01)
 
-    def note(what):
+    def note(what, on=gpu):
         with open(os.environ["STAND_IN_STATE"], "a") as state:
-            state.write(f"{gpu} {what}\\n")
+            state.write(f"{on} {what}\\n")
 
     if "holds" in params:
         note(f"process {os.getpid()} {params['holds']}")
     if "uses" in params:
         note(f"util {os.getpid()} {params['uses']}")
+    if "haunts" in params:  # as where the driver's process ids are those of another namespace
+        note(f"util {os.getpid()} 50", on={"GPU-0": "GPU-1", "GPU-1": "GPU-0"}[gpu])
     if job.rank == 0:
         send({"type": "started", **who, "first_epoch": 0})
     if "befalls" in params and job.attempt == 0:
@@ -214,6 +216,16 @@ class Driver:
 
         uses = ({"lr": 0.1 + n, "holds": 1, "uses": 40 - 10 * n, "until": "go"} for n in range(3))
         self.submit(list(uses), 0.5, on_event=react)
+
+    def haunted(self) -> None:
+        """A process of the run is listed where the run has none, until the node says that it trusts no more."""
+
+        def react(event: dict[str, Any]) -> None:
+            self.seen.append(event)
+            if event["type"] == "node" and self.count("node") == 2:
+                self.ends("go")
+
+        self.submit([{"lr": 0.1, "holds": 1, "uses": 40, "haunts": True, "until": "go"}], 0.5, on_event=react)
 
     def breaks(self, befalls: str, fails: str, workers: str) -> None:
         """The GPU of a member breaks; the others' members end when that is known."""

@@ -14,7 +14,7 @@ from gpu_child import Run, make_machine
 
 from ensemble.controller.session_state import SessionState
 from ensemble.executors.gpu_offers import has_changed, offer_gpus
-from ensemble.meter.gpu_activity import IN_USE, MIG, MPS
+from ensemble.meter.gpu_activity import IN_USE, MIG, MPS, OTHER_NAMESPACE
 from ensemble.meter.gpus import GpuState
 from ensemble.reporting import status_notes
 from ensemble.schedule import Node
@@ -78,6 +78,16 @@ def test_who_keeps_gpus_busy_is_in_the_power_events(executor: str, tmp_path: Pat
                 assert used_s == pytest.approx(shares[member] * event["interval_s"], abs=1e-6)
                 seen.add(member)
     assert seen == set(shares)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_the_node_says_when_activity_is_known_no_more(executor: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, "A100:80,A100:80", "", executor, "haunted")
+    assert set(run.states.values()) == {"finished"}
+    assert [event["power"]["gpu_activity"] for event in run.of_kind("node")] == [IN_USE, OTHER_NAMESPACE]
+    known_until = run.of_kind("node")[1]["t"]
+    later = [e for e in run.of_kind("power") if e["t"] > known_until]
+    assert not any("activity" in part for event in later for part in event["parts"])
 
 
 @pytest.mark.parametrize(("gpus", "with_mps", "why"), [("A100:80:2", False, MIG), ("A100:80", True, MPS)])

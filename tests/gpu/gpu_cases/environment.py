@@ -1,9 +1,10 @@
-"""The machine as torch, NVML and the project see it, and whether NVML counts energy under load."""
+"""The machine as torch, NVML and the project see it, and whether NVML counts energy and activity under load."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ def run(setting: Setting) -> Iterator[Row]:
     yield row("Multi-Process Service", binary=found, reasons={"binary": ABSENT})
     yield attempt("host", functools.partial(_describe_host, setting))
     yield attempt("load", functools.partial(_measure_load, setting))
+    yield attempt("activity", functools.partial(_measure_activity, setting))
     yield from _check_gpus(setting)
 
 
@@ -133,3 +135,47 @@ def _measure_load(setting: Setting) -> Row:
         ),
     )
     return {**check(what, not setting.on_gpu or (timed.energy_j or 0) > 0), **figures}
+
+
+def _measure_activity(setting: Setting) -> Row:
+    """This process's SM-seconds by NVML, beside its GPU time by CUDA events, while it multiplies matrices."""
+    from ensemble.meter.gpu_activity import GpuActivity, RunProcess
+    from ensemble.meter.power import list_gpus
+    from ensemble.train.gpu_busy import open_gpu_busy
+
+    gpus = list_gpus()[:1] if setting.on_gpu else []
+    busy = open_gpu_busy(torch.device(setting.device, 0) if setting.on_gpu else torch.device("cpu"))
+    factor = torch.randn(*[setting.choose(4096, 64)] * 2, device=setting.device)
+
+    def multiply() -> None:
+        if busy is not None:
+            busy.begin()
+        factor @ factor
+        if busy is not None:
+            busy.end()
+
+    multiply()
+    setting.synchronize()
+    activity, before_s = GpuActivity(gpus), 0.0 if busy is None else busy.read()
+    timed = time_calls(setting, multiply, setting.choose(3.0, 0.0), warm=1)
+    me = {os.getpid(): RunProcess("train", "this", gpu.id) for gpu in gpus}
+    found = [entry for entries in activity.sample(me, timed.seconds).values() for entry in entries]
+    known = activity.describe()
+    activity.close()
+    own_s = sum(used_s for _, member, used_s in found if member == "this")
+    event_s = None if busy is None else busy.read() - before_s
+    what = "matrix products: CUDA events and NVML see this process at work"
+    unseen = "NVML named no process of this one" if gpus else NO_GPU
+    figures = row(
+        what,
+        seconds=timed.seconds,
+        event_s=event_s,
+        sm_s=own_s or None,
+        gpu_activity=known or None,
+        reasons={
+            "event_s": NO_GPU,
+            "gpu_activity": NO_GPU,
+            "sm_s": unseen,
+        },
+    )
+    return {**check(what, event_s is None or 0.5 * timed.seconds < event_s < 1.1 * timed.seconds), **figures}
