@@ -15,7 +15,7 @@ import pytest
 from ensemble.meter.origin import round_to_tick
 from ensemble.meter.power import PowerMeter, PowerSource, Reading
 from ensemble.meter.power.estimate import open_estimate
-from ensemble.meter.power.idle import NO_SOURCE, Idle, Window, judge, spread_given
+from ensemble.meter.power.idle import NO_SOURCE, Idle, Window, find_idle, judge, spread_given
 from ensemble.spec import Energy
 
 
@@ -164,3 +164,34 @@ def test_measuring_can_be_left_out() -> None:
     meter = PowerMeter("n0", [steady("package-0", "cpu", 50.0)], energy=Energy(measure_idle_s=0))
     meter.start()
     assert "measure_idle_s is 0" in meter.describe()["idle"]["reason"]
+
+
+class LateMeter:
+    """A node at rest with a meter whose rows have come only when `late` readings have been taken since `begin`."""
+
+    def __init__(self, late: int) -> None:
+        self.late, self.watts = late, 900.0
+
+    def begin(self) -> None:
+        self.watts, self.readings = 300.0, 0
+
+    def read(self) -> tuple[float, float, list[dict[str, Any]]]:
+        if self.watts == 900.0:
+            covered_s = 1.0
+        else:
+            self.readings += 1
+            covered_s = 1.0 if self.readings > self.late else 0.0
+        return 1.0, 0.0, [part("node", "node", self.watts * covered_s) | {"covered_s": covered_s}]
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_late_rows_are_waited_for_and_those_of_the_time_before_do_not_count(late: int) -> None:
+    meter = LateMeter(late)
+    idle = find_idle(Energy(measure_idle_s=0.05), meter.read, meter.begin)
+    assert idle == Idle("measured", {"node": 300.0})
+    assert meter.readings == late + 1
+
+
+def test_rows_that_do_not_come_leave_the_idle_power_unknown() -> None:
+    idle = judge(Window(2.0, [part("node", "node") | {"covered_s": 0.0}], 0.0, 0.0))
+    assert idle == Idle("unavailable", {}, "no reading of node came")

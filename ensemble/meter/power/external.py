@@ -109,8 +109,7 @@ class _Tail:
         self._lines = LineBuffer()
         size = os.fstat(self._file.fileno()).st_size
         if size > _TAIL:
-            self._file.seek(size - _TAIL)
-            self._lines.rest = b"#"  # the first line may lack its beginning
+            self._file.seek(size - _TAIL)  # perhaps within a line: only the last row matters
 
     def read(self) -> list[Row]:
         """The rows since the last call."""
