@@ -217,6 +217,15 @@ class Driver:
         uses = ({"lr": 0.1 + n, "holds": 1, "uses": 40 - 10 * n, "until": "go"} for n in range(3))
         self.submit(list(uses), 0.5, on_event=react)
 
+    def ended(self) -> None:
+        """A member keeps a GPU busy and ends at once; another runs until the activity was seen."""
+
+        def react(event: dict[str, Any]) -> None:
+            if any(part.get("activity") for part in event.get("parts", ())):
+                self.ends("go")
+
+        self.submit([{"lr": 0.1, "uses": 40}, {"lr": 0.2, "holds": 1, "until": "go"}], 0.5, on_event=react)
+
     def haunted(self) -> None:
         """A process of the run is listed where the run has none, until the node says that it trusts no more."""
 

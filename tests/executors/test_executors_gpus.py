@@ -80,6 +80,13 @@ def test_who_keeps_gpus_busy_is_in_the_power_events(executor: str, tmp_path: Pat
     assert seen == set(shares)
 
 
+def test_who_has_ended_since_the_last_reading_has_what_it_used(tmp_path: Path) -> None:
+    run = Run(tmp_path, "A100:80", "", "local", "ended")
+    active = [part["activity"] for e in run.of_kind("power") for part in e["parts"] if "activity" in part]
+    [[role, member, _]] = active[0]
+    assert (role, member) == ("train", "member-0")
+
+
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_the_node_says_when_activity_is_known_no_more(executor: str, tmp_path: Path) -> None:
     run = Run(tmp_path, "A100:80,A100:80", "", executor, "haunted")

@@ -186,11 +186,14 @@ def test_a_sample_counts_once_and_covers_the_whole_interval(tmp_path: Path, libr
         assert reader.read(two, at_s=1.0)[0] == {"GPU-0": expected}
         assert reader.read(two, at_s=1.1)[0] == {}, "NOT_FOUND: there are no new ones"
         with reader.state.open("a") as state:
-            state.write(sample(reader.child, 50, 1.9) + "\n")
+            state.write(sample(reader.child, 50, 0.95) + "\n")  # it was published late
         [[role, member, used_s]] = reader.read(two, at_s=2.0)[0]["GPU-0"]
         assert (role, member) == ("train", "member-1") and used_s <= 0.5
         assert reader.read(two, at_s=2.1)[0] == {}
+        reader.say(f"GPU-0 process {reader.pid} 1")
         assert reader.read(two, at_s=0.5) == [{}, IN_USE], "a clock that was set back"
+        reader.say(f"GPU-0 process {reader.pid} 1", sample(reader.pid, 70, 0.8))
+        assert reader.read(two, at_s=1.0)[0] == {"GPU-0": [["train", "member-0", 0.7]]}
 
 
 def test_in_mig_mode_there_is_no_activity(tmp_path: Path, library: dict[str, str]) -> None:

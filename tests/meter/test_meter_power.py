@@ -253,6 +253,12 @@ def test_gpus_are_read_by_their_counter_or_else_by_their_power(nvml: dict[str, s
     assert 0.05 * 40 <= old[2] < 20 * 40  # 40 W over the time between
 
 
+def test_the_energy_of_a_gpu_without_a_counter_is_that_of_its_power(nvml: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("GPU-0 power 800000\n")
+    _, [(_, _, energy_j)] = read_nvml({**nvml, "STAND_IN_STATE": str(tmp_path / "state")}, "Old GPU:32")
+    assert 0.05 * 800 <= energy_j < 20 * 800
+
+
 @pytest.mark.parametrize("visible", ["1,0", "GPU-1,0"])
 def test_a_gpu_has_the_same_name_where_its_number_is_another(nvml: dict[str, str], visible: str) -> None:
     gpus, readings = read_nvml(nvml, "New GPU:16,Old GPU:32", visible)
