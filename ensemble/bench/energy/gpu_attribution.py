@@ -41,6 +41,7 @@ _ON_GPUS = (
     ("sparse", FULL, 1, 1 / 2, 0.4),
 )
 _ON_INSTANCES = _ON_GPUS[:3]
+_INSTANCE = 2 / 7  # the stand-in gives each of three instances two of a GPU's seven slices
 
 
 def run_child(kind: str, seconds: float) -> tuple[list[AttributionRow], bool]:
@@ -84,8 +85,10 @@ def _measure(kind: str, seconds: float) -> Measured:
     loads: dict[str, GpuLoad] = {}
     members = []
     for number, (name, duty, gpu, share, intensity) in enumerate(_ON_GPUS if kind == WHOLE else _ON_INSTANCES):
-        instance = None if kind == WHOLE else 1 / len(_ON_INSTANCES)
-        loads[name] = GpuLoad(gpu=gpu, share=share, per_cpu_s=_PER_CPU_S, intensity=intensity, instance=instance)
+        instance = None if kind == WHOLE else _INSTANCE
+        loads[name] = GpuLoad(
+            gpu=gpu, share=instance or share, per_cpu_s=_PER_CPU_S, intensity=intensity, instance=instance
+        )
         device = known[gpu if kind == WHOLE else number].id
         gpu_share = share if kind == WHOLE else 1.0
         members.append(Member(name=name, duty=duty, gpu=device, gpu_share=gpu_share, gpu_s=_PER_CPU_S))

@@ -22,6 +22,7 @@ from ensemble.bench.energy.truth import IDLE, Truth
 IDLE_W = 60.0
 BUSY_W = 240.0  # beyond idle, of a GPU that computes all the time
 _KEPT_S = 3.0  # the driver keeps its latest samples of utilization
+_SAMPLE_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +76,15 @@ class SyntheticGpus:
         self._idle_j: dict[str, float] = {IDLE: 0.0}
         self._dynamic_j: dict[str, float] = {}
         self._percent: dict[str, float] = {}  # of utilization that was not reported yet, below one percent
+        self._launched_s: dict[str, float] = {}  # of work that was launched and not computed yet
+        self._unsampled_s = 0.0
         self._samples: deque[tuple[float, list[str]]] = deque()
         self._write()
 
     def add(self, name: str, pid: int, load: GpuLoad) -> None:
         """Lets a process compute from now on."""
         self._loads[name] = pid, load
-        self._idle_j[name] = self._dynamic_j[name] = self._percent[name] = 0.0
+        self._idle_j[name] = self._dynamic_j[name] = self._percent[name] = self._launched_s[name] = 0.0
 
     def read(self, cpu_s: Mapping[str, float]) -> Truth:
         """What they have used, beside the CPU-seconds of the processes."""
@@ -101,15 +104,17 @@ class SyntheticGpus:
             self._dynamic_j[name] += own_j
             self._idle_j[name] += idle_j
             self._idle_j[IDLE] -= idle_j
-        self._sample(computed)
+        self._sample(elapsed_s, computed)
         self._write()
 
     def _compute(self, elapsed_s: float, used_s: Mapping[str, float]) -> dict[str, float]:
         """The share of a physical GPU's time for which each member computes."""
-        demands = {
-            name: min(1.0, load.per_cpu_s * used_s.get(name, 0.0) / elapsed_s)
-            for name, (_, load) in self._loads.items()
-        }
+        demands = {}
+        for name, (_, load) in self._loads.items():
+            # a process that catches up on a core launches more than the GPU can do at once
+            self._launched_s[name] += load.per_cpu_s * used_s.get(name, 0.0)
+            demands[name] = min(1.0, self._launched_s[name] / elapsed_s)
+            self._launched_s[name] -= demands[name] * elapsed_s
         shares: dict[str, float] = {}
         for gpu in range(len(self._energy_j)):
             names = [name for name, (_, load) in self._loads.items() if load.gpu == gpu and load.instance is None]
@@ -119,18 +124,22 @@ class SyntheticGpus:
                 shares[name] = demands[name] * load.instance
         return shares
 
-    def _sample(self, computed: Mapping[str, float]) -> None:
-        """Note the utilization of each process, as the driver's samples have it: whole percents."""
+    def _sample(self, elapsed_s: float, computed: Mapping[str, float]) -> None:
+        """Note the utilization of each process as the driver's samples have it: whole percents, evenly in time."""
         now = time.time()
-        lines = []
-        for name, share in computed.items():
-            pid, load = self._loads[name]
-            self._percent[name] += 100 * share
-            percent = int(self._percent[name])
-            self._percent[name] -= percent
-            lines.append(f"GPU-{load.gpu} util {pid} {percent} {round(now * 1e6)}")
-        self._samples.append((now, lines))
-        while self._samples[0][0] < now - _KEPT_S:
+        self._unsampled_s += elapsed_s
+        count = int(self._unsampled_s / _SAMPLE_S)
+        self._unsampled_s -= count * _SAMPLE_S
+        for age in reversed(range(count)):
+            lines = []
+            for name, share in computed.items():
+                pid, load = self._loads[name]
+                self._percent[name] += 100 * share
+                percent = int(self._percent[name])
+                self._percent[name] -= percent
+                lines.append(f"GPU-{load.gpu} util {pid} {percent} {round(now * 1e6) - age}")
+            self._samples.append((now, lines))
+        while self._samples and self._samples[0][0] < now - _KEPT_S:
             self._samples.popleft()
 
     def _write(self) -> None:
