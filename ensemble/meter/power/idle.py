@@ -118,7 +118,7 @@ def judge(window: Window) -> Idle:
     measured = [part for part in window.parts if part["origin"] == "measured"]
     watts, reasons = {}, []
     for part in measured:
-        seconds = _cover(part, window.seconds)
+        seconds = part.get("covered_s", window.seconds)
         reason = window.find_reason(part["kind"]) or ("" if seconds > 0 else f"no reading of {part['name']} came")
         reasons.append(reason)
         if not reason:
@@ -176,8 +176,9 @@ def _watch(seconds: float, read: Read, lag_s: float = 0.0) -> Window:
         length_s += more_s
         busy_s.append(more_busy_s)
         for part in more:
-            parts[part["name"]] = _add(parts.get(part["name"]), part)
-        if spent_s >= seconds + lag_s or all(_cover(part, seconds) >= seconds / 2 for part in parts.values()):
+            parts[part["name"]] = _add(parts.get(part["name"]), {"covered_s": more_s, **part})
+        late = [each for each in parts.values() if each["kind"] == "node" and each["covered_s"] < seconds / 2]
+        if not late or spent_s >= seconds + lag_s:
             break
     busy = _sum_known(busy_s)
     cores_busy = None if busy is None or length_s <= 0 else busy / length_s / (os.cpu_count() or 1)
@@ -189,11 +190,7 @@ def _add(before: Part | None, part: Part) -> Part:
     """A part with its energy, and the seconds it is of, of two readings together."""
     if before is None:
         return part
-    return {**part, **{key: before[key] + part[key] for key in ("energy_j", "covered_s") if key in part}}
-
-
-def _cover(part: Part, otherwise: float) -> float:
-    return float(part.get("covered_s", otherwise))
+    return {**part, **{key: before[key] + part[key] for key in ("energy_j", "covered_s")}}
 
 
 def _sum_known(values: Sequence[float | None]) -> float | None:
