@@ -82,7 +82,7 @@ class Total:
 
     Attributes:
         energy_j: of the rows that have one; None where none has.
-        idle_j: the idle energy in it.
+        idle_j: the idle energy in it; None where it was known on none of their nodes.
         gpu_s: see `LedgerRow`.
         mean_w: of a member: energy over the time in which it held a place; else over the time that was metered.
         peak_w: the highest mean power of a metered interval, added up over nodes.
@@ -168,14 +168,14 @@ class Ledger:
         """All rows: what all nodes used. Its origin is that of the nodes' energy: measured or estimated."""
         known = [node for node in self.nodes if node.energy_j is not None]
         peaks = [node.peak_watts for node in known if node.peak_watts is not None]
-        whole = _sum(self.rows, self.metered_s, sum(peaks) if peaks else None)
+        whole = self._sum(self.rows, self.metered_s, sum(peaks) if peaks else None)
         return dataclasses.replace(whole, origin=weakest(node.origin for node in known))
 
     @property
     def run(self) -> Total:
         """What the run itself used: all rows but those of the roles ``idle`` and ``other``."""
         rows = [row for row in self.rows if row.role not in NOT_THE_RUNS]
-        return _sum(rows, self.metered_s, self.peaks.get(("run", "")))
+        return self._sum(rows, self.metered_s, self.peaks.get(("run", "")))
 
     def cpu_by_role(self) -> dict[str, float]:
         """CPU-seconds of each role that used any."""
@@ -185,7 +185,7 @@ class Ledger:
         """Totals of each role, over members and nodes."""
         rows = _group(self.rows, lambda row: row.role)
         order = [role for role in ROLES if role in rows] + sorted(set(rows) - set(ROLES))
-        return {role: _sum(rows[role], self.metered_s, self.peaks.get(("role", role))) for role in order}
+        return {role: self._sum(rows[role], self.metered_s, self.peaks.get(("role", role))) for role in order}
 
     def by_member(self, full: bool = False) -> dict[str, Total]:
         """Totals of each member, over its roles and nodes.
@@ -202,7 +202,15 @@ class Ledger:
 
     def _sum_member(self, member: str, full: bool) -> Total:
         rows = (self._full_rows_of_members if full else self._rows_of_members).get(member, [])
-        return _sum(rows, self.held_s.get(member, 0.0), None if full else self.peaks.get(("member", member)))
+        return self._sum(rows, self.held_s.get(member, 0.0), None if full else self.peaks.get(("member", member)))
+
+    def _sum(self, rows: Iterable[LedgerRow], seconds: float, peak_w: float | None) -> Total:
+        return _sum(rows, seconds, peak_w, self._nodes_with_idle)
+
+    @cached_property
+    def _nodes_with_idle(self) -> frozenset[str]:
+        """Nodes whose idle power was known."""
+        return frozenset(node.node for node in self.nodes if node.idle_j is not None)
 
     @cached_property
     def _rows_of_members(self) -> dict[str, list[LedgerRow]]:
@@ -331,16 +339,17 @@ def _get_idle_watts(interval: Interval) -> float | None:
     return from_ticks(sum(idle)) / length if idle and length > 0 else None
 
 
-def _sum(rows: Iterable[LedgerRow], seconds: float, peak_w: float | None) -> Total:
+def _sum(rows: Iterable[LedgerRow], seconds: float, peak_w: float | None, with_idle: frozenset[str]) -> Total:
     rows = list(rows)
     known = [row for row in rows if row.energy_j is not None]
     energy_j = sum(row.energy_j or 0.0 for row in known) if known else None
     busy = [row.gpu_s for row in rows if row.gpu_s is not None]
+    idle = [row.idle_j for row in known if row.node in with_idle]
     return Total(
         cpu_s=sum(row.cpu_s for row in rows),
         energy_j=energy_j,
         origin=weakest(row.origin for row in known),
-        idle_j=sum(row.idle_j for row in known) if known else None,
+        idle_j=sum(idle) if idle else None,
         gpu_s=sum(busy) if busy else None,
         mean_w=energy_j / seconds if energy_j is not None and seconds > 0 else None,
         peak_w=peak_w,

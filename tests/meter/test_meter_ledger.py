@@ -262,6 +262,14 @@ def test_idle_power_goes_by_what_is_reserved_and_the_rest_by_what_is_used() -> N
     assert (book.run.energy_j, book.total.energy_j, book.total.idle_j) == (90.0, 100.0, 40.0)
 
 
+def test_idle_energy_that_is_not_known_is_missing_not_zero() -> None:
+    used = [started(0.0), usage(1.0, 1, 1.0, member="member-0"), usage(1.0, 2, 1.0, member="member-1", node="n1")]
+    known, unknown = power(1.0, 8.0, parts=[part(8.0, idle_j=0.0)]), power(1.0, 9.0, parts=[part(9.0)], node="n1")
+    book = ledger([*used, known, unknown])
+    assert {m: total.idle_j for m, total in book.by_member().items()} == {"member-0": 0.0, "member-1": None}
+    assert book.total.idle_j == 0.0 and ledger([*used, unknown]).total.idle_j is None
+
+
 def test_a_member_bears_idle_power_only_while_it_holds_its_place() -> None:
     each = [part(100.0, idle_j=40.0)]
     events = [started(0.0), NODE, *placed(0.0, "member-0"), usage(0.0, 1, 0.0, member="member-0")]

@@ -65,10 +65,21 @@ def test_where_idle_energy_is_not_known_it_is_not_told_apart() -> None:
     ]
 
 
+def test_a_model_of_the_machine_without_idle_power_has_no_idle_level_and_no_column_of_it(tmp_path: Path) -> None:
+    events = [
+        e | {"parts": [part | {"idle_j": 0.0} for part in e["parts"]]} if e["type"] == "power" else e
+        for e in runs.measured(runs.list_run())
+    ]
+    assert lines(events)[1] == "split by CPU time"
+    page = write_report(RunDir(runs.write_run(tmp_path / "run", events))).read_text()
+    members, _ = cells(page, "Cost by member and role")
+    assert "idle J" not in members[0] and "Dotted: what a node" not in page
+
+
 def test_each_method_by_which_gpus_were_split_is_named(measured: Any) -> None:
     _, split = lines(with_gpus(measured))
     assert re.fullmatch(
-        r"idle .* by reservation, dynamic .* by CPU time and .* by SM utilization and .* by declared share .*",
+        r"idle .* by reservation, dynamic .* by CPU time, .* by SM utilization and .* by declared share .*",
         split,
     )
 
@@ -118,14 +129,14 @@ def test_the_report_has_direct_and_full_cost_of_each_member_and_of_each_role(
     book = ledger(measured)
     page = write_report(RunDir(runs.write_run(tmp_path / "run", measured))).read_text()
     members, roles = cells(page, "Cost by member and role")
-    head = "member; direct J (attributed); full J; idle J; CPU-s; full CPU-s; mean W; peak W; split by"
+    head = "member; direct J (attributed); full J; CPU-s; full CPU-s; idle J; mean W; peak W; split by"
     assert members[0] == head.split("; ")
     assert [row[0] for row in members[1:]] == [f"member-{number}" for number in range(8)]
     for row in members[1:]:
         direct, full = book.member(row[0]), book.member(row[0], full=True)
         assert direct.energy_j and full.energy_j and full.energy_j > direct.energy_j
         shown = [float(cell) for cell in row[1:8]]
-        expected = [direct.energy_j, full.energy_j, direct.idle_j, direct.cpu_s, full.cpu_s]
+        expected = [direct.energy_j, full.energy_j, direct.cpu_s, full.cpu_s, direct.idle_j]
         assert shown == pytest.approx([*expected, direct.mean_w, direct.peak_w], rel=0.01)
         assert re.fullmatch(r"CPU time \d\d%, reservation \d\d%", row[8])
     by_role = {row[0]: row for row in roles[1:]}

@@ -112,8 +112,8 @@ def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
                 "<extra></extra>",
             )
         )
-        idle = _idle_curve(node)
-        if idle:
+        if node.idle_j:
+            idle = _idle_curve(node)
             figure.add_trace(
                 go.Scatter(
                     x=[(t - begin) / scale for t, _ in idle],
@@ -136,7 +136,7 @@ def _curve(node: NodeTotal) -> list[tuple[float, float]]:
 
 
 def _idle_curve(node: NodeTotal) -> list[tuple[float, float]]:
-    """(time, watts) that a node would have drawn while nothing ran; empty where that is not known."""
+    """(time, watts) that a node would have drawn while nothing ran, where that is known."""
     return _thin([(t, idle_w) for t, _, _, idle_w in node.power if idle_w is not None])
 
 

@@ -42,7 +42,7 @@ def compose(data: ReportData) -> Content:
     note = ESTIMATED if origin == "estimated" else ""
     power = draw(figures.power_over_time, data.ledger, start_time(data.events))
     reading = f"Of whole nodes, {origin}.{note}"
-    if any(node.idle_j is not None for node in data.ledger.nodes):
+    if data.ledger.total.idle_j:
         reading += " Dotted: what a node would have drawn while nothing ran."
     return [
         Panel("cpu", *CPU, draw(figures.cpu_seconds, data.ledger), "half"),
@@ -86,15 +86,21 @@ def _describe_energy(ledger: Ledger) -> list[Line]:
     if whole.energy_j is not None and whole.energy_j > total.energy_j * 1.001:
         line += f", of {text.joules(whole.energy_j)} {whole.origin} for the whole of the nodes"
     line += f" (source: {', '.join(sources)})" if sources else ""
+    return [("energy", line), *([("", split)] if (split := _describe_split(ledger)) else [])]
+
+
+def _describe_split(ledger: Ledger) -> str:
+    """Returns how much of the run's energy is idle, and by what it was shared out."""
     methods = sum_methods(row for row in ledger.rows if row.role not in ("idle", "other"))
-    idle_j = methods.pop(IDLE, None)
-    dynamic = " and ".join(f"{text.joules(energy_j)} by {METHOD_WORDS[by]}" for by, energy_j in methods.items())
-    if idle_j is None:
-        split = f"idle and dynamic energy together, split by {_join_methods(methods)}" if methods else ""
-    else:
-        split = f"idle {text.joules(idle_j)} by reservation" + (f", dynamic {dynamic}" if dynamic else "")
-    return [("energy", line), *([("", split)] if split else [])]
+    idle_j = methods.pop(IDLE, 0.0)
+    if idle_j:
+        parts = [f"{text.joules(energy_j)} by {METHOD_WORDS[by]}" for by, energy_j in methods.items()]
+        return f"idle {text.joules(idle_j)} by reservation" + (f", dynamic {_join(parts)}" if parts else "")
+    split = f"split by {_join(METHOD_WORDS[by] for by in methods)}" if methods else ""
+    together = "idle and dynamic energy together, " if ledger.run.idle_j is None and split else ""
+    return together + split
 
 
-def _join_methods(methods: Iterable[str]) -> str:
-    return " and ".join(METHOD_WORDS[method] for method in methods)
+def _join(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last

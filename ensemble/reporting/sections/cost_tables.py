@@ -35,43 +35,50 @@ def compose(data: ReportData) -> Content:
 
 
 def _tabulate_members(ledger: Ledger) -> str:
-    direct, full = ledger.by_member(), ledger.by_member(full=True)
+    full = ledger.by_member(full=True)
+    direct = {member: ledger.member(member) for member in full}
     origin = text.joules_head(total.origin for total in direct.values())
-    head = [("member", "text"), (f"direct {origin}", ""), ("full J", ""), ("idle J", ""), ("CPU-s", "")]
-    head += [("full CPU-s", ""), *_power_head(ledger), *_origin_head(origin)]
+    head = [("member", "text"), (f"direct {origin}", ""), ("full J", ""), ("CPU-s", ""), ("full CPU-s", "")]
     rows = []
     for place, (member, total) in enumerate(direct.items()):
         of_member = [row for row in ledger.rows if row.member == member]
         cells = [Cell(escape(member), place), number_cell(total.energy_j), number_cell(full[member].energy_j)]
-        cells += [number_cell(total.idle_j), _seconds(total.cpu_s), _seconds(full[member].cpu_s)]
-        rows.append([*cells, *_power_cells(ledger, total, of_member), *_origin_cells(origin, total)])
-    return table(head, rows)
+        cells += [_seconds(total.cpu_s), _seconds(full[member].cpu_s)]
+        rows.append([*cells, *_cells(ledger, total, of_member, origin)])
+    return table([*head, *_head(ledger, origin)], rows)
 
 
 def _tabulate_roles(ledger: Ledger) -> str:
     roles = ledger.by_role()
     origin = text.joules_head(total.origin for total in roles.values())
-    head = [("role", "text"), (origin, ""), ("direct J", ""), ("full J", ""), ("idle J", ""), ("CPU-s", "")]
-    head += [*_power_head(ledger), *_origin_head(origin)]
+    head = [("role", "text"), (origin, ""), ("direct J", ""), ("full J", ""), ("CPU-s", "")]
     rows = []
     for place, (role, total) in enumerate(roles.items()):
         of_role = [row for row in ledger.rows if row.role == role]
         dot = f'<span class="dot" style="background:{ROLES.get(role, "#8a94a3")}"></span>'
         cells = [Cell(dot + escape(ROLE_WORDS.get(role, role)), place), number_cell(total.energy_j)]
-        cells += [number_cell(_of_members(view, role)) for view in (ledger.rows, ledger.full_rows)]
-        cells += [number_cell(total.idle_j), _seconds(total.cpu_s)]
-        rows.append([*cells, *_power_cells(ledger, total, of_role), *_origin_cells(origin, total)])
-    return table(head, rows)
+        cells += [number_cell(_sum_members(view, role)) for view in (ledger.rows, ledger.full_rows)]
+        cells.append(_seconds(total.cpu_s))
+        rows.append([*cells, *_cells(ledger, total, of_role, origin)])
+    return table([*head, *_head(ledger, origin)], rows)
 
 
-def _power_head(ledger: Ledger) -> list[tuple[str, str]]:
-    on_gpus = [("GPU-s", "")] if ledger.total.gpu_s is not None else []
-    return [("mean W", ""), ("peak W", ""), *on_gpus, ("split by", "text")]
+def _head(ledger: Ledger, origin: str) -> list[tuple[str, str]]:
+    """Columns of both tables; those of which nothing is known in this run are left out."""
+    whole = ledger.total
+    idle = [("idle J", "")] if whole.idle_j else []
+    on_gpus = [("GPU-s", "")] if whole.gpu_s is not None else []
+    mixed = [("J is", "text")] if origin == "J" else []
+    return [*idle, ("mean W", ""), ("peak W", ""), *on_gpus, ("split by", "text"), *mixed]
 
 
-def _power_cells(ledger: Ledger, total: Total, rows: list[LedgerRow]) -> list[Cell]:
-    on_gpus = [_seconds(total.gpu_s)] if ledger.total.gpu_s is not None else []
-    return [number_cell(total.mean_w), number_cell(total.peak_w), *on_gpus, _methods_cell(rows)]
+def _cells(ledger: Ledger, total: Total, rows: list[LedgerRow], origin: str) -> list[Cell]:
+    whole = ledger.total
+    idle = [number_cell(total.idle_j)] if whole.idle_j else []
+    on_gpus = [_seconds(total.gpu_s)] if whole.gpu_s is not None else []
+    mixed = [Cell(total.origin, total.origin)] if origin == "J" else []
+    watts = [number_cell(total.mean_w), number_cell(total.peak_w)]
+    return [*idle, *watts, *on_gpus, _methods_cell(rows), *mixed]
 
 
 def _methods_cell(rows: list[LedgerRow]) -> Cell:
@@ -81,17 +88,10 @@ def _methods_cell(rows: list[LedgerRow]) -> Cell:
     return Cell(escape(", ".join(words)))
 
 
-def _of_members(rows: Iterable[LedgerRow], role: str) -> float | None:
+def _sum_members(rows: Iterable[LedgerRow], role: str) -> float | None:
+    """The joules of a role's rows that belong to members."""
     joules = [r.energy_j for r in rows if r.role == role and r.member is not None and r.energy_j is not None]
     return sum(joules) if joules else None
-
-
-def _origin_head(origin: str) -> list[tuple[str, str]]:
-    return [("J is", "text")] if origin == "J" else []
-
-
-def _origin_cells(origin: str, total: Total) -> list[Cell]:
-    return [Cell(total.origin, total.origin)] if origin == "J" else []
 
 
 def _seconds(value: float | None) -> Cell:

@@ -64,16 +64,17 @@ def compose(data: ReportData) -> Content:
         return None
     units = [name for name in UNITS if name not in impact.reasons]
     head = [("", "text"), ("whole run", ""), *((f"per {_unit(name, state)}", "") for name in units)]
+    is_given = any(each.given for each in impact.quantities)
     rows = []
     for each in impact.quantities:
         if each.total is not None:
             values = (each.total, *(each.per[name] for name in units))
             cells = [Cell("" if v is None else escape(_amount(each, v)), v) for v in values]
-            origin, given = Cell(each.origin, each.origin), Cell(escape(", ".join(each.given)))
-            rows.append([Cell(each.name, each.name), *cells, origin, given])
+            given = [Cell(escape(", ".join(each.given)))] if is_given else []
+            rows.append([Cell(each.name, each.name), *cells, Cell(each.origin, each.origin), *given])
     notes = [f"No {each.name}: {each.reason}." for each in impact.quantities if each.total is None]
     notes += [f"Nothing per {UNITS[name]}: {reason}." for name, reason in impact.reasons.items()]
-    body = table([*head, ("energy", "text"), ("given", "text")], rows)
+    body = table([*head, ("energy", "text"), *([("given", "text")] if is_given else [])], rows)
     return paragraph(" ".join([METHOD, *notes])) + body
 
 
