@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.bench.energy import attribution, gpu_attribution
+from ensemble.bench.energy import attribution, gpu_attribution, nvml_stand_in
 from ensemble.bench.energy.busy import Config
 from ensemble.bench.energy.coalitions import SyntheticBed, Window
 from ensemble.bench.energy.members import Member
@@ -26,6 +26,7 @@ from ensemble.bench.energy.synthetic_node import CONCAVE, LINEAR
 from ensemble.bench.energy.truth import IDLE
 from ensemble.cli.parser import main
 from ensemble.meter import ledger
+from ensemble.meter.power import list_gpus
 
 PLAYERS = ("a", "b", "c", "d")
 VALUE = st.floats(-1e6, 1e6)
@@ -211,6 +212,28 @@ def test_a_split_by_what_was_used_is_closer_to_the_shapley_value_and_windows_are
     assert worst["ours"] < worst["share x time"] < worst["even"]
 
 
+_ON_A_GPU = """
+import json
+from ensemble.bench.energy.coalitions import measure_window
+from ensemble.bench.energy.gpu_bed import GpuBed
+with GpuBed.open(cool_s=0.0) as bed:
+    bed.settle_s = 0.0
+    window = measure_window(bed, bed.members[:1], 1.0, repeat=0)
+print(json.dumps([window.energy_j, window.members, window.attributed_j]))
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the stand-in for NVIDIA's driver")
+def test_a_coalition_trains_on_a_gpu_and_is_charged_its_energy(tmp_path: Path) -> None:
+    stand_in = {**nvml_stand_in.build(tmp_path), "STAND_IN_GPUS": "H100:80,H100:80"}
+    command = [sys.executable, "-c", _ON_A_GPU]
+    done = subprocess.run(command, env={**os.environ, **stand_in}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    energy_j, members, attributed_j = json.loads(done.stdout)
+    assert members == ["busy"]
+    assert energy_j > 0 and attributed_j["busy"] <= energy_j
+
+
 # --- the command ---------------------------------------------------------------------------------------------
 
 
@@ -239,6 +262,13 @@ def test_shapley_values_can_be_measured_in_several_calls(
         assert "of 8 windows are measured" in capsys.readouterr().err
         measured.append((tmp_path / "coalitions.jsonl").read_text())
     assert measured[1].startswith(measured[0]) and len(measured[1]) > len(measured[0]) > 0
+
+
+def test_a_machine_without_a_gpu_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    if list_gpus():
+        pytest.skip("this machine has a GPU")
+    assert main(["bench", "energy", "--parts", "shapley", "--gpu"]) == 2
+    assert "no NVIDIA driver" in capsys.readouterr().err
 
 
 def test_an_unknown_part_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:

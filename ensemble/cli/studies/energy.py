@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(part, "--seconds", 8, "of a run on the synthetic node", type=count)
 
     part = parser.add_argument_group("part 'shapley'")
-    option(part, "--window-s", 3, "seconds of the window of each coalition", type=count)
+    shown = "seconds of the window of each coalition (default: 3, with --gpu 60)"
+    option(part, "--window-s", None, shown, type=count)
+    shown = "three members that train on this machine's first GPU, instead of a synthetic node"
+    option(part, "--gpu", False, shown, action="store_true")
+    option(part, "--cool-s", 20, "seconds without load before each window, with --gpu", type=float)
     shown = "keeps each window's energy as soon as it is measured, and has those that were measured before"
     option(part, "--run-dir", None, shown, type=path, metavar="DIR")
     shown = "measure for at most so many seconds now, and the rest with another call"
@@ -55,11 +60,14 @@ def _study_attribution(options: argparse.Namespace, report: Report) -> PartOutco
 
 def _study_shapley(options: argparse.Namespace, report: Report) -> PartOutcome:
     from ensemble.bench.energy import splits
-    from ensemble.bench.energy.coalitions import SyntheticBed
+    from ensemble.bench.energy.coalitions import Bed, SyntheticBed
+    from ensemble.bench.energy.gpu_bed import GpuBed
 
-    with SyntheticBed.open() as bed:
+    opened: AbstractContextManager[Bed] = GpuBed.open(options.cool_s) if options.gpu else SyntheticBed.open()
+    with opened as bed:
+        seconds = options.window_s or (60 if options.gpu else 3)
         kept = None if options.run_dir is None else Path(options.run_dir)
-        return splits.study(bed, options.window_s, options.repeats, kept, options.most_s, report)
+        return splits.study(bed, seconds, options.repeats, kept, options.most_s, report)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Report], PartOutcome]] = {
