@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ensemble.bench.energy import nvml_stand_in
 from ensemble.meter.origin import round_to_tick
 from ensemble.meter.power import PowerMeter, PowerSource, Reading
 from ensemble.meter.power.estimate import open_estimate
@@ -195,3 +199,35 @@ def test_late_rows_are_waited_for_and_those_of_the_time_before_do_not_count(late
 def test_rows_that_do_not_come_leave_the_idle_power_unknown() -> None:
     idle = judge(Window(2.0, [part("node", "node") | {"covered_s": 0.0}], 0.0, 0.0))
     assert idle == Idle("unavailable", {}, "no reading of node came")
+
+
+READ_IDLE = """
+import json, time
+from ensemble.meter.power import PowerMeter, open_nvml
+from ensemble.spec import Energy
+meter, before = PowerMeter("n0", [open_nvml()], energy=Energy(measure_idle_s=0.3)), time.monotonic()
+meter.start()
+print(json.dumps([time.monotonic() - before, meter.describe()["idle"]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "watts", "reason", "least_s"),
+    [
+        ("GPU-0 load 0\nGPU-1 load 2\nGPU-1 power 70000\n", {"gpu-0": 40.0, "gpu-1": 70.0}, "", 0.3),
+        ("GPU-0 load 0\nGPU-1 load 60\n", {}, "kernels ran on a GPU for 60% of the time", 0.3),
+        ("", {}, "does not tell whether kernels run", 0.0),
+    ],
+)
+def test_the_idle_power_of_gpus_is_read_from_the_driver(
+    tmp_path: Path, state: str, watts: dict[str, float], reason: str, least_s: float
+) -> None:
+    file = tmp_path / "state"
+    file.write_text(state)
+    env = {**os.environ, **nvml_stand_in.build(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    env |= {"STAND_IN_GPUS": "Old A:16,Old B:16", "STAND_IN_STATE": str(file), "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run([sys.executable, "-c", READ_IDLE], env=env, check=True, capture_output=True, text=True)
+    took_s, idle = json.loads(run.stdout)
+    assert idle["watts"] == pytest.approx(watts, rel=0.01)
+    assert idle["origin"] == ("measured" if watts else "unavailable") and reason in idle["reason"]
+    assert took_s >= least_s

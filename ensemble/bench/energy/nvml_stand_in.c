@@ -18,6 +18,7 @@
  *   lost 1             it has fallen off the bus
  *   energy MILLIJOULES what its energy counter says
  *   power MILLIWATTS   its present power
+ *   load PERCENT       of the last period in which kernels ran on it; it is not told where this is not said
  *   slices NUMBER      of an instance
  *   mps PID            that process is a client of a Multi-Process Service on it; `process` may name the server
  *   util PID PERCENT   of its multiprocessors that process keeps so much busy from here on; 0: it is idle
@@ -285,6 +286,11 @@ int nvmlDeviceGetTotalEnergyConsumption(device d, unsigned long long *mj) {
     double said = state_or(d->uuid, "energy", -1);
     *mj = said >= 0 ? (unsigned long long)said : (d->energy_mj += 250);
     return check(d);
+}
+int nvmlDeviceGetUtilizationRates(device d, unsigned *rates) { /* of computing, of memory */
+    double load = state_or(d->uuid, "load", -1);
+    rates[0] = rates[1] = (unsigned)load;
+    return is_instance(d) || load < 0 ? NOT_SUPPORTED : check(d);
 }
 int nvmlDeviceGetPowerUsage(device d, unsigned *mw) {
     *mw = (unsigned)state_or(d->uuid, "power", 40000);
