@@ -18,7 +18,7 @@ from pipelines import Feeder, attach
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-SPEC, API, WEIGHTS, WORDS, SEARCH, FEED, ATTACH, ENDS, PEERS = BLOCKS
+SPEC, API, WEIGHTS, WORDS, SEARCH, COST, FEED, ATTACH, ENDS, PEERS = BLOCKS
 
 
 def jpeg(side: int, seed: int) -> bytes:
@@ -94,6 +94,21 @@ def test_the_searches_are_what_they_say(spec_file: Path) -> None:
         "reduction_factor": 3,
     }
     assert (names["diverse"].search.gain, names["diverse"].search.pruner_options["epochs"]) == ("nll", 3)
+
+
+def test_emissions_and_price_are_computed_where_they_are_given(
+    spec_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(spec_file.parent))
+    names: dict[str, Any] = {}
+    for block in (SPEC, WEIGHTS, COST):
+        exec(compile(block, "README", "exec"), names)
+    costed = replace(names["costed"], members=names["costed"].members[:1], epochs=1)
+    ledger = ensemble.submit(costed, run_dir="runs/costed", executor="local").wait().ledger
+    assert ledger is not None and Path("runs/costed/ledger.csv").is_file()
+    _, electricity, emissions, price = ledger["impact"]["quantities"]
+    assert emissions["total"] == pytest.approx(electricity["total"] * 1.3 * 380)
+    assert (price["total"], price["unit"]) == (pytest.approx(electricity["total"] * 1.3 * 0.22), "EUR")
 
 
 def test_the_pipeline_runs_alone_and_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
