@@ -1,8 +1,8 @@
 """Thins the figures that arrive every second before they are logged, so that the log of a long run stays small.
 
 The figures are cumulative counts, of which the later includes the earlier, or amounts of an interval, which are
-added up. No sum changes; only the time at which something was used is known less precisely, at worst to `MOST_S`.
-A log is never thinned afterwards, because readers refer to its events by their offset.
+added up. No sum changes; only the time at which something was used is known less precisely, at worst to
+`ensemble.meter.cpu.MOST_S`. A log is never thinned afterwards: readers refer to its events by their offset.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ensemble.meter.cpu import report_interval_s
 from ensemble.meter.origin import from_ticks, to_ticks, weakest
 from ensemble.meter.usage_intervals import ENDS_ATTEMPT
 
 Event = dict[str, Any]
 
-#: Seconds between two logged figures of one kind: this share of the run's age, and at most so many.
-SHARE, MOST_S = 0.02, 30.0
 PROGRESS_PER_S = 4.0  # `progress` events of all members together
 #: Counts of a feeder that are logged at once when they change.
 WATCHED_COUNTS = ("skipped", "restarts", "detached")
@@ -33,6 +32,7 @@ class Thinning:
         self._released_at: dict[tuple[Any, ...], float] = {}
         self._counts: dict[tuple[Any, ...], Event] = {}
         self._progress_at: dict[str, float] = {}
+        self._due_at = float("inf")  # no figure is due before; the interval only grows
 
     def add(self, event: Event, now: float) -> list[Event]:
         """Add an event.
@@ -55,8 +55,13 @@ class Thinning:
 
     def pop_due(self, now: float) -> list[Event]:
         """Release the figures that were held back for long enough."""
+        if now < self._due_at:
+            return []
         interval_s = self._interval_s(now)
-        return [self._release(key, now) for key in list(self._held) if now - self._released_at[key] >= interval_s]
+        due = [key for key in self._held if now - self._released_at[key] >= interval_s]
+        released = [self._release(key, now) for key in due]
+        self._due_at = min((self._released_at[key] for key in self._held), default=float("inf")) + interval_s
+        return released
 
     def pop_cost(self, member: str, now: float) -> list[Event]:
         """Release what the cost of a member is computed from: its own figures, and the power of all nodes."""
@@ -69,7 +74,7 @@ class Thinning:
         return list(held.values())
 
     def _interval_s(self, now: float) -> float:
-        return min(MOST_S, SHARE * (now - self._began))
+        return report_interval_s(now - self._began)
 
     def _is_progress_due(self, member: str, now: float) -> bool:
         interval_s = max(self._interval_s(now), len(self._progress_at) / PROGRESS_PER_S)
@@ -88,6 +93,8 @@ class Thinning:
         self._counts[key] = counts
         if is_news or now - self._released_at[key] >= self._interval_s(now):
             released.append(self._release(key, now))
+        else:
+            self._due_at = min(self._due_at, self._released_at[key] + self._interval_s(now))
         return released
 
     def _release(self, key: tuple[Any, ...], now: float) -> Event:

@@ -84,12 +84,13 @@ class GpuOffers:
         self.list_pids: Callable[[], Collection[int]] = tuple
         self.end_ranks: Callable[[Collection[str], str], None] = lambda gpus, why: None
         self._node, self._emit = node, emit
-        self._watch = GpuWatch(lambda pid: is_of_node(pid, directory, self.list_pids()))
+        self._watch = GpuWatch(lambda pid: is_of_node(pid, directory, self._ranks))
         self._reported: Node | None = None
         self._reasons: list[tuple[str, str]] = []
         self._host: Node | None = None
         self._is_changing = False
         self._next_look = 0.0
+        self._ranks: Collection[int] = ()  # as they were when others were last looked for
 
     @property
     def known(self) -> list[Gpu]:
@@ -104,6 +105,7 @@ class GpuOffers:
         return self._reported
 
     def _describe(self, host: Node) -> tuple[Node, list[tuple[str, str]]]:
+        self._ranks = self.list_pids()
         states = self._watch.read_states(self.list_used())
         lost = dict.fromkeys(self._watch.lost, "the driver has lost it")
         return offer_gpus(host, states, lost | self._watch.faults, with_mps=self.with_mps)

@@ -111,17 +111,18 @@ class ForkServer:
 
     Args:
         directory: of the node, where compilers keep what they compile.
+        module: that is run as the server.
 
     Attributes:
         control: our end of its socket; readable when `receive` has a message.
         process: the server's.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, module: str = "ensemble.executors.forkserver") -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ensemble.executors.forkserver", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env={**child_environment(), **_UNBUFFERED, **make_node_environment(directory)},
@@ -235,11 +236,13 @@ def is_of_node(pid: int, directory: Path, ranks: Collection[int] = ()) -> bool:
     """
     import psutil
 
+    if pid in ranks:
+        return True
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # it has ended, or belongs to another user
         return False
-    if f"{_DIRECTORY}={directory}".encode() in environment.split(b"\0") or pid in ranks:
+    if f"{_DIRECTORY}={directory}".encode() in environment.split(b"\0"):
         return True
     with contextlib.suppress(psutil.Error):
         return bool(ranks) and any(parent.pid in ranks for parent in psutil.Process(pid).parents())

@@ -48,6 +48,21 @@ def _read_line(connection: socket.socket) -> tuple[bytes, bytes]:
     return line, rest
 
 
+def make_sender(connection: socket.socket) -> Callable[[Event], None]:
+    """A function that sends an event from any thread; it blocks while the parent is busy.
+
+    NaN and infinities are written as json does.
+    """
+    lock = threading.Lock()
+
+    def send(event: Event) -> None:
+        line = json.dumps(event, default=_unwrap_number).encode() + b"\n"
+        with lock:
+            connection.sendall(line)
+
+    return send
+
+
 def _receive_commands(connection: socket.socket, parent: int, buffer: bytes, inbox: Inbox) -> None:
     """Put commands into the inbox; if the parent ends, kill this process and those that it started."""
     either = select.poll()  # select(2) knows no descriptor past 1023, and a fork server's children may have them
@@ -80,16 +95,10 @@ def main(descriptor: int, executor: int) -> int:
         os.setpgid(0, 0)
     parent = os.pidfd_open(executor)
     line, rest = _read_line(connection)
-    job, inbox, lock = Job.from_json(line.decode()), Inbox(), threading.Lock()
+    job, inbox, send = Job.from_json(line.decode()), Inbox(), make_sender(connection)
     threading.Thread(
         target=_receive_commands, args=(connection, parent, rest, inbox), name="commands", daemon=True
     ).start()
-
-    def send(event: Event) -> None:  # blocks while the parent is busy; NaN and infinities are written as json does
-        line = json.dumps(event, default=_unwrap_number).encode() + b"\n"
-        with lock:
-            connection.sendall(line)
-
     send(make_exited(job, _train(job, send, inbox)))
     return 0
 

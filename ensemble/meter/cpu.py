@@ -10,6 +10,18 @@ import os
 import time
 from typing import Any
 
+#: Seconds between two reports of a figure: this share of the age of what reports it, and at most so many.
+SHARE, MOST_S = 0.02, 30.0
+
+
+def report_interval_s(age_s: float) -> float:
+    """Seconds from one report of a figure to the next, so that all that are ever made are few.
+
+    Args:
+        age_s: of the run or the process, in seconds.
+    """
+    return min(MOST_S, SHARE * age_s)
+
 
 def cpu_seconds(pid: int) -> float | None:
     """User and system time of a process, all its threads, without its children; None where there is none."""

@@ -226,4 +226,4 @@ class Lifecycle:
     def close(self) -> None:
         """Leave the stream, and report the CPU time used to the end."""
         self._data.close()
-        self._reporter.usage(self._data.stats()["prepare_cpu_s"])
+        self._reporter.usage(self._data.stats()["prepare_cpu_s"], is_last=True)

@@ -266,7 +266,7 @@ class _ProfileReporter:
         """Signal that the session is alive."""
         self._heartbeat()
 
-    def usage(self, prepare_cpu_s: float = 0.0) -> None:
+    def usage(self, prepare_cpu_s: float = 0.0, *, is_last: bool = False) -> None:
         """Emits nothing: the session reports its CPU time as a whole."""
 
     def training_begins(self, prepare_cpu_s: float) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from ensemble.meter.cpu import report_interval_s
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory, share_file_with_group
 from ensemble.train.gpu_busy import describe_gpu_busy
@@ -20,6 +21,8 @@ from ensemble.train.job import Job
 
 #: CPU-seconds of this process by role, over all members that it trained: `usage` events are cumulative.
 _CPU_S_BY_ROLE: dict[str, float] = {}
+#: Seconds between two reports of usage, at least; epochs may be shorter.
+_LEAST_S = 5.0
 
 
 class Reporter(Protocol):
@@ -31,11 +34,12 @@ class Reporter(Protocol):
     def progress(self, fields: Callable[[], Mapping[str, Any]]) -> None:
         """Emit a `progress` event, at most once a second."""
 
-    def usage(self, prepare_cpu_s: float = 0.0) -> None:
-        """Emit the CPU time of this process by role.
+    def usage(self, prepare_cpu_s: float = 0.0, *, is_last: bool = False) -> None:
+        """Emit the CPU time of this process by role, unless it was emitted shortly before.
 
         Args:
             prepare_cpu_s: the part of it spent on preparing batches in this process, cumulative in this job.
+            is_last: whether the job has ended: it is emitted in any case.
         """
 
     def training_begins(self, prepare_cpu_s: float) -> float:
@@ -52,9 +56,16 @@ class EventReporter:
         job: of this rank.
         emit: accepts an event, without `v` and `t`.
         startup_cpu_s: CPU-seconds that the process spent on this job before, on imports.
+        clock: the time in seconds, of a clock that does not go back.
     """
 
-    def __init__(self, job: Job, emit: Callable[[dict[str, Any]], None], startup_cpu_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        job: Job,
+        emit: Callable[[dict[str, Any]], None],
+        startup_cpu_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._job = job
         self._emit = emit
         self._log = RunDir(job.run_dir).log(job.identity.member)
@@ -63,6 +74,9 @@ class EventReporter:
         self._prepare_last = 0.0
         self._role = "startup"
         self._startup_cpu_s = 0.0
+        self._clock, self._began = clock, clock()
+        self._emit_at = self._began
+        self._emitted: dict[str, float] = {}  # CPU-seconds by role
 
     def event(self, type: str, **fields: Any) -> None:
         """See `Reporter`."""
@@ -79,10 +93,13 @@ class EventReporter:
             self._last_progress = now
             self.event("progress", **fields())
 
-    def usage(self, prepare_cpu_s: float = 0.0) -> None:
+    def usage(self, prepare_cpu_s: float = 0.0, *, is_last: bool = False) -> None:
         """See `Reporter`."""
         self._count(prepare_cpu_s)
-        self._emit_usage(prepare_cpu_s)
+        now = self._clock()
+        if is_last or now >= self._emit_at:
+            self._emit_at = now + max(_LEAST_S, report_interval_s(now - self._began))
+            self._emit_usage(prepare_cpu_s)
 
     def training_begins(self, prepare_cpu_s: float) -> float:
         """See `Reporter`."""
@@ -102,7 +119,9 @@ class EventReporter:
 
     def _emit_usage(self, prepare_cpu_s: float) -> None:
         roles = ("startup", self._role, "prepare") if prepare_cpu_s > 0 else ("startup", self._role)
-        for role in dict.fromkeys(roles):
+        new = [role for role in dict.fromkeys(roles) if self._emitted.get(role) != _CPU_S_BY_ROLE[role]]
+        for role in new:
+            self._emitted[role] = _CPU_S_BY_ROLE[role]
             self._emit(
                 {
                     "type": "usage",

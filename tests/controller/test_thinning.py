@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble.controller.thinning import MOST_S, Thinning
+from ensemble.controller.thinning import Thinning
 from ensemble.meter import ledger
+from ensemble.meter.cpu import MOST_S
 from ensemble.store import fold
 
 Event = dict[str, Any]
@@ -116,6 +117,16 @@ def test_a_day_of_training_is_a_few_megabytes_and_nothing_is_late() -> None:
 def test_a_short_run_is_told_as_it_is() -> None:
     whole, thinned = logs(raw(45, 1, [5, 7]))
     assert thinned == whole
+
+
+def test_what_is_held_is_told_as_soon_as_it_is_due() -> None:
+    thinning = Thinning(0.0)
+    for pid, t in ((1, 5000.0), (2, 5010.0)):
+        assert thinning.add(usage("train", f"member-{pid}", pid, 1.0), t)
+    for pid, t in ((2, 5011.0), (1, 5012.0)):
+        assert not thinning.add(usage("train", f"member-{pid}", pid, 2.0), t)
+    due = {t: [event["pid"] for event in thinning.pop_due(t)] for t in (5029.9, 5030.0, 5039.9, 5040.0, 5099.0)}
+    assert due == {5029.9: [], 5030.0: [1], 5039.9: [], 5040.0: [2], 5099.0: []}
 
 
 def test_what_is_held_is_told_before_an_end() -> None:

@@ -30,6 +30,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #define MOST 16
@@ -63,13 +64,23 @@ static gpu gpus[MOST], parts[MOST][8];
 static unsigned count;
 static line lines[LINES];
 
-/* Reads the file; returns the number of its complete lines. */
+/* Reads the file, unless it is as it was and has long been so; returns the number of its complete lines. */
 static int read_state(void) {
+    static struct stat last;
+    static int n;
     const char *path = getenv("STAND_IN_STATE");
-    FILE *file = path ? fopen(path, "r") : NULL;
+    struct stat now;
+    struct timespec t;
     char text[128];
-    int n = 0;
-    if (!file) return 0;
+    FILE *file;
+    if (!path || stat(path, &now)) return 0;
+    clock_gettime(CLOCK_REALTIME, &t);
+    if (now.st_ino == last.st_ino && now.st_size == last.st_size && !memcmp(&now.st_mtim, &last.st_mtim, sizeof t))
+        return n;
+    n = 0;
+    last = now;
+    if (t.tv_sec - now.st_mtim.tv_sec < 2) last.st_ino = 0; /* it may change again within the clock's tick */
+    if (!(file = fopen(path, "r"))) return 0;
     while (n < LINES && fgets(text, sizeof text, file) && strchr(text, '\n')) {
         line *l = &lines[n];
         l->more = l->at = 0;
@@ -94,10 +105,11 @@ static unsigned list_processes(device d, const char *what, process *found) {
     unsigned listed = 0;
     for (int i = 0; i < n && listed < 64; i++) {
         int again = 0;
+        if (strcmp(lines[i].uuid, d->uuid) || strcmp(lines[i].what, what)) continue;
         for (int j = i + 1; j < n; j++)
-            again |= !strcmp(lines[j].uuid, lines[i].uuid) && !strcmp(lines[j].what, what)
-                     && lines[j].value == lines[i].value;
-        if (again || strcmp(lines[i].uuid, d->uuid) || strcmp(lines[i].what, what)) continue;
+            again |= lines[j].value == lines[i].value && !strcmp(lines[j].uuid, lines[i].uuid)
+                     && !strcmp(lines[j].what, what);
+        if (again) continue;
         if (lines[i].value < FOREIGN && kill((int)lines[i].value, 0)) continue;
         found[listed].pid = (unsigned)lines[i].value;
         found[listed].bytes = lines[i].more ? (unsigned long long)(lines[i].more * (1ULL << 30)) : ~0ULL;

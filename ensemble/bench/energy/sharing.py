@@ -17,12 +17,14 @@ import dataclasses
 import io
 import statistics
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from ensemble.bench.charts import Panel, Series, bar_panel
+from ensemble.bench.energy.parts import PartOutcome
 from ensemble.bench.pipelines import study as pipelines_study
 from ensemble.bench.pipelines.config import EMULATED, MODEL
 from ensemble.bench.pipelines.rows import Row, format_count, load_warnings
@@ -154,6 +156,47 @@ def compare(pairs: Sequence[tuple[Row, Row]]) -> Comparison:
     )
 
 
+def outcome(
+    data: str | None,
+    *,
+    members: int,
+    cores: int | None,
+    steps: Sequence[str],
+    step_ms: float,
+    samples: int,
+    repeats: int,
+    report: Report,
+) -> PartOutcome:
+    """Run the study on an archive of photographs, or on generated ones; see `study`.
+
+    Raises:
+        SpecError, PipelineError: see `study`.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        photographs = "photographs of " + Path(data).name if data else ""
+        if data is None:
+            data = str(Path(folder) / "photographs.tar")
+            photographs = write_photographs(Path(data))
+            report(f"sharing: no --data: {photographs}")
+        found = study(
+            data,
+            members=members,
+            cores=cores,
+            steps=steps,
+            step_ms=step_ms,
+            samples=samples,
+            repeats=repeats,
+            report=report,
+        )
+    return PartOutcome(
+        tables=tables(found),
+        rows=json_rows(found),
+        findings=[*findings(found), f"sharing: {photographs}"],
+        notes=[f"sharing: {photographs}"],
+        panels=panels(found),
+    )
+
+
 # --- photographs -----------------------------------------------------------------------------------------------
 
 
@@ -199,8 +242,8 @@ def tables(result: Result) -> list[tuple[str, Rows]]:
 
 def json_rows(result: Result) -> Rows:
     """All rows, for a file."""
-    sides = [{"part": "sharing", **dataclasses.asdict(row), "watts": row.watts} for row in result.rows]
-    return sides + [{"part": "sharing ratios", **flatten(each, "watts", "energy")} for each in result.comparisons]
+    sides = [{"of": row.design, **dataclasses.asdict(row), "watts": row.watts} for row in result.rows]
+    return sides + [{"of": "shared / own", **flatten(each, "watts", "energy")} for each in result.comparisons]
 
 
 def findings(result: Result) -> Iterator[str]:

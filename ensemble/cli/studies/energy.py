@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ensemble.bench.results import Outcome, Report, Study
-from ensemble.cli.arguments import count, option, path, words
+from ensemble.cli.arguments import count, milliseconds, option, path, words
 from ensemble.spec.validation import check_choice
 
 if TYPE_CHECKING:
     from ensemble.bench.energy.parts import PartOutcome
 
-ATTRIBUTION, SHAPLEY = "attribution", "shapley"
+ATTRIBUTION, SHAPLEY, SHARING, OVERHEAD = "attribution", "shapley", "sharing", "overhead"
 #: Those that need neither data nor a GPU.
-DEFAULT = (ATTRIBUTION, SHAPLEY)
+DEFAULT = (ATTRIBUTION, SHAPLEY, SHARING, OVERHEAD)
+STEPS = ("model", "emulated")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +42,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(part, "--run-dir", None, shown, type=path, metavar="DIR")
     shown = "measure for at most so many seconds now, and the rest with another call"
     option(part, "--most-s", None, shown, type=count, metavar="SECONDS")
+    _add_sharing_options(parser)
+    _add_overhead_options(parser)
+
+
+def _add_sharing_options(parser: argparse.ArgumentParser) -> None:
+    part = parser.add_argument_group("part 'sharing'")
+    shown = "a tar archive of JPEG photographs (default: parts of the two that come with scikit-learn)"
+    option(part, "--data", None, shown, type=path, metavar="FILE")
+    option(part, "--members", 4, "members that train at once", type=count)
+    option(part, "--cores", None, "pin everything to that many cores (default: no pinning)", type=count)
+    shown = "members' steps: model, a small net, and emulated, an accelerator that uses no CPU"
+    option(part, "--steps", "model,emulated", shown, type=words)
+    option(part, "--step-ms", 100.0, "milliseconds of the emulated accelerator for a batch", type=milliseconds)
+    option(part, "--samples", 1000, "that each member consumes at least, on both sides; whole epochs", type=count)
+
+
+def _add_overhead_options(parser: argparse.ArgumentParser) -> None:
+    part = parser.add_argument_group("part 'overhead'")
+    option(part, "--metered-members", 64, "members that report their usage every second", type=count)
+    option(part, "--metered-s", 30, "seconds of each of two measurements", type=count)
 
 
 def run(options: argparse.Namespace, report: Report) -> Outcome:
@@ -49,6 +70,8 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
 
     for part in options.parts:
         check_choice("--parts", part, tuple(PARTS))
+    for step in options.steps:
+        check_choice("--steps", step, STEPS)
     return join_parts({name: study(options, report) for name, study in PARTS.items() if name in options.parts})
 
 
@@ -70,9 +93,32 @@ def _study_shapley(options: argparse.Namespace, report: Report) -> PartOutcome:
         return splits.study(bed, seconds, options.repeats, kept, options.most_s, report)
 
 
+def _study_sharing(options: argparse.Namespace, report: Report) -> PartOutcome:
+    from ensemble.bench.energy import sharing
+
+    return sharing.outcome(
+        options.data,
+        members=options.members,
+        cores=options.cores,
+        steps=options.steps,
+        step_ms=options.step_ms,
+        samples=options.samples,
+        repeats=options.repeats,
+        report=report,
+    )
+
+
+def _study_overhead(options: argparse.Namespace, report: Report) -> PartOutcome:
+    from ensemble.bench.energy import overhead
+
+    return overhead.study(options.metered_members, options.metered_s, report)
+
+
 PARTS: dict[str, Callable[[argparse.Namespace, Report], PartOutcome]] = {
     ATTRIBUTION: _study_attribution,
     SHAPLEY: _study_shapley,
+    SHARING: _study_sharing,
+    OVERHEAD: _study_overhead,
 }
 
 STUDY = Study(
@@ -80,7 +126,8 @@ STUDY = Study(
     summary="whether the account of energy can be trusted",
     description=(
         "Attributed joules beside the true ones on a node whose power is known; three ways to share a node's "
-        "energy beside the Shapley value. As it is it needs neither data nor a GPU, and some three minutes."
+        "energy beside the Shapley value; one shared pipeline beside own ones; what the account costs. "
+        "As it is it needs neither data nor a GPU, and some six minutes."
     ),
     add_options=add_options,
     run=run,
