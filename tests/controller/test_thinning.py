@@ -93,7 +93,9 @@ def test_no_sum_changes(seconds: int, members: int, energy: list[int]) -> None:
     assert {m: used.cpu_s for m, used in after.by_member().items()} == {
         m: used.cpu_s for m, used in before.by_member().items()
     }
-    for then, now in zip(before.rows, after.rows, strict=True):
+    # CPU time that is told later may leave a moment's share of the node's to other processes.
+    own = [[row for row in book.rows if row.role != "other"] for book in (before, after)]
+    for then, now in zip(*own, strict=True):
         assert (then.role, then.member, then.parts.keys()) == (now.role, now.member, now.parts.keys())
         for kind, share in then.parts.items():
             assert now.parts[kind].by.keys() == share.by.keys(), "how it was shared out"
