@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ray
 ACCOUNT = Path(__file__).parents[1] / "meter" / "account.py"
 QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 FLAGS = [*QUIET.split(), "--disable-component-update", "--disable-sync", "--virtual-time-budget=15000"]
-CHARTS = {"versus", "calibration", "curves", "timeline", "reuse", "batches", "levels", "cpu", "power"}
+CHARTS = {"versus", "calibration", "curves", "timeline", "reuse", "batches", "levels", "cpu", "energy", "power"}
 
 
 @pytest.fixture(scope="module")
@@ -131,4 +131,4 @@ def test_the_report_draws_in_a_browser_without_a_network(demo: Demo, tmp_path: P
     for name, card in marks.items():
         assert card.count('class="point"') + card.count('class="js-line"') > 0, f"{name} has drawn nothing"
     assert marks["timeline"].count('class="point"') >= 8 + 8
-    assert "estimated" in marks["power"]
+    assert "estimated" in marks["power"] and "estimated" in marks["energy"]
