@@ -37,14 +37,16 @@ def compose(data: ReportData) -> Content:
 def _tabulate_members(ledger: Ledger) -> str:
     full = ledger.by_member(full=True)
     direct = {member: ledger.member(member) for member in full}
+    of_member: dict[str | None, list[LedgerRow]] = {}
+    for each in ledger.rows:
+        of_member.setdefault(each.member, []).append(each)
     origin = text.joules_head(total.origin for total in direct.values())
     head = [("member", "text"), (f"direct {origin}", ""), ("full J", ""), ("CPU-s", ""), ("full CPU-s", "")]
     rows = []
     for place, (member, total) in enumerate(direct.items()):
-        of_member = [row for row in ledger.rows if row.member == member]
         cells = [Cell(escape(member), place), number_cell(total.energy_j), number_cell(full[member].energy_j)]
         cells += [_seconds(total.cpu_s), _seconds(full[member].cpu_s)]
-        rows.append([*cells, *_cells(ledger, total, of_member, origin)])
+        rows.append([*cells, *_cells(ledger, total, of_member.get(member, []), origin)])
     return table([*head, *_head(ledger, origin)], rows)
 
 
