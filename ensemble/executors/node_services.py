@@ -123,7 +123,7 @@ class NodeServices:
         """From `next_sample` on: report power, look after GPUs, kill feeders that do not start in time."""
         now = time.monotonic()
         if now >= self.next_sample:
-            self.next_sample = now + POWER_EVERY_S
+            self.next_sample = max(now, self.next_sample + POWER_EVERY_S)
             for feeder in self._feeders.values():
                 if not feeder.process.ready and now - feeder.since > START_S:
                     feeder.process.failure = f"it had not started after {START_S:g} s"

@@ -236,7 +236,7 @@ class GpuActivity:
     def sample(self, run: Mapping[int, RunProcess], interval_s: float) -> dict[str, Activity]:
         """The activity since the last call, or since the making of this object, by the id of the physical GPU.
 
-        GPUs are missing of which it is not known, or on which no process was active.
+        GPUs are missing of which it is not known.
 
         Args:
             run: the processes of the run at any time since the last call, by id.
@@ -248,7 +248,7 @@ class GpuActivity:
             if gpu in self._reasons:
                 continue
             activity = self._read(gpu, run, interval_s, now_us)
-            if activity:
+            if activity is not None:
                 found[gpu] = activity
         self._processes.forget()
         return found
@@ -262,7 +262,7 @@ class GpuActivity:
         if not samples:
             if has_ranks:
                 self._leave_unused(gpu, NO_SAMPLES)
-            return None
+            return []
         owners = {sample.pid: self._processes.find(sample.pid, run) for sample in samples}
         handle, library = self._handles[gpu], self._library
         strangers = [pid for pid, owner in owners.items() if owner is None]

@@ -184,14 +184,14 @@ def test_a_sample_counts_once_and_covers_the_whole_interval(tmp_path: Path, libr
         reader.say(f"GPU-0 process {reader.pid} 1", *first, sample(reader.child, 0, 0.8))
         expected = [["train", "member-0", 0.4], ["train", "member-1", 0.2]]
         assert reader.read(two, at_s=1.0)[0] == {"GPU-0": expected}
-        assert reader.read(two, at_s=1.1)[0] == {}, "NOT_FOUND: there are no new ones"
+        assert reader.read(two, at_s=1.1)[0] == {"GPU-0": []}, "NOT_FOUND: there are no new ones"
         with reader.state.open("a") as state:
             state.write(sample(reader.child, 50, 0.95) + "\n")  # it was published late
         [[role, member, used_s]] = reader.read(two, at_s=2.0)[0]["GPU-0"]
         assert (role, member) == ("train", "member-1") and used_s <= 0.5
-        assert reader.read(two, at_s=2.1)[0] == {}
+        assert reader.read(two, at_s=2.1)[0] == {"GPU-0": []}
         reader.say(f"GPU-0 process {reader.pid} 1")
-        assert reader.read(two, at_s=0.5) == [{}, IN_USE], "a clock that was set back"
+        assert reader.read(two, at_s=0.5) == [{"GPU-0": []}, IN_USE], "a clock that was set back"
         reader.say(f"GPU-0 process {reader.pid} 1", sample(reader.pid, 70, 0.8))
         assert reader.read(two, at_s=1.0)[0] == {"GPU-0": [["train", "member-0", 0.7]]}
 
@@ -236,7 +236,7 @@ def test_a_passing_error_is_no_reason_for_ever(tmp_path: Path, library: dict[str
     with Reader(tmp_path, library, "A100:80") as reader:
         busy = [f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40"]
         reader.say(*busy, "GPU-0 fails 999")
-        assert reader.read() == [{}, IN_USE]
+        assert reader.read() == [{"GPU-0": []}, IN_USE]
         assert reader.read(times=40)[1].startswith("the driver says: ")
         reader.say(*busy)
         assert reader.read() == [{"GPU-0": [["train", "member-0", 0.4]]}, IN_USE]
@@ -290,12 +290,15 @@ def test_the_ids_of_a_pods_host_are_not_used(tmp_path: Path, library: dict[str, 
         assert found == {"GPU-1": [["other", None, 0.5]]} and how == IN_USE, "no rank is on GPU-1"
         assert reader.read(times=30)[1] == f"{IN_USE}; not on GPU-0: {NOT_LISTED}"
         reader.say(f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40", f"GPU-0 util {HOSTS} 30")
-        assert reader.read() == [{"GPU-0": [["other", None, 0.3], ["train", "member-0", 0.4]]}, IN_USE]
+        assert reader.read() == [
+            {"GPU-0": [["other", None, 0.3], ["train", "member-0", 0.4]], "GPU-1": []},
+            IN_USE,
+        ]
 
 
 def test_an_id_that_is_the_runs_by_chance_ends_all_trust(tmp_path: Path, library: dict[str, str]) -> None:
     with Reader(tmp_path, library, "A100:80,A100:80") as reader:
         reader.say(f"GPU-1 process {reader.pid} 1", f"GPU-1 util {reader.pid} 40")
-        assert reader.read() == [{}, OTHER_NAMESPACE]
+        assert reader.read() == [{"GPU-0": []}, OTHER_NAMESPACE], "of the GPU that was read before"
         reader.say(f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40")
         assert reader.read() == [{}, OTHER_NAMESPACE]

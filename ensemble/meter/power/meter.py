@@ -8,6 +8,7 @@ the processors, memory and GPUs that are measured by themselves, and a part ``no
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -110,8 +111,9 @@ class PowerMeter:
         return weakest(source.origin for source in self._sources)
 
     def describe(self) -> dict[str, Any]:
-        """`power` of the node's `node` event, with its idle power (`Idle.as_event`)."""
-        return {"source": self.source, "origin": self.origin, "idle": self._idle.as_event()}
+        """`power` of the node's `node` event: its sources, its idle power (`Idle.as_event`), and all of its cores."""
+        known = {"source": self.source, "origin": self.origin, "idle": self._idle.as_event()}
+        return {**known, "cores": os.cpu_count()}
 
     def start(self) -> None:
         """Finds the idle power, then starts the first interval: what was used before it does not count.
