@@ -236,7 +236,7 @@ def test_a_passing_error_is_no_reason_for_ever(tmp_path: Path, library: dict[str
     with Reader(tmp_path, library, "A100:80") as reader:
         busy = [f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40"]
         reader.say(*busy, "GPU-0 fails 999")
-        assert reader.read() == [{"GPU-0": []}, IN_USE]
+        assert reader.read() == [{}, IN_USE]
         assert reader.read(times=40)[1].startswith("the driver says: ")
         reader.say(*busy)
         assert reader.read() == [{"GPU-0": [["train", "member-0", 0.4]]}, IN_USE]
@@ -244,8 +244,8 @@ def test_a_passing_error_is_no_reason_for_ever(tmp_path: Path, library: dict[str
 
 def test_a_driver_without_samples_is_said_after_a_while(tmp_path: Path, library: dict[str, str]) -> None:
     with Reader(tmp_path, library, "A100:80") as reader:
-        assert reader.read() == [{}, IN_USE]
-        assert reader.read(times=30) == [{}, NO_SAMPLES]
+        assert reader.read() == [{"GPU-0": []}, IN_USE]
+        assert reader.read(times=30) == [{"GPU-0": []}, NO_SAMPLES]
         reader.say(f"GPU-0 util {os.getpid()} 20")
         assert reader.read() == [{}, NOT_LISTED], "it may be a rank under another id"
         reader.say(f"GPU-0 util {os.getpid()} 20", f"GPU-0 process {reader.pid} 1")

@@ -111,7 +111,7 @@ class PowerMeter:
         return weakest(source.origin for source in self._sources)
 
     def describe(self) -> dict[str, Any]:
-        """`power` of the node's `node` event: its sources, its idle power (`Idle.as_event`), and all of its cores."""
+        """`power` of the node's `node` event: its sources, its idle power (`Idle.as_event`), all of its cores."""
         known = {"source": self.source, "origin": self.origin, "idle": self._idle.as_event()}
         return {**known, "cores": os.cpu_count()}
 
