@@ -35,7 +35,7 @@ def compose(data: ReportData) -> Content:
 
 
 def _tabulate_members(ledger: Ledger) -> str:
-    full = ledger.by_member(full=True)
+    whole, full = ledger.total, ledger.by_member(full=True)
     direct = {member: ledger.member(member) for member in full}
     of_member: dict[str | None, list[LedgerRow]] = {}
     for each in ledger.rows:
@@ -46,12 +46,12 @@ def _tabulate_members(ledger: Ledger) -> str:
     for place, (member, total) in enumerate(direct.items()):
         cells = [Cell(escape(member), place), number_cell(total.energy_j), number_cell(full[member].energy_j)]
         cells += [_seconds(total.cpu_s), _seconds(full[member].cpu_s)]
-        rows.append([*cells, *_cells(ledger, total, of_member.get(member, []), origin)])
-    return table([*head, *_head(ledger, origin)], rows)
+        rows.append([*cells, *_cells(whole, total, of_member.get(member, []), origin)])
+    return table([*head, *_head(whole, origin)], rows)
 
 
 def _tabulate_roles(ledger: Ledger) -> str:
-    roles = ledger.by_role()
+    whole, roles = ledger.total, ledger.by_role()
     origin = text.joules_head(total.origin for total in roles.values())
     head = [("role", "text"), (origin, ""), ("direct J", ""), ("full J", ""), ("CPU-s", "")]
     rows = []
@@ -61,21 +61,19 @@ def _tabulate_roles(ledger: Ledger) -> str:
         cells = [Cell(dot + escape(ROLE_WORDS.get(role, role)), place), number_cell(total.energy_j)]
         cells += [number_cell(_sum_members(view, role)) for view in (ledger.rows, ledger.full_rows)]
         cells.append(_seconds(total.cpu_s))
-        rows.append([*cells, *_cells(ledger, total, of_role, origin)])
-    return table([*head, *_head(ledger, origin)], rows)
+        rows.append([*cells, *_cells(whole, total, of_role, origin)])
+    return table([*head, *_head(whole, origin)], rows)
 
 
-def _head(ledger: Ledger, origin: str) -> list[tuple[str, str]]:
+def _head(whole: Total, origin: str) -> list[tuple[str, str]]:
     """Columns of both tables; those of which nothing is known in this run are left out."""
-    whole = ledger.total
     idle = [("idle J", "")] if whole.idle_j else []
     on_gpus = [("GPU-s", "")] if whole.gpu_s is not None else []
     mixed = [("J is", "text")] if origin == "J" else []
     return [*idle, ("mean W", ""), ("peak W", ""), *on_gpus, ("split by", "text"), *mixed]
 
 
-def _cells(ledger: Ledger, total: Total, rows: list[LedgerRow], origin: str) -> list[Cell]:
-    whole = ledger.total
+def _cells(whole: Total, total: Total, rows: list[LedgerRow], origin: str) -> list[Cell]:
     idle = [number_cell(total.idle_j)] if whole.idle_j else []
     on_gpus = [_seconds(total.gpu_s)] if whole.gpu_s is not None else []
     mixed = [Cell(total.origin, total.origin)] if origin == "J" else []
