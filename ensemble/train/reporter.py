@@ -95,10 +95,10 @@ class EventReporter:
 
     def usage(self, prepare_cpu_s: float = 0.0, *, is_last: bool = False) -> None:
         """See `Reporter`."""
-        self._count(prepare_cpu_s)
         now = self._clock()
         if is_last or now >= self._emit_at:
             self._emit_at = now + max(_LEAST_S, report_interval_s(now - self._began))
+            self._count(prepare_cpu_s)
             self._emit_usage(prepare_cpu_s)
 
     def training_begins(self, prepare_cpu_s: float) -> float:

@@ -123,7 +123,7 @@ def study(members: int, seconds: float, report: Report) -> PartOutcome:
         members: processes that report, on one node.
         seconds: for which each is measured.
     """
-    report(f"overhead: {members} members for {seconds:g} s each at {' and '.join(_AGES.values())}")
+    report(f"overhead: {members} members for {seconds:g} s each {' and '.join(_AGES.values())}")
     found = measure(members, seconds)
     return PartOutcome(
         tables=[(f"What the account of {members} members costs, percent of a core", table(found.rows))],
