@@ -118,6 +118,18 @@ def test_members_of_a_linear_node_are_charged_what_they_truly_used(measured: att
     assert rows[IDLE].attributed_j > 6.0 * half_of_idle_w  # members reserve the other half of the cores
 
 
+def test_work_that_draws_more_on_a_core_is_charged_as_any_other_of_that_cpu_time() -> None:
+    measured = attribution.measure(4.0, attribution.UNLIKE)
+    rows = {row.name: row for row in attribution.compare("", measured)}
+    true, attributed = (
+        {name: getattr(rows[name], of) - rows[name].idle_j for name in ("dense", "sparse")}
+        for of in ("true_j", "attributed_j")
+    )
+    cpu_s = {name: rows[name].cpu_s for name in true}
+    assert true["dense"] / cpu_s["dense"] == pytest.approx(3 * true["sparse"] / cpu_s["sparse"], rel=0.01)
+    assert attributed["dense"] / cpu_s["dense"] == pytest.approx(attributed["sparse"] / cpu_s["sparse"], rel=0.05)
+
+
 def test_what_is_attributed_adds_up_to_the_meters_joules_and_these_to_the_truth(
     measured: attribution.Measured,
 ) -> None:

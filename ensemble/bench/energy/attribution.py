@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ensemble.bench.energy.members import NODE, Event, Member, MemberProcesses
-from ensemble.bench.energy.synthetic_node import LINEAR, PowerModel, SyntheticNode
+from ensemble.bench.energy.synthetic_node import LINEAR, SyntheticNode
 from ensemble.bench.energy.truth import IDLE, OTHER, Truth
 from ensemble.bench.pipelines.processes import process_clock_s
 from ensemble.meter import Ledger, PowerMeter, ledger
@@ -32,6 +32,11 @@ MEMBERS = (
     *(Member(name=name, duty=FULL) for name in BUSY),
     Member(name=HALF, duty=FULL / 2),
     Member(name=RESTING, duty=0.0),
+)
+#: Equally busy, with work that draws more (such as vector instructions) and less (such as waiting for memory).
+UNLIKE = (
+    Member(name="dense", duty=FULL, intensity=1.5),
+    Member(name="sparse", duty=FULL, intensity=0.5),
 )
 
 
@@ -57,16 +62,16 @@ class AttributionRow:
     runs: int = 1
 
 
-def measure(seconds: float, model: PowerModel = LINEAR, members: Sequence[Member] = MEMBERS) -> Measured:
-    """Run members for that long on a synthetic node of that model."""
+def measure(seconds: float, members: Sequence[Member] = MEMBERS) -> Measured:
+    """Run members for that long on a synthetic node of linear power."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        node = SyntheticNode(Path(folder), model, frozenset({DRIVER}))
+        node = SyntheticNode(Path(folder), LINEAR, frozenset({DRIVER}))
         rapl = open_rapl(Path(folder))
         assert not isinstance(rapl, Absent), rapl.reason
-        meter = PowerMeter(NODE, [rapl], energy=Energy(idle_w=model.idle_w))
+        meter = PowerMeter(NODE, [rapl], energy=Energy(idle_w=LINEAR.idle_w))
 
         def add(member: Member, pid: int) -> None:
-            node.add(member.name, pid, share=member.cpus / CPUS)
+            node.add(member.name, pid, share=member.cpus / CPUS, intensity=member.intensity)
 
         with node, MemberProcesses(meter, {"cpus": CPUS, "gpus": []}, add) as processes:
             node.add(DRIVER, os.getpid(), process_clock_s(os.getpid()))

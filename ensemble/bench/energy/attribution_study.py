@@ -9,26 +9,31 @@ from ensemble.bench.charts import PREDICTED, Panel, Series, bar_panel
 from ensemble.bench.energy import gpu_attribution
 from ensemble.bench.energy.attribution import (
     BUSY,
+    DRIVER,
     HALF,
     MEMBERS,
     RESTING,
+    UNLIKE,
     AttributionRow,
     compare,
     is_exact,
     measure,
 )
+from ensemble.bench.energy.members import Member
 from ensemble.bench.energy.parts import PartOutcome, round_figures
+from ensemble.bench.energy.truth import IDLE, OTHER
 from ensemble.bench.results import Report, group_by, median_row, tabulate
 from ensemble.meter import ledger
 
-PROCESSORS = "processors"
-_NAMES = {member.name for member in MEMBERS}
+PROCESSORS, UNLIKE_WORK = "processors", "processors, unlike work"
+_ROLES = (DRIVER, OTHER, IDLE)
 
 
 def study(seconds: float, repeats: int, report: Report) -> PartOutcome:
     """All scenarios, the medians of that many runs."""
     scenarios: dict[str, Callable[[], tuple[list[AttributionRow], bool]]] = {
-        "processors and memory": lambda: run_processors(seconds),
+        "processors and memory": lambda: run_processors(PROCESSORS, seconds, MEMBERS),
+        "unlike work on processors": lambda: run_processors(UNLIKE_WORK, seconds, UNLIKE),
         "GPUs": lambda: gpu_attribution.run_child(gpu_attribution.WHOLE, seconds),
         "a GPU in MIG mode": lambda: gpu_attribution.run_child(gpu_attribution.MIG, seconds),
     }
@@ -60,10 +65,10 @@ def study(seconds: float, repeats: int, report: Report) -> PartOutcome:
     )
 
 
-def run_processors(seconds: float) -> tuple[list[AttributionRow], bool]:
+def run_processors(scenario: str, seconds: float, members: Sequence[Member]) -> tuple[list[AttributionRow], bool]:
     """One run on the processors; returns the rows, and whether the sums were exact."""
-    measured = measure(seconds)
-    return compare(PROCESSORS, measured), is_exact(ledger(measured.events), measured.events)
+    measured = measure(seconds, members)
+    return compare(scenario, measured), is_exact(ledger(measured.events), measured.events)
 
 
 def _judge_sums(exact: Sequence[bool]) -> str:
@@ -75,7 +80,7 @@ def _judge_sums(exact: Sequence[bool]) -> str:
 
 def _judge_errors(rows: Sequence[AttributionRow]) -> Iterator[str]:
     for scenario, found in group_by(rows, lambda row: row.scenario).items():
-        members = [row for row in found if scenario != PROCESSORS or row.name in _NAMES]
+        members = [row for row in found if row.name not in _ROLES]
         worst = max(members, key=lambda row: abs(row.error_pct))
         middle = statistics.median(abs(row.error_pct) for row in members)
         yield (
@@ -98,7 +103,7 @@ def _judge_ratios(rows: Sequence[AttributionRow]) -> Iterator[str]:
 
 
 def _panel(scenario: str, rows: Sequence[AttributionRow]) -> Panel:
-    shown = [row for row in rows if scenario != PROCESSORS or row.name in _NAMES]
+    shown = [row for row in rows if row.name not in _ROLES]
     names = [row.name for row in shown]
     true = Series(name="true", xs=names, ys=[row.true_j for row in shown], colour="#8a94a3", dash=PREDICTED)
     attributed = Series(name="attributed", xs=names, ys=[row.attributed_j for row in shown], colour="#2f7bc4")

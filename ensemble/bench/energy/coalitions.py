@@ -27,12 +27,10 @@ from ensemble.meter.power import Absent, open_rapl
 from ensemble.spec import Energy
 
 DRIVER = "orchestrate"
-#: A fully busy member keeps half a core busy, so that two cores have room for all members and for other load.
-FULL = 0.5
 MEMBERS = (
-    Member(name="busy", duty=FULL, cpus=2.0),
-    Member(name="half", duty=FULL / 2, cpus=1.0),
-    Member(name="light", duty=FULL / 10, cpus=1.0),
+    Member(name="busy", duty=CONCAVE.core_s, cpus=2.0),
+    Member(name="half", duty=CONCAVE.core_s / 2, cpus=1.0),
+    Member(name="light", duty=CONCAVE.core_s / 10, cpus=1.0),
 )
 _SETTLE_S = 0.5
 _FILE = "coalitions.jsonl"

@@ -32,6 +32,7 @@ class Member:
     Attributes:
         name: in events and rows.
         duty: share of the time in which it keeps a core, or its GPU, busy while it works.
+        intensity: power of its work on a core over that of usual work.
         cpus: cores that it reserves.
         gpu: id of its GPU.  gpu_share: how much of it the member reserves.
         gpu_s: see `Config`.
@@ -39,6 +40,7 @@ class Member:
 
     name: str
     duty: float
+    intensity: float = 1.0
     cpus: float = 1.0
     gpu: str | None = None
     gpu_share: float = 0.0

@@ -43,6 +43,8 @@ class PowerModel:
         core_w, dram_w: of one busy core.
         uncore_w, knee: see above; `knee` in cores.
         exponent: at most 1.
+        core_s: CPU-seconds of a member on this machine that are a second of one of the node's cores: where they
+            are few, members have all the time that they want whatever else the machine does.
     """
 
     cpu_idle_w: float = 40.0
@@ -52,6 +54,7 @@ class PowerModel:
     uncore_w: float = 0.0
     knee: float = 0.25
     exponent: float = 1.0
+    core_s: float = 1.0
 
     @property
     def idle_w(self) -> dict[str, float]:
@@ -65,7 +68,7 @@ class PowerModel:
 
 
 LINEAR = PowerModel()
-CONCAVE = PowerModel(uncore_w=8.0, exponent=0.8)
+CONCAVE = PowerModel(uncore_w=8.0, knee=0.5, exponent=0.8, core_s=0.2)
 
 
 class SyntheticNode:
@@ -94,6 +97,7 @@ class SyntheticNode:
         self._claimed_s = self._ahead_s = 0.0
         self._last, self._busy_s = time.monotonic(), node_busy_s()
         self._shares: dict[str, float] = {}
+        self._intensities: dict[str, float] = {}
         self._idle_j: dict[str, float] = {IDLE: 0.0}
         self._dynamic_j: dict[str, float] = {OTHER: 0.0}
         self._cpu_s: dict[str, float] = {OTHER: 0.0}
@@ -124,15 +128,16 @@ class SyntheticNode:
         for file in self._files.values():
             os.close(file)
 
-    def add(self, name: str, pid: int, since_s: float = 0.0, share: float = 0.0) -> None:
+    def add(self, name: str, pid: int, since_s: float = 0.0, share: float = 0.0, intensity: float = 1.0) -> None:
         """Lets a process draw power for the CPU time that it uses beyond its first `since_s` seconds.
 
         Args:
             share: of the node, that it reserves from now on.
+            intensity: the load of a core that a member keeps busy: its power over that of usual work.
         """
         with self._lock:
             self._advance()
-            self._shares[name] = share
+            self._shares[name], self._intensities[name] = share, intensity
             self._pids[name], self._clocks[name] = pid, since_s
             self._dynamic_j.setdefault(name, 0.0)
             self._cpu_s.setdefault(name, 0.0)
@@ -164,12 +169,14 @@ class SyntheticNode:
         used = self._read_clocks()
         members = {name: used_s for name, used_s in used.items() if name != OTHER and name not in self._others}
         rest = {name: used_s for name, used_s in used.items() if name not in members}
-        together_s = sum(members.values())
-        shared_w = self._model.dynamic_w(together_s / elapsed_s)
+        per_core = 1 / (elapsed_s * self._model.core_s)
+        loads = {name: used_s * self._intensities[name] * per_core for name, used_s in members.items()}
+        load = sum(loads.values())
+        shared_w = self._model.dynamic_w(load)
         for kind, per_core_w in (("cpu", self._model.core_w), ("dram", self._model.dram_w)):
             shared_j, idle_j = shared_w[kind] * elapsed_s, self._model.idle_w[kind] * elapsed_s
-            for name, used_s in members.items():
-                self._dynamic_j[name] += shared_j * used_s / together_s if together_s > 0 else 0.0
+            for name, own in loads.items():
+                self._dynamic_j[name] += shared_j * own / load if load > 0 else 0.0
             for name, used_s in rest.items():
                 self._dynamic_j[name] += per_core_w * used_s
             for name, share in {**self._shares, IDLE: 1 - sum(self._shares.values())}.items():

@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "--repeats", 3, "medians of that many runs", type=count)
 
     part = parser.add_argument_group("part 'attribution'")
-    option(part, "--seconds", 8, "of a run on the synthetic node", type=count)
+    option(part, "--seconds", 6, "of a run on the synthetic node", type=count)
 
     part = parser.add_argument_group("part 'shapley'")
     shown = "seconds of the window of each coalition (default: 3, with --gpu 60)"
