@@ -32,7 +32,7 @@ MEMBERS = (
     Member(name="half", duty=CONCAVE.core_s / 2, cpus=1.0),
     Member(name="light", duty=CONCAVE.core_s / 10, cpus=1.0),
 )
-_SETTLE_S = 0.5
+_SETTLE_S = 0.3
 _FILE = "coalitions.jsonl"
 
 

@@ -30,10 +30,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "--repeats", 3, "medians of that many runs", type=count)
 
     part = parser.add_argument_group("part 'attribution'")
-    option(part, "--seconds", 6, "of a run on the synthetic node", type=count)
+    option(part, "--seconds", 4, "of a run on the synthetic node", type=count)
 
     part = parser.add_argument_group("part 'shapley'")
-    shown = "seconds of the window of each coalition (default: 3, with --gpu 60)"
+    shown = "seconds of the window of each coalition (default: 2, with --gpu 60)"
     option(part, "--window-s", None, shown, type=count)
     shown = "three members that train on this machine's first GPU, instead of a synthetic node"
     option(part, "--gpu", False, shown, action="store_true")
@@ -88,7 +88,7 @@ def _study_shapley(options: argparse.Namespace, report: Report) -> PartOutcome:
 
     opened: AbstractContextManager[Bed] = GpuBed.open(options.cool_s) if options.gpu else SyntheticBed.open()
     with opened as bed:
-        seconds = options.window_s or (60 if options.gpu else 3)
+        seconds = options.window_s or (60 if options.gpu else 2)
         kept = None if options.run_dir is None else Path(options.run_dir)
         return splits.study(bed, seconds, options.repeats, kept, options.most_s, report)
 
