@@ -81,7 +81,8 @@ class MemberProcesses:
         self._next_power = float("inf")
         self._log({"type": "run_started"})
         self._log({"type": "usage", **self._clock.begin(NODE)})
-        self._log({"type": "node", "node": NODE, **node, "power": meter.describe()})
+        power = {**meter.describe(), "cores": node["cpus"]}  # a synthetic node has cores of its own
+        self._log({"type": "node", "node": NODE, **node, "power": power})
 
     def __enter__(self) -> MemberProcesses:
         return self
