@@ -31,6 +31,7 @@ from ensemble.bench.pipelines.rows import Row, format_count, load_warnings
 from ensemble.bench.results import Report, Rows, Spread, flatten, median_row, tabulate
 from ensemble.meter import PowerMeter
 from ensemble.meter.origin import ORIGINS
+from ensemble.spec import Energy, SpecError
 
 SHARED, OWN = "node", "independent"
 _PHOTO_PX = (375, 500)
@@ -84,7 +85,7 @@ def study(
     size: int = 224,
     batch_size: int = 32,
     repeats: int = 3,
-    open_meter: Callable[[], PowerMeter] = lambda: PowerMeter("local"),
+    open_meter: Callable[[], PowerMeter] = lambda: PowerMeter("local", energy=Energy(measure_idle_s=0)),
     report: Report = lambda _: None,
 ) -> Result:
     """Run both sides with each step, `repeats` times in turn.
@@ -96,10 +97,11 @@ def study(
         step_ms: the emulated accelerator's milliseconds for a batch.
         steps: "model", a step of a small net, and "emulated", a wait that uses no CPU, as a GPU is to the CPU.
         samples: that each member consumes at least, after its first batch; whole epochs of the archive.
-        open_meter: returns the meter of the machine's energy in one run.
+        open_meter: returns the meter of the machine's energy in one run; it must not measure idle power, because
+            the run has begun when it starts.
 
     Raises:
-        SpecError: this process may not use so many cores.
+        SpecError: this process may not use so many cores, or the runs are too short.
         PipelineError: the archive is missing or cannot be read.
     """
     runs: dict[str, list[tuple[Row, Row]]] = {step: [] for step in steps}
@@ -132,7 +134,13 @@ def study(
 
 
 def compare(pairs: Sequence[tuple[Row, Row]]) -> Comparison:
-    """The ratios of one configuration, from its (shared, own) runs of each repeat."""
+    """The ratios of one configuration, from its (shared, own) runs of each repeat.
+
+    Raises:
+        SpecError: a run was over before its first batch was noticed.
+    """
+    if not all(row.prep_cpu_s for pair in pairs for row in pair):
+        raise SpecError("the runs are too short to be measured: say a larger number of --samples")
     origins = {row.energy_origin for pair in pairs for row in pair}
     is_measured = origins == {"measured"}
 
