@@ -34,7 +34,7 @@ from ensemble.controller.actions import (
 )
 from ensemble.controller.attempt import rendezvous_file
 from ensemble.executors import Executor
-from ensemble.meter.ledger import Total
+from ensemble.meter.ledger import present
 from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
 from ensemble.spec import Identity, Member, SpecError
 from ensemble.store import EventLog, RunDir, RunStatus
@@ -65,8 +65,6 @@ class Performer:
     ) -> None:
         self._run_dir, self._executor, self._events, self._trials = run_dir, executor, events, trials
         self._status = status or RunStatus(run_dir)
-        self._used: Mapping[str, Total] = {}  # by member, at the offset `_used_until` of the log
-        self._used_until = -1
         self._on_event = on_event
 
     def perform(self, actions: Sequence[Action]) -> list[Event]:
@@ -142,17 +140,14 @@ class Performer:
         return None
 
     def _measure_cost(self, member: str, attempt: int) -> Event:
-        account = self._status.read_account()
-        if self._status.offset != self._used_until:  # of several that are measured together, the first has read it
-            self._used, self._used_until = account.members(), self._status.offset
-        used = self._used.get(member)
+        used = present(self._status.read_account(), member).member(member)
         return {
             "type": "cost",
             "member": member,
             "attempt": attempt,
-            "energy_j": None if used is None else used.energy_j,
-            "energy_origin": "unavailable" if used is None else used.origin,
-            "cpu_s": None if used is None else used.cpu_s,
+            "energy_j": used.energy_j,
+            "energy_origin": used.origin,
+            "cpu_s": used.cpu_s or None,
         }
 
     def _start_feeder(self, action: StartFeeder) -> Event:

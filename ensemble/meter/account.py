@@ -8,10 +8,10 @@ are what they were. `ensemble.meter.ledger` presents the account.
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ensemble.meter.attribution import IDLE, OTHER, Energies, Method, attribute, list_uses
 from ensemble.meter.origin import Origin, from_ticks, weakest
@@ -27,9 +27,6 @@ from ensemble.meter.usage_intervals import (
     Reservation,
     Samples,
 )
-
-if TYPE_CHECKING:
-    from ensemble.meter.ledger import Total
 
 ROLES = ("startup", "train", "prepare", "feed", "profile", "orchestrate", "ray", "idle", "other")
 MARGIN_S = 60.0  # figures of the same moment are reported one after another
@@ -55,13 +52,14 @@ class Use:
         """Adds energy by kind and method; returns its ticks."""
         for key, (ticks, origin) in energy.items():
             before, known = self.energy.get(key, (0, origin))
-            self.energy[key] = (before + ticks, weakest((known, origin)))
+            self.energy[key] = (before + ticks, origin if origin == known else weakest((known, origin)))
         return sum(ticks for ticks, _ in energy.values())
 
     def add(self, use: Use) -> None:
         """Adds another use."""
         self.cpu, self.sm, self.busy = self.cpu + use.cpu, self.sm + use.sm, self.busy + use.busy
-        self.cpu_origin = weakest((self.cpu_origin, use.cpu_origin))
+        if self.cpu_origin != use.cpu_origin:
+            self.cpu_origin = weakest((self.cpu_origin, use.cpu_origin))
         self.add_energy(use.energy)
 
 
@@ -91,20 +89,29 @@ class Sums:
         nodes: by name.
         peaks: highest mean power of an interval in watts, by ("member", name), ("role", name) or ("run", ""), and
             node.
-        metered_s: seconds in which some node was metered; `until`: the end of them.
+        metered: stretches of time in which some node was metered, in order, not overlapping: [start, end].
     """
 
     uses: dict[tuple[Owner, str], Use] = field(default_factory=dict)
     nodes: dict[str, NodeUse] = field(default_factory=dict)
     peaks: dict[tuple[str, str, str], float] = field(default_factory=dict)
-    metered_s: float = 0.0
-    until: float = float("-inf")
+    metered: list[list[float]] = field(default_factory=list)
 
-    def copy(self) -> Sums:
-        """A copy to which more can be added."""
-        uses = {key: dataclasses.replace(use, energy=dict(use.energy)) for key, use in self.uses.items()}
+    @property
+    def metered_s(self) -> float:
+        """Seconds in which some node was metered."""
+        return sum(end - start for start, end in self.metered)
+
+    def copy(self, member: str | None = None) -> Sums:
+        """A copy to which more can be added, of all uses or of those of one member."""
+        uses = {
+            key: dataclasses.replace(use, energy=dict(use.energy))
+            for key, use in self.uses.items()
+            if member is None or key[0].member == member
+        }
         nodes = {name: dataclasses.replace(node, sources=list(node.sources)) for name, node in self.nodes.items()}
-        return dataclasses.replace(self, uses=uses, nodes=nodes, peaks=dict(self.peaks))
+        metered = [list(each) for each in self.metered]
+        return dataclasses.replace(self, uses=uses, nodes=nodes, peaks=dict(self.peaks), metered=metered)
 
     def use(self, owner: Owner, node: str) -> Use:
         """What an owner has used on a node."""
@@ -143,8 +150,16 @@ class Sums:
             node.peak_w = max(from_ticks(energy) / length, node.peak_w or 0.0)
         if interval.source not in node.sources:
             node.sources.append(interval.source)
-        self.metered_s += max(0.0, interval.end - max(interval.start, self.until))
-        self.until = max(self.until, interval.end)
+        _add_stretch(self.metered, interval.start, interval.end)
+
+
+def _add_stretch(stretches: list[list[float]], start: float, end: float) -> None:
+    """Adds a stretch of time to others, joined with those that it meets."""
+    first = bisect_left([each[1] for each in stretches], start)
+    last = bisect_right([each[0] for each in stretches], end)
+    if first < last:
+        start, end = min(start, stretches[first][0]), max(end, stretches[last - 1][1])
+    stretches[first:last] = [[start, end]]
 
 
 class Account:
@@ -183,6 +198,7 @@ class Account:
                 return
             self._rays[used.process] = self._rays.get(used.process, 0) + used.span.ticks
         elif used.process in self._rays:
+            # Its own account covers it from its first second. Energy that was summed up before stays with Ray.
             uses[:] = [each for each in uses if each.process != used.process or each.span.owner.role != "ray"]
             self._sums.use(Owner("ray"), node).cpu -= self._rays.pop(used.process)
         use = self._sums.use(owner, node)
@@ -191,20 +207,18 @@ class Account:
         if owner.member is not None:
             self._last_seen[owner.member] = used.span.end
 
-    def sum_up(self) -> Sums:
-        """What was used up to now: sums, and the intervals that are still open, as they are shared out now."""
-        sums = self._sums.copy()
+    def sum_up(self, member: str | None = None) -> Sums:
+        """What was used up to now: sums, and the intervals that are still open, as they are shared out now.
+
+        Args:
+            member: the one that matters, which is quicker: of others it has less than they used.
+        """
+        sums = self._sums.copy(member)
         for (owner, name), ticks in self.reader.gpu_busy.items():
             sums.use(owner, name).busy = ticks
         for name, node in self.reader.nodes.items():
             self._sum_intervals(sums, name, node.power, dataclasses.replace(self.lags.get(name, Lag())))
         return sums
-
-    def members(self, full: bool = False) -> dict[str, Total]:
-        """What each member has used, as `Ledger.by_member` has it."""
-        from ensemble.meter.ledger import present
-
-        return present(self).by_member(full)
 
     def settle(self) -> None:
         """Sums up the intervals to which no later event can belong, and drops their details."""
@@ -254,6 +268,7 @@ class Account:
             "holds": _encode_holds(reader.holds),
             "unheld": _encode_holds(reader.unheld),
             "held": reader.held,
+            "ranks": [[*key, ticks] for key, ticks in reader.ranks.items()],
             "declared": reader.declared,
             "devices": {
                 m: devices for m, devices in reader.devices.items() if any(d is not None for d in devices)
@@ -269,7 +284,7 @@ class Account:
                 "uses": [[*owner, node, *_encode_use(use)] for (owner, node), use in sums.uses.items()],
                 "nodes": {name: vars(node) for name, node in sums.nodes.items()},
                 "peaks": [[*key, watts] for key, watts in sums.peaks.items()],
-                "metered": [sums.metered_s, None if sums.until == float("-inf") else sums.until],
+                "metered": sums.metered,
             },
         }
 
@@ -288,7 +303,8 @@ class Account:
         for name, holds in (("holds", reader.holds), ("unheld", reader.unheld)):
             for member, node, devices, *rest in kept[name]:
                 holds.setdefault(member, []).append(Reservation(node, tuple(devices), *rest))
-        reader.held = {member: (wall, ranks) for member, (wall, ranks) in kept["held"].items()}
+        reader.held = dict(kept["held"])
+        reader.ranks = {(member, node): ticks for member, node, ticks in kept["ranks"]}
         reader.declared = {member: (cores, share) for member, (cores, share) in kept["declared"].items()}
         reader.devices, reader.cohorts = dict(kept["devices"]), dict(kept["cohorts"])
         reader.gpu_busy = {(Owner(a, b, c), node): ticks for a, b, c, node, ticks in kept["gpu_busy"]}
@@ -299,8 +315,7 @@ class Account:
             sums.uses[Owner(role, member, cohort), node] = _decode_use(*use)
         sums.nodes = {name: NodeUse(**node) for name, node in kept["sums"]["nodes"].items()}
         sums.peaks = {(what, name, node): watts for what, name, node, watts in kept["sums"]["peaks"]}
-        sums.metered_s, until = kept["sums"]["metered"]
-        sums.until = float("-inf") if until is None else until
+        sums.metered = [list(each) for each in kept["sums"]["metered"]]
         return account
 
 

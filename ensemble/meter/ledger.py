@@ -16,7 +16,7 @@ The log may hold several starts of the run (resumes). Counts of one start say no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -156,12 +156,15 @@ class Ledger:
     held_s: Mapping[str, float]
     metered_s: float
     peaks: Mapping[tuple[str, str], float]
-    _share_out: Callable[[], tuple[LedgerRow, ...]] = field(repr=False, compare=False)
+    _share_out: Callable[[], Iterator[tuple[Owner, str, Use]]] = field(repr=False, compare=False)
 
     @cached_property
     def full_rows(self) -> tuple[LedgerRow, ...]:
         """The second view: each row with the member to whom it belongs, as far as there is one."""
-        return self._share_out()
+        uses: dict[tuple[Owner, str], Use] = {}
+        for owner, node, use in self._share_out():
+            uses.setdefault((owner, node), Use(cpu_origin=use.cpu_origin)).add(use)
+        return _make_rows(uses)
 
     @property
     def total(self) -> Total:
@@ -218,7 +221,12 @@ class Ledger:
 
     @cached_property
     def _full_rows_of_members(self) -> dict[str, list[LedgerRow]]:
-        return _group((row for row in self.full_rows if row.member is not None), lambda row: row.member or "")
+        """For each member one row a role: all nodes together, which are many where agents serve many members."""
+        uses: dict[Owner, Use] = {}
+        for owner, _, use in self._share_out():
+            if owner.member is not None:
+                uses.setdefault(Owner(owner.role, owner.member), Use(cpu_origin=use.cpu_origin)).add(use)
+        return _group((_make_row(owner, "", use) for owner, use in uses.items()), lambda row: row.member or "")
 
     def as_dict(self) -> dict[str, Any]:
         """The ledger as plain JSON values: what ledger.json holds."""
@@ -255,10 +263,14 @@ def ledger(events: Iterable[Mapping[str, Any]]) -> Ledger:
     return present(account)
 
 
-def present(account: Account) -> Ledger:
-    """The ledger of an account, up to now."""
-    sums, reader = account.sum_up(), account.reader
-    held = reader.count_held(account.last_t)
+def present(account: Account, member: str | None = None) -> Ledger:
+    """The ledger of an account, up to now.
+
+    Args:
+        member: the one whose own rows matter, which is quicker: of others it has less than they used.
+    """
+    sums, reader = account.sum_up(member), account.reader
+    held, ranks = reader.count_held(account.last_t)
     peaks: dict[tuple[str, str], float] = {}
     for (what, name, _), watts in sums.peaks.items():
         peaks[what, name] = peaks.get((what, name), 0.0) + watts
@@ -272,10 +284,10 @@ def present(account: Account) -> Ledger:
         reuse=Reuse(
             prepared, consumed, samples.private, samples.skipped, consumed / prepared if prepared else None
         ),
-        held_s={member: from_ticks(wall) for member, (wall, _) in held.items()},
+        held_s={name: from_ticks(ticks) for name, ticks in held.items()},
         metered_s=sums.metered_s,
         peaks=peaks,
-        _share_out=lambda: _make_rows(share_out(sums.uses, reader.samples.by_member, held)),
+        _share_out=lambda: share_out(sums.uses, reader.samples.by_member, ranks),
     )
 
 

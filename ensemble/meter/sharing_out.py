@@ -1,69 +1,102 @@
 """Shares out the cost of work that serves several members: the second view of a ledger. Pure functions of ticks.
 
 What prepares and feeds a stream is shared by the samples that each member of its cohort consumed from it; what
-starts, schedules and watches the run (its driver, its agents, Ray) by the rank-seconds for which members held a
-place. A member that prepared its own batches consumed nothing from the stream, and pays nothing for it.
+starts, schedules and watches the run by the rank-seconds for which members held a place: the driver, and whatever
+is on its node, among all members, agents and Ray on another node among the members there. A member that prepared
+its own batches consumed nothing from the stream, and pays nothing for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import reduce
 
 from ensemble.meter.account import Use
 from ensemble.meter.attribution import IDLE, OTHER
 from ensemble.meter.proportional_split import Owner, split
 
 BY_SAMPLES = ("prepare", "feed")
-
-Uses = dict[tuple[Owner, str], Use]
+DRIVER = Owner("startup")  # the start of the process that drives the run
 
 
 def share_out(
     uses: Mapping[tuple[Owner, str], Use],
     consumed: Mapping[tuple[str, int | None], int],
-    held: Mapping[str, tuple[int, int]],
-) -> Uses:
+    ranks: Mapping[tuple[str, str], int],
+) -> Iterator[tuple[Owner, str, Use]]:
     """Each use with a member to whom it belongs, as far as there is one; sums to the same totals exactly.
 
     Args:
         uses: by owner and node.
         consumed: samples from a shared stream, by (member, cohort).
-        held: ticks in which each member held a place, and the sum of these over its ranks.
+        ranks: ticks of rank-seconds for which members held a place, by (member, node).
 
-    Returns:
-        The same kinds of rows. Idle power that nobody reserved, what others used, and what served nobody stay
-        without a member.
+    Yields:
+        Owner, node, use; of one owner and node there may be several. Idle power that nobody reserved, what others
+        used, and what served nobody stay without a member.
     """
-    ranks = {Owner("", member): each for member, (_, each) in held.items() if each}
-    shared: Uses = {}
+    weights = _Weights(consumed, ranks, {node for owner, node in uses if owner == DRIVER})
     for (owner, node), use in uses.items():
-        weights = {} if owner.member is not None or owner in (IDLE, OTHER) else _weigh(owner, consumed) or ranks
-        for part, share in split_use(use, weights).items():
-            to = owner if part.member is None else Owner(owner.role, part.member)
-            shared.setdefault((to, node), Use(cpu_origin=share.cpu_origin)).add(share)
-    return shared
+        among = {} if owner.member is not None or owner in (IDLE, OTHER) else weights.find(owner, node)
+        if among:
+            for to, share in split_use(use, among).items():
+                yield Owner(owner.role, to.member), node, share
+        else:
+            yield owner, node, use
 
 
-def _weigh(owner: Owner, consumed: Mapping[tuple[str, int | None], int]) -> dict[Owner, int]:
-    """Who consumed of the stream that a feeder serves; nobody where it is none, or nobody has yet."""
-    if owner.role not in BY_SAMPLES:
-        return {}
-    weights: dict[Owner, int] = {}
-    for (member, cohort), samples in consumed.items():
-        if samples and owner.cohort in (None, cohort):  # an older log does not say for which cohort
-            key = Owner("", member)
-            weights[key] = weights.get(key, 0) + samples
-    return weights
+class _Weights:
+    """By what uses are shared out.
+
+    Args:
+        consumed, ranks: see `share_out`.
+        central: nodes with a process that serves the members of all nodes.
+    """
+
+    def __init__(
+        self,
+        consumed: Mapping[tuple[str, int | None], int],
+        ranks: Mapping[tuple[str, str], int],
+        central: Collection[str],
+    ) -> None:
+        self._central = central
+        self._samples: dict[int | None, dict[Owner, int]] = {}  # by cohort
+        self._ranks: dict[str | None, dict[Owner, int]] = {None: {}}  # by node, and of all nodes
+        for (member, cohort), samples in consumed.items():
+            _add(self._samples.setdefault(cohort, {}), member, samples)
+        for (member, node), ticks in ranks.items():
+            _add(self._ranks.setdefault(node, {}), member, ticks)
+            _add(self._ranks[None], member, ticks)
+
+    def find(self, owner: Owner, node: str) -> Mapping[Owner, int]:
+        """Among whom a use is shared out; nobody: it stays whole."""
+        if owner.role in BY_SAMPLES:
+            found = self._samples.get(owner.cohort, {})
+            if owner.cohort is None:  # an older log does not say for which cohort
+                found = reduce(_join, self._samples.values(), {})
+            if found:
+                return found
+        here = {} if node in self._central else self._ranks.get(node, {})
+        return here or self._ranks[None]
+
+
+def _add(weights: dict[Owner, int], member: str, ticks: int) -> None:
+    if ticks:
+        owner = Owner("", member)
+        weights[owner] = weights.get(owner, 0) + ticks
+
+
+def _join(weights: dict[Owner, int], more: dict[Owner, int]) -> dict[Owner, int]:
+    return {owner: weights.get(owner, 0) + more.get(owner, 0) for owner in {**weights, **more}}
 
 
 def split_use(use: Use, weights: Mapping[Owner, int]) -> dict[Owner, Use]:
-    """Splits each count of a use exactly; without weights it stays whole, under an owner without a member."""
-    if not weights:
-        return {Owner(""): use}
+    """Splits each count of a use exactly."""
     parts = {to: Use(cpu_origin=use.cpu_origin) for to in weights}
     for name in ("cpu", "sm", "busy"):
-        for to, ticks in split(getattr(use, name), weights).items():
-            setattr(parts[to], name, ticks)
+        if whole := getattr(use, name):
+            for to, ticks in split(whole, weights).items():
+                setattr(parts[to], name, ticks)
     for key, (ticks, origin) in use.energy.items():
         for to, share in split(ticks, weights).items():
             parts[to].energy[key] = (share, origin)

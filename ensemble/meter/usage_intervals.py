@@ -7,7 +7,7 @@ an old name, and counts from zero. All of them begin anew when the run is starte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ Event = Mapping[str, Any]
 
 Device = int | str  # id of a GPU; its number in the logs of older versions
 UNNAMED: Device = ""
+PAUSE_S = 5.0  # without a meter between two `power` events of a node, from which on it was not metered meanwhile
 Process = tuple[int, str, int | None]  # start of the run, node, pid
 
 
@@ -132,14 +133,16 @@ class Reader:
         nodes: by name.
         samples: counts.
         gpu_busy: ticks of seconds in which GPUs were kept busy, by owner and node.
-        held: ticks by member: seconds in which it held a place, and the sum of these over its ranks.
+        held: ticks of the seconds in which each member held a place.
+        ranks: ticks of rank-seconds, by (member, node).
         holds: what members hold now, by member; one for each of its nodes.
     """
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         self.samples = Samples()
-        self.held: dict[str, tuple[int, int]] = {}
+        self.held: dict[str, int] = {}
+        self.ranks: dict[tuple[str, str], int] = {}
         self.holds: dict[str, list[Reservation]] = {}
         self.unheld: dict[str, list[Reservation]] = {}  # of members that wait for their place from the cluster
         self.declared: dict[str, tuple[float, float]] = {}  # cores and share of a GPU of each rank, by member
@@ -197,12 +200,12 @@ class Reader:
                 if one.node == name:
                     yield from one.list_spans(member, node, until)
 
-    def count_held(self, until: float) -> dict[str, tuple[int, int]]:
-        """`held`, with what members hold until a time."""
-        held = dict(self.held)
-        for member in self.holds:
-            held[member] = self._add_held(member, until)
-        return held
+    def count_held(self, until: float) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
+        """`held` and `ranks`, with what members hold until a time."""
+        held, ranks = dict(self.held), dict(self.ranks)
+        for member, hold in self.holds.items():
+            _add_held(held, ranks, member, hold, until)
+        return held, ranks
 
     # -- one kind of event each ---------------------------------------------------------------------------------
 
@@ -266,9 +269,8 @@ class Reader:
         parts = event.get("parts")
         if parts is None:
             parts = [] if energy_j is None else [{"kind": "cpu", "energy_j": energy_j, "origin": event["origin"]}]
-        start = self.last_power.get(node)
-        if start is None:
-            length_s = event.get("interval_s")
+        start, length_s = self.last_power.get(node), event.get("interval_s")
+        if start is None or (length_s is not None and t - start > length_s + PAUSE_S):
             if length_s is None:
                 length_s = energy_j / watts if energy_j and watts else 0.0
             start = max([t - length_s, *(interval.end for interval in earlier[-1:])])
@@ -335,17 +337,26 @@ class Reader:
         self.unheld.pop(member, None)
         if member not in self.holds:
             return
-        self.held[member] = self._add_held(member, t)
+        _add_held(self.held, self.ranks, member, self.holds[member], t)
         for hold in self.holds.pop(member):
             node = self.node(hold.node)
             for what, span in hold.list_spans(member, node, t):
                 node.reserved.setdefault(what, []).append(span)
 
-    def _add_held(self, member: str, until: float) -> tuple[int, int]:
-        wall, ranks = self.held.get(member, (0, 0))
-        hold = self.holds[member]
-        ticks = max(0, to_ticks(until - hold[0].start))
-        return wall + ticks, ranks + ticks * sum(len(one.devices) for one in hold)
+
+def _add_held(
+    held: dict[str, int],
+    ranks: dict[tuple[str, str], int],
+    member: str,
+    hold: Iterable[Reservation],
+    until: float,
+) -> None:
+    """Adds how long a member has held its place."""
+    for at, one in enumerate(hold):
+        ticks = max(0, to_ticks(until - one.start))
+        if at == 0:
+            held[member] = held.get(member, 0) + ticks
+        ranks[member, one.node] = ranks.get((member, one.node), 0) + ticks * len(one.devices)
 
 
 def _read_part(part: Mapping[str, Any]) -> Part:

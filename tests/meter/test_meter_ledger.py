@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ensemble.meter import ledger
 from ensemble.meter.account import Account
+from ensemble.meter.ledger import present
 from ensemble.meter.proportional_split import Span, split, spread, subtract_claimed
 
 Event = dict[str, Any]
@@ -379,6 +380,51 @@ def test_what_serves_all_is_shared_out_by_what_each_consumed() -> None:
     assert book.member("member-1").energy_j is None
     assert book.member("member-1", full=True).energy_j == 50.0
     assert book.by_role()["prepare"].energy_j == 40.0, "the first view keeps it in one row"
+
+
+def test_agents_are_shared_out_on_their_node_and_the_driver_among_all() -> None:
+    events = [started(0.0), usage(1.0, 1, 1.0, "startup"), *placed(1.0, "member-0", node="n1")]
+    events += [*placed(1.0, "member-1", (None, None), node="n2", nodes=["n2", "n3"])]
+    events += [usage(9.0, 1, 6.0, "orchestrate"), usage(9.0, 2, 2.0, "orchestrate", node="n1")]
+    events += [usage(9.0, 3, 4.0, "ray", node="n3"), usage(9.0, 4, 3.0, "ray", node="n4")]
+    full = {(row.role, row.member, row.node): row.cpu_s for row in ledger(events).full_rows}
+    assert full["orchestrate", "member-0", "n0"] == full["orchestrate", "member-1", "n0"] / 2 == 2.0
+    assert full["orchestrate", "member-0", "n1"] == 2.0
+    assert full["ray", "member-1", "n3"] == 4.0 and ("ray", "member-0", "n3") not in full
+    assert full["ray", "member-0", "n4"] == 1.0, "a node without members serves all"
+    assert sum(full.values()) == pytest.approx(16.0)
+
+
+def test_the_time_that_was_metered_is_that_in_which_some_node_was() -> None:
+    """Each node is away for a while, and comes back under its name."""
+
+    def seconds(node: str, first: int) -> list[Event]:
+        return [
+            power(float(t), 50.0, node=node, parts=[part(50.0, idle_j=50.0)]) for t in range(first, first + 100)
+        ]
+
+    events = [started(0.0), *seconds("a", 1), *seconds("b", 51), *placed(1999.0, "member-0", node="a")]
+    events += seconds("a", 2000)
+    book = ledger(events)
+    assert book.metered_s == pytest.approx(250.0)
+    assert [node.metered_s for node in book.nodes] == pytest.approx([200.0, 100.0])
+    assert book.nodes[0].mean_watts == pytest.approx(50.0)
+    assert book.total.mean_w == pytest.approx(60.0)
+    assert book.member("member-0").energy_j == pytest.approx(5000.0), "what it held while the node was metered"
+    account = Account()
+    for event in events:
+        account.apply(event)
+        account.settle()
+    assert present(account).metered_s == pytest.approx(250.0)
+
+
+def test_the_figures_of_one_member_are_those_that_all_have() -> None:
+    events = [*on_gpu(), usage(1.0, 1, 1.0, member="member-0"), usage(1.0, 2, 2.0, member="member-1")]
+    account = Account()
+    for event in [*events, power(1.0, 200.0, parts=[part(120.0), part(80.0, "gpu", "GPU-a", idle_j=20.0)])]:
+        account.apply(event)
+    for member, total in present(account).by_member().items():
+        assert present(account, member).member(member) == total
 
 
 def test_what_served_nobody_stays_in_a_row_of_its_own() -> None:

@@ -27,6 +27,7 @@ from ensemble.controller.session_state import SessionState
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.process_pool import ProcessPool, dispatch
 from ensemble.executors.spawn import ForkServer
+from ensemble.meter.ledger import present
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import EventLog, RunDir, RunState, RunStatus
@@ -115,7 +116,7 @@ class Figures:
     def account(self) -> None:
         """Read the log back, and split the energy of its intervals over the members."""
         self._status.update()
-        self._status.account.members()
+        present(self._status.account).by_member()
 
     def close(self) -> None:
         """Close the log."""
