@@ -16,10 +16,10 @@ The log may hold several starts of the run (resumes). Counts of one start say no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from ensemble.meter.account import ROLES, Account, NodeUse, Sums, Use
 from ensemble.meter.origin import Origin, from_ticks, weakest
@@ -29,6 +29,7 @@ from ensemble.meter.usage_intervals import Interval
 
 VERSION = 2
 NOT_THE_RUNS = ("idle", "other")
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -156,14 +157,13 @@ class Ledger:
     held_s: Mapping[str, float]
     metered_s: float
     peaks: Mapping[tuple[str, str], float]
-    _share_out: Callable[[], Iterator[tuple[Owner, str, Use]]] = field(repr=False, compare=False)
+    _share_out: Callable[[Callable[[Owner, str], Use]], None] = field(repr=False, compare=False)
 
     @cached_property
     def full_rows(self) -> tuple[LedgerRow, ...]:
         """The second view: each row with the member to whom it belongs, as far as there is one."""
         uses: dict[tuple[Owner, str], Use] = {}
-        for owner, node, use in self._share_out():
-            uses.setdefault((owner, node), Use(cpu_origin=use.cpu_origin)).add(use)
+        self._share_out(lambda owner, node: _find(uses, (owner, node)))
         return _make_rows(uses)
 
     @property
@@ -221,12 +221,10 @@ class Ledger:
 
     @cached_property
     def _full_rows_of_members(self) -> dict[str, list[LedgerRow]]:
-        """For each member one row a role: all nodes together, which are many where agents serve many members."""
-        uses: dict[Owner, Use] = {}
-        for owner, _, use in self._share_out():
-            if owner.member is not None:
-                uses.setdefault(Owner(owner.role, owner.member), Use(cpu_origin=use.cpu_origin)).add(use)
-        return _group((_make_row(owner, "", use) for owner, use in uses.items()), lambda row: row.member or "")
+        """One row for each member: its roles and nodes together, which are many where agents serve many members."""
+        uses: dict[str | None, Use] = {}
+        self._share_out(lambda owner, _: _find(uses, owner.member))
+        return {m: [_make_row(Owner("", m), "", use)] for m, use in uses.items() if m is not None}
 
     def as_dict(self) -> dict[str, Any]:
         """The ledger as plain JSON values: what ledger.json holds."""
@@ -287,7 +285,7 @@ def present(account: Account, member: str | None = None) -> Ledger:
         held_s={name: from_ticks(ticks) for name, ticks in held.items()},
         metered_s=sums.metered_s,
         peaks=peaks,
-        _share_out=lambda: share_out(sums.uses, reader.samples.by_member, ranks),
+        _share_out=lambda find: share_out(sums.uses, reader.samples.by_member, ranks, find),
     )
 
 
@@ -370,6 +368,13 @@ def _sum(rows: Iterable[LedgerRow], seconds: float, peak_w: float | None, with_i
 
 def _sum_cpu(rows: Iterable[LedgerRow]) -> dict[str, float]:
     return {role: sum(row.cpu_s for row in of) for role, of in _group(rows, lambda row: row.role).items()}
+
+
+def _find(uses: dict[K, Use], key: K) -> Use:
+    found = uses.get(key)
+    if found is None:
+        found = uses[key] = Use()
+    return found
 
 
 def _group(rows: Iterable[LedgerRow], key: Callable[[LedgerRow], str]) -> dict[str, list[LedgerRow]]:

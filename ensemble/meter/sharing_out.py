@@ -8,11 +8,12 @@ its own batches consumed nothing from the stream, and pays nothing for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import reduce
 
 from ensemble.meter.account import Use
 from ensemble.meter.attribution import IDLE, OTHER
+from ensemble.meter.origin import weakest
 from ensemble.meter.proportional_split import Owner, split
 
 BY_SAMPLES = ("prepare", "feed")
@@ -23,26 +24,25 @@ def share_out(
     uses: Mapping[tuple[Owner, str], Use],
     consumed: Mapping[tuple[str, int | None], int],
     ranks: Mapping[tuple[str, str], int],
-) -> Iterator[tuple[Owner, str, Use]]:
-    """Each use with a member to whom it belongs, as far as there is one; sums to the same totals exactly.
+    find: Callable[[Owner, str], Use],
+) -> None:
+    """Adds each use to one of a member to whom it belongs, as far as there is one; totals stay the same exactly.
+
+    Idle power that nobody reserved, what others used, and what served nobody stay without a member.
 
     Args:
         uses: by owner and node.
         consumed: samples from a shared stream, by (member, cohort).
         ranks: ticks of rank-seconds for which members held a place, by (member, node).
-
-    Yields:
-        Owner, node, use; of one owner and node there may be several. Idle power that nobody reserved, what others
-        used, and what served nobody stay without a member.
+        find: returns the use to which what an owner used on a node is added.
     """
     weights = _Weights(consumed, ranks, {node for owner, node in uses if owner == DRIVER})
     for (owner, node), use in uses.items():
         among = {} if owner.member is not None or owner in (IDLE, OTHER) else weights.find(owner, node)
         if among:
-            for to, share in split_use(use, among).items():
-                yield Owner(owner.role, to.member), node, share
+            split_use(use, among, {to: find(Owner(owner.role, to.member), node) for to in among})
         else:
-            yield owner, node, use
+            find(owner, node).add(use)
 
 
 class _Weights:
@@ -90,14 +90,15 @@ def _join(weights: dict[Owner, int], more: dict[Owner, int]) -> dict[Owner, int]
     return {owner: weights.get(owner, 0) + more.get(owner, 0) for owner in {**weights, **more}}
 
 
-def split_use(use: Use, weights: Mapping[Owner, int]) -> dict[Owner, Use]:
-    """Splits each count of a use exactly."""
-    parts = {to: Use(cpu_origin=use.cpu_origin) for to in weights}
+def split_use(use: Use, weights: Mapping[Owner, int], into: Mapping[Owner, Use]) -> None:
+    """Splits each count of a use exactly, and adds the shares to other uses."""
     for name in ("cpu", "sm", "busy"):
         if whole := getattr(use, name):
             for to, ticks in split(whole, weights).items():
-                setattr(parts[to], name, ticks)
-    for key, (ticks, origin) in use.energy.items():
-        for to, share in split(ticks, weights).items():
-            parts[to].energy[key] = (share, origin)
-    return parts
+                setattr(into[to], name, getattr(into[to], name) + ticks)
+    for key, (whole, origin) in use.energy.items():
+        for to, ticks in split(whole, weights).items():
+            into[to].add_energy({key: (ticks, origin)})
+    for share in into.values():
+        if share.cpu_origin != use.cpu_origin:
+            share.cpu_origin = weakest((share.cpu_origin, use.cpu_origin))
