@@ -221,7 +221,7 @@ class Ledger:
 
     @cached_property
     def _full_rows_of_members(self) -> dict[str, list[LedgerRow]]:
-        """One row for each member: its roles and nodes together, which are many where agents serve many members."""
+        """One row for each member: its roles and nodes together, of which there may be many."""
         uses: dict[str | None, Use] = {}
         self._share_out(lambda owner, _: _find(uses, owner.member))
         return {m: [_make_row(Owner("", m), "", use)] for m, use in uses.items() if m is not None}
