@@ -21,6 +21,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ensemble.meter import account_record
 from ensemble.meter.account import Account
 from ensemble.store.event_handlers import apply_event
 from ensemble.store.files import write_bytes
@@ -127,7 +128,9 @@ class RunStatus:
             member.identity = {name: member.identity[name] for name in IDENTITY if name in member.identity}
             if member.state in CLOSED:
                 member.drop_epochs()
-        body = json.dumps({"state": _encode_state(self.state), "account": self.account.as_dict()}).encode()
+        body = json.dumps(
+            {"state": _encode_state(self.state), "account": account_record.encode(self.account)}
+        ).encode()
         head = {
             "v": VERSION,
             "offset": self.offset,
@@ -147,7 +150,7 @@ class RunStatus:
                 return
             with _without_garbage_collection():
                 kept = json.loads(body)
-                self.state, self.account = _decode_state(kept["state"]), Account.from_dict(kept["account"])
+                self.state, self.account = _decode_state(kept["state"]), account_record.decode(kept["account"])
             self.offset = self._kept_at = head["offset"]
             self._kept_bytes = len(body)
         except FileNotFoundError:
