@@ -2,8 +2,11 @@
 
 The account of a run (`ensemble.meter.account`) knows the energy of an interval only after it has ended. A trial's
 cost is measured when its processes are gone and the power of each of its nodes was sampled after that, at the
-latest after `WAIT_S`. It is measured once and logged before the search learns of it: a resume tells the search the
-same, although figures that are reported later may still change the account a little.
+latest after `WAIT_S`, and all power and usage that was reported until then is logged before. It is measured once
+and logged before the search learns of it: a resume tells the search the same, although the account goes on to
+change. Members that run beside the trial report what they used some time later (`report_interval_s` of
+`ensemble.meter.cpu`, and at least the seconds between two reports of a rank); until then, the energy of these last
+seconds is shared out as if they had used nothing in them.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ class TrialCosts:
         for member, each in self._pending.items():
             if not each.is_measuring and (not each.unmetered or session.now >= each.deadline):
                 each.is_measuring = True
-                session.log_cost_figures(member)
+                session.log_cost_figures()
                 session.actions.append(MeasureCost(member, session.run.members[member].attempt))
 
     def handle(self, event: Mapping[str, Any]) -> None:

@@ -89,9 +89,9 @@ class SessionState:
         for event in self._figures().pop_due(self.now):
             self._append(event)
 
-    def log_cost_figures(self, member: str) -> None:
+    def log_cost_figures(self) -> None:
         """Log the figures that were held back and from which the cost of a member is computed."""
-        for event in self._figures().pop_cost(member, self.now):
+        for event in self._figures().pop_cost(self.now):
             self._append(event)
 
     def log_held(self) -> None:

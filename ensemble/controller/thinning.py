@@ -1,14 +1,15 @@
 """Thins the figures that arrive every second before they are logged, so that the log of a long run stays small.
 
 The figures are cumulative counts, of which the later includes the earlier, or amounts of an interval, which are
-added up. No sum changes; only the time at which something was used is known less precisely, at worst to
-`ensemble.meter.cpu.MOST_S`. A log is never thinned afterwards: readers refer to its events by their offset.
+added up. No process's total and no node's energy changes. A figure has the time at which it is logged: when
+something was used is known less precisely, at worst to `ensemble.meter.cpu.MOST_S`, and with it who used a node at
+the same time and shares its energy. A log is never thinned later: readers refer to its events by their offset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ensemble.meter.cpu import report_interval_s
 from ensemble.meter.origin import from_ticks, to_ticks, weakest
@@ -21,6 +22,24 @@ PROGRESS_PER_S = 4.0  # `progress` events of all members together
 WATCHED_COUNTS = ("skipped", "restarts", "detached")
 #: Before these events all figures are logged.
 ENDS_SESSION = frozenset(("run_stopped", "run_finished", "node_lost"))
+#: With these events a node begins to measure anew, after a time in which nothing may have measured it.
+BEGINS_POWER = frozenset(("node", "agent_replaced"))
+#: Seconds between two intervals of a node's power that nothing measured, from which on they stay apart.
+GAP_S = 5.0
+
+
+class _Held(NamedTuple):
+    """A figure that is held back, and when its last part came."""
+
+    event: Event
+    at: float
+
+
+class _Released(NamedTuple):
+    """When a series of figures was last logged, and of which member."""
+
+    at: float
+    member: str | None
 
 
 class Thinning:
@@ -28,9 +47,10 @@ class Thinning:
 
     def __init__(self, now: float) -> None:
         self._began = now
-        self._held: dict[tuple[Any, ...], Event] = {}  # in the order in which they are released
-        self._released_at: dict[tuple[Any, ...], float] = {}
-        self._counts: dict[tuple[Any, ...], Event] = {}
+        self._held: dict[tuple[Any, ...], _Held] = {}  # in the order in which they are released
+        self._released: dict[tuple[Any, ...], _Released] = {}  # of all that are held, and of others that may go on
+        self._counts: dict[tuple[Any, ...], Event] = {}  # of feeders
+        self._ended: set[str] = set()  # members whose last attempt has ended: their figures are the last ones
         self._progress_at: dict[str, float] = {}
         self._due_at = float("inf")  # no figure is due before; the interval only grows
 
@@ -48,9 +68,14 @@ class Thinning:
         if kind in ENDS_SESSION:
             return [*self.pop_all(), event]
         if kind in ENDS_ATTEMPT:
-            self._progress_at.pop(event["member"], None)
-            keys = [key for key, held in self._held.items() if held.get("member") == event["member"]]
-            return [*(self._release(key, now) for key in keys), event]
+            self._ended.add(event["member"])
+            return [*self._end_attempt(event["member"], now), event]
+        if kind == "placed":
+            self._ended.discard(event["member"])
+            return [*self._end_attempt(event["member"], now), event]
+        if kind in BEGINS_POWER:
+            key = ("power", event["node"])
+            return [*([self._release(key, now)] if key in self._held else []), event]
         return [event]
 
     def pop_due(self, now: float) -> list[Event]:
@@ -58,20 +83,33 @@ class Thinning:
         if now < self._due_at:
             return []
         interval_s = self._interval_s(now)
-        due = [key for key in self._held if now - self._released_at[key] >= interval_s]
+        due = [key for key in self._held if now - self._released[key].at >= interval_s]
         released = [self._release(key, now) for key in due]
-        self._due_at = min((self._released_at[key] for key in self._held), default=float("inf")) + interval_s
+        self._due_at = min((self._released[key].at for key in self._held), default=float("inf")) + interval_s
         return released
 
-    def pop_cost(self, member: str, now: float) -> list[Event]:
-        """Release what the cost of a member is computed from: its own figures, and the power of all nodes."""
-        held = list(self._held.items())
-        return [self._release(key, now) for key, of in held if of["type"] == "power" or of.get("member") == member]
+    def pop_cost(self, now: float) -> list[Event]:
+        """Release what the cost of a member is computed from: power, and usage of all that share it."""
+        keys = [key for key, held in self._held.items() if held.event["type"] in ("power", "usage")]
+        return [self._release(key, now) for key in keys]
 
     def pop_all(self) -> list[Event]:
         """Release all figures."""
-        held, self._held = self._held, {}
-        return list(held.values())
+        held = [each.event for each in self._held.values()]
+        self._held.clear()
+        self._released.clear()
+        self._counts.clear()
+        return held
+
+    def _end_attempt(self, member: str, now: float) -> list[Event]:
+        """Release the figures of a member, and forget its processes."""
+        self._progress_at.pop(member, None)
+        keys = [key for key, held in self._held.items() if held.event.get("member") == member]
+        released = [self._release(key, now) for key in keys]
+        for key in [key for key, last in self._released.items() if last.member == member]:
+            if key not in self._held:  # otherwise the process has gone on to another member
+                del self._released[key]
+        return released
 
     def _interval_s(self, now: float) -> float:
         return report_interval_s(now - self._began)
@@ -84,22 +122,35 @@ class Thinning:
         return True
 
     def _hold(self, key: tuple[Any, ...], event: Event, now: float) -> list[Event]:
-        before, released = self._held.pop(key, None), []
-        if before is not None and not _can_merge(before, event):
-            released, before = [before], None
-        self._held[key] = event if before is None else _merge(before, event)
-        counts = {name: event.get(name) for name in WATCHED_COUNTS}
-        is_news = key not in self._released_at or self._counts.get(key, counts) != counts
-        self._counts[key] = counts
-        if is_news or now - self._released_at[key] >= self._interval_s(now):
+        released = []
+        before = self._held.get(key)
+        if before is not None and _can_merge(before.event, event) and not _is_after_gap(before, event, now):
+            event = _merge(before.event, event)
+            del self._held[key]
+        elif before is not None:
+            released.append(self._release(key, now))
+        if event.get("member") in self._ended:
+            return [*released, event]
+        self._held[key] = _Held(event, now)
+        is_news = self._note_counts(key, event) or key not in self._released
+        if is_news or now - self._released[key].at >= self._interval_s(now):
             released.append(self._release(key, now))
         else:
-            self._due_at = min(self._due_at, self._released_at[key] + self._interval_s(now))
+            self._due_at = min(self._due_at, self._released[key].at + self._interval_s(now))
         return released
 
+    def _note_counts(self, key: tuple[Any, ...], event: Event) -> bool:
+        """Whether a count of a feeder has changed that is logged at once."""
+        if event["type"] != "feeder":
+            return False
+        counts = {name: event.get(name) for name in WATCHED_COUNTS}
+        before, self._counts[key] = self._counts.get(key, counts), counts
+        return before != counts
+
     def _release(self, key: tuple[Any, ...], now: float) -> Event:
-        self._released_at[key] = now
-        return self._held.pop(key)
+        event = self._held.pop(key).event
+        self._released[key] = _Released(now, event.get("member"))
+        return event
 
 
 def _key(event: Event) -> tuple[Any, ...]:
@@ -130,7 +181,18 @@ def _list_known(power: Event) -> set[tuple[Any, ...]]:
     }
 
 
+def _is_after_gap(before: _Held, event: Event, now: float) -> bool:
+    """Whether the node's power was not measured for a while between the two."""
+    if event["type"] != "power":
+        return False
+    length_s: float = event["interval_s"]
+    return abs(now - before.at - length_s) > GAP_S
+
+
 def _merge(before: Event, event: Event) -> Event:
+    if event["type"] == "usage" and "gpu_busy_s" not in event:
+        # Who reports the end of a process does not know how long it kept its GPU busy.
+        return {**event, **{name: before[name] for name in ("gpu_busy_s", "gpu") if name in before}}
     if event["type"] != "power":
         return event
     parts: dict[tuple[Any, ...], Event] = {}

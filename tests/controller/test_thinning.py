@@ -144,14 +144,90 @@ def test_what_is_held_is_told_before_an_end() -> None:
     assert thinning.pop_due(1e6) == [] and thinning.pop_all() == []
 
 
-def test_the_cost_of_a_member_is_computed_from_all_that_is_known_of_it() -> None:
+def test_the_cost_of_a_member_is_computed_from_all_that_is_known_of_its_nodes() -> None:
     thinning = Thinning(0.0)
     power = {"type": "power", "node": "n", "energy_j": 1.0, "origin": "measured", "interval_s": 1.0, "parts": []}
-    figures = (power, usage("train", "member-0", 1, 1.0), usage("train", "member-1", 2, 1.0))
+    feeder = {"type": "feeder", "node": "n", "cohort": 0, "pid": 3, "prepared": 1, "consumed": 1, "skipped": 0}
+    figures = (power, usage("train", "member-0", 1, 1.0), usage("train", "member-1", 2, 1.0), feeder)
     for figure in figures:
         assert thinning.add(figure, 5000.0) == [figure], "the first is told at once"
     for figure in figures:
         assert thinning.add(figure, 5001.0) == []
-    assert thinning.pop_cost("member-0", 5001.0) == list(figures[:2])
-    assert thinning.pop_cost("member-0", 5001.0) == []
-    assert thinning.pop_all() == [figures[2]]
+    assert thinning.pop_cost(5001.0) == list(figures[:3]), "the others' use too: they share the node's energy"
+    assert thinning.pop_cost(5001.0) == []
+    assert thinning.pop_all() == [feeder]
+
+
+def power(energy_j: float, interval_s: float = 1.0) -> Event:
+    parts = [{"name": "cpu", "kind": "cpu", "device": None, "energy_j": energy_j, "origin": "measured"}]
+    figures = {"energy_j": energy_j, "watts": energy_j / interval_s, "interval_s": interval_s, "busy_s": 1.0}
+    return {"type": "power", "node": "n", "origin": "measured", "source": "rapl", "parts": parts, **figures}
+
+
+def test_the_end_of_a_process_does_not_delete_how_long_it_kept_its_gpu_busy() -> None:
+    thinning = Thinning(0.0)
+    assert thinning.add({**usage("train", "member-0", 7, 1.0), "gpu_busy_s": 1.0, "gpu": "GPU-a"}, 1000.0)
+    assert not thinning.add({**usage("train", "member-0", 7, 10.0), "gpu_busy_s": 30.0, "gpu": "GPU-a"}, 1010.0)
+    assert not thinning.add(usage("train", "member-0", 7, 11.0), 1011.0), "as the executor reports an end"
+    told = thinning.add({"type": "failed", "member": "member-0"}, 1011.0)[0]
+    assert (told["cpu_s"], told["gpu_busy_s"], told["gpu"]) == (11.0, 30.0, "GPU-a")
+
+
+@pytest.mark.parametrize("end", ["finished", "pruned", "stopped", "paused", "cancelled", "failed"])
+def test_the_last_figures_of_an_attempt_are_logged_at_once(end: str) -> None:
+    thinning = Thinning(0.0)
+    assert thinning.add(usage("train", "member-0", 7, 1.0), 5000.0)
+    assert thinning.add({"type": end, "member": "member-0"}, 5001.0)
+    for cpu_s, t in ((2.0, 5001.1), (3.0, 5001.5)):  # what it says last, and what its executor adds
+        (told,) = thinning.add(usage("train", "member-0", 7, cpu_s), t)
+        assert told["cpu_s"] == cpu_s
+    assert thinning.add({"type": "placed", "member": "member-0"}, 5002.0)
+    assert thinning.add(usage("train", "member-0", 8, 1.0), 5003.0), "the first is told at once"
+    assert not thinning.add(usage("train", "member-0", 8, 2.0), 5004.0), "the next attempt's are held"
+
+
+@pytest.mark.parametrize("begins", ["agent_replaced", "node"])
+def test_power_is_not_added_up_across_a_pause_of_its_node(begins: str) -> None:
+    thinning = Thinning(0.0)
+    assert thinning.add(power(1.0), 5000.0)
+    assert not thinning.add(power(2.0), 5001.0)
+    assert not thinning.add(power(3.0), 5002.0)
+    told = thinning.add({"type": begins, "node": "n"}, 5003.0)
+    assert [(event["type"], event.get("energy_j")) for event in told] == [("power", 5.0), (begins, None)]
+    assert told[0]["interval_s"] == 2.0
+
+
+def test_power_is_not_added_up_across_a_time_that_nothing_measured() -> None:
+    thinning = Thinning(0.0)
+    assert thinning.add(power(1.0), 5000.0)
+    assert not thinning.add(power(2.0), 5001.0)
+    assert not thinning.add(power(3.0), 5006.0), "four seconds are nothing: reports may be late"
+    assert not thinning.add(power(4.0, 10.0), 5017.0), "the interval says itself how long it is"
+    (told,) = thinning.add(power(5.0), 5024.0)
+    assert (told["energy_j"], told["interval_s"]) == (9.0, 12.0)
+    (told,) = thinning.pop_all()
+    assert (told["energy_j"], told["interval_s"]) == (5.0, 1.0)
+
+
+def test_what_is_kept_of_ended_processes_does_not_grow() -> None:
+    thinning = Thinning(0.0)
+    for n in range(500):
+        who, now = f"member-{n}", 5000.0 + n
+        for event in (
+            {"type": "placed", "member": who},
+            usage("train", who, n, 1.0),
+            usage("prepare", who, n, 1.0),
+            {"type": "finished", "member": who},
+            usage("train", who, n, 2.0),
+        ):
+            assert event in thinning.add(event, now)
+    kept = {name: len(each) for name, each in vars(thinning).items() if hasattr(each, "__len__")}
+    assert sum(kept.values()) == 500, f"the name of each member: {kept}"
+
+
+def test_a_process_that_goes_on_to_another_member_is_thinned_as_before() -> None:
+    thinning = Thinning(0.0)
+    assert thinning.add(usage("train", "member-0", 7, 1.0), 5000.0)
+    assert not thinning.add(usage("train", "member-1", 7, 2.0), 5001.0)
+    assert len(thinning.add({"type": "placed", "member": "member-0"}, 5002.0)) == 1
+    assert [event["cpu_s"] for event in thinning.pop_due(5030.0)] == [2.0]
