@@ -95,6 +95,25 @@ def test_a_counter_that_wraps_loses_no_joule(powercap: Path) -> None:
     assert total_j == pytest.approx(7.5)
 
 
+def test_a_counter_that_starts_anew_is_no_wrap(tmp_path: Path) -> None:
+    file, now = zone(tmp_path / "intel-rapl:0", "package-0", 262_000_000_000, 262_143_328_850), [0.0]
+    rapl = open_rapl(tmp_path, clock=lambda: now[0])
+    assert isinstance(rapl, PowerSource)
+    now[0] = 1.0
+    file.write_text("156671150\n")
+    assert rapl.read()[0].energy_j == pytest.approx(300.0), "a wrap at 300 W"
+    now[0] = 2.0
+    file.write_text("5000000\n")
+    with pytest.raises(PowerError, match=r"started anew.* 261992 J in 1.0 s"):
+        rapl.read()
+    now[0] = 3.0
+    file.write_text("305000000\n")
+    assert rapl.read()[0].energy_j == pytest.approx(300.0), "from there on it counts"
+    now[0] = 803.0
+    file.write_text("1000\n")
+    assert rapl.read()[0].energy_j == pytest.approx(261838.3, abs=0.1), "it was not read for long: a wrap at 327 W"
+
+
 def test_a_counter_that_goes_back_without_a_known_range_is_an_error_not_a_guess(powercap: Path) -> None:
     (powercap / "intel-rapl:0" / "max_energy_range_uj").unlink()
     rapl = opened(powercap)

@@ -16,7 +16,9 @@ Two kinds of zones are left out:
   move (for which reason CodeCarbon went back to packages). It is no total of the node that a rest may be taken of.
 
 A zone's ``energy_uj`` counts microjoules up to ``max_energy_range_uj`` and starts over: some 20 minutes at 200 W.
-It must be read more often than that, for two wraps between readings look like one. Since CVE-2020-8694 (2020)
+It must be read more often than that, for two wraps between readings look like one. A machine that wakes up or a
+virtual one that moves to another host counts from zero: that is no wrap (`Counter.advance`), and the interval in
+which it happened is not known. Since CVE-2020-8694 (2020)
 the file is readable by root only. A zone disappears when its socket is taken offline.
 
 Source: Documentation/power/powercap/powercap.rst of the Linux kernel.
@@ -24,7 +26,8 @@ Source: Documentation/power/powercap/powercap.rst of the Linux kernel.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ensemble.meter.power.common import Absent, Kind, PowerError, PowerSource, Reading
@@ -34,15 +37,18 @@ ROOT = Path("/sys/class/powercap")
 _CONTROL_TYPES = ("intel-rapl", "intel-rapl-mmio")  # the second shows zones of the first once more
 
 
-def open_rapl(root: Path = ROOT, expected: Collection[str] = ()) -> PowerSource | Absent:
+def open_rapl(
+    root: Path = ROOT, expected: Collection[str] = (), clock: Callable[[], float] = time.monotonic
+) -> PowerSource | Absent:
     """The RAPL zones below `root`, all or none: a part of them would understate the node.
 
     Args:
         root: folder of the powercap zones.
         expected: names of zones without which nothing is opened: those that were there before one was lost.
+        clock: seconds; see `Counter`.
     """
     try:
-        zones = _find_zones(root)
+        zones = _find_zones(root, clock)
     except PowerError as error:
         return Absent("rapl", str(error))
     if not any(zone.kind == "cpu" for zone in zones):
@@ -60,19 +66,19 @@ def open_rapl(root: Path = ROOT, expected: Collection[str] = ()) -> PowerSource 
         "cpu",
         "measured",
         lambda: [Reading(each.name, each.kind, each.advance()) for each in zones],
-        reopen=lambda: open_rapl(root, names),
+        reopen=lambda: open_rapl(root, names, clock),
     )
 
 
-def _find_zones(root: Path) -> list[Counter]:
+def _find_zones(root: Path, clock: Callable[[], float]) -> list[Counter]:
     for control_type in _CONTROL_TYPES:
-        zones = _find_zones_of(root, control_type)
+        zones = _find_zones_of(root, control_type, clock)
         if any(zone.kind == "cpu" for zone in zones):
             return zones
     return []
 
 
-def _find_zones_of(root: Path, control_type: str) -> list[Counter]:
+def _find_zones_of(root: Path, control_type: str, clock: Callable[[], float]) -> list[Counter]:
     # sysfs shows a sub-zone twice: beside its parent (as a link) and inside it.
     patterns = (f"{control_type}:*/{control_type}:*", f"{control_type}:*")
     folders = {path.name: path for pattern in patterns for path in root.glob(pattern)}
@@ -80,17 +86,17 @@ def _find_zones_of(root: Path, control_type: str) -> list[Counter]:
     for folder_name, folder in sorted(folders.items()):
         name = read_text(folder / "name") if (folder / "name").exists() else ""
         if name.startswith("package"):
-            zones.append(_open_zone(name, "cpu", folder))
+            zones.append(_open_zone(name, "cpu", folder, clock))
         elif name == "dram":
             parent = folders.get(folder_name.rpartition(":")[0])
             owner = read_text(parent / "name") if parent is not None else folder_name
-            zones.append(_open_zone(f"{owner}/dram", "dram", folder))
+            zones.append(_open_zone(f"{owner}/dram", "dram", folder, clock))
     return zones
 
 
-def _open_zone(name: str, kind: Kind, folder: Path) -> Counter:
+def _open_zone(name: str, kind: Kind, folder: Path, clock: Callable[[], float]) -> Counter:
     try:
         range_uj = read_int(folder / "max_energy_range_uj") or None
     except PowerError:
         range_uj = None  # only a wrap needs it, and says so then
-    return Counter(name, kind, folder / "energy_uj", range_uj, read_int(folder / "energy_uj"))
+    return Counter(name, kind, folder / "energy_uj", range_uj, read_int(folder / "energy_uj"), clock)

@@ -3,31 +3,56 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ensemble.meter.power.common import Kind, PowerError
 
+#: Watts that no zone draws for as long as a counter needs to wrap: several times the largest limit of a socket
+#: (500 W in 2025), which it may exceed by half for milliseconds.
+MOST_W = 2000.0
+_STEP_S = 0.1  # a counter may be so long behind
+
 
 @dataclass
 class Counter:
-    """An energy counter: its file, where it wraps (None: not known), and its last value in microjoules."""
+    """An energy counter: its file, where it wraps (None: not known), and its last value in microjoules.
+
+    `clock`: seconds; by it, a counter that started anew is told from one that wrapped.
+    """
 
     name: str
     kind: Kind
     file: Path
     range_uj: int | None
     last_uj: int
+    clock: Callable[[], float] = time.monotonic
+    last_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.last_s = self.clock()
 
     def advance(self) -> float:
-        """Joules since the last call."""
-        now_uj = read_int(self.file)
-        used_uj = now_uj - self.last_uj
-        self.last_uj = now_uj
+        """Joules since the last call.
+
+        Raises:
+            PowerError: it cannot be read, or started anew, as it does where the machine was suspended or moved to
+                another host: what was used since the last call is not known.
+        """
+        now_uj, now_s = read_int(self.file), self.clock()
+        used_uj, length_s = now_uj - self.last_uj, now_s - self.last_s
+        self.last_uj, self.last_s = now_uj, now_s
         if used_uj < 0:
             if self.range_uj is None:
                 raise PowerError(f"{self.file} went back and where it wraps is not known")
             used_uj += self.range_uj
+            if used_uj / 1e6 > MOST_W * (length_s + _STEP_S):
+                raise PowerError(
+                    f"{self.file} started anew: had it wrapped, it would have counted {used_uj / 1e6:.0f} J "
+                    f"in {length_s:.1f} s"
+                )
         return used_uj / 1e6
 
 
