@@ -41,6 +41,8 @@ class InlineExecutor:
         self._jobs: list[tuple[Job, Inbox, str | None]] = []  # with the id of the GPU
         self._meter: PowerMeter | None = None
         self._power_at = 0.0
+        self._power_sampled = False
+        self._last: list[Event] = []  # reported after the end
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the one node has one place."""
@@ -58,7 +60,7 @@ class InlineExecutor:
         self._ensemble, self._handle = ensemble, handle
         self._meter = PowerMeter(NODE, energy=ensemble.energy)
         self._meter.start()
-        self._power_at = time.monotonic() + _POWER_EVERY_S
+        self._power_at, self._power_sampled = time.monotonic() + _POWER_EVERY_S, False
         self._activity = GpuActivity(list_gpus() if ensemble.devices != "cpu" else ())
         known = self._activity.describe()
         power = {**self._meter.describe(), **({"gpu_activity": known} if known else {})}
@@ -93,7 +95,8 @@ class InlineExecutor:
         if not self._jobs:
             if timeout_s:  # all are paused
                 time.sleep(timeout_s)
-            return self._power()
+            last, self._last = self._last, []
+            return [*last, *self._power()]
         job, inbox, _ = self._jobs[0]
         cpu_s = time.process_time()
         try:
@@ -106,12 +109,16 @@ class InlineExecutor:
     def _emit(self, event: Event) -> None:
         self._handle([event, *self._power()])
 
-    def _power(self) -> list[Event]:
-        now = time.monotonic()
-        if self._meter is None or now < self._power_at:
+    def _power(self, *, is_last: bool = False) -> list[Event]:
+        """The power since the last sample, if it is due: a second after it; for the last, half a second suffices,
+        and if there was none before, any time does.
+        """
+        least_s = _POWER_EVERY_S / 2 if is_last else 0.0
+        is_due = time.monotonic() >= self._power_at - least_s or (is_last and not self._power_sampled)
+        if self._meter is None or not is_due:
             return []
-        self._power_at = now + _POWER_EVERY_S
         power = self._meter.sample()
+        self._power_at, self._power_sampled = time.monotonic() + _POWER_EVERY_S, True
         self._activity.add_to(power, {os.getpid(): self._describe_process()})
         return [{"type": "power", **power}]
 
@@ -134,9 +141,10 @@ class InlineExecutor:
         self.send(member, "cancel")
 
     def close(self) -> None:
-        """See `Executor`."""
+        """See `Executor`; `events` returns the last power sample after this."""
         self._jobs.clear()
         if self._meter is not None:
+            self._last += self._power(is_last=True)
             self._meter.close()
             self._activity.close()
             self._meter = None

@@ -123,12 +123,13 @@ class NodeServices:
         """From `next_sample` on: report power, look after GPUs, kill feeders that do not start in time."""
         now = time.monotonic()
         if now >= self.next_sample:
-            self.next_sample = max(now, self.next_sample + POWER_EVERY_S)
             for feeder in self._feeders.values():
                 if not feeder.process.ready and now - feeder.since > START_S:
                     feeder.process.failure = f"it had not started after {START_S:g} s"
                     feeder.process.kill()  # its end is reported like any other
             power = self._meter.sample()
+            # From its end: after a stall a shorter interval follows, but never one in which counters hardly step.
+            self.next_sample = max(time.monotonic() + POWER_EVERY_S / 2, self.next_sample + POWER_EVERY_S)
             self._activity.add_to(power, self._list_processes())
             self._emit({"type": "power", **power})
             if self.gpus is not None:

@@ -1,16 +1,23 @@
-"""A run beside an external meter of the whole node: its account is what that meter saw."""
+"""When the executors sample power; a run beside an external meter of the whole node has what that meter saw."""
 
 from __future__ import annotations
 
+import contextlib
+import selectors
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import execute_members
 import pytest
 
 import ensemble
+from ensemble.executors.node_services import NodeServices
 from ensemble.meter.ledger import ledger
+from ensemble.meter.power import PowerSource
+from ensemble.meter.power.common import Reading
 from ensemble.spec import Energy
 from ensemble.store import read_events
 
@@ -57,3 +64,46 @@ def test_the_account_of_a_run_is_what_its_meter_saw(tmp_path: Path, executor: st
     assert used.energy_j == pytest.approx(WATTS * used.metered_s, rel=0.15, abs=0.2 * WATTS), "but for late rows"
     assert {kind for row in total.rows for kind in row.parts} == {"node"}, "nothing is estimated beside it"
     assert sum(row.energy_j or 0.0 for row in total.rows) == used.energy_j
+
+
+def meter_with(monkeypatch: pytest.MonkeyPatch, read: Callable[[], list[Reading]]) -> None:
+    """Have nodes measured by that alone."""
+    source = PowerSource("a meter", "cpu", "measured", read)
+    monkeypatch.setattr("ensemble.meter.power.meter.open_power_sources", lambda *_, **__: [source])
+
+
+def test_a_run_in_this_process_has_energy_however_short_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter_with(monkeypatch, lambda: [Reading("package-0", "cpu", 1.0)])
+    monkeypatch.setattr("ensemble.executors.inline._POWER_EVERY_S", 1e6)
+    declared = execute_members.an_ensemble(energy=Energy(measure_idle_s=0))
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    assert [event["energy_j"] for event in events if event["type"] == "power"] == [1.0]
+    assert events[-1]["type"] == "run_finished" and ledger(events).total.energy_j == 1.0
+
+
+def test_power_is_never_sampled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[float] = []
+    slow_s = [0.0]
+
+    def read() -> list[Reading]:
+        time.sleep(slow_s[0])
+        ended.append(time.monotonic())
+        return [Reading("package-0", "cpu", 1.0)]
+
+    meter_with(monkeypatch, read)
+    told: list[dict[str, Any]] = []
+    declared = execute_members.an_ensemble(energy=Energy(measure_idle_s=0))
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as leaving:
+        services = NodeServices("a", declared, selector, told.append)
+        leaving.callback(services.close)
+        for stalled_s, slow_s[0] in ((0.0, 0.0), (0.2, 0.0), (5.0, 0.0), (0.0, 0.7), (0.0, 1.2)):
+            due_at = services.next_sample = time.monotonic() - stalled_s
+            services.sample()
+            assert ended[-1] + 0.5 <= services.next_sample, "an interval has half a second at least"
+            assert services.next_sample <= max(due_at + 1.0, time.monotonic() + 0.5)
+            services.sample()
+            services.sample()
+    assert [event["type"] for event in told] == ["power"] * 5
