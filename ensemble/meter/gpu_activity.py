@@ -87,7 +87,7 @@ def select_samples(samples: Iterable[Sample], since_us: int, now_us: int) -> lis
     return used if is_sane else None
 
 
-def attribute(
+def sum_by_owner(
     samples: Iterable[Sample], interval_s: float, find_owner: Callable[[int], RunProcess | None]
 ) -> Activity:
     """SM-seconds of an interval by who used the GPU.
@@ -280,7 +280,7 @@ class GpuActivity:
             self._leave_unused(gpu, reason)
             return None
         self._unused.pop(gpu, None)
-        return attribute(samples, interval_s, owners.get)
+        return sum_by_owner(samples, interval_s, owners.get)
 
     def _read_samples(self, gpu: str, now_us: int) -> list[Sample] | None:
         """The samples since the last reading; None where they cannot be used, and why is noted."""

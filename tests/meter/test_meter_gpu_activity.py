@@ -26,10 +26,10 @@ from ensemble.meter.gpu_activity import (
     OTHER_NAMESPACE,
     RunProcess,
     Sample,
-    attribute,
     describe_activity,
     find_distrust,
     select_samples,
+    sum_by_owner,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def test_sm_seconds_are_utilization_times_the_interval_whosever_they_are(
         pid: RunProcess("profile" if pid % 5 == 0 else "train", None if pid % 5 == 0 else f"m{pid % 3}", "g")
         for pid in range(1, 30)
     }
-    found = attribute([Sample(pid, 1, share) for pid, share in shares.items()], interval_s, run.get)
+    found = sum_by_owner([Sample(pid, 1, share) for pid, share in shares.items()], interval_s, run.get)
     assert sum(s for *_, s in found) == pytest.approx(sum(shares.values()) / 100 * interval_s, abs=1e-5)
     others = sum(share for pid, share in shares.items() if pid not in run) / 100 * interval_s
     assert sum(s for role, _, s in found if role == "other") == pytest.approx(others, abs=1e-5)
