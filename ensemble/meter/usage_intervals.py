@@ -144,7 +144,7 @@ class Reader:
         self.held: dict[str, int] = {}
         self.ranks: dict[tuple[str, str], int] = {}
         self.holds: dict[str, list[Reservation]] = {}
-        self.unheld: dict[str, list[Reservation]] = {}  # of members that wait for their place from the cluster
+        self.unheld: dict[str, list[Reservation]] = {}  # of members that wait for the cluster; older logs only
         self.declared: dict[str, tuple[float, float]] = {}  # cores and share of a GPU of each rank, by member
         self.devices: dict[str, list[Device | None]] = {}  # of each rank, by member
         self.cohorts: dict[str, int | None] = {}
@@ -179,7 +179,7 @@ class Reader:
                 self._place(event)
             case "moved":
                 self.cohorts[event["member"]] = event.get("cohort")
-            case "waiting":
+            case "waiting":  # only in older logs: it came between `placed` and `started`
                 hold = self.holds.pop(event["member"], None)
                 if hold is not None:  # it was placed, and waits for the cluster: it holds nothing yet
                     self.unheld[event["member"]] = hold
@@ -231,7 +231,9 @@ class Reader:
         t, pid = event["t"], event.get("pid")
         if event.get("gpu_busy_s") is not None:
             # The process counts it once, in whichever role it reports it.
-            self._add_busy(event, owner, self._advance((event["node"], pid, "gpu"), t, event["gpu_busy_s"], t))
+            busy_s = event["gpu_busy_s"]
+            first = min(t, max(self.started_t, t - busy_s))
+            self._add_busy(event, owner, self._advance((event["node"], pid, "gpu"), t, busy_s, first))
         if event.get("cpu_s") is None:
             return
         before, for_s = event.get("since") or t - event["cpu_s"], event.get("for_s")
@@ -252,7 +254,9 @@ class Reader:
 
     def _add_busy(self, event: Event, owner: Owner, grown: tuple[float, int]) -> None:
         devices, rank = self.devices.get(owner.member or "", []), event.get("rank") or 0
-        device = devices[rank] if rank < len(devices) else None
+        device: Device | None = event.get("gpu")
+        if device is None:  # where the member was placed: older logs, and a process that sees all GPUs
+            device = devices[rank] if rank < len(devices) else None
         node, (since, ticks) = self.node(event["node"]), grown
         gpu, part = node.find_gpu(UNNAMED if device is None else device)
         if ticks:

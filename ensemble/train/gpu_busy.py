@@ -98,6 +98,13 @@ def open_gpu_busy(device: torch.device) -> GpuBusy | None:
     return _BY_DEVICE[device]
 
 
-def describe_gpu_busy() -> dict[str, float]:
-    """`gpu_busy_s` of this process's `usage` events, cumulative; nothing where it has used no GPU."""
-    return {"gpu_busy_s": sum(busy.read() for busy in _BY_DEVICE.values())} if _BY_DEVICE else {}
+def describe_gpu_busy(gpu: str | None = None) -> dict[str, Any]:
+    """`gpu_busy_s` of this process's `usage` events, cumulative, and its `gpu`; nothing where it has used none.
+
+    Args:
+        gpu: the id of its GPU; None where that is not known.
+    """
+    if not _BY_DEVICE:
+        return {}
+    named = {} if gpu is None else {"gpu": gpu}
+    return {"gpu_busy_s": sum(busy.read() for busy in _BY_DEVICE.values()), **named}

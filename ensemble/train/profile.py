@@ -88,7 +88,8 @@ def _event(job: Job, type: str, **fields: Any) -> dict[str, Any]:
 
 def _emit_usage(job: Job, emit: Emit) -> None:
     who = {"node": job.node, "role": "profile", "member": None, "rank": job.rank, "pid": os.getpid()}
-    emit({"type": "usage", **who, "cpu_s": time.process_time(), "origin": "measured", **describe_gpu_busy()})
+    busy = describe_gpu_busy(job.gpu)
+    emit({"type": "usage", **who, "cpu_s": time.process_time(), "origin": "measured", **busy})
 
 
 class _Session:

@@ -22,7 +22,7 @@ from ensemble.train.job import Job
 #: CPU-seconds of this process by role, over all members that it trained: `usage` events are cumulative.
 _CPU_S_BY_ROLE: dict[str, float] = {}
 #: Seconds between two reports of usage, at least; epochs may be shorter.
-_LEAST_S = 5.0
+_LEAST_S = 10.0
 
 
 class Reporter(Protocol):
@@ -132,7 +132,7 @@ class EventReporter:
                     "pid": os.getpid(),
                     "cpu_s": _CPU_S_BY_ROLE[role],
                     "origin": "measured",
-                    **(describe_gpu_busy() if role == "train" else {}),
+                    **(describe_gpu_busy(self._job.gpu) if role == "train" else {}),
                 }
             )
 

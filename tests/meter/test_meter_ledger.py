@@ -333,6 +333,27 @@ def test_a_gpu_goes_by_sm_utilization_else_by_busy_time_else_by_share() -> None:
     assert nobody == by_busy
 
 
+def test_a_profile_bears_the_energy_of_the_gpu_that_it_names() -> None:
+    node = {**NODE, "gpu_ids": ["GPU-x"]}
+    metered = [power(t, 300.0, parts=[part(300.0, "gpu", "GPU-x", idle_j=0.0)]) for t in range(1, 11)]
+    told = usage(10.0, 1, 10.0, role="profile", gpu_busy_s=9.5, gpu="GPU-x")
+    by = rows([started(0.0), node, *metered, told])
+    assert by["profile", None].parts["gpu"].by == {"busy_time": 3000.0}
+    assert ("other", None) not in by
+
+
+def test_the_first_count_of_busy_time_is_of_the_time_before_it() -> None:
+    def at(t: float) -> Any:
+        events = [usage(t, 1, 1.0, member="member-0", gpu_busy_s=2.0, gpu="GPU-a")]
+        return (
+            rows([*on_gpu(), *metered[: int(t)], *events, *metered[int(t) :]])["train", "member-0"].parts["gpu"].by
+        )
+
+    metered = [power(t, 100.0, parts=[part(100.0, "gpu", "GPU-a", idle_j=0.0)]) for t in (1.0, 2.0, 3.0, 4.0)]
+    assert at(4.0)["busy_time"] == 200.0, "two seconds"
+    assert at(1.0)["busy_time"] == 100.0, "not before the run began"
+
+
 def test_instances_of_a_gpu_bear_their_part_of_it() -> None:
     node = {**NODE, "gpu_ids": ["MIG-0", "MIG-1"], "gpu_parents": ["GPU-a"] * 2, "gpu_shares": [3 / 7, 2 / 7]}
     events = [started(0.0), node, *placed(0.0, "member-0", ("MIG-0",)), *placed(0.0, "member-1", ("MIG-1",))]

@@ -9,8 +9,9 @@ import pytest
 import torch
 import train_child as cases
 
-from ensemble.train import Inbox, gpu_busy, work
+from ensemble.train import Inbox, gpu_busy, profile, work
 from ensemble.train.gpu_busy import GpuBusy, describe_gpu_busy, open_gpu_busy
+from ensemble.train.job import ProfileRequest
 
 
 class Gpu:
@@ -146,7 +147,8 @@ def test_each_batch_is_measured_once_and_usage_says_the_sum(
     monkeypatch.setitem(gpu_busy._BY_DEVICE, torch.device("cpu"), busy)
     ensemble = cases.declare(loop if own_loop else cases.SMOOTH, 1)
     events: list[dict[str, Any]] = []
-    assert work(cases.make_job(tmp_path, ensemble), ensemble, events.append, Inbox()) == "finished"
+    job = cases.make_job(tmp_path, ensemble, gpu="GPU-x")
+    assert work(job, ensemble, events.append, Inbox()) == "finished"
     said = [e["gpu_busy_s"] for e in events if e["type"] == "usage" and e["role"] == "train"]
     steps = 5  # and 13 samples of the validation set are three batches, which the recipe also predicts
     epochs = [steps, 2 * steps, 3 * steps] if own_loop else [steps + 3, 2 * (steps + 3), 3 * (steps + 3)]
@@ -154,6 +156,20 @@ def test_each_batch_is_measured_once_and_usage_says_the_sum(
     assert (said[0], said[-1]) == (0.0, total) and said == sorted(said)
     assert set(said) <= {0.0, *epochs, total}, "at the end of an epoch, if some time has passed since the last one"
     assert not any("gpu_busy_s" in e for e in events if e["type"] == "usage" and e["role"] != "train")
+    assert {e.get("gpu") for e in events if "gpu_busy_s" in e} == {"GPU-x"}
+
+
+def test_a_session_that_measures_says_which_gpu_it_kept_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(gpu_busy._BY_DEVICE, torch.device("cpu"), measure(Gpu()))
+    ensemble = cases.declare(cases.SMOOTH, 1)
+    request = ProfileRequest(members=[], known=[], steps_s=0.1)
+    events: list[dict[str, Any]] = []
+    job = cases.make_job(tmp_path, ensemble, gpu="GPU-x", profile=request)
+    assert profile.run(job, ensemble, events.append, Inbox()) == "finished"
+    (told,) = [event for event in events if event["type"] == "usage"]
+    assert (told["role"], told["gpu_busy_s"], told["gpu"]) == ("profile", 0.0, "GPU-x")
 
 
 def test_on_the_cpu_nothing_is_measured(tmp_path: Path) -> None:

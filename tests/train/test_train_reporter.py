@@ -36,7 +36,7 @@ def compute() -> None:
     sum(range(20_000))
 
 
-def test_usage_is_reported_at_most_every_five_seconds_and_less_often_by_an_old_rank(tmp_path: Path) -> None:
+def test_usage_is_reported_at_most_every_ten_seconds_and_less_often_by_an_old_rank(tmp_path: Path) -> None:
     reporter, clock, events = open_reporter(tmp_path)
     reporter.training_begins(0.0)
     begins, reported = clock.now, []
@@ -45,7 +45,7 @@ def test_usage_is_reported_at_most_every_five_seconds_and_less_often_by_an_old_r
         compute()
         reporter.usage()
         reported += [second] if len(events) > before else []
-    assert reported[:4] == [0, 5, 10, 15]
+    assert reported[:4] == [0, 10, 20, 30]
     assert {after - before for before, after in zip(reported[-10:], reported[-9:], strict=False)} == {30}
 
 
