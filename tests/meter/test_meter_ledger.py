@@ -342,16 +342,15 @@ def test_a_profile_bears_the_energy_of_the_gpu_that_it_names() -> None:
     assert ("other", None) not in by
 
 
-def test_the_first_count_of_busy_time_is_of_the_time_before_it() -> None:
-    def at(t: float) -> Any:
-        events = [usage(t, 1, 1.0, member="member-0", gpu_busy_s=2.0, gpu="GPU-a")]
-        return (
-            rows([*on_gpu(), *metered[: int(t)], *events, *metered[int(t) :]])["train", "member-0"].parts["gpu"].by
-        )
-
-    metered = [power(t, 100.0, parts=[part(100.0, "gpu", "GPU-a", idle_j=0.0)]) for t in (1.0, 2.0, 3.0, 4.0)]
-    assert at(4.0)["busy_time"] == 200.0, "two seconds"
-    assert at(1.0)["busy_time"] == 100.0, "not before the run began"
+@pytest.mark.parametrize(("began", "joules"), [(0.0, 300.0), (4.0, 100.0)])
+def test_the_first_count_of_busy_time_is_of_the_time_before_it_in_this_start_of_the_run(
+    began: float, joules: float
+) -> None:
+    metered = [power(t, 100.0, parts=[part(100.0, "gpu", "GPU-a", idle_j=0.0)]) for t in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    told = usage(5.0, 1, 1.0, member="member-0", gpu_busy_s=3.0, gpu="GPU-a")
+    begun = [] if began == 0.0 else [started(began)]
+    by = rows([*on_gpu(), *metered[: int(began)], *begun, *metered[int(began) :], told])
+    assert by["train", "member-0"].parts["gpu"].by["busy_time"] == joules
 
 
 def test_instances_of_a_gpu_bear_their_part_of_it() -> None:
