@@ -38,6 +38,17 @@ def milliseconds(text: str) -> float:
     return value
 
 
+def seconds(text: str) -> float:
+    """A duration in seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}")
+    return value
+
+
 def size(text: str) -> int:
     """Bytes, as in 4096, 64KiB, 16M."""
     found = _SIZE.fullmatch(text.strip())

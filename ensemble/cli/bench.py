@@ -45,7 +45,9 @@ def run(study: Study, options: argparse.Namespace) -> int:
     write_json(options, outcome.rows)
     for line in outcome.findings:
         print(line, file=sys.stderr)
-    if options.plot != "-":
+    if options.plot != "-" and not outcome.panels:
+        print("no plot: there is nothing to draw yet", file=sys.stderr)
+    elif options.plot != "-":
         charts.write(outcome.title, outcome.notes, outcome.panels, Path(options.plot))
         print(f"plot: {options.plot}", file=sys.stderr)
     return 0

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ensemble.cli import control_commands, run_commands
 from ensemble.cli.arguments import add_json_option, add_run_options, path
@@ -91,7 +91,14 @@ def _find_exit_status(error: Exception) -> int | None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a usage error in one line."""
+    """Reports a usage error in one line, which points to the help of the command that was called."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As usual, but arguments that a command does not know are its error, and not that of `ensemble`."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: {message}; see `{self.prog} --help`\n")

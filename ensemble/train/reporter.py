@@ -22,7 +22,7 @@ from ensemble.train.job import Job
 #: CPU-seconds of this process by role, over all members that it trained: `usage` events are cumulative.
 _CPU_S_BY_ROLE: dict[str, float] = {}
 #: Seconds between two reports of usage, at least; epochs may be shorter.
-_LEAST_S = 10.0
+LEAST_S = 10.0
 
 
 class Reporter(Protocol):
@@ -97,7 +97,7 @@ class EventReporter:
         """See `Reporter`."""
         now = self._clock()
         if is_last or now >= self._emit_at:
-            self._emit_at = now + max(_LEAST_S, report_interval_s(now - self._began))
+            self._emit_at = now + max(LEAST_S, report_interval_s(now - self._began))
             self._count(prepare_cpu_s)
             self._emit_usage(prepare_cpu_s)
 

@@ -165,7 +165,7 @@ def test_a_gpu_computes_while_any_process_has_work(demands: list[float]) -> None
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the stand-in for NVIDIA's driver")
 def test_on_gpus_members_are_charged_by_sm_utilization_what_they_truly_used() -> None:
-    rows, is_exact = gpu_attribution.run_child(gpu_attribution.WHOLE, 4.0)
+    rows, is_exact = gpu_attribution.run_with_stand_in(gpu_attribution.WHOLE, 4.0)
     assert is_exact
     error = {(row.scenario, row.name): abs(row.error_pct) for row in rows}
     for name in ("busy", "half"):
@@ -176,7 +176,7 @@ def test_on_gpus_members_are_charged_by_sm_utilization_what_they_truly_used() ->
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the stand-in for NVIDIA's driver")
 def test_in_mig_mode_busy_time_is_closer_to_the_truth_than_the_share() -> None:
-    rows, is_exact = gpu_attribution.run_child(gpu_attribution.MIG, 4.0)
+    rows, is_exact = gpu_attribution.run_with_stand_in(gpu_attribution.MIG, 4.0)
     assert is_exact
     error = {(row.scenario, row.name): abs(row.error_pct) for row in rows}
     assert {scenario for scenario, _ in error} == {"MIG, busy time", "MIG, share"}

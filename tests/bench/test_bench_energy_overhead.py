@@ -51,8 +51,17 @@ def test_the_finding_says_whether_the_target_is_met() -> None:
         for what in (*PARTS, ALL)
     ]
     per_s = {"at the beginning": 20.0, "after an hour": 5.0}
-    found = Overhead(rows=rows, members=64, gpus=0, source="rapl", events_per_s=per_s, logged_per_s=per_s)
-    young, old, _, gpus = findings(found)
+    found = Overhead(
+        rows=rows,
+        members=64,
+        gpus=0,
+        source="rapl",
+        events_per_s=per_s,
+        logged_per_s=per_s,
+        status_s={"at the beginning": 0.02, "after an hour": 0.005},
+    )
+    young, old, status, _, gpus = findings(found)
+    assert "20 ms" in status
     assert "0.70 % of a core for 64 members at 1 Hz, above 0.5 %" in young and "below 0.5 %" in old
     assert "without a GPU" in gpus
     assert table(rows)[-1] == {"part": ALL, "at the beginning": 0.7, "after an hour": 0.3}

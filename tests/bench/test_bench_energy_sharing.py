@@ -102,7 +102,7 @@ def test_both_sides_take_the_same_samples_in_turn_and_sharing_prepares_once(phot
         "2/2 node",
     ]
     (_, sides), (_, ratios) = tables(result)
-    assert len(sides) == 2 and len(ratios) == 1 and len(json_rows(result)) == 3
+    assert len(sides) == 2 and len(ratios) == 5 and len(json_rows(result)) == 3
     assert panels(result)[0].series[0].ys == [result.rows[0].cpu_s]
 
 
@@ -117,8 +117,9 @@ def test_a_counter_of_energy_gives_measured_mean_watts_and_their_ratio(photos: s
     (found,) = result.comparisons
     assert found.watts is not None and found.watts.median == pytest.approx(1.0, rel=0.4)
     assert found.energy is not None
-    (_, sides), _ = tables(result)
-    assert [side["energy_origin"] for side in sides] == ["measured"] * 2
+    (title, _), (_, ratios) = tables(result)
+    assert "energy measured" in title
+    assert {row["shared / own"] for row in ratios if row["emulated"] == "-"} == set()
     lines = "\n".join(findings(result))
     assert "times the mean watts" in lines and "measured" in lines and "nothing follows" not in lines
     assert len(panels(result)) == 2
@@ -143,6 +144,23 @@ def test_nothing_follows_about_watts_that_were_not_measured(origins: tuple[str, 
     assert "nothing follows about watts" in lines and "times the mean watts" not in lines
     assert "4.00 (4.00 to 4.00) times less CPU time" in lines
     assert len(panels(result)) == 1
+
+
+def test_the_tables_fit_a_terminal_of_80_columns() -> None:
+    from rich.console import Console
+
+    from ensemble.cli.console import make_table
+
+    many = {"wall_s": 12345.6, "cpu_s": 12345.6, "prep_cpu_s": 12345.6, "energy_j": 123456.7}
+    shared = [make_row(step=step, **many) for step in ("model on cuda", "emulated")]
+    own = [dataclasses.replace(row, design="independent") for row in shared]
+    result = Result([*shared, *own], [compare([pair]) for pair in zip(shared, own, strict=True)])
+    for title, rows in tables(result):
+        assert len(title) <= 80
+        console = Console(width=200)
+        with console.capture() as drawn:
+            console.print(make_table(rows))
+        assert max(len(line.rstrip()) for line in drawn.get().splitlines()) <= 80
 
 
 def test_a_run_that_is_too_short_is_no_measurement() -> None:

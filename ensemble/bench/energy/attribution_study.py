@@ -34,8 +34,8 @@ def study(seconds: float, repeats: int, report: Report) -> PartOutcome:
     scenarios: dict[str, Callable[[], tuple[list[AttributionRow], bool]]] = {
         "processors and memory": lambda: run_processors(PROCESSORS, seconds, MEMBERS),
         "unlike work on processors": lambda: run_processors(UNLIKE_WORK, seconds, UNLIKE),
-        "GPUs": lambda: gpu_attribution.run_child(gpu_attribution.WHOLE, seconds),
-        "a GPU in MIG mode": lambda: gpu_attribution.run_child(gpu_attribution.MIG, seconds),
+        "GPUs": lambda: gpu_attribution.run_with_stand_in(gpu_attribution.WHOLE, seconds),
+        "a GPU in MIG mode": lambda: gpu_attribution.run_with_stand_in(gpu_attribution.MIG, seconds),
     }
     runs: list[AttributionRow] = []
     exact: list[bool] = []

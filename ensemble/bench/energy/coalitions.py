@@ -24,7 +24,7 @@ from ensemble.bench.pipelines.processes import process_clock_s
 from ensemble.bench.results import Report
 from ensemble.meter import PowerMeter, ledger
 from ensemble.meter.power import Absent, open_rapl
-from ensemble.spec import Energy
+from ensemble.spec import Energy, SpecError
 
 DRIVER = "orchestrate"
 MEMBERS = (
@@ -170,7 +170,8 @@ def measure_all(
     """
     began = time.monotonic()
     coalitions = list_coalitions(member.name for member in bed.members)
-    known = {(each.repeat, frozenset(each.members)): each for each in _read(run_dir) if each.bed == bed.name}
+    kept = [] if run_dir is None else open_run_dir(run_dir)
+    known = {(each.repeat, frozenset(each.members)): each for each in kept if each.bed == bed.name}
     for repeat in range(repeats):
         for coalition in coalitions:
             if (repeat, coalition) in known:
@@ -187,15 +188,26 @@ def measure_all(
     return [known[repeat, each] for repeat in range(repeats) for each in coalitions if (repeat, each) in known]
 
 
-def _read(run_dir: Path | None) -> list[Window]:
-    if run_dir is None or not (run_dir / _FILE).exists():
-        return []
-    found = map(json.loads, (run_dir / _FILE).read_text().splitlines())
-    return [Window(**{**each, "members": tuple(each["members"])}) for each in found]
+def open_run_dir(run_dir: Path) -> list[Window]:
+    """Make a directory for windows where there is none; returns those that it has.
+
+    Raises:
+        SpecError: it cannot be made or written, or its file has other lines than windows.
+    """
+    file = run_dir / _FILE
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with file.open("a+") as lines:
+            lines.seek(0)
+            found = [json.loads(line) for line in lines]
+            return [Window(**{**each, "members": tuple(each["members"])}) for each in found]
+    except OSError as error:
+        raise SpecError(f"--run-dir: {error}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise SpecError(f"{file} has a line that is no window: {error}") from None
 
 
 def _append(run_dir: Path | None, window: Window) -> None:
     if run_dir is not None:
-        run_dir.mkdir(parents=True, exist_ok=True)
         with (run_dir / _FILE).open("a") as file:
             file.write(json.dumps(asdict(window)) + "\n")

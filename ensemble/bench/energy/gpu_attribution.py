@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from ensemble.bench.energy import nvml_stand_in
 from ensemble.bench.energy.attribution import AttributionRow, Measured, compare, is_exact
+from ensemble.bench.energy.child import end_with_parent, run_child
 from ensemble.bench.energy.members import NODE, Event, Member, MemberProcesses
 from ensemble.bench.energy.synthetic_gpus import IDLE_W, GpuLoad, SyntheticGpus
 from ensemble.bench.energy.synthetic_node import LINEAR, SyntheticNode
@@ -40,32 +40,34 @@ _ON_GPUS = (
     ("dense", FULL, 1, 1 / 2, 1.0),
     ("sparse", FULL, 1, 1 / 2, 0.4),
 )
+_LONGEST_S = 60.0  # for all processes to start and end
 _ON_INSTANCES = _ON_GPUS[:3]
 _INSTANCE = 2 / 7  # the stand-in gives each of three instances two of a GPU's seven slices
 
 
-def run_child(kind: str, seconds: float) -> tuple[list[AttributionRow], bool]:
+def run_with_stand_in(kind: str, seconds: float) -> tuple[list[AttributionRow], bool]:
     """One run in a process that finds the stand-in; returns the rows, and whether all sums were exact.
 
     Args:
         kind: `WHOLE` or `MIG`.
 
     Raises:
-        RuntimeError: there is no C compiler to build the stand-in.
+        RuntimeError: there is no C compiler to build the stand-in, or the process has failed.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         gpus = "H100:80,H100:80" if kind == WHOLE else "H100:80:3"
         stand_in = {"STAND_IN_GPUS": gpus, "STAND_IN_STATE": str(Path(folder, "state"))}
         environment = {**child_environment(), **nvml_stand_in.build(Path(folder)), **stand_in}
         environment.pop("CUDA_VISIBLE_DEVICES", None)
-        command = [sys.executable, "-P", "-m", __name__, kind, str(seconds)]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    found = json.loads(done.stdout)
+        found = json.loads(
+            run_child(__name__, kind, str(seconds), environment=environment, timeout_s=_LONGEST_S + seconds)
+        )
     return [AttributionRow(**row) for row in found["rows"]], found["exact"]
 
 
 def main() -> int:
     """One run; prints its rows."""
+    end_with_parent()
     kind, seconds = sys.argv[1], float(sys.argv[2])
     measured = _measure(kind, seconds)
     rows, exact = [], True

@@ -17,6 +17,18 @@ _CUDA = "CUDA_VISIBLE_DEVICES"
 _LOADS = (("busy", 1.0, 0.5), ("half", 0.5, 0.25), ("light", 0.1, 0.25))
 
 
+def find_gpu() -> Gpu:
+    """The first GPU of this machine.
+
+    Raises:
+        SpecError: there is none.
+    """
+    gpus = list_gpus()
+    if not gpus:
+        raise SpecError("--gpu: no NVIDIA driver on this machine reports a GPU")
+    return gpus[0]
+
+
 class GpuBed:
     """The first GPU of this machine: three members train on it, and its own energy is what is metered.
 
@@ -48,13 +60,11 @@ class GpuBed:
         Raises:
             SpecError: there is no GPU.
         """
-        gpus = list_gpus()
-        if not gpus:
-            raise SpecError("--gpu: no NVIDIA driver on this machine reports a GPU")
+        gpu = find_gpu()
         before = os.environ.get(_CUDA)
-        os.environ[_CUDA] = gpus[0].id
+        os.environ[_CUDA] = gpu.id
         try:
-            bed = cls(gpus[0], cool_s)
+            bed = cls(gpu, cool_s)
             with closing(bed._activity):
                 yield bed
         finally:

@@ -114,7 +114,13 @@ class MemberProcesses:
         self._log({"type": "member", "member": member.name, **declared})
         self._log({"type": "placed", "member": member.name, "node": NODE, "devices": [member.gpu]})
         command = [sys.executable, "-P", "-m", self._module, config.to_json()]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=child_environment(),
+            start_new_session=True,  # Ctrl-C is handled by the calling process
+        )
         self._processes[member.name] = self._stack.enter_context(process)
         self._started(member, process.pid)
         assert process.stdout is not None

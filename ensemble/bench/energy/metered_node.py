@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ensemble.bench.energy.child import end_with_parent
 from ensemble.bench.energy.metered_ranks import EVERY_S
 from ensemble.controller.actions import Log
 from ensemble.controller.session_state import SessionState
@@ -28,6 +29,7 @@ from ensemble.executors.node_services import NodeServices
 from ensemble.executors.process_pool import ProcessPool, dispatch
 from ensemble.executors.spawn import ForkServer
 from ensemble.meter.ledger import present
+from ensemble.reporting.status import status_rows
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import EventLog, RunDir, RunState, RunStatus
@@ -114,9 +116,13 @@ class Figures:
         self.logged += len(lines)
 
     def account(self) -> None:
-        """Read the log back, and split the energy of its intervals over the members."""
+        """Read the log back, and attribute the energy of each interval once, as a run does while its log grows."""
         self._status.update()
-        present(self._status.account).by_member()
+        self._status.account.sum_up()
+
+    def show(self) -> None:
+        """Make the rows of a `status`, as somebody asks for them who has read the log."""
+        status_rows(self._status.state, present(self._status.account))
 
     def close(self) -> None:
         """Close the log."""
@@ -226,19 +232,18 @@ class MeteredNode:
                     raise RuntimeError(f"a process of the study has ended: {event}")
         return found
 
-    def _send_all(self, command: str, **fields: Any) -> None:
-        for job in self._jobs:
-            self._workers.send(job.identity.member, command, **fields)
-
     def _measure(self, age_s: float) -> dict[str, Any]:
         """CPU-seconds by part and second, of a run of that age."""
         figures = Figures(self._folder / f"age-{age_s:g}", time.monotonic() - age_s, self._first)
         spent, handled = Spent(), 0
+        shares = {job.identity.member: number / len(self._jobs) for number, job in enumerate(self._jobs)}
+        for member, share in shares.items():
+            self._workers.send(member, "age", age_s=age_s, share=share)
+        self._wait("aged", len(self._jobs))
         gc.collect()  # of what the process has imported and prepared
         self._services.sample()
         dispatch(self._selector, 0)  # what has arrived meanwhile
         self._queue.clear()
-        self._send_all("age", age_s=age_s)
         began, before_s = time.monotonic(), time.thread_time()
         while (now := time.monotonic()) < began + self._config.seconds:
             spent.call(SAMPLE, self._services.sample)
@@ -254,14 +259,18 @@ class MeteredNode:
         all_s, wall_s = time.thread_time() - before_s, time.monotonic() - began
         spent.cpu_s[RECEIVE] = all_s - sum(spent.cpu_s.values())
         spent.call(ACCOUNT, figures.account)
+        shown = Spent()
+        shown.call("status", figures.show)
         figures.close()
-        self._send_all("meter")
+        for member in shares:
+            self._workers.send(member, "meter")
         spent.cpu_s[RANKS] = sum(each["cpu_s"] for each in self._wait("metered", len(self._jobs)))
         return {
             "age_s": age_s,
             "cpu_s": {part: spent.cpu_s[part] / wall_s for part in PARTS},
             "events_per_s": handled / wall_s,
             "logged_per_s": figures.logged / wall_s,
+            "status_s": sum(shown.cpu_s.values()),
         }
 
     @property
@@ -271,6 +280,7 @@ class MeteredNode:
 
 def main() -> None:
     """Measure and print the result."""
+    end_with_parent()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         print(json.dumps(MeteredNode(MeteredConfig(**json.loads(sys.argv[1])), Path(folder)).run()))
 

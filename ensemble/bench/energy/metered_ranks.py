@@ -1,9 +1,12 @@
 """A fork server whose workers only report: `python -m ensemble.bench.energy.metered_ranks N`.
 
 It takes the place of `ensemble.executors.forkserver` in the overhead study. A worker sleeps and reports its usage
-once a second, as one does whose epochs take one second. Its commands are "age", which makes it `age_s` older and
-its figures begin at zero, "meter", which it answers with the event `metered`: how often it has reported and the
-CPU-seconds that this took; and "stop".
+once a second, as one does whose epochs take one second. Its commands:
+
+- "age" makes it `age_s` older; its figures begin at zero. Its last report is then as old as `share` of the time
+  between two reports, so that those of all workers can be spread evenly. It answers with the event `aged`.
+- "meter": it answers with the event `metered`, how often it has reported and the CPU-seconds that this took.
+- "stop".
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from ensemble.executors.base import make_exited
 from ensemble.executors.forkserver import serve
 from ensemble.executors.worker_main import make_sender
 from ensemble.interrupts import exit_process
+from ensemble.meter.cpu import report_interval_s
 from ensemble.train.job import Job
-from ensemble.train.reporter import EventReporter
+from ensemble.train.reporter import LEAST_S, EventReporter
 
 EVERY_S = 1.0
 
@@ -54,7 +58,11 @@ def _work(connection: socket.socket) -> None:
                 if command["command"] == "stop":
                     break
                 if command["command"] == "age":
-                    calls, cpu_s, older_s = 0, 0.0, command["age_s"]
+                    age_s = command["age_s"]
+                    older_s = age_s - command["share"] * max(LEAST_S, report_interval_s(age_s))
+                    reporter.usage(is_last=True)
+                    calls, cpu_s, older_s = 0, 0.0, age_s
+                    send({"type": "aged", "member": job.identity.member})
                 else:
                     send({"type": "metered", "member": job.identity.member, "calls": calls, "cpu_s": cpu_s})
                 continue

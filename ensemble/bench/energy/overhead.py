@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from typing import Any
 
 from ensemble.bench.charts import Panel, Series, bar_panel
 from ensemble.bench.energy import nvml_stand_in
+from ensemble.bench.energy.child import run_child
 from ensemble.bench.energy.metered_node import PARTS
 from ensemble.bench.energy.parts import PartOutcome
 from ensemble.bench.results import Report, Rows
@@ -62,6 +61,7 @@ class Overhead:
         members: processes that report.  gpus: of the stand-in; 0 without.
         source: of the node's power.
         events_per_s, logged_per_s: by age, what was handled and what of it was logged.
+        status_s: by age, CPU-seconds of the rows of one `status` beyond reading the log: only if somebody asks.
     """
 
     rows: Sequence[OverheadRow]
@@ -70,13 +70,14 @@ class Overhead:
     source: str
     events_per_s: dict[str, float]
     logged_per_s: dict[str, float]
+    status_s: dict[str, float]
 
 
-def measure(members: int = 64, seconds: float = 30.0) -> Overhead:
+def measure(members: int = 64, seconds: float = 15.0) -> Overhead:
     """Run the account of that many members for `seconds` at each age of the run.
 
     Raises:
-        RuntimeError: one of its processes has failed; the message is its last line.
+        RuntimeError: one of its processes has failed; the message is one line.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         config: dict[str, Any] = {"members": members, "seconds": seconds, "ages_s": AGES_S}
@@ -89,17 +90,14 @@ def measure(members: int = 64, seconds: float = 30.0) -> Overhead:
             config["state"] = str(Path(folder) / "state")
             environment |= {"STAND_IN_GPUS": ",".join([_GPU] * _GPUS), "STAND_IN_STATE": config["state"]}
             environment["CUDA_VISIBLE_DEVICES"] = ""  # all of them
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "ensemble.bench.energy.metered_node", json.dumps(config)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_LONGEST_S + seconds * len(AGES_S),
-            check=False,
+        found = json.loads(
+            run_child(
+                "ensemble.bench.energy.metered_node",
+                json.dumps(config),
+                environment=environment,
+                timeout_s=_LONGEST_S + seconds * len(AGES_S),
+            )
         )
-    if done.returncode:
-        raise RuntimeError((done.stderr.splitlines() or ["the metered node failed without a message"])[-1])
-    found = json.loads(done.stdout)
     at = {_AGES[age["age_s"]]: age for age in found["ages"]}
     return Overhead(
         rows=[row for age, each in at.items() for row in _list_rows(age, each["cpu_s"])],
@@ -108,6 +106,7 @@ def measure(members: int = 64, seconds: float = 30.0) -> Overhead:
         source=found["source"],
         events_per_s={age: each["events_per_s"] for age, each in at.items()},
         logged_per_s={age: each["logged_per_s"] for age, each in at.items()},
+        status_s={age: each["status_s"] for age, each in at.items()},
     )
 
 
@@ -123,7 +122,7 @@ def study(members: int, seconds: float, report: Report) -> PartOutcome:
         members: processes that report, on one node.
         seconds: for which each is measured.
     """
-    report(f"overhead: {members} members for {seconds:g} s each {' and '.join(_AGES.values())}")
+    report(f"overhead: {members} members, {' and '.join(_AGES.values())}, {seconds:g} s each")
     found = measure(members, seconds)
     return PartOutcome(
         tables=[(f"What the account of {members} members costs, percent of a core", table(found.rows))],
@@ -153,6 +152,8 @@ def findings(found: Overhead) -> Iterator[str]:
                 f"overhead, {row.age}: {row.percent_of_core:.2f} % of a core for {found.members} members at 1 Hz, "
                 f"{met} {TARGET} % ({counts})"
             )
+    once_ms = 1e3 * max(found.status_s.values())
+    yield f"overhead: not in it: the rows of a status, {once_ms:.2g} ms each time that one is asked for"
     yield f"overhead: node power from {found.source}; {describe_load()}"
     if found.gpus:
         yield f"overhead: the {found.gpus} GPUs are those of a stand-in for the driver, whose calls cost otherwise"

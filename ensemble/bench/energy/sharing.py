@@ -26,7 +26,7 @@ from pathlib import Path
 from ensemble.bench.charts import Panel, Series, bar_panel
 from ensemble.bench.energy.parts import PartOutcome
 from ensemble.bench.pipelines import study as pipelines_study
-from ensemble.bench.pipelines.config import EMULATED, MODEL
+from ensemble.bench.pipelines.config import EMULATED, MODEL, Config
 from ensemble.bench.pipelines.rows import Row, format_count, load_warnings
 from ensemble.bench.results import Report, Rows, Spread, flatten, median_row, tabulate
 from ensemble.meter import PowerMeter
@@ -36,9 +36,14 @@ from ensemble.spec import Energy, SpecError
 SHARED, OWN = "node", "independent"
 _PHOTO_PX = (375, 500)
 _QUALITY = 95
-_COLUMNS = (
-    "step step_ms design members cores samples runs wall_s cpu_s prep_cpu_s watts energy_j energy_origin idle_j"
-)
+_SIDES = {SHARED: "shared", OWN: "own"}
+_RATIOS = {
+    "seconds": "wall",
+    "CPU-seconds": "cpu",
+    "CPU-seconds preparing": "prep_cpu",
+    "watts": "watts",
+    "joules": "energy",
+}
 _LOOKS = {SHARED: ("#2f7bc4", "one shared pipeline"), OWN: ("#d97a2b", "a pipeline each")}
 
 
@@ -131,6 +136,32 @@ def study(
             runs[step].append((at[SHARED], at[OWN]))
     rows = [median_row(side) for pairs in runs.values() for side in zip(*pairs, strict=True)]
     return Result(rows, [compare(pairs) for pairs in runs.values()])
+
+
+def check(data: str | None, members: int, cores: int | None) -> None:
+    """Find mistakes before anything is measured.
+
+    Args:
+        data, members, cores: as of `study`; None for generated photographs.
+
+    Raises:
+        SpecError, PipelineError: as `study`.
+    """
+    pipelines_study.check_options((SHARED, OWN), [members], [cores], 1, [None])
+    if data is not None:
+        config = Config(
+            design=SHARED,
+            members=members,
+            prep_workers=1,
+            cores=cores,
+            batch_size=1,
+            samples=1,
+            step=MODEL,
+            step_ms=0.0,
+            data=data,
+            size=224,
+        )
+        _ = config.pipeline().fields  # prepares the first photograph
 
 
 def compare(pairs: Sequence[tuple[Row, Row]]) -> Comparison:
@@ -238,14 +269,26 @@ def write_photographs(path: Path, count: int = 250) -> str:
 
 
 def tables(result: Result) -> list[tuple[str, Rows]]:
-    """Both sides, and their ratios."""
-    return [
-        (
-            "Equal work: one shared pipeline (node) and a pipeline for each member (independent)",
-            tabulate(result.rows, _COLUMNS),
-        ),
-        ("Shared / own, medians of the repeats (least to most)", tabulate(result.comparisons)),
+    """Both sides, and their ratios, a column for each step: none is wider than a terminal."""
+    columns = "wall_s cpu_s prep_cpu_s watts energy_j"
+    sides = [
+        {"step": row.step, "side": _SIDES[row.design], "runs": row.runs, **figures}
+        for row, figures in zip(result.rows, tabulate(result.rows, columns), strict=True)
     ]
+    ratios: Rows = [
+        {"shared / own": name, **{each.step: _format_ratio(getattr(each, key)) for each in result.comparisons}}
+        for name, key in _RATIOS.items()
+    ]
+    first, origins = result.rows[0], dict.fromkeys(each.energy_origin for each in result.comparisons)
+    work = f"{format_count(first.members, 'member')}, {first.samples // first.members:,} samples each"
+    return [
+        (f"One shared pipeline, and own ones: {work}; energy {' and '.join(origins)}", sides),
+        ("Shared / own: medians of the repeats (least to most)", ratios),
+    ]
+
+
+def _format_ratio(ratio: Spread | None) -> str:
+    return "-" if ratio is None else str(ratio)
 
 
 def json_rows(result: Result) -> Rows:

@@ -85,7 +85,7 @@ def study(
     if len(windows) < repeats * everything:
         findings.append(
             f"shapley: {len(windows)} of {repeats * everything} windows are measured; "
-            "call it again with the same --run-dir for the others"
+            f"call it again with --run-dir {run_dir} for the others"
         )
     coalitions = [row for found in complete for row in _describe(found)]
     splits = [row for found in complete for row in split_energy(found, bed.members)]

@@ -91,7 +91,7 @@ def study(
         SpecError: there is no such design or rate, or there are not that many cores or members.
         PipelineError: the archive is missing or cannot be read.
     """
-    _check_options(designs, members, cores, nodes, links)
+    check_options(designs, members, cores, nodes, links)
     if nodes > 1:
         reason = hosts.unavailable()
         if reason is not None:
@@ -134,13 +134,14 @@ def study(
     return [median_row(rows) for rows in runs.values()]
 
 
-def _check_options(
+def check_options(
     designs: Sequence[str],
     members: Sequence[int],
     cores: Sequence[int | None],
     nodes: int,
     links: Sequence[str | None],
 ) -> None:
+    """Raises SpecError as `study` does."""
     known = (*DESIGNS, DATALOADER, *(ACROSS if nodes > 1 else ()))
     for name in designs:
         if name in ACROSS and name not in known:
