@@ -108,6 +108,7 @@ class NodeTotal:
         metered_s: seconds that were metered.  mean_watts: energy over them.  peak_watts: of an interval.
         sources: names of the power sources.
         power: (unix time, watts, origin, idle watts or None) at each sample.
+        begins: unix time at which the interval of each sample began.
     """
 
     node: str
@@ -117,6 +118,7 @@ class NodeTotal:
     mean_watts: float | None
     sources: tuple[str, ...]
     power: tuple[tuple[float, float | None, Origin, float | None], ...]
+    begins: tuple[float, ...]
     idle_j: float | None = None
     peak_watts: float | None = None
 
@@ -338,6 +340,7 @@ def _make_node_total(name: str, sums: Sums, power: Sequence[Interval]) -> NodeTo
         mean_watts=energy_j / node.metered_s if energy_j is not None and node.metered_s > 0 else None,
         sources=tuple(node.sources),
         power=tuple((each.end, each.watts, each.origin, _get_idle_watts(each)) for each in power),
+        begins=tuple(each.start for each in power),
         idle_j=None if node.idle is None else from_ticks(node.idle),
         peak_watts=node.peak_w,
     )
