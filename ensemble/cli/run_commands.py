@@ -201,12 +201,13 @@ def status(options: argparse.Namespace) -> int:
     run_dir = RunDir(options.run_dir)
     status = RunStatus.load(run_dir)
     state = status.state
-    rows = reporting.status_rows(state, present(status.account))
+    used = present(status.account)
+    rows = reporting.status_rows(state, used)
     gone = reporting.describe_lost_controller(run_dir, state, silent_s=SILENT_S)
     if options.json != "-":
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000  # a row stays one line
         print_lines(options, reporting.status_head(state, gone is not None))
-        print_lines(options, *reporting.status_lines(state, rows, width), *reporting.status_notes(state))
+        print_lines(options, *reporting.status_lines(state, rows, width), *reporting.status_notes(state, used))
     write_json(options, reporting.status_json(state, rows))
     if gone is not None:
         print(gone, file=sys.stderr)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.meter.ledger import Total
 from ensemble.reporting import text
 from ensemble.reporting.ranking import finite_or_none, other_metrics
+from ensemble.reporting.sections.cost import describe_energy
 from ensemble.reporting.sections.feeders import bad_record_lines, bottleneck_lines, unshared_lines
 from ensemble.reporting.sections.notices import describe_quarantine
 from ensemble.reporting.sections.turnaround import measure_turnaround, summarize
@@ -102,13 +103,23 @@ def status_turnaround(state: RunState) -> str | None:
     return "\n".join(f"{label}: {line}" for label, line in summarize(state)) or None
 
 
-#: What writes the lines below the table of members, in their order.
+def status_energy(state: RunState, ledger: Ledger) -> str | None:
+    """The joules of the run, their origin and source; None while no node has reported any."""
+    if ledger.run.energy_j is None and state.ended is None:
+        return None
+    return f"energy: {describe_energy(ledger)}"
+
+
+#: What writes the lines below the table of members, in their order; the run's energy follows.
 NOTES = (status_failures, status_gpus, status_missing, status_feeders, status_turnaround)
 
 
-def status_notes(state: RunState) -> list[str]:
-    """Returns the lines below the table of members: failures, members that wait, bottlenecks, models a minute."""
-    return [lines for note in NOTES if (lines := note(state)) is not None]
+def status_notes(state: RunState, ledger: Ledger) -> list[str]:
+    """Returns the lines below the table of members: failures, members that wait, bottlenecks, models a minute,
+    energy.
+    """
+    notes = [*(note(state) for note in NOTES), status_energy(state, ledger)]
+    return [lines for lines in notes if lines is not None]
 
 
 def status_rows(state: RunState, ledger: Ledger) -> list[dict[str, Any]]:
@@ -118,8 +129,8 @@ def status_rows(state: RunState, ledger: Ledger) -> list[dict[str, Any]]:
         `epoch` counts finished epochs, `metric` is the objective after the last of them, `metrics` all that was
         reported then, `samples_per_s` the rate of training over all epochs (`MemberState.training_rate`). `cpu_s`
         (all roles of the member), `energy_j` and its origin, the mean and the highest power and the busy
-        GPU-seconds are the ledger's; `full_cpu_s` and `full_energy_j` include the member's part of the work that
-        serves several members. None where not known. A member that failed has its `error` as well.
+        GPU-seconds are the ledger's; `full_cpu_s`, `full_energy_j` and its origin include the member's part of the
+        work that serves several members. None where not known. A member that failed has its `error` as well.
     """
     nothing = Total(0.0, None, "unavailable")
     used, full = ledger.by_member(), ledger.by_member(full=True)
@@ -138,6 +149,7 @@ def status_rows(state: RunState, ledger: Ledger) -> list[dict[str, Any]]:
             "energy_origin": used.get(member.id, nothing).origin,
             "full_cpu_s": full[member.id].cpu_s if member.id in full else None,
             "full_energy_j": full.get(member.id, nothing).energy_j,
+            "full_energy_origin": full.get(member.id, nothing).origin,
             "mean_w": used.get(member.id, nothing).mean_w,
             "peak_w": used.get(member.id, nothing).peak_w,
             "gpu_s": used.get(member.id, nothing).gpu_s,
@@ -170,21 +182,15 @@ def status_lines(state: RunState, rows: Sequence[dict[str, Any]], width: int) ->
 
 
 LEFT = ("member", "state", "node")
-#: What is left out where there is no room: the column's head, the field of a row, digits after the point; the last
-#: goes first.
-DETAILS = {
-    "full J": ("full_energy_j", 0),
-    "mean W": ("mean_w", 1),
-    "GPU-s": ("gpu_s", 1),
-    "peak W": ("peak_w", 1),
-    "full CPU-s": ("full_cpu_s", 1),
-}
+#: Columns of figures: the head, the field of a row.
+FIGURES = {"mean W": "mean_w", "GPU-s": "gpu_s", "peak W": "peak_w", "full CPU-s": "full_cpu_s"}
+#: What is left out where there is no room; the last goes first.
+DETAILS = ("full J", *FIGURES)
 
 
 def _columns(state: RunState, rows: Sequence[dict[str, Any]]) -> dict[str, tuple[list[str], int]]:
     """By name: a column's head and cells, and the width of the widest."""
-    joules = text.joules_head(row["energy_origin"] for row in rows)
-    energies = [(row["energy_j"], f" {row['energy_origin']}" if joules == "J" else "") for row in rows]
+    views = ([(row[f"{view}energy_j"], row[f"{view}energy_origin"]) for row in rows] for view in ("", "full_"))
     epochs = [member_epochs(state, state.members[row["member"]]) for row in rows]
     cells: dict[str, list[str]] = {
         "member": ["member", *(row["member"] for row in rows)],
@@ -193,12 +199,11 @@ def _columns(state: RunState, rows: Sequence[dict[str, Any]]) -> dict[str, tuple
         "objective": [state.objective, *(text.score(row["metric"]) for row in rows)],
         "samples/s": ["samples/s", *(text.number(row["samples_per_s"]) for row in rows)],
         "CPU-s": ["CPU-s", *(text.number(None if (s := row["cpu_s"]) is None else round(s, 1)) for row in rows)],
-        "J": [joules, *(text.ABSENT if j is None else f"{j:.0f}{origin}" for j, origin in energies)],
+        **{name: [name, *column] for name, column in text.joules_columns(*views).items()},
     }
-    for name, (field, digits) in DETAILS.items():
-        values = [row[field] for row in rows]
-        if any(value is not None for value in values):
-            cells[name] = [name, *(text.ABSENT if v is None else f"{v:,.{digits}f}" for v in values)]
+    for name, field in FIGURES.items():
+        if any(row[field] is not None for row in rows):
+            cells[name] = [name, *(text.number(row[field]) for row in rows)]
     for name in other_metrics(state):
         cells[name] = [name, *(text.score(finite_or_none(row["metrics"].get(name))) for row in rows)]
     cells["node"] = ["node", *(row["node"] or text.ABSENT for row in rows)]

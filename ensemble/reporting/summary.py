@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from ensemble.store import MemberState, RunDir, RunState
 
 OTHERS = 3  # metrics besides the objective
-WRAPPED, GAP = (
-    20,
-    3,
-)  # columns for hyperparameters, which wrap where there is no room for more; between two columns
+WRAPPED = 20  # columns for hyperparameters, which wrap where there is no room for more
+GAP = 3  # columns between two of the table
 UNFINISHED = ("pruned", "failed", "cancelled")
 #: What writes the lines below the table, in their order.
 SUMMARIES = (
@@ -116,25 +114,15 @@ def _figures(
     """Columns of figures in their order: how needless each is, the least first, and its cells."""
     others = [name for name in other_metrics(state) if any(metric(m, name) is not None for m in order)][:OTHERS]
     used, full = ([ledger.member(m.id, full) for m in shown] for full in (False, True))
-    joules = text.joules_head(ledger.member(member.id).origin for member in order)
-    origins = [f" {total.origin}" if joules == "J" else "" for total in used]
-
-    def whole(values: Iterable[float | None]) -> list[str]:
-        return [text.ABSENT if value is None else f"{value:.0f}" for value in values]
-
+    views = ([(total.energy_j, total.origin) for total in view] for view in (used, full))
     figures = {state.objective: (0, [text.score(metric(m, state.objective)) for m in shown])}
     figures |= {name: (5 + i, [text.score(metric(m, name)) for m in shown]) for i, name in enumerate(others)}
     figures["samples/s"] = (2, [text.number(member.training_rate) for member in shown])
     figures["CPU-s"] = (1, [text.number(round(t.cpu_s, 1) if t.cpu_s else None) for t in used])
-    energies = whole(total.energy_j for total in used)
-    figures[joules] = (
-        0,
-        [cell if cell == text.ABSENT else cell + origin for cell, origin in zip(energies, origins, strict=True)],
-    )
-    if any(total.energy_j is not None for total in full):
-        figures["full J"] = (3, whole(total.energy_j for total in full))
+    joules = text.joules_columns(*views)
+    figures |= {name: (needless, joules[name]) for name, needless in zip(joules, (0, 3), strict=False)}
     if any(total.mean_w is not None for total in used):
-        figures["mean W"] = (4, [text.ABSENT if t.mean_w is None else f"{t.mean_w:.1f}" for t in used])
+        figures["mean W"] = (4, [text.number(total.mean_w) for total in used])
     return figures
 
 

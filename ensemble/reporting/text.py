@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 ABSENT = "–"
@@ -64,6 +64,25 @@ def joules_head(origins: Iterable[str]) -> str:
     """A column's head: `J (estimated)` where all its figures have one origin, else `J`: each says its own."""
     known = set(origins) - {"unavailable"}
     return f"J ({known.pop()})" if len(known) == 1 else "J"
+
+
+def joules_columns(
+    direct: Sequence[tuple[float | None, str]], full: Sequence[tuple[float | None, str]]
+) -> dict[str, list[str]]:
+    """The columns of members' joules by their heads, the second only where something is known of it.
+
+    Args:
+        direct, full: joules of each member in both views, with their origins. The first head names the origin
+            where all have the same; else each cell names its own. Watts have the origin of the direct joules.
+    """
+    head = joules_head(origin for _, origin in (*direct, *full))
+
+    def cells(values: Sequence[tuple[float | None, str]]) -> list[str]:
+        known = [number(energy_j) + (f" {origin}" if head == "J" else "") for energy_j, origin in values]
+        return [ABSENT if energy_j is None else cell for cell, (energy_j, _) in zip(known, values, strict=True)]
+
+    has_full = any(energy_j is not None for energy_j, _ in full)
+    return {head: cells(direct), **({"full J": cells(full)} if has_full else {})}
 
 
 def score(value: float | None) -> str:

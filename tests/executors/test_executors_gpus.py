@@ -14,6 +14,7 @@ from gpu_child import Run, make_machine
 
 from ensemble.controller.session_state import SessionState
 from ensemble.executors.gpu_offers import has_changed, offer_gpus
+from ensemble.meter import ledger
 from ensemble.meter.gpu_activity import IN_USE, MIG, MPS, OTHER_NAMESPACE
 from ensemble.meter.gpus import GpuState
 from ensemble.reporting import status_notes
@@ -175,7 +176,8 @@ def test_a_gpu_that_breaks_is_used_no_more_and_costs_no_retry(
     assert set(run.states.values()) == {"finished"}, run.said
     gpu = run.find_quarantined(BROKEN.get(befalls, "XID 48: double-bit ECC error"))
     said = f"GPU {gpu} is used no more: "
-    assert said in "\n".join(status_notes(run.state)) and said in (run.path / "report.html").read_text()
+    assert said in "\n".join(status_notes(run.state, ledger([])))
+    assert said in (run.path / "report.html").read_text()
 
 
 def test_the_applications_errors_are_its_own(tmp_path: Path) -> None:

@@ -58,10 +58,18 @@ def test_the_energy_line_has_origin_and_says_how_idle_and_dynamic_energy_were_sp
     assert split == f"idle {idle} by reservation, dynamic {dynamic} by CPU time"
 
 
-def test_where_idle_energy_is_not_known_it_is_not_told_apart() -> None:
+def test_where_idle_energy_is_not_known_it_is_not_told_apart(measured: Any) -> None:
+    busy = [
+        e | {"parts": [part | {"idle_j": None} for part in e["parts"]]} if e["type"] == "power" else e
+        for e in measured
+    ]
+    assert lines(busy)[1] == "idle and dynamic energy together, split by CPU time"
+
+
+def test_an_estimate_is_said_to_know_no_idle_power() -> None:
     assert lines(runs.list_run()) == [
         f"{joules(ledger(runs.list_run()).run.energy_j)} estimated (source: 12 W per busy core)",
-        "idle and dynamic energy together, split by CPU time",
+        "split by CPU time; the estimate knows no idle power",
     ]
 
 
@@ -70,7 +78,7 @@ def test_a_model_of_the_machine_without_idle_power_has_no_idle_level_and_no_colu
         e | {"parts": [part | {"idle_j": 0.0} for part in e["parts"]]} if e["type"] == "power" else e
         for e in runs.measured(runs.list_run())
     ]
-    assert lines(events)[1] == "split by CPU time"
+    assert lines(events)[1] == "split by CPU time", "measured, and idle power was found to be nothing"
     page = write_report(RunDir(runs.write_run(tmp_path / "run", events))).read_text()
     members, _ = cells(page, "Cost by member and role")
     assert "idle J" not in members[0] and "Dotted: what a node" not in page
@@ -109,8 +117,55 @@ def test_the_power_curve_has_its_idle_level_where_that_is_known(measured: Any) -
         return [trace for trace in drawn if trace.line.dash == "dot"]
 
     levels = dotted(measured)
-    assert len(levels) == 2 and all(list(trace.y) == pytest.approx([8.0] * 26, abs=1e-5) for trace in levels)
+    assert len(levels) == 2 and all(list(trace.y) == pytest.approx([8.0] * 27, abs=1e-5) for trace in levels)
     assert dotted(runs.list_run()) == []
+
+
+def test_shares_of_measured_energy_are_called_attributed_where_members_have_bars(
+    measured: Any, tmp_path: Path
+) -> None:
+    figure = figures.joules_by_role(ledger(measured))
+    assert not isinstance(figure, str)
+    assert figure.layout.xaxis2.title.text == "joules (attributed)"
+    assert all("attributed" in bars.hovertemplate for bars in figure.data)
+    page = write_report(RunDir(runs.write_run(tmp_path / "run", measured))).read_text()
+    assert "<h3>Energy (attributed)</h3><p>" in page and "The whole of the nodes was measured." in page
+    assert "Energy (measured)" not in page and "joules (measured)" not in page
+    assert "<h3>Power over time (measured)</h3>" in page
+    assert page.count("All joules and watts are attributed.") == 2
+
+
+def test_power_is_drawn_from_the_beginning_of_its_first_interval(measured: Any) -> None:
+    first = next(e for e in measured if e["type"] == "power")
+    once = [e for e in measured if e["type"] != "power" or e is first]
+    (power, idle) = figures.power_over_time(ledger(once), runs.START).data
+    assert list(power.x) == pytest.approx([0.0, 2.0]) and list(power.y) == pytest.approx([first["watts"]] * 2)
+    assert list(idle.x) == pytest.approx([0.0, 2.0])
+
+
+def test_power_is_not_drawn_over_the_time_between_two_starts(measured: Any) -> None:
+    begun = [e for e in measured if e["t"] <= runs.START + 6]
+    again = [e | {"t": e["t"] + 3600} for e in begun if e["type"] in ("run_started", "power")]
+    curve = figures.power_over_time(ledger([*begun, *again]), runs.START).data[0]
+    at = [60 * minutes for minutes in curve.x]
+    assert at == pytest.approx([0, 2, 4, 6, 3600, 3600, 3602, 3604, 3606])
+    assert [place for place, watts in enumerate(curve.y) if watts is None] == [4]
+
+
+def half_measured() -> list[dict[str, Any]]:
+    """The run on two nodes of which one, that of the feeders, has but an estimate."""
+    events = runs.list_run()
+    pairs = zip(events, runs.measured(events), strict=True)
+    return [old if old["type"] == "power" and old["node"] == "node-0" else new for old, new in pairs]
+
+
+def test_where_origins_differ_every_line_of_the_report_has_those_of_both_views(tmp_path: Path) -> None:
+    page = write_report(RunDir(runs.write_run(tmp_path / "run", half_measured()))).read_text()
+    members, roles = cells(page, "Cost by member and role")
+    of = {row[0]: row[-1] for row in members[1:]}
+    assert members[0][1] == "direct J" and members[0][-1] == "J is" and "All joules" not in page
+    assert of["member-0"] == "estimated" and of["member-1"] == "attributed, full estimated"
+    assert roles[0][-1] == "J is" and "Energy (attributed + estimated)" in page
 
 
 def cells(page: str, heading: str) -> list[list[list[str]]]:
@@ -171,3 +226,9 @@ def test_what_was_estimated_is_never_called_measured_or_a_saving(tmp_path: Path)
     for caption in re.findall(r"<figcaption><h3>(?:Energy|Power) .*?</figcaption>", page):
         assert "not evidence of a saving" in caption
     assert "Dotted: what a node" not in page
+
+
+def test_the_table_of_members_leaves_costs_to_the_table_of_costs(measured: Any, tmp_path: Path) -> None:
+    page = write_report(RunDir(runs.write_run(tmp_path / "run", measured))).read_text()
+    ((head, *_),) = cells(page, "Members")
+    assert head[-1] == "samples/s" and not {"CPU-s", "J", "J (attributed)"} & set(head)

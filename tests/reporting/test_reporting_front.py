@@ -14,6 +14,7 @@ from ensemble.meter import ledger
 from ensemble.reporting import figures, write_report
 from ensemble.reporting.ranking import front_members, pareto_front
 from ensemble.reporting.sections.notices import collect_notices
+from ensemble.reporting.sections.training import summarize_search
 from ensemble.reporting.summary import summary_lines
 from ensemble.store import RunDir, fold
 
@@ -94,8 +95,11 @@ def test_the_report_and_the_summary_show_the_front_and_say_what_an_estimated_jou
     assert (words in page) == (origin == "estimated")
     assert len([each for each in collect_notices(events) if words in each.text]) == (origin == "estimated")
     lines = dict(summary_lines(fold(events), ledger(events)))
-    names = ", ".join(member.id for member in front_members(fold(events)))
+    front = front_members(fold(events))
+    names = ", ".join(f"{member.id} {member.cost['energy_j']:.0f} J" for member in front if member.cost)
     assert lines["Pareto front"] == f"{names} (accuracy and joules, {origin})"
+    (line,) = summarize_search(fold(minimizing("cpu_s")), ledger(events))
+    assert line[1].startswith(f"{front_members(fold(minimizing('cpu_s')))[0].id} 7.5 s, ")
 
 
 def test_a_search_with_one_objective_has_no_front(tmp_path: Path) -> None:

@@ -20,9 +20,11 @@ from ensemble.reporting import (
     status_head,
     status_json,
     status_lines,
+    status_notes,
     status_rows,
     status_turnaround,
 )
+from ensemble.reporting.text import joules, number
 from ensemble.store import EventLog, RunDir, fold
 
 
@@ -58,7 +60,7 @@ def test_at_100_columns_there_is_room_for_full_joules_and_mean_watts() -> None:
     assert len(lines) == 8 and all(len(line) <= 100 for line in lines)
     used, line = ledger(events), re.split("  +", lines[0])
     full, direct = used.member("member-0", full=True), used.member("member-0")
-    assert line[7:9] == [f"{full.energy_j:.0f}", f"{direct.mean_w:.1f}"]
+    assert line[7:9] == [number(full.energy_j), number(direct.mean_w)]
     everything = re.split("  +", shown(events, 1000)[0])
     assert {"peak W", "full CPU-s", "loss"} <= set(everything) and "GPU-s" not in everything, "there is no GPU"
 
@@ -72,6 +74,39 @@ def test_rows_have_both_views_and_watts_beside_the_public_fields() -> None:
         assert (row["cpu_s"], row["full_cpu_s"]) == (direct.cpu_s, full.cpu_s)
         assert (row["mean_w"], row["peak_w"], row["gpu_s"]) == (direct.mean_w, direct.peak_w, None)
         assert row["full_energy_j"] > row["energy_j"] > 0 and row["full_cpu_s"] > row["cpu_s"] > 0
+
+
+@pytest.mark.parametrize("width", [80, 1000])
+def test_joules_have_three_digits_however_few_they_are(width: int) -> None:
+    events = runs.list_run()
+    rows = [row | {"energy_j": 1.2345, "full_energy_j": 0.0567, "peak_w": 12.3456} for row in rows_of(events)]
+    head, line, *_ = [re.split("  +", each) for each in status_lines(fold(events), rows, width)]
+    shown = dict(zip(head, line, strict=True))
+    assert shown["J (estimated)"] == "1.23" and shown.get("full J", "0.0567") == "0.0567"
+    assert shown.get("peak W", "12.3") == "12.3" and ("peak W" in shown) == (width == 1000)
+
+
+def test_joules_of_either_view_have_an_origin_of_their_own_where_one_differs() -> None:
+    events = runs.list_run()
+    rows = [row | {"energy_origin": "attributed", "energy_j": 1.0} for row in rows_of(events)]
+    head, line, *_ = [re.split("  +", each) for each in status_lines(fold(events), rows, 1000)]
+    shown = dict(zip(head, line, strict=True))
+    assert shown["J"] == "1 attributed"
+    assert shown["full J"] == f"{number(rows[0]['full_energy_j'])} {rows[0]['full_energy_origin']}"
+    assert rows[0]["full_energy_origin"] == "estimated"
+
+
+def test_the_run_s_energy_and_its_source_stand_below_the_table() -> None:
+    events = runs.measured(runs.list_run())
+    used = ledger(events)
+    (line,) = [line for line in status_notes(fold(events), used) if line.startswith("energy: ")]
+    assert line.startswith(f"energy: {joules(used.run.energy_j)} attributed, of {joules(used.total.energy_j)} ")
+    assert line.endswith("(source: RAPL package-0)") and "\n" not in line
+    begun = runs.just_started()
+    assert not [line for line in status_notes(fold(begun), ledger(begun)) if "energy" in line], "it may come yet"
+    without = [event for event in runs.list_run() if event["type"] != "power"]
+    (line,) = [line for line in status_notes(fold(without), ledger(without)) if "energy" in line]
+    assert line == "energy: unavailable: no node has a power source that could be read"
 
 
 def test_an_attempt_after_the_first_is_marked() -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from ensemble.meter import ledger
 from ensemble.reporting import status_feeders, status_rows, summary
 from ensemble.reporting.terminal import PlainConsole
+from ensemble.reporting.text import number
 from ensemble.store import RunDir, fold
 
 Event = dict[str, Any]
@@ -194,3 +195,15 @@ def test_the_table_of_members_shows_whole_columns_as_many_as_have_room(width: in
     assert [name for name in names if name not in ("member", "state", "accuracy", "J (attributed)")] == shown
     assert {"member", "state", "accuracy", "J (attributed)"} <= set(names)
     assert len(head) <= width and "…" not in "".join([head, *lines[:24]])
+
+
+def test_joules_and_watts_of_members_have_three_digits_however_few_they_are() -> None:
+    def scale(event: Event) -> Event:
+        return event | {"watts": event["watts"] / 1000, "energy_j": event["energy_j"] / 1000}
+
+    events = [scale(event) if event["type"] == "power" else event for event in runs.list_run()]
+    book = ledger(events)
+    for line in [line for line in summary_text(fold(events), book).splitlines() if "member-" in line][:8]:
+        used, full = (book.member(line.split()[1], full) for full in (False, True))
+        assert used.energy_j and used.energy_j < 1 and full.energy_j
+        assert re.search(f" {re.escape(number(used.energy_j))} +{re.escape(number(full.energy_j))}( |$)", line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SHOWN = 40  # members with a bar of their own; the rest is one bar
 POINTS = 1500  # of a power curve
+GAP_S = 2.0  # between two samples of a power curve, from which on it is broken: nobody measured
 SHARED = "shared, by all"
 UNUSED, UNUSED_ROW = ("idle", "other"), "not the run's"
 
@@ -37,7 +38,8 @@ def joules_by_role(ledger: Ledger) -> go.Figure | str:
         return (
             "There is no energy to share out: no node has a power source that could be read, or none has reported."
         )
-    return _stack(used, list(ledger.by_member()), "whole nodes", f"joules ({ledger.total.origin})")
+    origin = text.origins(row.origin for row in ledger.rows if row.energy_j)
+    return _stack(used, list(ledger.by_member()), "whole nodes", f"joules ({origin})")
 
 
 def _stack(used: Sequence[tuple[str, str | None, float]], members: list[str], whole: str, unit: str) -> go.Figure:
@@ -90,7 +92,8 @@ def _select_members(by_row: dict[str, dict[str, float]], members: list[str]) -> 
 
 def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
     """Watts of each node since `begin` (Unix seconds); legend and axis name the origin, the legend the source."""
-    drawn = [(node, curve) for node in ledger.nodes if len(curve := _curve(node)) > 0]
+    curves = ((node, _curve(node, (watts for _, watts, _, _ in node.power))) for node in ledger.nodes)
+    drawn = [(node, curve) for node, curve in curves if curve]
     if not drawn:
         return "There is no power reading: no node has a source that could be read, or none has reported yet."
     scale, unit = text.time_unit(max(curve[-1][0] for _, curve in drawn) - begin)
@@ -113,7 +116,7 @@ def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
             )
         )
         if node.idle_j:
-            idle = _idle_curve(node)
+            idle = _curve(node, (idle_w for *_, idle_w in node.power))
             figure.add_trace(
                 go.Scatter(
                     x=[(t - begin) / scale for t, _ in idle],
@@ -130,20 +133,26 @@ def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
     return apply_theme(figure, height=300)
 
 
-def _curve(node: NodeTotal) -> list[tuple[float, float]]:
-    """(time, watts) of a node."""
-    return _thin([(t, watts) for t, watts, _, _ in node.power if watts is not None])
+def _curve(node: NodeTotal, watts: Iterable[float | None]) -> list[tuple[float, float | None]]:
+    """(time, watts) of a node, a point at the beginning and the end of each stretch, without watts between two.
 
+    It is thinned to means of neighbours: a long run stays a light figure.
 
-def _idle_curve(node: NodeTotal) -> list[tuple[float, float]]:
-    """(time, watts) that a node would have drawn while nothing ran, where that is known."""
-    return _thin([(t, idle_w) for t, _, _, idle_w in node.power if idle_w is not None])
-
-
-def _thin(known: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points thinned to means of neighbours: a long run stays a light figure."""
-    every = -(-len(known) // POINTS)
-    if every <= 1:
-        return known
-    groups = [known[i : i + every] for i in range(0, len(known), every)]
-    return [(group[-1][0], sum(watts for _, watts in group) / len(group)) for group in groups]
+    Args:
+        watts: at each sample; None where that is not known.
+    """
+    stretches: list[list[tuple[float, float, float]]] = []
+    for begin, (end, *_), power in zip(node.begins, node.power, watts, strict=True):
+        if power is None:
+            continue
+        if not stretches or begin - stretches[-1][-1][1] > GAP_S:
+            stretches.append([])
+        stretches[-1].append((begin, end, power))
+    every = -(-sum(map(len, stretches)) // POINTS) or 1
+    curve: list[tuple[float, float | None]] = []
+    for stretch in stretches:
+        groups = [stretch[i : i + every] for i in range(0, len(stretch), every)]
+        means = [(group[-1][1], sum(power for *_, power in group) / len(group)) for group in groups]
+        begin = stretch[0][0]
+        curve += [*([(begin, None)] if curve else []), (begin, means[0][1]), *means]
+    return curve

@@ -21,6 +21,7 @@ CPU = (
     "What processor time went into. Work that serves all members alike is a row of its own, not divided.",
 )
 ENERGY = "What the energy of the nodes went into, idle energy by who had reserved the cores and GPUs."
+MEASURED = " The whole of the nodes was measured."
 ESTIMATED = " Estimated from how busy the processors were, not measured: not evidence of a saving."
 IDLE = "reservation"
 #: What energy was shared out by.
@@ -40,13 +41,15 @@ def compose(data: ReportData) -> Content:
 
     origin = data.ledger.total.origin
     note = ESTIMATED if origin == "estimated" else ""
+    shared = text.origins(row.origin for row in data.ledger.rows if row.energy_j)
+    energy = ENERGY + (MEASURED if origin == "measured" else note)
     power = draw(figures.power_over_time, data.ledger, start_time(data.events))
     reading = f"Of whole nodes, {origin}.{note}"
     if data.ledger.total.idle_j:
         reading += " Dotted: what a node would have drawn while nothing ran."
     return [
         Panel("cpu", *CPU, draw(figures.cpu_seconds, data.ledger), "half"),
-        Panel("energy", f"Energy ({origin})", ENERGY + note, draw(figures.joules_by_role, data.ledger), "half"),
+        Panel("energy", f"Energy ({shared})", energy, draw(figures.joules_by_role, data.ledger), "half"),
         Panel("power", f"Power over time ({origin})", reading, power),
     ]
 
@@ -58,7 +61,8 @@ def summarize(state: RunState, ledger: Ledger) -> list[Line]:
     if roles:
         split = ", ".join(f"{ROLE_WORDS.get(role, role)} {text.cpu(used)}" for role, used in roles.items())
         lines.append(("CPU time", f"{text.cpu(sum(roles.values()))}: {split}"))
-    lines += _describe_energy(ledger)
+    lines.append(("energy", describe_energy(ledger)))
+    lines += [("", split)] if (split := _describe_split(ledger)) else []
     lines += impact.summarize(state, ledger)
     if state.started is not None:
         lines.append(("wall time", text.duration(state.wall_s)))
@@ -75,18 +79,17 @@ def sum_methods(rows: Iterable[LedgerRow]) -> dict[str, float]:
     return {method: energy_j for method, energy_j in joules.items() if energy_j}
 
 
-def _describe_energy(ledger: Ledger) -> list[Line]:
-    """Returns the joules of the run with their origin and how they were split, or that there are none."""
+def describe_energy(ledger: Ledger) -> str:
+    """Returns the joules of the run with their origin and sources, or that there are none, as one line."""
     total = ledger.run
     if total.energy_j is None:
-        return [("energy", "unavailable: no node has a power source that could be read")]
+        return "unavailable: no node has a power source that could be read"
     sources = sorted({source for node in ledger.nodes for source in node.sources})
     line = f"{text.joules(total.energy_j)} {total.origin}"
     whole = ledger.total
     if whole.energy_j is not None and whole.energy_j > total.energy_j * 1.001:
         line += f", of {text.joules(whole.energy_j)} {whole.origin} for the whole of the nodes"
-    line += f" (source: {', '.join(sources)})" if sources else ""
-    return [("energy", line), *([("", split)] if (split := _describe_split(ledger)) else [])]
+    return line + (f" (source: {', '.join(sources)})" if sources else "")
 
 
 def _describe_split(ledger: Ledger) -> str:
@@ -96,9 +99,12 @@ def _describe_split(ledger: Ledger) -> str:
     if idle_j:
         parts = [f"{text.joules(energy_j)} by {METHOD_WORDS[by]}" for by, energy_j in methods.items()]
         return f"idle {text.joules(idle_j)} by reservation" + (f", dynamic {_join(parts)}" if parts else "")
-    split = f"split by {_join(METHOD_WORDS[by] for by in methods)}" if methods else ""
-    together = "idle and dynamic energy together, " if ledger.run.idle_j is None and split else ""
-    return together + split
+    if not methods:
+        return ""
+    split = f"split by {_join(METHOD_WORDS[by] for by in methods)}"
+    if {node.origin for node in ledger.nodes if node.energy_j is not None} == {"estimated"}:
+        return f"{split}; the estimate knows no idle power"
+    return split if ledger.run.idle_j is not None else f"idle and dynamic energy together, {split}"
 
 
 def _join(words: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from ensemble.reporting.theme import ROLE_WORDS, ROLES
 
 if TYPE_CHECKING:
     from ensemble.meter.ledger import Ledger, LedgerRow, Total
+    from ensemble.meter.origin import Origin
 
 MEMBERS = (
     "Direct is what a member used itself. Full adds its part of what serves several: of preparing and feeding by "
@@ -30,8 +31,8 @@ def compose(data: ReportData) -> Content:
     ledger = data.ledger
     if not ledger.rows:
         return None
-    members = paragraph(MEMBERS) + _tabulate_members(ledger) if ledger.by_member() else ""
-    return members + paragraph(ROLE) + _tabulate_roles(ledger)
+    members = _tabulate_members(ledger) if ledger.by_member() else ""
+    return members + _tabulate_roles(ledger)
 
 
 def _tabulate_members(ledger: Ledger) -> str:
@@ -40,19 +41,23 @@ def _tabulate_members(ledger: Ledger) -> str:
     of_member: dict[str | None, list[LedgerRow]] = {}
     for each in ledger.rows:
         of_member.setdefault(each.member, []).append(each)
-    origin = text.joules_head(total.origin for total in direct.values())
+    known = [total.origin for total in (*direct.values(), *full.values())]
+    origin = text.joules_head(known)
     head = [("member", "text"), (f"direct {origin}", ""), ("full J", ""), ("CPU-s", ""), ("full CPU-s", "")]
     rows = []
     for place, (member, total) in enumerate(direct.items()):
+        origins = list(dict.fromkeys((total.origin, full[member].origin)))
         cells = [Cell(escape(member), place), number_cell(total.energy_j), number_cell(full[member].energy_j)]
         cells += [_seconds(total.cpu_s), _seconds(full[member].cpu_s)]
-        rows.append([*cells, *_cells(whole, total, of_member.get(member, []), origin)])
-    return table([*head, *_head(whole, origin)], rows)
+        mixed = [Cell(", full ".join(origins))] if origin == "J" else []
+        rows.append([*cells, *_cells(whole, total, of_member.get(member, [])), *mixed])
+    return paragraph(MEMBERS + _describe_origin(known)) + table([*head, *_head(whole, origin)], rows)
 
 
 def _tabulate_roles(ledger: Ledger) -> str:
     whole, roles = ledger.total, ledger.by_role()
-    origin = text.joules_head(total.origin for total in roles.values())
+    known = [total.origin for total in roles.values()]
+    origin = text.joules_head(known)
     head = [("role", "text"), (origin, ""), ("direct J", ""), ("full J", ""), ("CPU-s", "")]
     rows = []
     for place, (role, total) in enumerate(roles.items()):
@@ -61,8 +66,15 @@ def _tabulate_roles(ledger: Ledger) -> str:
         cells = [Cell(dot + escape(ROLE_WORDS.get(role, role)), place), number_cell(total.energy_j)]
         cells += [number_cell(_sum_members(view, role)) for view in (ledger.rows, ledger.full_rows)]
         cells.append(_seconds(total.cpu_s))
-        rows.append([*cells, *_cells(whole, total, of_role, origin)])
-    return table([*head, *_head(whole, origin)], rows)
+        mixed = [Cell(total.origin)] if origin == "J" else []
+        rows.append([*cells, *_cells(whole, total, of_role), *mixed])
+    return paragraph(ROLE + _describe_origin(known)) + table([*head, *_head(whole, origin)], rows)
+
+
+def _describe_origin(origins: Iterable[Origin]) -> str:
+    """Returns the origin of all energy and power of a table; nothing where lines have cells for their own."""
+    known = set(origins) - {"unavailable"}
+    return f" All joules and watts are {known.pop()}." if len(known) == 1 else ""
 
 
 def _head(whole: Total, origin: str) -> list[tuple[str, str]]:
@@ -73,12 +85,11 @@ def _head(whole: Total, origin: str) -> list[tuple[str, str]]:
     return [*idle, ("mean W", ""), ("peak W", ""), *on_gpus, ("split by", "text"), *mixed]
 
 
-def _cells(whole: Total, total: Total, rows: list[LedgerRow], origin: str) -> list[Cell]:
+def _cells(whole: Total, total: Total, rows: list[LedgerRow]) -> list[Cell]:
     idle = [number_cell(total.idle_j)] if whole.idle_j else []
     on_gpus = [_seconds(total.gpu_s)] if whole.gpu_s is not None else []
-    mixed = [Cell(total.origin, total.origin)] if origin == "J" else []
     watts = [number_cell(total.mean_w), number_cell(total.peak_w)]
-    return [*idle, *watts, *on_gpus, _methods_cell(rows), *mixed]
+    return [*idle, *watts, *on_gpus, _methods_cell(rows)]
 
 
 def _methods_cell(rows: list[LedgerRow]) -> Cell:

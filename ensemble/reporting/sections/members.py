@@ -1,4 +1,4 @@
-"""Members: a table of what each was, what it reached and what it used."""
+"""Members: a table of what each was and what it reached; what it used is in the tables of cost."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ if TYPE_CHECKING:
 
 def compose(data: ReportData) -> Content:
     """Returns a table with a row for each member, the best first."""
-    state, ledger, scores = data.state, data.ledger, data.scores
+    state, scores = data.state, data.scores
     names = list(dict.fromkeys(name for member in state.members.values() for name in member.params))
     weights: dict[str, float] = (state.combined or {}).get("weights") or {}
-    joules = text.joules_head(ledger.member(member).origin for member in state.members)
     head = [("#", ""), ("member", "text"), ("state", "text"), *((name, "") for name in names)]
     others = other_metrics(state)
     head += [("workers", ""), ("epochs", ""), ("attempts", ""), (state.objective, ""), *((n, "") for n in others)]
     head += [(f"{scores.split} NLL", ""), (f"{scores.split} ECE", "")] if scores.members else []
     head += [("weight", "")] if weights else []
-    head += [("samples/s", ""), ("CPU-s", ""), (joules, ""), *([("J is", "text")] if joules == "J" else [])]
+    head.append(("samples/s", ""))
     rows = []
     for place, member in enumerate(rank_members(state), start=1):
-        used, own = ledger.member(member.id), scores.members.get(member.id, {})
+        own = scores.members.get(member.id, {})
         row = [Cell(str(place), place), Cell(escape(member.id), member.number), _state_cell(member)]
         row += [_value_cell(member.params.get(name)) for name in names]
         workers = member.identity.get("workers")
@@ -36,9 +35,7 @@ def compose(data: ReportData) -> Content:
         row += [_score_cell(metric(member, name)) for name in (state.objective, *others)]
         row += [_score_cell(own.get("nll")), _score_cell(own.get("ece"))] if scores.members else []
         row += [_score_cell(weights.get(member.id), 3)] if weights else []
-        row += [number_cell(member.training_rate), number_cell(round(used.cpu_s, 1) or None)]
-        row += [number_cell(used.energy_j), *([Cell(used.origin, used.origin)] if joules == "J" else [])]
-        rows.append(row)
+        rows.append([*row, number_cell(member.training_rate)])
     if not rows:
         return '<div class="card"><p class="soft">No member has been declared yet.</p></div>'
     return table(head, rows, top=0 if best_member(state) is not None else None)

@@ -85,7 +85,9 @@ def summarize_search(state: RunState, ledger: Ledger) -> list[Line]:
     if not front:
         return []
     unit = f"joules, {cost_origin(state)}" if state.second_objective == "energy_j" else "CPU-seconds"
-    names = [member.id for member in front]
+    shown = text.joules if state.second_objective == "energy_j" else text.cpu
+    second = state.second_objective or ""
+    names = [f"{member.id} {shown((member.cost or {})[second])}" for member in front]
     more = [f"and {len(names) - MOST_ON_FRONT} more"] if len(names) > MOST_ON_FRONT else []
     return [("Pareto front", f"{', '.join(names[:MOST_ON_FRONT] + more)} ({state.objective} and {unit})")]
 
