@@ -243,7 +243,7 @@ class Controller:
                 self._handle_requests()
                 self._trials.catch_up(MIRROR_S)
                 actions = []
-            if now >= self._usage_at:
+            if now >= self._usage_at or self.session.attempts.costs.is_due(now):
                 self._usage_at = now + USAGE_EVERY_S
                 actions += self._decide([self._sample_usage()])
             self._reconcile(actions)
@@ -305,7 +305,9 @@ class Controller:
         return self._ended
 
     def _end(self) -> None:
+        """End the run. The report, the ledger and the status say the same: none counts what the report costs."""
         self._perform(self.session.stop_feeders())
+        self._usage_at = 0.0  # what the combination uses is not taken to have been used before it
         self.handle(self.executor.events(0.0))
         if self.session.stop_reason is None:
             combined = self._finalizer.combine_members(self.state)
@@ -315,13 +317,13 @@ class Controller:
         self._trials.catch_up()
         self.executor.close()
         self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
+        self._process([self._sample_usage()])
         self._perform(self.session.log_held(*self._read_clock()))
         self._save_snapshot()
-        # The last figures are logged after the report is written, so that they include its cost.
         ending = self._describe_end()
-        usage = self._sample_usage()
-        self._finalizer.write_report([self._events.make_event(**usage), self._events.make_event(**ending)])
-        self._process([self._sample_usage(), ending])
+        used_s = time.process_time()
+        self._finalizer.write_report(self._events.make_event(**ending))
+        self._process([{**ending, "report_cpu_s": time.process_time() - used_s}])
         self._finalizer.write_ledger()
 
     def _describe_end(self) -> Event:

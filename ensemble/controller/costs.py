@@ -38,6 +38,10 @@ class _Pending:
     deadline: float
     is_measuring: bool = False
 
+    def is_due(self, now: float) -> bool:
+        """Whether it is to be measured now."""
+        return not self.is_measuring and (not self.unmetered or now >= self.deadline)
+
 
 class TrialCosts:
     """The finished trials whose cost is not known yet.
@@ -74,11 +78,15 @@ class TrialCosts:
             for each in self._pending.values():
                 each.unmetered.discard(event["node"])
 
+    def is_due(self, now: float) -> bool:
+        """Whether `measure_due` has something to measure, in which what the driver has used until then counts."""
+        return any(each.is_due(now) for each in self._pending.values())
+
     def measure_due(self) -> None:
         """Measure the trials whose last interval is metered; figures that were held back are logged before."""
         session = self._session
         for member, each in self._pending.items():
-            if not each.is_measuring and (not each.unmetered or session.now >= each.deadline):
+            if each.is_due(session.now):
                 each.is_measuring = True
                 session.log_cost_figures()
                 session.actions.append(MeasureCost(member, session.run.members[member].attempt))

@@ -7,7 +7,6 @@ error here is noted, and does not make the run fail.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from ensemble.search.study import write_study
@@ -45,13 +44,13 @@ class Finalizer:
             self._note("the members could not be combined", error)
             return None
 
-    def write_report(self, ending: Sequence[dict[str, Any]]) -> None:
+    def write_report(self, ending: dict[str, Any]) -> None:
         """Write the report and, unless a searcher kept it all along, the Optuna study.
 
         Args:
-            ending: the last events, which are logged only after this, so that they include its cost.
+            ending: the last event, which is logged only after this, so that it says what could not be written.
         """
-        events = [*read_events(self._run_dir.events), *ending]
+        events = [*read_events(self._run_dir.events), ending]
         try:
             from ensemble.reporting.report import write_report
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.executors.base import Event, EventHandler, make_exited
 from ensemble.executors.host import describe_host
+from ensemble.executors.node_services import LAST_S
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.train import Inbox, Job, work
@@ -41,7 +42,6 @@ class InlineExecutor:
         self._jobs: list[tuple[Job, Inbox, str | None]] = []  # with the id of the GPU
         self._meter: PowerMeter | None = None
         self._power_at = 0.0
-        self._power_sampled = False
         self._last: list[Event] = []  # reported after the end
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
@@ -60,7 +60,7 @@ class InlineExecutor:
         self._ensemble, self._handle = ensemble, handle
         self._meter = PowerMeter(NODE, energy=ensemble.energy)
         self._meter.start()
-        self._power_at, self._power_sampled = time.monotonic() + _POWER_EVERY_S, False
+        self._power_at = time.monotonic() + _POWER_EVERY_S
         self._activity = GpuActivity(list_gpus() if ensemble.devices != "cpu" else ())
         known = self._activity.describe()
         power = {**self._meter.describe(), **({"gpu_activity": known} if known else {})}
@@ -110,15 +110,11 @@ class InlineExecutor:
         self._handle([event, *self._power()])
 
     def _power(self, *, is_last: bool = False) -> list[Event]:
-        """The power since the last sample, if it is due: a second after it; for the last, half a second suffices,
-        and if there was none before, any time does.
-        """
-        least_s = _POWER_EVERY_S / 2 if is_last else 0.0
-        is_due = time.monotonic() >= self._power_at - least_s or (is_last and not self._power_sampled)
-        if self._meter is None or not is_due:
+        """The power since the last sample: a second after it, and at the end."""
+        if self._meter is None or not (is_last or time.monotonic() >= self._power_at):
             return []
         power = self._meter.sample()
-        self._power_at, self._power_sampled = time.monotonic() + _POWER_EVERY_S, True
+        self._power_at = time.monotonic() + _POWER_EVERY_S
         self._activity.add_to(power, {os.getpid(): self._describe_process()})
         return [{"type": "power", **power}]
 
@@ -144,6 +140,7 @@ class InlineExecutor:
         """See `Executor`; `events` returns the last power sample after this."""
         self._jobs.clear()
         if self._meter is not None:
+            time.sleep(max(0.0, self._power_at - _POWER_EVERY_S + LAST_S - time.monotonic()))
             self._last += self._power(is_last=True)
             self._meter.close()
             self._activity.close()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pipelines.feeder.process import FeederProcess
 
 POWER_EVERY_S = 1.0
+LAST_S = 0.2  # the last interval has so many seconds at least: counters of energy and of CPU time go in steps
 _REPORTED = (
     "prepared",
     "consumed",
@@ -94,7 +95,8 @@ class NodeServices:
         self._deadly: dict[str, dict[int, int]] = {}  # of each set: not in the pipelines, which outlive the run
         self._meter = PowerMeter(node, energy=ensemble.energy)
         self._meter.start()
-        self.next_sample = time.monotonic() + POWER_EVERY_S
+        self._sampled_at = time.monotonic()
+        self.next_sample = self._sampled_at + POWER_EVERY_S
         self.gpus = GpuOffers(node, self.directory, emit) if ensemble.devices != "cpu" else None
         self._mps: Mps | None = None
         self._activity = GpuActivity(())
@@ -127,14 +129,18 @@ class NodeServices:
                 if not feeder.process.ready and now - feeder.since > START_S:
                     feeder.process.failure = f"it had not started after {START_S:g} s"
                     feeder.process.kill()  # its end is reported like any other
-            power = self._meter.sample()
+            self._emit_power()
             # From its end: after a stall a shorter interval follows, but never one in which counters hardly step.
             self.next_sample = max(time.monotonic() + POWER_EVERY_S / 2, self.next_sample + POWER_EVERY_S)
-            self._activity.add_to(power, self._list_processes())
-            self._emit({"type": "power", **power})
             if self.gpus is not None:
                 self.gpus.sample()
                 self._report_power(self.gpus)
+
+    def _emit_power(self) -> None:
+        power = self._meter.sample()
+        self._activity.add_to(power, self._list_processes())
+        self._emit({"type": "power", **power})
+        self._sampled_at = time.monotonic()
 
     def _report_power(self, gpus: GpuOffers) -> None:
         """Report how the GPUs' energy and activity are known, where that has changed."""
@@ -203,9 +209,11 @@ class NodeServices:
             self._stop_process(feeder)
 
     def close(self) -> None:
-        """End all feeders and remove the directory."""
+        """End all feeders, report the power up to now, and remove the directory."""
         for cohort in list(self._feeders):
             self.stop_feeder(cohort)
+        time.sleep(max(0.0, self._sampled_at + LAST_S - time.monotonic()))
+        self._emit_power()
         self._meter.close()
         self._activity.close()
         if self.gpus is not None:

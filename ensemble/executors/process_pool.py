@@ -227,6 +227,7 @@ class ProcessPool:
                 worker.kill()
             self._emit(forks.usage(self.node))
         else:
+            self._emit(forks.usage(self.node))
             self._finish(worker, message["code"], message.get("cpu_s"))
 
     def _handle_lost_server(self, forks: ForkServer) -> None:

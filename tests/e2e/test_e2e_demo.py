@@ -82,8 +82,17 @@ def test_one_pipeline_fed_them_all(demo: Demo) -> None:
 
 def test_the_ledger_has_all_that_the_process_tree_used(demo: Demo) -> None:
     kept = json.loads((demo.run_dir / "ledger.json").read_text())
-    assert kept["run"]["cpu_s"] == pytest.approx(demo.used_s, rel=0.03)
+    events = read_events(demo.run_dir / "events.jsonl")
+    assert kept["run"]["cpu_s"] + events[-1]["report_cpu_s"] == pytest.approx(demo.used_s, rel=0.03)
     assert kept["run"]["cpu_s"] == sum(row["cpu_s"] for row in kept["rows"])
+
+
+def test_each_member_has_joules_to_its_end(demo: Demo) -> None:
+    kinds = [event["type"] for event in read_events(demo.run_dir / "events.jsonl")]
+    assert "power" in kinds[kinds.index("combined") : kinds.index("run_finished")]
+    per_s = [row["energy_j"] / row["cpu_s"] for row in demo.rows]
+    mean = sum(row["energy_j"] for row in demo.rows) / sum(row["cpu_s"] for row in demo.rows)
+    assert per_s == pytest.approx([mean] * len(per_s), rel=0.15)
 
 
 def test_a_person_is_told_what_matters(demo: Demo) -> None:

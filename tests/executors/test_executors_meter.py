@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import selectors
 import threading
 import time
@@ -18,8 +20,9 @@ from ensemble.executors.node_services import NodeServices
 from ensemble.meter.ledger import ledger
 from ensemble.meter.power import PowerSource
 from ensemble.meter.power.common import Reading
+from ensemble.reporting import write_report
 from ensemble.spec import Energy
-from ensemble.store import read_events
+from ensemble.store import RunDir, read_events
 
 WATTS = 400.0
 
@@ -106,4 +109,34 @@ def test_power_is_never_sampled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -
             assert services.next_sample <= max(due_at + 1.0, time.monotonic() + 0.5)
             services.sample()
             services.sample()
-    assert [event["type"] for event in told] == ["power"] * 5
+    assert [event["type"] for event in told] == ["power"] * 6, "the last one when it is closed"
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_the_last_moments_of_a_run_are_metered_too(tmp_path: Path, executor: str) -> None:
+    ensemble.submit(execute_members.an_ensemble(), tmp_path / "run", executor).wait()
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    kinds = [event["type"] for event in events]
+    last = len(kinds) - 1 - kinds[::-1].index("power")
+    assert kinds.index("combined") < last < kinds.index("run_finished")
+    used = ledger(events)
+    per_s = {member: (each.energy_j or 0.0) / each.cpu_s for member, each in used.by_member().items()}
+    mean = sum(per_s.values()) / len(per_s)
+    assert mean > 0 and all(each == pytest.approx(mean, rel=0.15) for each in per_s.values())
+
+
+def test_the_report_the_ledger_and_the_log_say_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    ensemble.submit(execute_members.an_ensemble(), path, "local").wait()
+    events = read_events(path / "events.jsonl")
+    kept = json.loads((path / "ledger.json").read_text())
+    used = ledger(events).run
+    assert (kept["run"]["cpu_s"], kept["run"]["energy_j"]) == (used.cpu_s, used.energy_j)
+    written = (path / "report.html").read_text()
+    assert list_figures(written) == list_figures(write_report(RunDir(path)).read_text()) != []
+    assert events[-1]["report_cpu_s"] > 0
+
+
+def list_figures(page: str) -> list[str]:
+    """The figures of the tables of a report, below its heading Cost by member and role."""
+    return re.findall(r'data-value="([^"]+)"', page[page.index("Cost by member and role") :])

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from optuna.study import StudyDirection
 from test_search_failures import declared, run
 
-from ensemble.api import resume
+from ensemble.api import resume, submit
+from ensemble.meter.ledger import ledger
 from ensemble.reporting.ranking import front_members
 from ensemble.run import make_result
 from ensemble.search.searcher import Searcher
@@ -240,6 +241,20 @@ def test_a_cost_is_what_the_account_says_when_all_of_it_is_logged(tmp_path: Path
         member: row["cpu_s"] for member, row in rows.items()
     }
     assert [values for _, values in told(path)] == [[row["metric"], row["cpu_s"]] for row in rows.values()]
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_the_joules_of_a_trial_are_those_of_the_ledger(tmp_path: Path, executor: str) -> None:
+    path = tmp_path / "run"
+    submit(two_objectives(), path, executor).wait()
+    events = read_events(path / "events.jsonl")
+    used = ledger(events).by_member()
+    for member, cost in logged_costs(path).items():
+        assert cost["energy_j"] == pytest.approx(used[member].energy_j, rel=0.02)
+        at = events.index(cost)
+        seen = next(t for t in range(at, 0, -1) if events[t].get("role") == "orchestrate")
+        ends = [t for t in range(at) if (events[t]["type"], events[t].get("member")) == ("finished", member)]
+        assert seen > max(ends), "what the driver has used since is not spread over the trial later"
 
 
 def test_a_search_that_minimizes_joules_stops_where_there_are_none(
