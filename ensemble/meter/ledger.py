@@ -246,7 +246,12 @@ class Ledger:
                 for member in self.by_member(full=True)
             ],
             "nodes": [
-                {**vars(node), "sources": list(node.sources), "power": [list(point) for point in node.power]}
+                {
+                    **vars(node),
+                    "sources": list(node.sources),
+                    "power": [list(point) for point in node.power],
+                    "begins": list(node.begins),
+                }
                 for node in self.nodes
             ],
             "rows": list(map(_describe_row, self.rows)),
