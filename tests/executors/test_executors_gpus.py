@@ -83,7 +83,7 @@ def test_who_keeps_gpus_busy_is_in_the_power_events(executor: str, tmp_path: Pat
 
 def test_who_has_ended_since_the_last_reading_has_what_it_used(tmp_path: Path) -> None:
     run = Run(tmp_path, "A100:80", "", "local", "ended")
-    active = [part["activity"] for e in run.of_kind("power") for part in e["parts"] if "activity" in part]
+    active = [part["activity"] for e in run.of_kind("power") for part in e["parts"] if part.get("activity")]
     [[role, member, _]] = active[0]
     assert (role, member) == ("train", "member-0")
 
