@@ -245,15 +245,7 @@ class Ledger:
                 }
                 for member in self.by_member(full=True)
             ],
-            "nodes": [
-                {
-                    **vars(node),
-                    "sources": list(node.sources),
-                    "power": [list(point) for point in node.power],
-                    "begins": list(node.begins),
-                }
-                for node in self.nodes
-            ],
+            "nodes": [{name: _list(value) for name, value in vars(node).items()} for node in self.nodes],
             "rows": list(map(_describe_row, self.rows)),
             "full_rows": list(map(_describe_row, self.full_rows)),
             "reuse": vars(self.reuse),
@@ -390,6 +382,10 @@ def _group(rows: Iterable[LedgerRow], key: Callable[[LedgerRow], str]) -> dict[s
     for row in rows:
         found.setdefault(key(row), []).append(row)
     return found
+
+
+def _list(value: Any) -> Any:
+    return list(map(_list, value)) if isinstance(value, tuple) else value
 
 
 def _describe_row(row: LedgerRow) -> dict[str, Any]:
