@@ -248,7 +248,7 @@ STUDY = Study(
     description=(
         "Attributed joules beside the true ones on a node whose power is known; three ways to share a node's "
         "energy beside the Shapley value; one shared pipeline beside own ones; what the account costs. "
-        "As it is it needs neither data nor a GPU, and some three minutes on two cores."
+        "As it is it needs neither data nor a GPU, and some three minutes on two free cores."
     ),
     add_options=add_options,
     run=run,
