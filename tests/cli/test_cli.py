@@ -325,7 +325,7 @@ def test_the_ledger_says_what_the_energy_amounts_to(finished: tuple[Path, Any, P
 
 def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None:
     done = call("status", finished[0])
-    run, head, *lines, held_up, models = done.stdout.splitlines()
+    run, head, *lines, held_up, models, energy = done.stdout.splitlines()
     assert re.fullmatch(r"tiny · finished · executor local · 0:\d\d · objective \w+, (max|min)", run)
     assert head.split()[:3] == ["member", "state", "epoch"] and "node" in head.split()
     assert [line.split()[:3] for line in lines] == [
@@ -333,6 +333,7 @@ def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None
         ["member-1", "finished", "2/2"],
     ]
     assert held_up.startswith("bottleneck: ") and re.match(r"models: 2 models in .*: [\d.]+ a minute", models)
+    assert re.fullmatch(r"energy: (unavailable: .*|.* (estimated|attributed).* \(source: .*\))", energy)
     assert done.stderr == ""
 
 
