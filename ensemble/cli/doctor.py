@@ -183,6 +183,7 @@ def _power() -> Iterator[Row]:
     from ensemble.meter.power import Absent, watts_per_core
     from ensemble.meter.power.busy_time import find_busy_time
     from ensemble.meter.power.estimate import VARIABLE, open_estimate
+    from ensemble.spec import SpecError
 
     labels = {
         doctor_power.RAPL: "RAPL",
@@ -202,7 +203,11 @@ def _power() -> Iterator[Row]:
         yield _unavailable("CPU time", busy.reason)
     else:
         yield _available("CPU time", f"of the whole {busy.scope} ({busy.file})")
-    estimate = open_estimate(busy)
+    try:
+        estimate = open_estimate(busy)
+    except SpecError as error:
+        yield _unavailable("power estimate", str(error))
+        return
     if isinstance(estimate, Absent):
         yield _unavailable("power estimate", estimate.reason)
     else:

@@ -26,11 +26,16 @@ _UNSYNCHRONIZED = 5  # TIME_ERROR of adjtimex(2)
 
 @dataclass(frozen=True)
 class Source:
-    """A power source: names of its parts, or why it is absent."""
+    """A power source: names of its parts, or why it is absent.
+
+    Attributes:
+        is_denied: whether only this user may not read it.
+    """
 
     name: str
     parts: tuple[str, ...] = ()
     reason: str = ""
+    is_denied: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Machine:
         battery: name of a battery between the wall and the machine, if there is one.
         every_s: seconds between samples of a run.
         logged_every_s: seconds between samples in the log of a long run.
+        meter: whether the file of an external meter was named.
     """
 
     sources: tuple[Source, ...]
@@ -53,6 +59,7 @@ class Machine:
     battery: str = ""
     every_s: float = 1.0
     logged_every_s: float = 30.0
+    meter: bool = False
 
     def offers(self, name: str) -> bool:
         """Whether a source is there."""
@@ -86,12 +93,13 @@ def compare(machine: Machine) -> list[Finding]:
             "at least one sample a second, evenly",
             "does not meet",
             f"each sample is taken {machine.every_s:g} s after the one before, a little less often, and the log "
-            f"of a long run keeps their sums over up to {machine.logged_every_s:g} s; no energy is left out",
+            f"of a long run keeps their sums over up to {machine.logged_every_s:g} s, in which all of it is",
         ),
         Finding(
             "the window is the run, at least 60 samples",
             "cannot be checked",
-            "it is from the start of a node's meter to the end of the run: a run of less than 60 s is too short",
+            "what a run does before the meter of a node starts (imports, the start of Ray, measuring idle power) "
+            "and after its last sample (the report) has no joules; a run of less than 60 s is too short",
         ),
         _compare_accuracy(machine),
         *_compare_gpu_sensors(machine),
@@ -121,12 +129,14 @@ def _compare_scope(machine: Machine) -> Finding:
     if machine.offers(EXTERNAL):
         text = "an external meter is read; what is plugged into it is not known"
         return Finding(rule, "cannot be checked", text)
+    unread = [source.reason for source in machine.sources if source.name == EXTERNAL and machine.meter]
     if machine.offers(ACPI):
         text = "ACPI's meter is read; whether it is that of all power supplies is up to the board's firmware"
+        text = "; ".join([text, *unread])
         return Finding(rule, "cannot be checked", text)
     seen = [part for source in machine.sources for part in source.parts]
     only = f"only {', '.join(seen)} are measured" if seen else "nothing is measured; processors are estimated"
-    remedy = "a run reads the file of an external meter: Energy(meter=...)"
+    remedy = "; ".join(unread) or "a run reads the file of an external meter: Energy(meter=...)"
     return Finding(rule, "does not meet", f"{only}, without power supplies, fans and boards; {remedy}")
 
 
@@ -154,7 +164,7 @@ def _compare_gpu_sensors(machine: Machine) -> Iterator[Finding]:
 
 def _compare_permissions(machine: Machine) -> Finding:
     rule = "beyond its rules: this user may read what measures"
-    closed = [source.reason for source in machine.sources if "readable by root only" in source.reason]
+    closed = [source.reason for source in machine.sources if source.is_denied]
     if closed:
         return Finding(rule, "does not meet", "; ".join(closed))
     return Finding(rule, "meets", "no source is closed to this user")
@@ -197,11 +207,11 @@ def read_source(source: PowerSource | Absent) -> Source:
     from ensemble.meter.power.common import PowerError
 
     if isinstance(source, Absent):
-        return Source(source.name, reason=source.reason)
+        return Source(source.name, reason=source.reason, is_denied=source.is_denied)
     try:
         return Source(source.name, tuple(reading.name for reading in source.read()))
     except PowerError as error:
-        return Source(source.name, reason=str(error))
+        return Source(source.name, reason=str(error), is_denied=error.is_denied)
     finally:
         source.close()
 
@@ -224,6 +234,7 @@ def examine_power(meter: Path | None = None) -> list[Finding]:
             battery=find_battery(_BATTERIES),
             every_s=POWER_EVERY_S,
             logged_every_s=MOST_S,
+            meter=meter is not None,
         )
     )
 

@@ -20,8 +20,9 @@ from ensemble.controller.attempt import Attempt
 from ensemble.controller.session_state import SessionState
 from ensemble.spec import Search
 
-#: Seconds after the end of a trial in which each of its nodes has sampled its power a few times.
-WAIT_S = 5.0
+#: Seconds after the end of a trial in which the power of each of its nodes is known up to that end, also where
+#: rows of an external meter are waited for, which is given up when it has not written one for 30 s.
+WAIT_S = 35.0
 
 
 @dataclass(slots=True)
@@ -29,11 +30,13 @@ class _Pending:
     """A finished trial whose cost is not known.
 
     Attributes:
+        ended_t: when it ended, in Unix seconds.
         unmetered: its nodes whose power was not sampled since its end.
         deadline: when the cost is measured all the same, in seconds of a monotonic clock.
         is_measuring: whether it was asked for.
     """
 
+    ended_t: float
     unmetered: set[str]
     deadline: float
     is_measuring: bool = False
@@ -56,7 +59,7 @@ class TrialCosts:
         self._minimized = None if search is None else search.second_objective
         members = session.run.members.values() if self._minimized else ()
         unknown = [member.id for member in members if member.state == "finished" and member.cost is None]
-        self._pending = {member: _Pending(set(), session.now) for member in unknown}
+        self._pending = {member: _Pending(session.t, set(), session.now) for member in unknown}
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -70,13 +73,14 @@ class TrialCosts:
         """All processes of an attempt have exited: measure what its trial has cost, if it finished."""
         if live.outcome == "finished" and self._minimized is not None:
             nodes = set(live.start.placement.ranks_by_node) if self._minimized == "energy_j" else set()
-            self._pending[live.member] = _Pending(nodes, self._session.now + WAIT_S)
+            self._pending[live.member] = _Pending(self._session.t, nodes, self._session.now + WAIT_S)
 
     def note_power(self, event: Mapping[str, Any]) -> None:
         """Note that the power of a node was sampled, if the event says so."""
         if event["type"] == "power":
             for each in self._pending.values():
-                each.unmetered.discard(event["node"])
+                if event.get("until", each.ended_t) >= each.ended_t:
+                    each.unmetered.discard(event["node"])
 
     def is_due(self, now: float) -> bool:
         """Whether `measure_due` has something to measure, in which what the driver has used until then counts."""

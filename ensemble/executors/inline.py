@@ -58,12 +58,17 @@ class InlineExecutor:
                     "use executor='local' or 'ray', or workers=1"
                 )
         self._ensemble, self._handle = ensemble, handle
-        self._meter = PowerMeter(NODE, energy=ensemble.energy)
-        self._meter.start()
+        meter = PowerMeter(NODE, energy=ensemble.energy)
+        try:
+            meter.start()
+        except BaseException:  # a signal, while idle power is measured
+            meter.close()
+            raise
         self._power_at = time.monotonic() + _POWER_EVERY_S
         self._activity = GpuActivity(list_gpus() if ensemble.devices != "cpu" else ())
+        self._meter = meter
         known = self._activity.describe()
-        power = {**self._meter.describe(), **({"gpu_activity": known} if known else {})}
+        power = {**meter.describe(), **({"gpu_activity": known} if known else {})}
         self._node = describe_host(NODE, places=1, power=power)
         return [self._node]
 
@@ -113,10 +118,12 @@ class InlineExecutor:
         """The power since the last sample: a second after it, and at the end."""
         if self._meter is None or not (is_last or time.monotonic() >= self._power_at):
             return []
-        power = self._meter.sample()
+        sampled = self._meter.finish() if is_last else self._meter.sample()
         self._power_at = time.monotonic() + _POWER_EVERY_S
-        self._activity.add_to(power, {os.getpid(): self._describe_process()})
-        return [{"type": "power", **power}]
+        for power in sampled:
+            if power["parts"]:
+                self._activity.add_to(power, {os.getpid(): self._describe_process()})
+        return [{"type": "power", **power} for power in sampled]
 
     def _describe_process(self) -> RunProcess:
         """For whom this process uses a GPU now."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,12 @@ class NodeServices:
         self._known: set[int] = set()
         self._deadly: dict[str, dict[int, int]] = {}  # of each set: not in the pipelines, which outlive the run
         self._meter = PowerMeter(node, energy=ensemble.energy)
-        self._meter.start()
+        try:
+            self._meter.start()
+        except BaseException:  # a signal, while idle power is measured
+            self._meter.close()
+            self._private.close()
+            raise
         self._sampled_at = time.monotonic()
         self.next_sample = self._sampled_at + POWER_EVERY_S
         self.gpus = GpuOffers(node, self.directory, emit) if ensemble.devices != "cpu" else None
@@ -129,18 +134,19 @@ class NodeServices:
                 if not feeder.process.ready and now - feeder.since > START_S:
                     feeder.process.failure = f"it had not started after {START_S:g} s"
                     feeder.process.kill()  # its end is reported like any other
-            self._emit_power()
+            self._emit_power(self._meter.sample())
             # From its end: after a stall a shorter interval follows, but never one in which counters hardly step.
-            self.next_sample = max(time.monotonic() + POWER_EVERY_S / 2, self.next_sample + POWER_EVERY_S)
+            self.next_sample = max(self._sampled_at + POWER_EVERY_S / 2, self.next_sample + POWER_EVERY_S)
             if self.gpus is not None:
                 self.gpus.sample()
                 self._report_power(self.gpus)
 
-    def _emit_power(self) -> None:
-        power = self._meter.sample()
-        self._activity.add_to(power, self._list_processes())
-        self._emit({"type": "power", **power})
+    def _emit_power(self, sampled: Sequence[dict[str, Any]]) -> None:
         self._sampled_at = time.monotonic()
+        for power in sampled:
+            if power["parts"]:
+                self._activity.add_to(power, self._list_processes())
+            self._emit({"type": "power", **power})
 
     def _report_power(self, gpus: GpuOffers) -> None:
         """Report how the GPUs' energy and activity are known, where that has changed."""
@@ -213,7 +219,7 @@ class NodeServices:
         for cohort in list(self._feeders):
             self.stop_feeder(cohort)
         time.sleep(max(0.0, self._sampled_at + LAST_S - time.monotonic()))
-        self._emit_power()
+        self._emit_power(self._meter.finish())
         self._meter.close()
         self._activity.close()
         if self.gpus is not None:

@@ -65,6 +65,7 @@ class NodeUse:
     Attributes:
         idle: of the energy; None where it was not known at any time.
         peak_w: the highest mean power of an interval.
+        unread_s: seconds of which its meter has no reading.
     """
 
     energy: int | None = None
@@ -72,6 +73,7 @@ class NodeUse:
     origin: Origin = "measured"
     metered_s: float = 0.0
     peak_w: float | None = None
+    unread_s: float = 0.0
     sources: list[str] = field(default_factory=list)
 
 
@@ -132,6 +134,7 @@ class Sums:
 
     def _add_to_node(self, name: str, interval: Interval) -> None:
         node = self.nodes.setdefault(name, NodeUse())
+        node.unread_s += interval.end - interval.start if interval.unread else 0.0
         if not interval.parts:
             return
         length = interval.end - interval.start

@@ -106,6 +106,7 @@ class NodeTotal:
         energy_j, origin: of the whole node: measured, estimated or unavailable.
         idle_j: the idle energy in it; None where idle power was not known.
         metered_s: seconds that were metered.  mean_watts: energy over them.  peak_watts: of an interval.
+        unread_s: seconds of which its meter has no reading.
         sources: names of the power sources.
         power: (unix time, watts, origin, idle watts or None) at each sample.
         begins: unix time at which the interval of each sample began.
@@ -121,6 +122,7 @@ class NodeTotal:
     begins: tuple[float, ...]
     idle_j: float | None = None
     peak_watts: float | None = None
+    unread_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -340,6 +342,7 @@ def _make_node_total(name: str, sums: Sums, power: Sequence[Interval]) -> NodeTo
         begins=tuple(each.start for each in power),
         idle_j=None if node.idle is None else from_ticks(node.idle),
         peak_watts=node.peak_w,
+        unread_s=node.unread_s,
     )
 
 

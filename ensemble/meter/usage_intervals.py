@@ -41,7 +41,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Interval:
-    """One `power` event: what a node used in (start, end]; `busy`: CPU ticks of all its processes, if reported."""
+    """One `power` event: what a node used in (start, end].
+
+    Attributes:
+        busy: CPU ticks of all its processes, if reported.
+        unread: why the meter of the node has no reading of this time; empty where it has, or there is no meter.
+    """
 
     start: float
     end: float
@@ -50,6 +55,7 @@ class Interval:
     watts: float | None
     origin: Origin
     source: str
+    unread: str = ""
 
 
 class CpuUse(NamedTuple):
@@ -269,7 +275,8 @@ class Reader:
         node, watts, energy_j = event["node"], event.get("watts"), event.get("energy_j")
         earlier = self.node(node).power
         # Intervals stay in order even where the clock was set back.
-        t = max([event["t"], *(interval.end for interval in earlier[-1:])])
+        ended = min(event["t"], event.get("until", event["t"]))  # before it was reported, where rows come late
+        t = max([ended, *(interval.end for interval in earlier[-1:])])
         parts = event.get("parts")
         if parts is None:
             parts = [] if energy_j is None else [{"kind": "cpu", "energy_j": energy_j, "origin": event["origin"]}]
@@ -289,6 +296,7 @@ class Reader:
                 watts=watts,
                 origin=event["origin"],
                 source=event.get("source") or "unknown",
+                unread=event.get("reason") or "",
             )
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ from ensemble.spec.validation import SpecError, check_number, option_class, unkn
 
 #: Parts of a node whose idle power can be given; "gpu" is each GPU, "node" the rest that an external meter sees.
 IDLE_PARTS = ("cpu", "dram", "gpu", "node")
+#: What stands for names in `Energy.meter`.
+PLACEHOLDERS = ("node", "host")
+LONGEST_IDLE_S = 600.0
 
 
 @option_class
@@ -22,7 +26,7 @@ class Energy:
             together), "dram", "gpu" (each physical GPU), "node" (what an external meter sees beyond these). None:
             they are measured.
         measure_idle_s: seconds for which each node's idle power is measured before anything of the run starts
-            there; 0 measures none. A node without a power source that measures is not waited for.
+            there, at most 600; 0 measures none. A node without a power source that measures is not waited for.
         meter: path of a file with time-stamped watts of the whole node, one `unix seconds,watts` a line, to which
             an external meter appends; `{node}` in it stands for the node's name, `{host}` for its host name.
         intensity_g_per_kwh: carbon intensity of the electricity where the run takes place, in gCO2e per kWh.
@@ -49,6 +53,9 @@ class Energy:
                 check_number(f"Energy.idle_w[{part!r}]", watts, low=0)
             object.__setattr__(self, "idle_w", {part: float(watts) for part, watts in self.idle_w.items()})
         check_number("Energy.measure_idle_s", self.measure_idle_s, low=0)
+        if self.measure_idle_s > LONGEST_IDLE_S:
+            most = f"must be at most {LONGEST_IDLE_S:g}, for which no member runs"
+            raise SpecError(f"Energy.measure_idle_s {most}, got {self.measure_idle_s!r}")
         check_number("Energy.intensity_g_per_kwh", self.intensity_g_per_kwh, low=0, optional=True)
         check_number("Energy.pue", self.pue, low=1)
         check_number("Energy.price_per_kwh", self.price_per_kwh, low=0, optional=True)
@@ -56,8 +63,18 @@ class Energy:
             value = getattr(self, name)
             if not isinstance(value, str) and not (value is None and name == "meter"):
                 raise SpecError(f"Energy.{name} must be a str, got {value!r}")
+        if self.meter is not None:
+            _check_meter(self.meter)
 
     def as_event(self) -> dict[str, Any]:
         """What a run's log records of it: all that turns joules into emissions and costs."""
         names = ("intensity_g_per_kwh", "pue", "price_per_kwh", "currency")
         return {name: getattr(self, name) for name in names}
+
+
+def _check_meter(meter: str) -> None:
+    if not meter.strip():
+        raise SpecError("Energy.meter must be the path of a file, got an empty one")
+    for name in re.findall(r"\{([^{}]*)\}", meter):
+        if name not in PLACEHOLDERS:
+            raise SpecError(unknown_name("Energy.meter has no placeholder", name, PLACEHOLDERS))

@@ -14,7 +14,20 @@ from pathlib import Path
 import pytest
 
 from ensemble.cli import doctor
-from ensemble.cli.doctor_power import ACPI, EXTERNAL, NVML, RAPL, Finding, Machine, Source, compare, find_battery
+from ensemble.cli.doctor_power import (
+    ACPI,
+    EXTERNAL,
+    NVML,
+    RAPL,
+    Finding,
+    Machine,
+    Source,
+    compare,
+    examine_power,
+    find_battery,
+    read_source,
+)
+from ensemble.meter.power import PowerError, PowerSource, Reading
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = {
@@ -104,7 +117,7 @@ def test_an_import_of_torch_that_takes_long_is_waited_for_with_a_word(tmp_path: 
 def test_a_look_that_goes_wrong_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENSEMBLE_WATTS_PER_CORE", "plenty")
     by = {row["what"]: row for row in doctor.examine(timeout_s=0.01)}
-    assert "plenty" in by["power"]["reason"]
+    assert "plenty" in by["power estimate"]["reason"] and "SpecError" not in by["power estimate"]["reason"]
     assert "Optuna" in by
 
 
@@ -185,8 +198,41 @@ def test_gpus_whose_sensor_sees_a_quarter_of_the_time_are_named(model: str, verd
 
 def test_a_counter_for_root_only_is_a_finding_with_its_remedy() -> None:
     reason = "energy_uj is readable by root only: `sudo chmod a+r energy_uj`"
-    assert find_rule(Machine((Source(RAPL, reason=reason),)), "may read").because == reason
+    assert find_rule(Machine((Source(RAPL, reason=reason, is_denied=True),)), "may read").because == reason
     assert find_rule(Machine(ABSENT), "may read").verdict == "meets"
+
+
+def test_a_source_that_this_user_may_not_read_is_known_by_its_error() -> None:
+    refused = PowerSource(RAPL, "cpu", "measured", refuse_to_read)
+    source = read_source(refused)
+    assert source.is_denied
+    assert find_rule(Machine((source,)), "may read") == Finding(
+        "beyond its rules: this user may read what measures", "does not meet", "/m.csv: Permission denied"
+    )
+
+
+def refuse_to_read() -> list[Reading]:
+    raise PowerError("/m.csv: Permission denied", is_denied=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [(None, "No such file"), ("garbage\n", "holds no line"), (f"{time.time() + 5000},100\n", "s ahead of this")],
+)
+def test_a_meter_that_cannot_be_read_is_said_with_the_reason(
+    tmp_path: Path, text: str | None, reason: str
+) -> None:
+    if text is not None:
+        (tmp_path / "meter.csv").write_text(text)
+    (finding,) = [each for each in examine_power(tmp_path / "meter.csv") if "whole node" in each.rule]
+    assert reason in finding.because
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_a_file_of_another_user_is_denied(tmp_path: Path) -> None:
+    (tmp_path / "meter.csv").touch(mode=0)
+    (finding,) = [each for each in examine_power(tmp_path / "meter.csv") if "may read" in each.rule]
+    assert finding.verdict == "does not meet" and "Permission denied" in finding.because
 
 
 def test_a_battery_of_a_mouse_is_none_of_the_machine(tmp_path: Path) -> None:

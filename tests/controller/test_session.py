@@ -542,6 +542,22 @@ def test_a_trial_has_its_cost_when_its_nodes_were_metered_after_its_end() -> Non
     assert list_costs() == ["member-0"] and world.ended[0] == 1
 
 
+def test_power_up_to_a_time_before_the_end_of_a_trial_is_not_its_cost() -> None:
+    world = World(declare("energy_j", 1), Random(0), failing_launches=0.0)
+    process = next(iter(world.processes.values()))
+    process.end("finished", "finished", metrics={"accuracy": 0.5})
+    while process.reports:
+        world.report(process)
+    world.reconcile()
+    power = {"type": "power", "node": process.nodes[0], "watts": 1.0}
+    world.handle({**power, "until": world.session.state.t - 1.0})
+    world.reconcile()
+    assert not world.ended, "rows of an external meter come late"
+    world.handle({**power, "until": world.session.state.t})
+    world.reconcile()
+    assert world.ended[process.identity.number] == 1
+
+
 def test_a_trial_on_a_node_that_meters_no_more_has_its_cost_after_a_few_seconds() -> None:
     world = World(declare("energy_j", 1), Random(0), failing_launches=0.0)
     process = next(iter(world.processes.values()))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import selectors
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -19,26 +21,29 @@ import ensemble
 from ensemble.executors.node_services import NodeServices
 from ensemble.meter.ledger import ledger
 from ensemble.meter.power import PowerSource
+from ensemble.meter.power.busy_time import find_busy_time
 from ensemble.meter.power.common import Reading
 from ensemble.reporting import write_report
+from ensemble.reporting.sections import cost
+from ensemble.reporting.sections.notices import collect_notices
 from ensemble.spec import Energy
-from ensemble.store import RunDir, read_events
+from ensemble.store import RunDir, fold, read_events
 
 WATTS = 400.0
 
 
 class Meter:
-    """Writes a row of constant power ten times a second until it is left."""
+    """Writes a row of constant power every so often until it is left."""
 
-    def __init__(self, file: Path) -> None:
-        self.file, self._stop = file, threading.Event()
+    def __init__(self, file: Path, every_s: float) -> None:
+        self.file, self._every_s, self._stop = file, every_s, threading.Event()
         self._thread = threading.Thread(target=self._write)
 
     def _write(self) -> None:
         while not self._stop.is_set():
             with open(self.file, "a") as file:
                 file.write(f"{time.time()},{WATTS}\n")
-            self._stop.wait(0.1)
+            self._stop.wait(self._every_s)
 
     def __enter__(self) -> Meter:
         self._thread.start()
@@ -51,11 +56,11 @@ class Meter:
         self._thread.join()
 
 
-@pytest.mark.parametrize("executor", ["inline", "local"])
-def test_the_account_of_a_run_is_what_its_meter_saw(tmp_path: Path, executor: str) -> None:
+@pytest.mark.parametrize(("executor", "every_s"), [("inline", 0.1), ("local", 0.1), ("local", 2.0)])
+def test_the_account_of_a_run_is_what_its_meter_saw(tmp_path: Path, executor: str, every_s: float) -> None:
     energy = Energy(meter=str(tmp_path / "{node}.csv"), idle_w={"node": 150.0})
     declared = execute_members.an_ensemble(energy=energy)
-    with Meter(tmp_path / f"{executor}.csv"):
+    with Meter(tmp_path / f"{executor}.csv", every_s):
         ensemble.submit(declared, tmp_path / "run", executor).wait()
     events = read_events(tmp_path / "run" / "events.jsonl")
     (node,) = [event for event in events if event["type"] == "node"]
@@ -64,7 +69,8 @@ def test_the_account_of_a_run_is_what_its_meter_saw(tmp_path: Path, executor: st
     total = ledger(events)
     (used,) = total.nodes
     assert used.origin == "measured" and used.energy_j is not None
-    assert used.energy_j == pytest.approx(WATTS * used.metered_s, rel=0.15, abs=0.2 * WATTS), "but for late rows"
+    assert used.energy_j == pytest.approx(WATTS * used.metered_s, rel=0.02), "late rows included"
+    assert used.peak_watts == pytest.approx(WATTS, rel=0.02) and used.unread_s == 0.0
     assert {kind for row in total.rows for kind in row.parts} == {"node"}, "nothing is estimated beside it"
     assert sum(row.energy_j or 0.0 for row in total.rows) == used.energy_j
 
@@ -140,3 +146,38 @@ def test_the_report_the_ledger_and_the_log_say_the_same(tmp_path: Path) -> None:
 def list_figures(page: str) -> list[str]:
     """The figures of the tables of a report, below its heading Cost by member and role."""
     return re.findall(r'data-value="([^"]+)"', page[page.index("Cost by member and role") :])
+
+
+@pytest.mark.skipif(
+    getattr(find_busy_time(), "scope", None) != "host", reason="idle power is measured where all CPU time is seen"
+)
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_a_run_can_be_interrupted_while_idle_power_is_measured(
+    tmp_path: Path, executor: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupt() -> None:
+        while "measuring the idle power" not in caplog.text:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    energy = Energy(meter=str(tmp_path / "meter.csv"), measure_idle_s=600.0)
+    threading.Thread(target=interrupt, daemon=True).start()
+    with (
+        Meter(tmp_path / "meter.csv", 0.1),
+        pytest.raises(KeyboardInterrupt, match="before training started"),
+    ):
+        ensemble.submit(execute_members.an_ensemble(energy=energy), tmp_path / "run", executor)
+
+
+def test_a_meter_that_ends_is_said_at_the_end_and_in_the_report(tmp_path: Path) -> None:
+    file = tmp_path / "meter.csv"
+    file.write_text(f"{time.time() - 1},{WATTS}\n{time.time()},{WATTS}\n")
+    declared = execute_members.an_ensemble(energy=Energy(meter=str(file), idle_w={"node": 150.0}))
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    found = ledger(events)
+    assert found.total.energy_j is None, "not 0 J that were measured"
+    lines = [line for _, line in cost.summarize(fold(events), found)]
+    assert any("s of node inline have no reading of the meter" in line for line in lines)
+    (notice,) = [each for each in collect_notices(events) if "no reading of the meter" in each.text]
+    assert notice.level == "warning" and "no row of this time came" in notice.text

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ensemble.meter import ledger
+from ensemble.meter.ledger import Ledger
 from ensemble.meter.origin import from_ticks, to_ticks
 from ensemble.meter.power import Absent, PowerMeter, PowerSource, Reading
 from ensemble.meter.power.common import Kind, PowerError, Trapezoid
 from ensemble.meter.power.external import AHEAD_S, GAP_S, Curve, LineBuffer, Row, locate, open_external, parse_row
+from ensemble.meter.power.held import HeldTime
 from ensemble.meter.power.rest import Rest
 from ensemble.spec import Energy
 
@@ -249,7 +254,7 @@ def test_the_parts_of_a_sample_sum_to_the_whole_node() -> None:
     cpu, node = [0.0, 0.0, 30.0, 90.0, 30.0], [0.0, 0.0, 80.0, 80.0, 80.0]
     meter = PowerMeter("n0", [steady("rapl", "cpu", cpu), steady("acpi", "node", node)], energy=UNMEASURED)
     meter.start()
-    samples = [meter.sample() for _ in range(3)]
+    samples = [meter.sample()[0] for _ in range(3)]
     rests = [[part["energy_j"] for part in sample["parts"] if part["kind"] == "node"] for sample in samples]
     assert rests == [[50.0], [0.0], [40.0]], "10 J that were missing once are taken from the next rest"
     assert sum(sample["energy_j"] for sample in samples) == 240.0
@@ -266,13 +271,12 @@ def test_a_run_with_an_external_meter(tmp_path: Path) -> None:
     meter.start()
     started = time.time()
     time.sleep(0.05)
-    quiet = meter.sample()
-    assert [(part["name"], part["energy_j"]) for part in quiet["parts"] if part["kind"] == "node"] == [
-        ("node", 0.0)
-    ]
+    assert meter.sample() == [], "rows do not cover it yet"
     append(file, (time.time() + 1, 200.0))
-    covered_s = time.time() + 1 - started
-    (node,) = [part for part in meter.sample()["parts"] if part["kind"] == "node"]
+    (power,) = meter.sample()
+    covered_s = power["until"] - started
+    (node,) = [part for part in power["parts"] if part["kind"] == "node"]
+    assert power["interval_s"] == pytest.approx(covered_s, abs=0.01)
     assert set(node) == {"name", "kind", "device", "energy_j", "origin", "idle_j"}
     assert node["energy_j"] == pytest.approx(200.0 * covered_s, rel=0.1), "of what was before the start nothing"
     assert node["idle_j"] == pytest.approx(120.0 * covered_s, rel=0.1), "of the time of the rows"
@@ -289,9 +293,131 @@ def test_a_meter_that_begins_after_the_run_is_used_from_then_on(
     meter.start()
     before = meter.source
     append(tmp_path / "late.csv", (time.time(), 50.0))
-    meter.sample()
+    meter.sample()[0]
     assert meter.source == before
     now[0] = 11.0
-    meter.sample()
+    meter.sample()[0]
     assert "external meter" in meter.source and "estimate" not in meter.source
     meter.close()
+
+
+class MeteredNode:
+    """A node of constant 100 W, sampled each second, whose meter writes a row every so often until it ends.
+
+    Time is virtual: it goes on by 100 ms whenever it is read. Rows are written 50 ms after their time.
+    """
+
+    def __init__(self, folder: Path, every_s: float, until_s: float = math.inf) -> None:
+        self.now, self._every_s, self._until, self._file = T, every_s, T + until_s, folder / "meter.csv"
+        self._next = T - 0.4
+        append(self._file, (T - 0.4 - every_s, 100.0))
+        self._write()
+        self.events: list[dict[str, Any]] = []
+        energy = Energy(meter=str(self._file), measure_idle_s=0)
+        self.meter = PowerMeter("n0", energy=energy, clock=lambda: self.now, now=self._advance)
+
+    def _advance(self) -> float:
+        self.now += 0.1
+        self._write()
+        return self.now
+
+    def _write(self) -> None:
+        while self._next <= min(self.now - 0.05, self._until):
+            append(self._file, (self._next, 100.0))
+            self._next += self._every_s
+
+    def _log(self, sampled: list[dict[str, Any]]) -> None:
+        self.events += [{"type": "power", "t": self.now, **power} for power in sampled]
+
+    def run(self, seconds: float) -> Ledger:
+        self.meter.start()
+        begun = self.now
+        while self.now < begun + seconds:
+            due = self.now + 1.0
+            while self.now < due:
+                self._advance()
+            self._log(self.meter.sample())
+        self.seconds = self.now - begun
+        self._log(self.meter.finish())
+        self.meter.close()
+        return ledger([{"type": "run_started", "t": begun}, *self.events])
+
+
+@pytest.mark.parametrize("every_s", [0.5, 1.03, 5.0])
+def test_all_energy_is_in_the_interval_in_which_it_was_used(tmp_path: Path, every_s: float) -> None:
+    node = MeteredNode(tmp_path, every_s)
+    (used,) = node.run(14.0).nodes
+    assert used.energy_j == pytest.approx(100.0 * node.seconds, rel=0.03), "to the end of the run"
+    assert used.peak_watts == pytest.approx(100.0, rel=1e-3)
+    assert [watts for _, watts, *_ in used.power] == pytest.approx([100.0] * len(used.power), rel=1e-3)
+    assert used.unread_s == 0.0
+
+
+def test_of_the_time_after_its_last_row_nothing_is_known(tmp_path: Path) -> None:
+    node = MeteredNode(tmp_path, 1.0, until_s=4.0)
+    (used,) = node.run(24.0).nodes
+    assert used.mean_watts == pytest.approx(100.0, rel=1e-3)
+    assert used.energy_j is not None and 200.0 < used.energy_j <= 400.0
+    assert used.unread_s + used.energy_j / 100.0 == pytest.approx(node.seconds, abs=0.5)
+    assert node.events[-1]["energy_j"] is None and node.events[-1]["reason"]
+
+
+def test_a_meter_that_never_writes_again_measures_nothing(tmp_path: Path) -> None:
+    node = MeteredNode(tmp_path, 1.0, until_s=-0.4)
+    (used,) = node.run(8.0).nodes
+    assert (used.energy_j, used.origin) == (None, "unavailable")
+    assert used.unread_s == pytest.approx(node.seconds, abs=0.5)
+
+
+def test_when_it_is_lost_the_other_sources_take_over_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = MeteredNode(tmp_path, 1.0, until_s=4.0)
+    (used,) = node.run(40.0).nodes
+    (lost,) = [n for n, event in enumerate(node.events) if event["energy_j"] is None]
+    after = node.events[lost + 1 :]
+    assert after and all("external meter" not in event["source"] for event in after)
+    assert GAP_S - 1.0 < used.unread_s < GAP_S + 2.0
+    assert caplog.text.count("no reading of the external meter") == 1 and "its last row is" in caplog.text
+
+
+trapezoids = st.lists(
+    st.tuples(st.floats(0.1, 9.0), st.sampled_from([0.0, 0.0, 0.0, 2.0]), st.floats(0.0, 3.0)), max_size=8
+)
+
+
+@given(trapezoids, st.lists(st.floats(0.1, 4.0), min_size=1, max_size=20))
+def test_stretches_are_the_slices_and_each_is_covered_whole_or_not_at_all(
+    rows: list[tuple[float, float, float]], lengths: list[float]
+) -> None:
+    """Rows of 100 W that come late, with gaps; parts of 1 J a second."""
+    held, now, end, pending = HeldTime(T), T, T, list[tuple[float, Trapezoid]]()
+    for length_s, gap_s, late_s in rows:
+        start, end = end + gap_s, end + gap_s + length_s
+        arrives = max([end + late_s, *(each for each, _ in pending[-1:])])
+        pending.append((arrives, Trapezoid(start, end, 100.0, 100.0)))
+    taken, ticks, until = [], 0, T
+    for length_s in lengths:
+        now += length_s
+        ticks += to_ticks(length_s)
+        held.add(now, length_s, 1.0, [{"name": "cpu", "energy_j": from_ticks(to_ticks(length_s))}])
+        held.add_rows([each for arrives, each in pending if arrives <= now])
+        pending = [each for each in pending if each[0] > now]
+        while (stretch := held.decide()) is not None:
+            taken.append(stretch)
+    while (stretch := held.decide(is_last=True)) is not None:
+        taken.append(stretch)
+    for stretch in taken:
+        seconds = stretch.end - until
+        assert seconds > 0 and sum(each.seconds for each in stretch.slices) == pytest.approx(seconds, abs=1e-5)
+        if stretch.energy_j is not None:
+            assert stretch.energy_j == pytest.approx(100.0 * seconds, abs=1e-3)
+        until = stretch.end
+    assert until == now
+    assert ticks == sum(to_ticks(p["energy_j"]) for each in taken for one in each.slices for p in one.parts)
+
+
+def test_a_file_that_is_ahead_of_the_clock_is_said_to_be(tmp_path: Path) -> None:
+    append(tmp_path / "meter.csv", (time.time() + 5000.0, 100.0))
+    absent = open_external(tmp_path / "meter.csv")
+    assert isinstance(absent, Absent) and "s ahead of this host's clock" in absent.reason

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +18,12 @@ from typing import Any
 import pytest
 
 from ensemble.bench.energy import nvml_stand_in
+from ensemble.interrupts import Interrupted, defer_signals
 from ensemble.meter.origin import round_to_tick
 from ensemble.meter.power import PowerMeter, PowerSource, Reading
 from ensemble.meter.power.estimate import open_estimate
 from ensemble.meter.power.idle import NO_SOURCE, Idle, Window, find_idle, judge, spread_given
-from ensemble.spec import Energy
+from ensemble.spec import Energy, SpecError
 
 
 def part(name: str, kind: str, energy_j: float = 0.0, origin: str = "measured") -> dict[str, Any]:
@@ -119,6 +122,10 @@ def test_an_estimate_has_no_idle_part_whatever_was_given() -> None:
     estimate = part("cpu", "cpu", 5.0, "estimated")
     idle = Idle("given", spread_given({"cpu": 90.0}, [estimate]))
     assert idle.watts == {"cpu": 0.0}
+    meter = PowerMeter("n0", [an_estimate()], energy=Energy(idle_w={"cpu": 90.0}))
+    meter.start()
+    found = meter.describe()["idle"]
+    assert found["origin"] == "unavailable" and "what was given is of no part that is measured" in found["reason"]
     assert idle.compute_share(estimate, 1.0) == 0.0
 
 
@@ -129,7 +136,7 @@ def test_given_idle_power_is_not_waited_for() -> None:
     assert time.monotonic() - before < 30.0
     assert meter.describe()["idle"] == {"origin": "given", "watts": {"p": 30.0}, "reason": ""}
     time.sleep(0.05)
-    sample = meter.sample()
+    sample = meter.sample()[0]
     (used,) = sample["parts"]
     assert used["idle_j"] == pytest.approx(0.6 * used["energy_j"], rel=0.2)
     assert json.loads(json.dumps(sample)) == sample
@@ -141,7 +148,7 @@ def test_where_nothing_measures_nothing_is_waited_for() -> None:
     meter.start()
     assert time.monotonic() - before < 30.0
     assert meter.describe()["idle"] == {"origin": "unavailable", "watts": {"cpu": 0.0}, "reason": NO_SOURCE}
-    assert [each["idle_j"] for each in meter.sample()["parts"]] == [0.0]
+    assert [each["idle_j"] for each in meter.sample()[0]["parts"]] == [0.0]
 
 
 def test_a_gpu_is_measured_before_the_first_interval_begins() -> None:
@@ -149,9 +156,38 @@ def test_a_gpu_is_measured_before_the_first_interval_begins() -> None:
     meter.start()
     idle = meter.describe()["idle"]
     assert idle["origin"] == "measured" and idle["watts"]["gpu-0"] == pytest.approx(70.0, rel=0.1)
-    sample = meter.sample()
+    sample = meter.sample()[0]
     assert sample["energy_j"] < 7.0  # what the measuring took is not the run's
     assert sample["parts"][0]["idle_j"] == pytest.approx(sample["energy_j"], rel=0.2)
+
+
+def test_a_signal_ends_the_measuring_which_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    meter = PowerMeter("n0", [steady("gpu-0", "gpu", 70.0)], energy=Energy(measure_idle_s=600.0))
+
+    def interrupt() -> None:
+        while "measuring the idle power of node n0 for 600 s" not in caplog.text:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    with defer_signals():
+        thread.start()
+        with pytest.raises(Interrupted):
+            meter.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"measure_idle_s": 1e9}, "at most 600"),
+        ({"meter": ""}, "path of a file"),
+        ({"meter": "/m/{nod}.csv"}, "no placeholder 'nod'; did you mean 'node'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        Energy(**options)
 
 
 def test_a_busy_node_is_said_to_be_busy() -> None:
@@ -161,7 +197,7 @@ def test_a_busy_node_is_said_to_be_busy() -> None:
     idle = meter.describe()["idle"]
     assert (idle["origin"], idle["watts"]) == ("unavailable", {})
     assert "cores were busy" in idle["reason"]
-    assert [each["idle_j"] for each in meter.sample()["parts"]] == [None]
+    assert [each["idle_j"] for each in meter.sample()[0]["parts"]] == [None]
 
 
 def test_measuring_can_be_left_out() -> None:
@@ -191,7 +227,7 @@ class LateMeter:
 @pytest.mark.parametrize("late", [0, 3])
 def test_late_rows_are_waited_for_and_those_of_the_time_before_do_not_count(late: int) -> None:
     meter = LateMeter(late)
-    idle = find_idle(Energy(measure_idle_s=0.05), meter.read, meter.begin)
+    idle = find_idle(Energy(measure_idle_s=0.05), meter.read, meter.begin, "n0")
     assert idle == Idle("measured", {"node": 300.0})
     assert meter.readings == late + 1
 

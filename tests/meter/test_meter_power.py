@@ -162,7 +162,7 @@ def test_a_sample_adds_up_and_says_where_it_comes_from(powercap: Path) -> None:
     (powercap / "intel-rapl:0" / "energy_uj").write_text("700000\n")
     (powercap / "intel-rapl:1" / "intel-rapl:1:1" / "energy_uj").write_text("0\n")  # wrapped: 0.1 J
     now[0] = 2.0
-    sample = meter.sample()
+    sample = meter.sample()[0]
     assert (sample["node"], sample["source"], sample["origin"]) == ("n0", "rapl", "measured")
     assert sample["energy_j"] == pytest.approx(0.5, abs=1e-5)
     assert sample["watts"] == pytest.approx(0.25, abs=1e-5)
@@ -175,9 +175,9 @@ def test_a_source_lost_during_the_run_is_replaced_by_a_labelled_estimate(powerca
     meter = PowerMeter("n0", [opened(powercap)], energy=UNMEASURED)
     meter.start()
     (powercap / "intel-rapl:0" / "energy_uj").unlink()
-    lost = meter.sample()
+    lost = meter.sample()[0]
     assert (lost["energy_j"], lost["watts"], lost["origin"]) == (None, None, "unavailable")
-    after = meter.sample()
+    after = meter.sample()[0]
     assert after["origin"] == "estimated" and after["source"].startswith("estimate")
     assert after["parts"][0]["idle_j"] == 0.0
     described = meter.describe()

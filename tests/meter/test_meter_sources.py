@@ -95,18 +95,18 @@ def test_a_socket_that_goes_offline_and_comes_back(tmp_path: Path, caplog: pytes
     meter = PowerMeter("n0", [rapl], clock=lambda: now[0], energy=UNMEASURED)
     meter.start()
     shutil.rmtree(second.parent)
-    assert meter.sample()["energy_j"] is None
+    assert meter.sample()[0]["energy_j"] is None
     for now[0] in (1.0, 2.0, 12.0):  # the other socket alone would understate the node
-        assert meter.sample()["origin"] == "estimated"
+        assert meter.sample()[0]["origin"] == "estimated"
     assert [record.getMessage().count("rapl is lost") for record in caplog.records] == [1]
     zone(tmp_path, "intel-rapl:1", "package-1", 100_000)
     now[0] = 13.0
-    assert meter.sample()["origin"] == "estimated", "it is looked for every ten seconds"
+    assert meter.sample()[0]["origin"] == "estimated", "it is looked for every ten seconds"
     now[0] = 23.0
-    assert meter.sample()["origin"] == "estimated", "the interval that ends there still is"
+    assert meter.sample()[0]["origin"] == "estimated", "the interval that ends there still is"
     second.write_text("350000\n")
     now[0] = 24.0
-    back = meter.sample()
+    back = meter.sample()[0]
     assert (back["source"], back["origin"]) == ("rapl", "measured")
     assert back["energy_j"] == pytest.approx(0.25, abs=1e-5)
     assert len(caplog.records) == 2
@@ -256,7 +256,7 @@ def test_an_estimate_of_a_container_says_so_and_is_of_its_cpu_time(
     meter = PowerMeter("n0", [estimate], energy=UNMEASURED, busy=busy)
     meter.start()
     write(tmp_path / "cgroup", **{"cpu.stat": "usage_usec 7000000"})
-    sample = meter.sample()
+    sample = meter.sample()[0]
     assert (sample["busy_s"], sample["energy_j"]) == (2.0, 8.0)
 
 
@@ -268,4 +268,4 @@ def test_beside_a_measure_of_the_host_a_containers_busy_time_is_not_reported(tmp
     busy = find_busy_time(procfs(tmp_path, STAT, LXCFS), tmp_path / "cgroup")
     meter = PowerMeter("n0", [rapl], energy=UNMEASURED, busy=busy)
     meter.start()
-    assert meter.sample()["busy_s"] is None
+    assert meter.sample()[0]["busy_s"] is None

@@ -150,9 +150,10 @@ class MemberProcesses:
     def _sample(self) -> None:
         self._next_power = time.monotonic() + POWER_EVERY_S
         self._log({"type": "usage", **self._clock.sample(NODE)})
-        power = {"type": "power", **self._meter.sample()}
-        self._annotate(power)
-        self._log(power)
+        for sampled in self._meter.sample():
+            power = {"type": "power", **sampled}
+            self._annotate(power)
+            self._log(power)
 
     def _wait_for_answers(self, *members: str) -> None:
         self._answering |= set(members)

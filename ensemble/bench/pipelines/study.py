@@ -191,7 +191,7 @@ def _measure(config: Config, processes: StudyProcesses, open_meter: Callable[[],
         start, before = time.perf_counter(), processes.cpu_clocks()
         processes.wait("last", config.members)
         wall_s, after = time.perf_counter() - start, processes.cpu_clocks()
-        energy = power.sample()
+        (energy,) = power.sample()
     used = {pid: cpu_s - before.get(pid, 0.0) for pid, cpu_s in after.items()}
     preparers, memory_mb = processes.preparation_pids(), processes.memory_mb()
     processes.finish()

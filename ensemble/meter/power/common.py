@@ -18,7 +18,15 @@ Kind = Literal["cpu", "dram", "gpu", "node"]
 
 
 class PowerError(Exception):
-    """A source that was there cannot be read any more; the message is one line with the reason."""
+    """A source that was there cannot be read any more; the message is one line with the reason.
+
+    Attributes:
+        is_denied: whether only this user may not read it.
+    """
+
+    def __init__(self, message: str, *, is_denied: bool = False) -> None:
+        super().__init__(message)
+        self.is_denied = is_denied
 
 
 @dataclass(frozen=True)
@@ -67,10 +75,15 @@ class Reading:
 
 @dataclass(frozen=True)
 class Absent:
-    """A source that this machine does not offer, and why."""
+    """A source that this machine does not offer, and why.
+
+    Attributes:
+        is_denied: whether only this user may not read it.
+    """
 
     name: str
     reason: str
+    is_denied: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,7 @@ class PowerSource:
         read: returns the energy of each part since the last call, the first time since the opening. Raises
             `PowerError` where the source cannot be read (any more).
         close: releases what the source holds; it is not read again.
+        is_late: whether its figures come later than those of other sources; then they are a `Reading.curve`.
         reopen: opens it anew after it was lost; absent until all of it is there again. None: it stays lost.
     """
 
@@ -92,4 +106,5 @@ class PowerSource:
     origin: Origin
     read: Callable[[], list[Reading]]
     close: Callable[[], None] = lambda: None
+    is_late: bool = False
     reopen: Callable[[], PowerSource | Absent] | None = None

@@ -5,7 +5,8 @@ rows cover: nothing is assumed of the time before the first row or after the las
 
 - A line that is not two finite numbers, the second at least 0, is left out: a header, garbage, a further column.
 - A last line without its end of line is not read before the end has come.
-- Rows may come seconds late. What they say is reported when they have come.
+- Rows may come seconds late, and seconds apart. What they say is of the time that they cover, which the node's
+  meter holds open until they have come (`ensemble.meter.power.held`).
 - A row that is not later than the one before, or more than `AHEAD_S` ahead of this host's clock, is left out.
 - Between rows more than `GAP_S` apart the power is not known. When no row is younger than that, the meter is lost;
   it is found again when one is.
@@ -30,6 +31,7 @@ from typing import BinaryIO, NamedTuple
 
 from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading, Trapezoid
 
+NAME = "external meter"
 GAP_S = 30.0
 AHEAD_S = 60.0
 _LONGEST_LINE = 4096  # bytes: what is longer is no row
@@ -155,19 +157,24 @@ def open_external(path: Path, clock: Callable[[], float] = time.time) -> PowerSo
         tail = _Tail(path)
         rows = tail.read()
     except OSError as error:
-        return Absent("external meter", f"{path} cannot be read: {error.strerror or error}")
+        denied = isinstance(error, PermissionError)
+        return Absent(NAME, f"{path} cannot be read: {error.strerror or error}", denied)
     known_rows = [row for row in rows if row.t <= clock() + AHEAD_S]
     curve = Curve(known_rows[-1] if known_rows else None)
     reason = curve.find_reason(clock())
+    if rows and not known_rows:
+        ahead_s = min(row.t for row in rows) - clock()
+        reason = f"its rows are {ahead_s:.0f} s ahead of this host's clock (are the clocks in step?)"
     if reason:
         tail.close()
-        return Absent("external meter", f"{path}: {reason}")
+        return Absent(NAME, f"{path}: {reason}")
 
     def read() -> list[Reading]:
         try:
             rows = tail.read()
         except OSError as error:
-            raise PowerError(f"{path} cannot be read: {error.strerror or error}") from None
+            denied = isinstance(error, PermissionError)
+            raise PowerError(f"{path} cannot be read: {error.strerror or error}", is_denied=denied) from None
         known = tuple(curve.add(rows, clock()))
         reason = curve.find_reason(clock())
         if reason and not known:
@@ -175,5 +182,5 @@ def open_external(path: Path, clock: Callable[[], float] = time.time) -> PowerSo
         return [Reading("node", "node", sum(each.energy_j for each in known), curve=known)]
 
     return PowerSource(
-        "external meter", "node", "measured", read, tail.close, reopen=lambda: open_external(path, clock)
+        NAME, "node", "measured", read, tail.close, is_late=True, reopen=lambda: open_external(path, clock)
     )

@@ -11,15 +11,19 @@ power is not known. Busy cores say nothing against the idle power of a GPU, nor 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ensemble.interrupts import raise_if_deferred
 from ensemble.meter.origin import round_to_tick
 from ensemble.meter.power.nvml import open_devices
 from ensemble.spec import Energy
+
+log = logging.getLogger(__name__)
 
 Part = Mapping[str, Any]
 #: Returns the seconds since it was last called, CPU-seconds of all processes in them, and the energy by part.
@@ -27,6 +31,7 @@ Read = Callable[[], tuple[float, float | None, Sequence[Part]]]
 
 BUSY_SHARE = 0.05
 _STEP_S = 0.25
+_LONG_S = 5.0  # what takes longer is said to whoever waits for it
 _LAG_S = 10.0  # for how long an external meter's rows of the measured time are waited for
 NO_SOURCE = "no power source of this node measures; the model of the estimate has no idle power"
 
@@ -134,7 +139,7 @@ def _find_estimated(parts: Sequence[Part]) -> dict[str, float]:
     return {part["name"]: 0.0 for part in parts if part["origin"] == "estimated"}
 
 
-def find_idle(energy: Energy, read: Read, begin: Callable[[], None]) -> Idle:
+def find_idle(energy: Energy, read: Read, begin: Callable[[], None], node: str) -> Idle:
     """The idle power of this node, given or measured.
 
     Args:
@@ -142,16 +147,22 @@ def find_idle(energy: Energy, read: Read, begin: Callable[[], None]) -> Idle:
             it to come to rest. An external meter's rows are waited for. Where no source measures, nothing is.
         read: of the node's meter.
         begin: starts the time that the meter covers anew.
+        node: its name, for messages.
+
+    Raises:
+        Interrupted: a signal was received that is deferred (`ensemble.interrupts`).
     """
     _, _, parts = read()
     if energy.idle_w is not None:
-        return Idle("given", spread_given(energy.idle_w, parts))
+        return _use_given(energy.idle_w, parts)
     if not any(part["origin"] == "measured" for part in parts):
         return judge(Window(0.0, parts, None, None))
     if energy.measure_idle_s == 0:
         return Idle("unavailable", _find_estimated(parts), "it was not measured: Energy.measure_idle_s is 0")
     window = Window(0.0, parts, 0.0, None if read_gpu_load() is None else 0.0)
     if not all(window.find_reasons()):
+        level = logging.WARNING if energy.measure_idle_s > _LONG_S else logging.INFO
+        log.log(level, "measuring the idle power of node %s for %g s", node, energy.measure_idle_s)
         until = time.monotonic() + energy.measure_idle_s
         step_s = min(_STEP_S, energy.measure_idle_s)
         while (window := _watch(step_s, read)).find_reasons() and time.monotonic() < until:
@@ -162,11 +173,19 @@ def find_idle(energy: Energy, read: Read, begin: Callable[[], None]) -> Idle:
     return judge(window)
 
 
+def _use_given(idle_w: Mapping[str, float], parts: Sequence[Part]) -> Idle:
+    watts = spread_given(idle_w, parts)
+    if not set(watts) - set(_find_estimated(parts)):
+        return Idle("unavailable", watts, f"what was given is of no part that is measured: {NO_SOURCE}")
+    return Idle("given", watts)
+
+
 def _watch(seconds: float, read: Read, lag_s: float = 0.0) -> Window:
     """What is seen of the node in so many seconds, and in up to `lag_s` more while rows have not come."""
     loads, begun = [read_gpu_load()], time.monotonic()
     length_s, busy_s, parts = 0.0, [], dict[str, Part]()
     while True:
+        raise_if_deferred()
         time.sleep(min(_STEP_S, seconds))
         loads.append(read_gpu_load())
         spent_s = time.monotonic() - begun

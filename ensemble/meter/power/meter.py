@@ -3,6 +3,8 @@
 Where something measures the whole node (an external meter, else ACPI's), the parts of a node sum to what it says:
 the processors, memory and GPUs that are measured by themselves, and a part ``node``, which is the rest
 (`ensemble.meter.power.rest`). Nothing is estimated then; the rest holds processors that nothing measures.
+
+An external meter's rows come late: an interval is held open until they cover it (`ensemble.meter.power.held`).
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from typing import Any
 from ensemble.meter.origin import Origin, from_ticks, round_to_tick, to_ticks, weakest
 from ensemble.meter.power import hwmon, rapl
 from ensemble.meter.power.busy_time import BusyTime, find_busy_time
-from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading
+from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading, Trapezoid
 from ensemble.meter.power.estimate import open_estimate
+from ensemble.meter.power.external import NAME as EXTERNAL
 from ensemble.meter.power.external import locate, open_external
+from ensemble.meter.power.held import HeldTime, Part, Slice
 from ensemble.meter.power.idle import Idle, find_idle
 from ensemble.meter.power.nvml import open_nvml
 from ensemble.meter.power.rest import Rest
@@ -28,6 +32,8 @@ from ensemble.spec import Energy
 log = logging.getLogger(__name__)
 
 _RETRY_S = 10.0  # how often a source that was lost is looked for
+_SILENT_S = 10.0  # how old the external meter's last row may be for another one to be waited for at the end
+_POLL_S = 0.1
 
 
 def open_power_sources(
@@ -71,12 +77,13 @@ class PowerMeter:
         clock: seconds, for the length of intervals.
         energy: where its idle power comes from, and the file of an external meter.
         busy: whose CPU time to report; by default the widest scope that can be seen.
+        now: unix time in seconds, as an external meter writes it.
 
     Example:
         >>> meter = PowerMeter("local", energy=Energy(measure_idle_s=0))
         >>> meter.start()
-        >>> meter.sample()["origin"] in ("measured", "estimated", "unavailable")
-        True
+        >>> [power["origin"] in ("measured", "estimated", "unavailable") for power in meter.finish()]
+        [True]
         >>> meter.close()
     """
 
@@ -87,18 +94,23 @@ class PowerMeter:
         clock: Callable[[], float] = time.monotonic,
         energy: Energy | None = None,
         busy: BusyTime | Absent | None = None,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.node = node
         self._energy = Energy() if energy is None else energy
         self._idle = Idle("unavailable", reason="it has not been looked for yet")
         self._clock = clock
+        self._now = now
         self._last = clock()
         self._busy = find_busy_time() if busy is None else busy
         self._last_busy_s = self._read_busy_s()
-        self._rest = Rest(time.time())
+        self._rest = Rest(now())
+        self._held: HeldTime | None = None
+        self._unread = ""  # why no row of the external meter comes any more
         self._lost: dict[str, Callable[[], PowerSource | Absent]] = {}
         self._retry_at = self._last + _RETRY_S
         self._sources = self._open_sources() if sources is None else list(sources)
+        self._begin_interval()
 
     @property
     def source(self) -> str:
@@ -120,26 +132,84 @@ class PowerMeter:
 
         Where a source measures, this takes `Energy.measure_idle_s`, and up to as long again while the node comes
         to rest; with an external meter also until its rows have come.
-        """
-        self._idle = find_idle(self._energy, self._read, self._begin)
-        self._begin()
 
-    def sample(self) -> dict[str, Any]:
-        """Fields of a `power` event: what the node used since the last sample, or since the start.
+        Raises:
+            Interrupted: a signal was received that is deferred (`ensemble.interrupts`).
+        """
+        self._held = None
+        self._idle = find_idle(self._energy, self._read, self._begin_idle, self.node)
+        *_, whole = self._read_sources()
+        self._begin_interval(_list_rows(whole))  # of time to come, where the meter's clock is a little ahead
+
+    def sample(self) -> list[dict[str, Any]]:
+        """Fields of `power` events: what the node used since the last one, or since the start.
 
         Returns:
-            node, source, origin; energy_j and watts (None where nothing could be read); interval_s; busy_s
-            (CPU-seconds of *all* processes of the node, None where they cannot be seen); parts: list of {name,
-            kind, device, energy_j, origin, idle_j}, which sum to energy_j exactly. idle_j is the part of energy_j
-            that is idle, None where that is not known. An external meter's rows come late: what they add is in the
-            interval in which they have come.
+            One, in which is all that was used up to now. With an external meter: none while its rows do not cover
+            the time, for up to 30 s, and one for each stretch that is decided, in order. Each has node, source,
+            origin; energy_j and watts (None where nothing could be read, then `reason` says why if the external
+            meter has no row of that time); interval_s; busy_s (CPU-seconds of *all* processes of the node, None
+            where they cannot be seen); parts: list of {name, kind, device, energy_j, origin, idle_j}, which sum to
+            energy_j exactly. idle_j is the part of energy_j that is idle, None where that is not known. `until`:
+            unix time at which the interval ended, where that is not now.
         """
         # The names are those of the sources about to be read: one that fails now is replaced for the next time.
-        source = self.source
-        interval_s, busy_s, parts = self._read()
-        for part in parts:
-            part["idle_j"] = self._idle.compute_share(part, part.pop("covered_s", interval_s))
+        source, held = self.source, self._held
+        interval_s, busy_s, parts, whole = self._read_sources()
+        if held is None:
+            self._add_rest(parts, whole)
+            events = [self._compose(source, interval_s, busy_s, parts)]
+        else:
+            held.add(self._now(), interval_s, busy_s, parts)
+            held.add_rows(_list_rows(whole))
+            events = self._decide(held, source, is_last=bool(self._unread))
         self._retry()  # now, so that the estimate covers all of its last interval
+        return events
+
+    def finish(self) -> list[dict[str, Any]]:
+        """As `sample`, for the last time: rows of an external meter are waited for while it writes some.
+
+        It is not waited for when its last row is older than ten seconds. Time of which no row has come then has no
+        energy.
+        """
+        source, events, held = self.source, self.sample(), self._held
+        if held is None:
+            return events
+        until = time.monotonic() + _SILENT_S
+        while not held.is_covered and self._now() - held.covered_until < _SILENT_S and time.monotonic() < until:
+            time.sleep(_POLL_S)
+            late = [each for each in self._sources if each.is_late]
+            held.add_rows(_list_rows([reading for each in late for reading in self._read_source(each)]))
+        return events + self._decide(held, source, is_last=True)
+
+    def _decide(self, held: HeldTime, source: str, *, is_last: bool) -> list[dict[str, Any]]:
+        """The events of the stretches of held time that are decided."""
+        events = []
+        while (stretch := held.decide(is_last)) is not None:
+            interval_s = sum(each.seconds for each in stretch.slices)
+            busy = [each.busy_s for each in stretch.slices if each.busy_s is not None]
+            busy_s = sum(busy) if len(busy) == len(stretch.slices) else None
+            parts: list[dict[str, Any]] = []
+            reason = ""
+            if stretch.energy_j is None:
+                reason = self._unread or "no row of this time came"
+                text = "%.1f s of node %s have no reading of the external meter: %s"
+                log.warning(text, interval_s, self.node, reason)
+            else:
+                parts = _sum_parts(stretch.slices)
+                self._add_rest(parts, [Reading("node", "node", stretch.energy_j)])
+            event = self._compose(source, interval_s, busy_s, parts) | {"until": stretch.end}
+            events.append(event | ({"reason": reason} if reason else {}))
+        if self._unread:
+            self._begin_interval()
+        return events
+
+    def _compose(
+        self, source: str, interval_s: float, busy_s: float | None, parts: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """The fields of an event."""
+        for part in parts:
+            part["idle_j"] = self._idle.compute_share(part, interval_s)
         energy_j = sum(part["energy_j"] for part in parts) if parts else None
         return {
             "node": self.node,
@@ -162,47 +232,67 @@ class PowerMeter:
         if self._energy.meter is None:
             return open_power_sources()
         path = locate(self._energy.meter, self.node)
-        external = open_external(path)
+        external = open_external(path, self._now)
         if not isinstance(external, Absent):
             return open_power_sources(external=external)
         log.warning("node %s: the external meter is not used yet: %s", self.node, external.reason)
-        self._lost[external.name] = lambda: open_external(path)
+        self._lost[external.name] = lambda: open_external(path, self._now)
         return open_power_sources()
 
-    def _begin(self) -> None:
-        """Starts an interval here, also of the whole node's meter."""
-        self._read()
-        self._rest = Rest(time.time())
+    def _begin_idle(self) -> None:
+        """Starts the time in which idle power is measured."""
+        self._read_sources()
+        self._rest = Rest(self._now())
+
+    def _begin_interval(self, known: Sequence[Trapezoid] = ()) -> None:
+        """Starts the time of the whole node's meter here."""
+        now, self._unread = self._now(), ""
+        self._rest = Rest(now)
+        self._held = HeldTime(now) if any(each.is_late for each in self._sources) else None
+        if self._held is not None:
+            self._held.add_rows(known)
 
     def _read(self) -> tuple[float, float | None, list[dict[str, Any]]]:
-        """Seconds since the last call, busy CPU-seconds in them, and the parts, the whole node's as its rest."""
+        """Seconds since the last call, busy CPU-seconds in them, and the parts, the whole node's as its rest.
+
+        Its `covered_s`: the seconds that it is of, where these are not the interval, because rows come late.
+        """
+        interval_s, busy_s, parts, whole = self._read_sources()
+        self._add_rest(parts, whole)
+        return interval_s, busy_s, parts
+
+    def _read_sources(self) -> tuple[float, float | None, list[dict[str, Any]], list[Reading]]:
+        """Seconds since the last call, busy CPU-seconds in them, the parts, and what measures the whole node."""
         parts, whole = [], []
         for source in list(self._sources):
-            try:
-                readings = source.read()
-            except PowerError as error:
-                self._replace(source, str(error))
-                continue
+            readings = self._read_source(source)
             whole += [reading for reading in readings if reading.kind == "node"]
             parts += [_make_part(each, source.origin) for each in readings if each.kind != "node"]
-        for reading in whole:
-            parts.append(self._compute_rest(reading, parts))
         now, now_busy_s = self._clock(), self._read_busy_s()
         interval_s, before_s = now - self._last, self._last_busy_s
         self._last, self._last_busy_s = now, now_busy_s
         busy_s = None if now_busy_s is None or before_s is None else max(0.0, now_busy_s - before_s)
-        covers_host = any(part["origin"] == "measured" and part["kind"] != "gpu" for part in parts)
-        if isinstance(self._busy, BusyTime) and self._busy.scope != "host" and covers_host:
+        measures_host = any(part["origin"] == "measured" and part["kind"] != "gpu" for part in parts)
+        if isinstance(self._busy, BusyTime) and self._busy.scope != "host" and (measures_host or whole):
             busy_s = None
-        return interval_s, busy_s, parts
+        return interval_s, busy_s, parts, whole
 
-    def _compute_rest(self, whole: Reading, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The part ``node``; `covered_s`: the seconds that it is of, where these are not the interval."""
-        ticks = sum(to_ticks(part["energy_j"]) for part in parts)
-        energy = whole.energy_j if whole.curve is None else whole.curve
-        rest, covered_s = self._rest.subtract(time.time(), ticks, energy)
-        part = _make_part(Reading(whole.name, "node", from_ticks(rest)), "measured")
-        return part if covered_s is None else part | {"covered_s": covered_s}
+    def _read_source(self, source: PowerSource) -> list[Reading]:
+        """What a source says; nothing where it is lost."""
+        try:
+            return source.read()
+        except PowerError as error:
+            self._replace(source, str(error))
+            return []
+
+    def _add_rest(self, parts: list[dict[str, Any]], whole: Sequence[Reading]) -> None:
+        """Adds the part ``node``, where something measures the whole node."""
+        for reading in whole:
+            ticks = sum(to_ticks(part["energy_j"]) for part in parts)
+            energy = reading.energy_j if reading.curve is None else reading.curve
+            rest, covered_s = self._rest.subtract(self._now(), ticks, energy)
+            part = _make_part(Reading(reading.name, "node", from_ticks(rest)), "measured")
+            parts.append(part if covered_s is None else part | {"covered_s": covered_s})
 
     def _read_busy_s(self) -> float | None:
         if isinstance(self._busy, Absent):
@@ -214,12 +304,17 @@ class PowerMeter:
 
     def _replace(self, source: PowerSource, reason: str) -> None:
         """Removes a source that failed; the estimate replaces the last one that covers processors."""
-        log.warning("node %s: power source %s is lost: %s", self.node, source.name, reason)
+        if source.is_late and self._held is not None:
+            self._unread = reason  # said with the time that it has no reading of
+        else:
+            log.warning("node %s: power source %s is lost: %s", self.node, source.name, reason)
         self._sources.remove(source)
         source.close()
         if source.reopen is not None:
             self._lost[source.name] = source.reopen
             self._retry_at = self._clock() + _RETRY_S
+        if source.name == EXTERNAL and not isinstance(node := hwmon.open_power_meter(), Absent):
+            self._sources.append(node)
         if source.kind in ("cpu", "node") and not any(each.kind in ("cpu", "node") for each in self._sources):
             estimate = open_estimate(self._busy)
             if source.origin == "measured" and not isinstance(estimate, Absent):
@@ -243,7 +338,7 @@ class PowerMeter:
             self._sources.insert(0, source)
             if source.kind == "node":
                 self._lost.pop(hwmon.POWER_METER, None)  # the external meter is the better one
-                self._rest = Rest(time.time())
+                self._begin_interval()
 
 
 def _make_part(reading: Reading, origin: Origin) -> dict[str, Any]:
@@ -254,3 +349,18 @@ def _make_part(reading: Reading, origin: Origin) -> dict[str, Any]:
         "energy_j": round_to_tick(reading.energy_j),
         "origin": origin,
     }
+
+
+def _list_rows(whole: Sequence[Reading]) -> list[Trapezoid]:
+    return [each for reading in whole for each in reading.curve or ()]
+
+
+def _sum_parts(slices: Sequence[Slice]) -> list[dict[str, Any]]:
+    """Each part with its energy in all slices."""
+    sums: dict[tuple[Any, ...], Part] = {}
+    for part in (part for each in slices for part in each.parts):
+        key = tuple(part[name] for name in ("name", "kind", "device", "origin"))
+        before = sums.get(key)
+        energy_j = part["energy_j"] + (before["energy_j"] if before is not None else 0.0)
+        sums[key] = {**part, "energy_j": energy_j}
+    return [dict(part) for part in sums.values()]

@@ -66,7 +66,8 @@ def read_text(file: Path) -> str:
         return file.read_text().strip()
     except PermissionError:
         alike = file.parent.parent / "*" / re.sub(r"\d+", "*", file.name)
-        raise PowerError(f"{file} is readable by root only: run as root, or `sudo chmod a+r {alike}`") from None
+        text = f"{file} is readable by root only: run as root, or `sudo chmod a+r {alike}`"
+        raise PowerError(text, is_denied=True) from None
     except OSError as error:
         raise PowerError(f"{file} cannot be read: {error.strerror or error}") from None
 

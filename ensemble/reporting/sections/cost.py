@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ensemble.reporting import text
 from ensemble.reporting.page import Panel
 from ensemble.reporting.sections import Content, Line, ReportData, draw, impact
-from ensemble.reporting.sections.notices import start_time
+from ensemble.reporting.sections.notices import describe_unread, start_time
 from ensemble.reporting.theme import ROLE_WORDS
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def summarize(state: RunState, ledger: Ledger) -> list[Line]:
         lines.append(("CPU time", f"{text.cpu(sum(roles.values()))}: {split}"))
     lines.append(("energy", describe_energy(ledger)))
     lines += [("", split)] if (split := _describe_split(ledger)) else []
+    lines += [("", describe_unread(node.node, node.unread_s)) for node in ledger.nodes if node.unread_s]
     lines += impact.summarize(state, ledger)
     if state.started is not None:
         lines.append(("wall time", text.duration(state.wall_s)))

@@ -57,6 +57,11 @@ def describe_end_of_sharing(event: Event) -> str:
     return f"{_where(event)}: sharing ended for good, its members prepare for themselves: {event['detail']}"
 
 
+def describe_unread(node: str, seconds: float) -> str:
+    """Returns for how long the energy of a node is not known, as a sentence."""
+    return f"{seconds:.3g} s of node {node} have no reading of the meter: their energy is not known"
+
+
 def compose(data: ReportData) -> Content:
     """Returns the first `MOST` notices as a list; None where there are none."""
     found = collect_notices(data.events)
@@ -82,6 +87,10 @@ def collect_notices(events: Sequence[Event]) -> list[Notice]:
     last: dict[str, Event] = {}  # of each feeder
     attempt: Counter[str] = Counter()
     bad: set[tuple[str, int]] = set()
+    unread: dict[str, float] = {}  # seconds by node, until they are noted
+    for event in events:
+        if event["type"] == "power" and event.get("reason"):
+            unread[event["node"]] = unread.get(event["node"], 0.0) + event["interval_s"]
 
     def note(event: Event, level: str, what: str) -> None:
         found.append(Notice(float(event["t"]) - begin, level, what))
@@ -148,6 +157,9 @@ def collect_notices(events: Sequence[Event]) -> list[Notice]:
             note(event, "error", describe_quarantine(event))
         elif kind == "agent_replaced":
             note(event, "warning", f"{event['node']}: its agent ended, another took its place: {event['detail']}")
+        elif kind == "power" and event.get("reason") and event["node"] in unread:
+            said = describe_unread(event["node"], unread.pop(event["node"]))
+            note(event, "warning", f"{said} ({event['reason']})")
         elif kind == "node_draining":
             what = "the cluster drains it: its members write checkpoints and move to other nodes"
             note(event, "info", f"{event['node']}: {what}")
