@@ -77,19 +77,24 @@ def test_without_a_whole_repeat_there_is_no_plot(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize("fatal", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
-    ("options", "module"),
+    ("options", "module", "folders"),
     [
-        ("--parts attribution --seconds 60 --repeats 1", "ensemble.bench.energy.busy"),
+        ("--parts attribution --seconds 60 --repeats 1", "ensemble.bench.energy.busy", 1),
         pytest.param(
             "--parts attribution --seconds 1 --repeats 60",
             "ensemble.bench.energy.gpu_attribution",
+            2,
             marks=pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for NVIDIA's stand-in"),
         ),
-        ("--parts overhead --metered-members 4 --metered-s 60", "ensemble.bench.energy.metered_ranks"),
+        pytest.param(
+            "--parts overhead --metered-members 4 --metered-s 60",
+            "ensemble.bench.energy.metered_ranks",
+            2,
+        ),
     ],
 )
 def test_a_study_that_is_ended_leaves_no_process_and_no_file(
-    options: str, module: str, fatal: signal.Signals, tmp_path: Path
+    options: str, module: str, folders: int, fatal: signal.Signals, tmp_path: Path
 ) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
@@ -98,10 +103,12 @@ def test_a_study_that_is_ended_leaves_no_process_and_no_file(
     with subprocess.Popen(
         command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as study:
-        while not any(module in each.cmdline() for each in list_processes(temporary)):
+        while not (
+            any(module in each.cmdline() for each in list_processes(temporary))
+            and len(list(temporary.glob("bench-*"))) == folders
+        ):
             assert study.poll() is None
             time.sleep(0.05)
-        time.sleep(0.5)  # into its work
         os.killpg(study.pid, fatal)  # as a terminal does
         _, errors = study.communicate(timeout=60)
     assert study.returncode == 128 + fatal

@@ -65,10 +65,10 @@ def serve(
     def report(role: str, cpu_s: float) -> None:
         who = {"node": config.node, "role": role, "member": config.name, "rank": 0, "pid": os.getpid()}
         gpu = {} if gpu_busy_s is None else {"gpu_busy_s": gpu_busy_s()}
-        print(json.dumps({"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured", **gpu}), flush=True)
+        _send(json.dumps({"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured", **gpu}))
 
     report("startup", startup_s)
-    print("ok", flush=True)
+    _send("ok")
     working, began, began_s = False, 0.0, 0.0
     next_report = time.monotonic() + _EVERY_S
     while True:
@@ -85,10 +85,17 @@ def serve(
                 return 0
             working, began, began_s = line.split()[-1] == "work", time.monotonic(), clock()
             report("train", time.process_time() - startup_s)
-            print("ok", flush=True)
+            _send("ok")
         if time.monotonic() >= next_report:
             report("train", time.process_time() - startup_s)
             next_report += _EVERY_S
+
+
+def _send(line: str) -> None:
+    try:
+        os.write(1, f"{line}\n".encode())
+    except BrokenPipeError:  # the study has ended
+        sys.exit(0)
 
 
 if __name__ == "__main__":
