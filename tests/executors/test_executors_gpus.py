@@ -118,7 +118,7 @@ from execute_members import an_ensemble
 from ensemble.executors.node_services import NodeServices
 
 declared = an_ensemble([{"lr": 0.1}], devices="cuda", mps=sys.argv[1] == "mps")
-services = NodeServices("a", declared, selectors.DefaultSelector(), print)
+services = NodeServices("a", declared, selectors.DefaultSelector(), emit=lambda event: None)
 print(services.describe().as_event()["power"]["gpu_activity"])
 services.close()
 """

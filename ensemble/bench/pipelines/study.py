@@ -200,7 +200,8 @@ def _measure(config: Config, processes: StudyProcesses, open_meter: Callable[[],
     samples = config.members * (stream - config.batch_size)
     emulated, device = config.step == EMULATED, processes.step_times[0][1]
     across = config.design in ACROSS
-    idle = [part["idle_j"] for part in energy["parts"] if part.get("idle_j") is not None]
+    known = [part for part in energy["parts"] if part["origin"] == "measured"]  # an estimate has no idle power
+    idle = [part["idle_j"] for part in known if part.get("idle_j") is not None]
     return Row(
         design=config.design,
         members=config.members,
