@@ -100,7 +100,7 @@ needs_horovod = pytest.mark.skipif(
         ("single", 1, "gloo"),
         pytest.param("all", None, "horovod", marks=needs_horovod),
         pytest.param("multi", 2, "horovod", marks=[needs_horovod, pytest.mark.slow]),
-        pytest.param("single", 2, "horovod", marks=needs_horovod),
+        pytest.param("single", 2, "horovod", marks=[needs_horovod, pytest.mark.slow]),
     ],
     ids=lambda v: str(v),
 )
