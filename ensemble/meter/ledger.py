@@ -225,10 +225,12 @@ class Ledger:
 
     @cached_property
     def _full_rows_of_members(self) -> dict[str, list[LedgerRow]]:
-        """One row for each member: its roles and nodes together, of which there may be many."""
-        uses: dict[str | None, Use] = {}
-        self._share_out(lambda owner, _: _find(uses, owner.member))
-        return {m: [_make_row(Owner("", m), "", use)] for m, use in uses.items() if m is not None}
+        """For each member its roles together, of which there may be many; each node with idle power by itself."""
+        uses: dict[tuple[Owner, str], Use] = {}
+        named = self._nodes_with_idle
+        self._share_out(lambda owner, node: _find(uses, (Owner("", owner.member), node if node in named else "")))
+        rows = (_make_row(owner, node, use) for (owner, node), use in uses.items() if owner.member is not None)
+        return _group(rows, lambda row: row.member or "")
 
     def as_dict(self) -> dict[str, Any]:
         """The ledger as plain JSON values: what ledger.json holds."""

@@ -262,6 +262,7 @@ def test_idle_power_goes_by_what_is_reserved_and_the_rest_by_what_is_used() -> N
     assert by["idle", None].parts["cpu"].by == {"reservation": 10.0}
     book = ledger(events)
     assert (book.run.energy_j, book.total.energy_j, book.total.idle_j) == (90.0, 100.0, 40.0)
+    assert [book.member("member-0", full).idle_j for full in (False, True)] == [10.0, 10.0]
 
 
 def test_idle_energy_that_is_not_known_is_missing_not_zero() -> None:
