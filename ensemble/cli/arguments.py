@@ -29,23 +29,21 @@ def count(text: str) -> int:
 
 def milliseconds(text: str) -> float:
     """A duration in milliseconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number of milliseconds, got {text!r}")
-    return value
+    return _duration(text, "milliseconds")
 
 
 def seconds(text: str) -> float:
     """A duration in seconds."""
+    return _duration(text, "seconds")
+
+
+def _duration(text: str, unit: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0.0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number of {unit}, got {text!r}")
     return value
 
 
