@@ -11,32 +11,45 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ensemble.api import resume as resume
     from ensemble.api import submit as submit
+    from ensemble.artifact import export as export
+    from ensemble.artifact import predict as predict
     from ensemble.combine import load as load
+    from ensemble.distillation import distill as distill
     from ensemble.run import Result as Result
     from ensemble.run import Run as Run
     from ensemble.run import attach as attach
+    from ensemble.spec import EMA as EMA
+    from ensemble.spec import SWA as SWA
     from ensemble.spec import Bootstrap as Bootstrap
+    from ensemble.spec import EarlyStopping as EarlyStopping
     from ensemble.spec import Energy as Energy
     from ensemble.spec import Ensemble as Ensemble
     from ensemble.spec import Folds as Folds
     from ensemble.spec import Member as Member
+    from ensemble.spec import MLflow as MLflow
     from ensemble.spec import Recipe as Recipe
     from ensemble.spec import Resources as Resources
     from ensemble.spec import Search as Search
     from ensemble.spec import SpecError as SpecError
+    from ensemble.spec import Task as Task
+    from ensemble.spec import TensorBoard as TensorBoard
+    from ensemble.spec import WandB as WandB
     from ensemble.spec import choice as choice
     from ensemble.spec import integer as integer
     from ensemble.spec import loguniform as loguniform
+    from ensemble.spec import quantiles as quantiles
     from ensemble.spec import uniform as uniform
 
 __version__ = "0.1.0"
 
 _NAMES_OF = {
-    "ensemble.spec": "Bootstrap Energy Ensemble Folds Member Recipe Resources Search SpecError "
-    "choice integer loguniform uniform",
+    "ensemble.spec": "Bootstrap EMA EarlyStopping Energy Ensemble Folds MLflow Member Recipe Resources "
+    "SWA Search SpecError Task TensorBoard WandB choice integer loguniform quantiles uniform",
     "ensemble.api": "resume submit",
     "ensemble.run": "Result Run attach",
     "ensemble.combine": "load",
+    "ensemble.artifact": "export predict",
+    "ensemble.distillation": "distill",
 }
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from ensemble.controller.changes import check_code, check_data, check_edits, check_same, find_code_change
 from ensemble.controller.controller import Controller
+from ensemble.controller.extension import Extension, extend_ensemble, find_extended_epochs, plan_extension
 from ensemble.executors import Executor, make_executor
 from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, raise_interrupted
 from ensemble.run import POLL_S, Event, LogFollower, Request, Result, Run, make_result
-from ensemble.spec import Ensemble
+from ensemble.spec import Ensemble, check_installed
+from ensemble.spec.validation import check_number
 from ensemble.store import (
     EventLog,
     RunDir,
@@ -33,6 +35,7 @@ from ensemble.user_code.fingerprint import Code, code_of
 
 log = logging.getLogger(__name__)
 
+SIGNAL_S = 0.5  # within which a signal is acted on that did not end the wait for the run
 HEADER_TIMEOUT_S = 30.0  # until a run that another process has just started names its ensemble in the log
 
 
@@ -85,7 +88,9 @@ class DrivenRun(Run):
     def _run_to_end(self) -> None:
         if not self._threaded and not self._over.is_set():
             self._run()
-        self._over.wait()
+        # A signal that arrives while this thread hands over the interpreter lock ends no wait without a limit.
+        while not self._over.wait(SIGNAL_S):
+            pass
 
     def _run(self) -> None:
         try:
@@ -152,6 +157,7 @@ def submit(
             the run were trained with other hyperparameters, data or code.
     """
     path = Path(run_dir) if run_dir is not None else Path("runs") / ensemble.name
+    check_installed(ensemble.loggers)
     runner = make_executor(executor)
     known = RunDir(choose_free_path(path) if fresh else path)
     code = code or code_of(ensemble)  # before the calls below, which may run the user's code
@@ -186,11 +192,16 @@ def resume(
     on_event: Callable[[Event], None] | None = None,
     *,
     accept_code: bool = False,
+    epochs: int | None = None,
 ) -> Run:
     """Continue a run that was stopped or killed, with the declaration and the code that are kept in its directory.
 
     Members that failed are tried again; other members that have ended are not. `submit` continues a run with the
     present declaration and code.
+
+    With `epochs`, members that have finished go on from their last checkpoint, too, and the run is combined and
+    reported again; those that were pruned or cancelled, or failed for good, stay as they are. Later resumes keep
+    that number. Schedules go by the number of steps that was declared (`ensemble.controller.extension`).
 
     Args:
         run_dir: of the run.
@@ -198,20 +209,32 @@ def resume(
         on_event: as in `submit`.
         accept_code: continue although members were trained with other code, of modules that are not kept in the
             run.
+        epochs: train the members for so many epochs, more than they were declared with.
 
     Raises:
+        SpecError: `epochs` is no integer of at least 1.
+        StoreError: the members cannot be trained for more epochs, or not as they were declared.
         StoreError: there is no run, it is in use, it belongs to another user, or its training data or code have
             changed; or `accept_code` is given, but the changed code is not the one that is kept in the run.
     """
+    check_number("epochs", epochs, low=1, integer=True, optional=True)
     known = RunDir(run_dir)
+    if epochs is not None and is_locked(known.events):
+        raise StoreError(f"{known.path} is in progress: its members can have more epochs when it has ended")
     state = fold(read_events(known.events))
     runner = make_executor(executor or state.executor or "ray")
-    ensemble = known.load_ensemble()
+    ensemble, extension = known.load_ensemble(), None
+    if epochs is not None:
+        extension = plan_extension(known, state, ensemble, epochs)
+        for note in [] if extension is None else extension.notes:
+            log.warning("%s: %s", known.path, note)
+    ensemble = extend_ensemble(ensemble, max(epochs or 0, find_extended_epochs(state)))
+    check_installed(ensemble.loggers)
     code = code_of(ensemble)
     check_data(state, ensemble, known.path)
     check_code(state, code, known, accept=accept_code)
     check_edits(code, known, accept=accept_code)
-    return _start(known, ensemble, code, runner, on_event)
+    return _start(known, ensemble, code, runner, on_event, extension)
 
 
 def _start(
@@ -220,6 +243,7 @@ def _start(
     code: Code,
     executor: Executor,
     on_event: Callable[[Event], None] | None,
+    extension: Extension | None = None,
 ) -> Run:
     exit_on_signals()
     with defer_signals() as received:
@@ -231,7 +255,9 @@ def _start(
 
         check()
         log, state = EventLog(run_dir.events), fold(read_events(run_dir.events))
-        controller = Controller(run_dir, ensemble, executor, log, state, on_event=on_event, code=code)
+        controller = Controller(
+            run_dir, ensemble, executor, log, state, on_event=on_event, code=code, extension=extension
+        )
         try:
             controller.open(check)
         except Interrupted:

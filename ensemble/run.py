@@ -112,7 +112,8 @@ class Request:
 
         Args:
             timeout_s: time limit. A controller handles requests between two events of its members, but not while
-                it starts or closes. After the time limit the request is withdrawn, unless it is `stop`.
+                it starts or closes. After the time limit the request is withdrawn, unless it is `stop`. One that
+                the controller has received is waited for as long as it takes.
 
         Returns:
             The event `asked`: `said` is a message for people, `member` the name of a member.
@@ -122,7 +123,7 @@ class Request:
         """
         status, until = RunStatus.load(self._run_dir), time.monotonic() + timeout_s
         while (answer := self._poll()) is None:
-            why = self._find_obstacle(status.state, time.monotonic() > until)
+            why = self._find_obstacle(status.state, time.monotonic() > until and self._file.exists())
             if why is not None:
                 # It may have been answered in the meantime.
                 if self._withdraw() or (answer := self._poll()) is None:
@@ -209,11 +210,24 @@ class Run:
         Raises:
             SpecError: it is invalid, or has `weights`, which a request cannot contain.
         """
-        declared = member if isinstance(member, Member) else Member(member)
-        if declared.weights is not None:
-            raise SpecError("Member.weights cannot be added to a run; declare that member from the start")
-        fields = {field.name: getattr(declared, field.name) for field in dataclasses.fields(Member)}
-        return Request(self._dir, "add", declared={k: v for k, v in fields.items() if v is not None})
+        return Request(self._dir, "add", declared=_as_request(member))
+
+    def clone(
+        self, member: str, changes: Member | Mapping[str, Any] | None = None, *, warm: bool = False
+    ) -> Request:
+        """Add a member with the declaration of another one, its seed included, and changes.
+
+        Args:
+            member: the name of the other member, in whatever state it is.
+            changes: hyperparameters that change, or a `Member` with these and with options that change.
+            warm: start with the weights and buffers of the other member's last checkpoint; optimizer, schedule,
+                loss scale and epochs start anew. The run keeps a copy of that checkpoint for the clone.
+
+        Raises:
+            SpecError: there is no such member, or the changes are invalid.
+        """
+        declared = _as_request({} if changes is None else changes)
+        return Request(self._dir, "add", declared=declared, **{"from": self._check_member(member), "warm": warm})
 
     def stop(self) -> Request:
         """Stop the run: all members write a checkpoint and end. `ensemble.resume` continues it."""
@@ -256,6 +270,21 @@ class Run:
 
     def _members(self) -> list[str]:
         return list(RunStatus.load(self._dir).state.members)
+
+
+def _as_request(member: Member | Mapping[str, Any]) -> dict[str, Any]:
+    """The declared fields of a member as a request contains them.
+
+    Raises:
+        SpecError: it is invalid, or has `weights`, which a request cannot contain.
+    """
+    declared = member if isinstance(member, Member) else Member(member)
+    if declared.weights is not None:
+        raise SpecError("Member.weights cannot be added to a run; declare that member from the start")
+    fields = {field.name: getattr(declared, field.name) for field in dataclasses.fields(Member)}
+    if declared.start is not None:  # the run's controller may be in another directory
+        fields["start"] = str(Path(declared.start).expanduser().absolute())
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def attach(run_dir: str | os.PathLike[str]) -> Run:

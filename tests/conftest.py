@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent / "executors"))
+for folder in ("executors", "reporting", "train"):
+    sys.path.insert(0, str(Path(__file__).parent / folder))
 
 # Machines that run tests are shared: how long one example takes says nothing.
 settings.register_profile("shared", deadline=None)

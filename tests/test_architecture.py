@@ -54,11 +54,12 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("schedule",),
         ("train",),
         ("combine",),
+        ("artifact",),  # the combined model, taken out of the run
         ("search",),
         ("executors",),
         ("reporting",),  # knows only the run on disk
         ("controller",),
-        ("__init__", "api", "run"),
+        ("__init__", "api", "distillation", "run"),
         ("bench",),
         ("cli",),
         ("__main__",),
@@ -69,9 +70,12 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
 MAY_UNPICKLE = {
     "pipelines/memory_pickle.py": "a memory file that the process's own parent made and handed down",
     "ensemble/store/old_names.py": "ensemble.pkl, after its owner was found to be the user",
+    "ensemble/combine/pickled.py": "a part of a pickle that the user told torch.load to run",
 }
 
 HEAVY = ("torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich")
+HEAVY += ("tensorboard", "mlflow", "wandb")  # of loggers, which have processes of their own
+LOGGERS = "ensemble/reporting/loggers/"
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,12 @@ def test_pipelines_imports_neither_ray_nor_ensemble() -> None:
 def test_within_ensemble_only_cluster_imports_ray() -> None:
     found = [i.where for i in all_imports("ensemble") if i.package == "ray"]
     assert [where for where in found if not where.startswith("ensemble/executors/ray")] == []
+
+
+def test_only_a_loggers_own_file_imports_its_library() -> None:
+    found = [i for i in all_imports("ensemble") if i.package in ("tensorboard", "mlflow", "wandb")]
+    assert {i.package for i in found} == {"tensorboard", "mlflow", "wandb"}
+    assert [i.where for i in found if not i.where.startswith(f"{LOGGERS}{i.package}.py")] == []
 
 
 @pytest.mark.parametrize("package", sorted(FLOORS))

@@ -18,7 +18,7 @@ from pipelines import Feeder, attach
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-SPEC, API, WEIGHTS, WORDS, SEARCH, COST, FEED, ATTACH, ENDS, PEERS = BLOCKS
+SPEC, API, WEIGHTS, WORDS, SEARCH, COST, SURE, LOGGED, FEED, ATTACH, ENDS, PEERS = BLOCKS
 
 
 def jpeg(side: int, seed: int) -> bytes:
@@ -61,6 +61,11 @@ def test_the_spec_runs_as_a_file_and_from_python(spec_file: Path, monkeypatch: p
     assert probabilities.shape == (2, 10)
     assert isinstance(names["model"], __import__("torch").nn.Module)
 
+    exec(compile(SURE.replace("runs/first", "runs/second"), "README", "exec"), names)
+    outputs = names["unsure"]({"image": __import__("torch").zeros(2, 3, 32, 32)})
+    assert outputs["epistemic"].shape == (2,)
+    assert names["sets"].predict(outputs["values"].numpy()).shape == (2, 10)
+
 
 def test_members_weigh_their_samples_as_said(spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(spec_file.parent))
@@ -71,6 +76,18 @@ def test_members_weigh_their_samples_as_said(spec_file: Path, monkeypatch: pytes
     narrow = replace(names["bagging"], members=names["bagging"].members[:2], epochs=1)
     result = ensemble.submit(narrow, run_dir="runs/bagging", executor="inline").wait()
     assert [row["state"] for row in result.members] == ["finished", "finished"]
+
+
+def test_a_run_is_logged_as_said(spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(spec_file.parent))
+    names: dict[str, Any] = {}
+    for block in (SPEC, LOGGED):
+        exec(compile(block, "README", "exec"), names)
+    short = replace(names["logged"], members=names["logged"].members[:1], epochs=1)
+    ensemble.submit(short, run_dir="runs/logged", executor="inline").wait()
+    for written in ("tensorboard/member-0/events.*", "mlflow/mlflow.db", "wandb/wandb/offline-run-*-member-0"):
+        assert len(list(Path("runs/logged").glob(written))) == 1, written
+    assert Path("runs/logged/metrics.csv").is_file() and Path("runs/logged/results.json").is_file()
 
 
 def test_members_train_as_their_words_say(spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +174,8 @@ def test_the_pipeline_runs_alone_and_shared(tmp_path: Path, monkeypatch: pytest.
 
 def test_every_command_of_the_readme_exists() -> None:
     text = (ROOT / "README.md").read_text()
-    named = set(
-        re.findall(r"\bensemble (demo|run|status|logs|stop|resume|report|bench|doctor|submit|dashboard)\b", text)
-    )
+    words = "demo|run|status|logs|stop|resume|report|bench|doctor|submit|dashboard|export|predict"
+    named = set(re.findall(rf"\bensemble ({words})\b", text))
     said = subprocess.run([sys.executable, "-m", "ensemble.cli", "--help"], capture_output=True, text=True).stdout
-    assert named and all(f"    {command} " in said for command in named)
+    assert named and named <= set(re.findall(r"^    (\w+)", said, re.MULTILINE))
     assert ensemble.__all__

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from leftovers import wait_until
 import ensemble
 from ensemble import Member, SpecError
 from ensemble.api import DrivenRun
-from ensemble.store import RunDir, RunState, StoreError, fold, read_events
+from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, read_events, receive_requests
 
 EPOCHS = 12
 
@@ -93,6 +95,25 @@ def test_a_paused_run_waits_inline_too_until_another_shell_lets_it_go_on(
     assert [row["state"] for row in run.status()] == ["paused", "finished"]
     ensemble.resume(path).wait()
     assert [row["state"] for row in run.status()] == ["finished", "finished"]
+
+
+def test_a_request_that_was_received_is_waited_for_and_one_that_was_not_is_withdrawn(tmp_path: Path) -> None:
+    """What takes a controller long, such as reading a large checkpoint, is not said to be undone."""
+    run_dir = RunDir.create(tmp_path, declared())
+    with EventLog(run_dir.events) as log:
+        log.append("run_started", name="executed", pid=os.getpid(), host=socket.gethostname())
+        with pytest.raises(StoreError, match="nothing was done"):
+            ensemble.attach(tmp_path).pause().wait(timeout_s=0.0)
+        assert receive_requests(run_dir, set()) == []
+        request = ensemble.attach(tmp_path).pause()
+        (received,) = receive_requests(run_dir, set())
+        found: list[Any] = []
+        waiting = threading.Thread(target=lambda: found.append(request.wait(timeout_s=0.0)))
+        waiting.start()
+        waiting.join(timeout=0.5)
+        log.append("asked", request=received["id"], verb="pause", member=None, done=True, said="pausing")
+        waiting.join()
+    assert found[0]["said"] == "pausing"
 
 
 def test_there_is_no_handle_on_nothing(tmp_path: Path) -> None:

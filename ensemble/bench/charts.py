@@ -13,8 +13,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ensemble.bench.results import Interval
-from ensemble.reporting.theme import SERIES as PALETTE
 
+PALETTE = (
+    "#3b82c4",
+    "#d97a2b",
+    "#2f9e77",
+    "#c2558f",
+    "#8a6fd1",
+    "#b08f1e",
+    "#24a0b3",
+    "#cc4f4f",
+    "#7a9a3a",
+    "#a3714a",
+)
+NEUTRAL = "#8a94a3"
 Scale = Literal["linear", "log", "category", "hidden"]
 PREDICTED = "dash"
 _PANEL_PX, _ACROSS = 330, 2

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ensemble.cli.console import print_lines, write_json
@@ -29,26 +29,42 @@ def send_request(options: argparse.Namespace) -> int:
 
 
 def add(options: argparse.Namespace) -> int:
-    """Add a member to the run, and print its name."""
+    """Add a member to the run, or a clone of one of its members with changes, and print its name."""
     from ensemble.run import attach
 
+    params = parse_params(options.params)
+    fields = {
+        name: _parse_value(getattr(options, name)) for name in MEMBER_FIELDS if getattr(options, name) is not None
+    }
+    run = attach(options.run_dir)
+    _check_numbers(params, [member.params for member in run.state.members.values()])
+    if options.source is not None:
+        request = run.clone(options.source, Member(params, **fields), warm=options.warm)
+    elif options.warm:
+        raise SpecError("--warm starts a clone with the weights of a member: name it with --from MEMBER")
+    else:
+        request = run.add(Member(params, **fields))
+    answer = request.wait()
+    print_lines(options, answer["said"])
+    write_json(options, [{"run_dir": options.run_dir, "member": answer["member"], "said": answer["said"]}])
+    return 0
+
+
+def parse_params(settings: Sequence[str]) -> dict[str, Any]:
+    """The hyperparameters of `NAME=VALUE` each; a value is JSON, a number, or text.
+
+    Raises:
+        SpecError: one is of another form.
+    """
     params: dict[str, Any] = {}
-    for given in options.params:
+    for given in settings:
         name, equals, text = given.partition("=")
         if not equals or not name:
             raise SpecError(f"a hyperparameter must be NAME=VALUE, got {given!r}")
         if any("\ud800" <= letter <= "\udfff" for letter in given):
             raise SpecError(f"a hyperparameter must be text in UTF-8, got {given!r}")
         params[name] = _parse_value(text)
-    fields = {
-        name: _parse_value(getattr(options, name)) for name in MEMBER_FIELDS if getattr(options, name) is not None
-    }
-    run = attach(options.run_dir)
-    _check_numbers(params, [member.params for member in run.state.members.values()])
-    answer = run.add(Member(params, **fields)).wait()
-    print_lines(options, answer["said"])
-    write_json(options, [{"run_dir": options.run_dir, "member": answer["member"], "said": answer["said"]}])
-    return 0
+    return params
 
 
 def _check_numbers(params: dict[str, Any], members: list[dict[str, Any]]) -> None:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from ensemble.cli import control_commands, run_commands
-from ensemble.cli.arguments import add_json_option, add_run_options, path
+from ensemble.cli import artifact_commands, control_commands, dashboard, run_commands
+from ensemble.cli.arguments import add_json_option, add_run_options, count, path
 from ensemble.cli.bench import add_studies
 from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.interrupts import Terminated, exit_on_signals, exit_process
@@ -94,8 +94,13 @@ class _Parser(argparse.ArgumentParser):
     """Reports a usage error in one line, which points to the help of the command that was called."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As usual, but arguments that a command does not know are its error, and not that of `ensemble`."""
+        """As usual, but arguments that a command does not know are its error, and not that of `ensemble`.
+
+        Hyperparameters (`params`) may also follow an option, where argparse knows them no more.
+        """
         found, unknown = super().parse_known_args(args, namespace)
+        if "params" in found and not any(each.startswith("-") for each in unknown):
+            found.params, unknown = [*found.params, *unknown], []
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
@@ -110,10 +115,13 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(name: str, do: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    def command(
+        name: str, do: Callable[[argparse.Namespace], int], text: str, *, json: bool = True
+    ) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text)
         added.set_defaults(do=do)
-        add_json_option(added)
+        if json:
+            add_json_option(added)
         return added
 
     def add_executor(added: argparse.ArgumentParser, *, executor: str | None) -> None:
@@ -146,6 +154,9 @@ def _make_parser() -> argparse.ArgumentParser:
         add_run_options(added)
         group_read = "let the group of the run directory read it (default: only its owner)"
         added.add_argument("--group-read", action="store_true", help=group_read)
+        dashboard.add_page_options(added)
+        text = "switch on the dashboard of the Ray that is started for the run, on loopback"
+        added.add_argument("--ray-dashboard", action="store_true", help=text)
         _add_settings(added)
 
     submit = command("submit", run_commands.submit, "Run a spec file as a job on a Ray cluster.")
@@ -164,6 +175,7 @@ def _make_parser() -> argparse.ArgumentParser:
         help="directory with the spec and its imports, copied to the cluster (default: the spec's)",
     )
     add_run_options(submit)
+    dashboard.add_page_options(submit)
     submit.add_argument(
         "--follow", action="store_true", help="print the job's output until it ends, and exit with its status"
     )
@@ -195,21 +207,58 @@ def _make_parser() -> argparse.ArgumentParser:
         added.add_argument("run_dir", metavar="RUN_DIR")
         if name in ("logs", "cancel", "pause", "resume"):
             added.add_argument("member", nargs="?", help="name of a member, such as member-0 (default: all)")
+        if name == "status":
+            added.add_argument("--watch", action="store_true", help="show its progress until it ends, or Ctrl-C")
         if name == "logs":
             added.add_argument("--follow", "-f", action="store_true", help="continue until the run ends")
         if name == "resume":
+            text = "train the members, those that have finished, too, for N epochs each: more than were declared"
+            added.add_argument("--epochs", type=count, metavar="N", help=text)
             add_executor(added, executor=None)
             add_run_options(added, fresh=False)
 
     add = command(
         "add",
         control_commands.add,
-        "Add a member to a run in progress. It joins the stream at the start of the stream's next epoch.",
+        "Add a member to a run in progress, or with --from a clone of one of its members: its declaration with "
+        "the hyperparameters and options given here. It joins the stream at the start of the stream's next epoch.",
     )
     add.add_argument("run_dir", metavar="RUN_DIR")
+    add.add_argument("--from", dest="source", metavar="MEMBER", help="the member that is cloned")
+    text = "start with the weights of that member's last checkpoint; the optimizer and the epochs start anew"
+    add.add_argument("--warm", action="store_true", help=text)
     add.add_argument("params", nargs="*", metavar="NAME=VALUE", help="hyperparameters; a value is JSON or text")
     for field in control_commands.MEMBER_FIELDS:
         add.add_argument(f"--{field.replace('_', '-')}", dest=field, metavar="VALUE", help=f"Member.{field}")
+
+    text = "Export the combined, calibrated model of a run as a folder that predicts with torch alone."
+    artifact_commands.add_export_options(command("export", artifact_commands.export, text))
+    text = "Predict with an artifact or a run for all records of a data set, to a Parquet file."
+    artifact_commands.add_predict_options(command("predict", artifact_commands.predict, text))
+
+    distill = command(
+        "distill",
+        run_commands.distill,
+        "Train one model on what the ensemble of a run predicts, as a run of its own, and show what is lost.",
+    )
+    distill.add_argument("run_dir", metavar="RUN_DIR")
+    text = "run directory of the student (default: RUN_DIR-distilled); a run that it has there is continued"
+    distill.add_argument("--run-dir", dest="run_dir_to", metavar="DIR", help=text)
+    distill.add_argument("--member", help="whose declaration the student has (default: the best member's)")
+    text = "a hyperparameter that differs; a value is JSON or text"
+    distill.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=text)
+    text = "a Python file with model(params) -> nn.Module (default: the recipe's model)"
+    distill.add_argument("--model", type=path, metavar="FILE.py", help=text)
+    distill.add_argument("--epochs", type=count, metavar="N", help="of the student (default: the member's)")
+    text = "softens the probabilities that are compared (default: 2); not for regression"
+    distill.add_argument("--temperature", type=float, help=text)
+    text = "of the distance to the ensemble in the loss, from 0 to 1 (default: 0.9); the rest is the recipe's loss"
+    distill.add_argument("--weight", type=float, help=text)
+    add_executor(distill, executor=None)
+    add_run_options(distill, fresh=False)
+
+    text = "Serve the live page of a run, or of all runs in a folder, whichever process runs them."
+    dashboard.add_options(command("dashboard", dashboard.dashboard, text, json=False))
 
     text = "Show what this machine offers, and the reason for what it lacks."
     look = command("doctor", run_commands.doctor, text)

@@ -6,6 +6,8 @@ They call the Python API. Heavy modules are imported only where a command needs 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import shutil
 import sys
 import time
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.cli.console import print_lines, print_renderable, write_json
 from ensemble.cli.control_commands import POLL_S, send_request
+from ensemble.cli.dashboard import PageProcess
 from ensemble.spec import SpecError
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir, RunState
 
 EXIT_FAILED, EXIT_SOME_FAILED = 1, 3
-SILENT_S = 300.0  # without an event: `status` then takes a controller on another host for lost
+CHECK_S = 1.0  # between two looks whether a run that is watched still has its controller
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -60,7 +63,8 @@ def submit(options: argparse.Namespace) -> int:
     name = options.name or spec.stem
     run_dir = Path(options.run_dir or Path("runs") / name).expanduser().absolute()
     given = vars(options)
-    flags = ["--accept-code", "--fresh", "--trust-group", "--allow-failed"]
+    flags = ["--accept-code", "--fresh", "--trust-group", "--allow-failed", "--dashboard"]
+    page = [] if options.dashboard_port is None else ["--dashboard-port", str(options.dashboard_port)]
     jobs = JobClient(options.address)
     id, fresh = jobs.submit(
         spec,
@@ -68,7 +72,7 @@ def submit(options: argparse.Namespace) -> int:
         run_dir=run_dir,
         settings=options.set,
         working_dir=Path(options.working_dir).expanduser() if options.working_dir else None,
-        flags=[flag for flag in flags if given[flag.lstrip("-").replace("-", "_")]],
+        flags=[*(flag for flag in flags if given[flag.lstrip("-").replace("-", "_")]), *page],
     )
     if not fresh:
         print(f"ensemble: the job {id} is running already", file=sys.stderr)
@@ -85,6 +89,18 @@ def _apply_trust(options: argparse.Namespace) -> None:
         trust_group()
 
 
+def _switch_on_ray_dashboard(options: argparse.Namespace) -> None:
+    """Have a Ray that is started for the run show its dashboard, where that is asked for."""
+    from ensemble.executors.ray.session import RAY_DASHBOARD
+
+    if options.ray_dashboard:
+        if options.executor != "ray":
+            raise SpecError(
+                f"--ray-dashboard: the executor {options.executor!r} starts no Ray; leave one of them out"
+            )
+        os.environ[RAY_DASHBOARD] = "1"
+
+
 def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spec_file: str | None = None) -> int:
     from ensemble.api import choose_free_path, submit
     from ensemble.controller.changes import check_code, check_same, has_corrected_member
@@ -93,6 +109,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
 
     accept, code = options.accept_code, code_of(ensemble)
     _apply_trust(options)
+    _switch_on_ray_dashboard(options)
     if options.fresh and (free := choose_free_path(run_dir)) != run_dir.path:
         print(f"starting a new run in {free}; {run_dir.path} is not changed", file=sys.stderr)
         run_dir = RunDir(free)
@@ -105,9 +122,17 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
             check_code(state, code, run_dir, accept=accept)
             return _show_finished(run_dir, options)
     known = {"accept_code": accept, "group_read": options.group_read, "code": code}
-    return _run_to_end(
-        lambda on_event: submit(ensemble, run_dir, options.executor, on_event, spec_file, **known), options
-    )
+    with _serve_page(run_dir, options):
+        return _run_to_end(
+            lambda on_event: submit(ensemble, run_dir, options.executor, on_event, spec_file, **known), options
+        )
+
+
+def _serve_page(run_dir: RunDir, options: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
+    """The live page of a run, where it is asked for."""
+    if not options.dashboard and options.dashboard_port is None:
+        return contextlib.nullcontext()
+    return PageProcess(run_dir.path, options.dashboard_port)
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -121,18 +146,60 @@ def resume(options: argparse.Namespace) -> int:
         print(f"{run_dir.path} is being stopped; it is continued when it has ended", file=sys.stderr)
         while is_locked(run_dir.events):
             time.sleep(POLL_S)
-    if is_locked(run_dir.events):
+    if is_locked(run_dir.events) and options.epochs is None:
         return send_request(options)
     if options.member is not None:
         raise SpecError(
             f"{options.run_dir} is not in progress; `ensemble resume {options.run_dir}` continues all members"
         )
     state = fold(read_events(run_dir.events))
-    if _is_finished(state, state.header.get("code")):
+    if options.epochs is None and _is_finished(state, state.header.get("code")):
         return _show_finished(run_dir, options)
-    return _run_to_end(
-        lambda on_event: resume_run(run_dir, options.executor, on_event, accept_code=options.accept_code), options
-    )
+    how = {"accept_code": options.accept_code, "epochs": options.epochs}
+    return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)
+
+
+def distill(options: argparse.Namespace) -> int:
+    """Train one model on what the ensemble of a run predicts, and show what is lost by that."""
+    from ensemble.cli.control_commands import parse_params
+    from ensemble.distillation import compare
+    from ensemble.distillation import distill as start
+    from ensemble.reporting.text import number
+    from ensemble.spec.spec_file import import_file
+
+    _apply_trust(options)
+    model = None
+    if options.model is not None:
+        model = getattr(import_file(Path(options.model)), "model", None)
+        if not callable(model):
+            raise SpecError(f"{options.model} defines no function model(params) -> nn.Module")
+    given = {
+        name: getattr(options, name)
+        for name in ("member", "epochs", "temperature", "weight", "executor", "accept_code")
+    }
+    student: list[Run] = []
+
+    def begin(on_event: Callable[[dict[str, Any]], None]) -> Run:
+        known = {name: value for name, value in given.items() if value is not None}
+        params = parse_params(options.set)
+        student.append(
+            start(options.run_dir, options.run_dir_to, params=params, model=model, on_event=on_event, **known)
+        )
+        return student[0]
+
+    status = _run_to_end(begin, argparse.Namespace(**{**vars(options), "json": None}), show=options.json != "-")
+    if status == EXIT_FAILED:
+        return status
+    rows = compare(options.run_dir, student[0].run_dir)
+    for row in rows:
+        figures = ", ".join(
+            f"{name} {number(row[name])}" for name in row if name not in ("model", "split", "lost")
+        )
+        print_lines(options, f"{row['model']} ({row['split']}): {figures}")
+    lost = ", ".join(f"{name} {value:+.4g}" for name, value in rows[2]["lost"].items())
+    print_lines(options, f"the student against the ensemble: {lost}")
+    write_json(options, rows)
+    return status
 
 
 def _is_ending(events: Sequence[dict[str, Any]]) -> bool:
@@ -157,7 +224,9 @@ def _show_finished(run_dir: RunDir, options: argparse.Namespace) -> int:
     return _show_result(run_dir, options)
 
 
-def _run_to_end(start: Callable[[Callable[[dict[str, Any]], None]], Run], options: argparse.Namespace) -> int:
+def _run_to_end(
+    start: Callable[[Callable[[dict[str, Any]], None]], Run], options: argparse.Namespace, *, show: bool = True
+) -> int:
     """Start a run, show its progress, and its result when it has ended."""
     from ensemble.reporting import Progress
     from ensemble.store import RunDir
@@ -168,11 +237,14 @@ def _run_to_end(start: Callable[[Callable[[dict[str, Any]], None]], Run], option
         started = start(lambda _event: progress.update(shown[0]) if shown else None)  # followed or driven here
         shown.append(started.state)
         result = started.wait()
-    return _show_result(RunDir(result.run_dir), options)
+    return _show_result(RunDir(result.run_dir), options, show=show)
 
 
-def _show_result(run_dir: RunDir, options: argparse.Namespace) -> int:
+def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = True) -> int:
     """Show the result of a run.
+
+    Args:
+        show: whether a table is printed.
 
     Returns:
         The exit status: 1 if no member finished, 3 if some failed and that was not allowed, else 0.
@@ -183,7 +255,7 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace) -> int:
 
     events = read_events(run_dir.events)
     state, used = fold(events), ledger(events)
-    if options.json != "-":
+    if options.json != "-" and show:
         print_renderable(summary(state, used, run_dir))
     write_json(options, status_json(state, status_rows(state, used)))
     states = {member.state for member in state.members.values()}
@@ -199,17 +271,49 @@ def status(options: argparse.Namespace) -> int:
     from ensemble.store import RunDir, RunStatus
 
     run_dir = RunDir(options.run_dir)
+    if options.watch:
+        if options.json:
+            raise SpecError("--watch shows a table until the run ends, and --json writes one: give one of them")
+        return _watch(run_dir)
     status = RunStatus.load(run_dir)
     state = status.state
     used = present(status.account)
     rows = reporting.status_rows(state, used)
-    gone = reporting.describe_lost_controller(run_dir, state, silent_s=SILENT_S)
+    gone = reporting.describe_lost_controller(run_dir, state, silent_s=reporting.SILENT_S)
     if options.json != "-":
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000  # a row stays one line
         print_lines(options, reporting.status_head(state, gone is not None))
         print_lines(options, *reporting.status_lines(state, rows, width), *reporting.status_notes(state, used))
     write_json(options, reporting.status_json(state, rows))
     if gone is not None:
+        print(gone, file=sys.stderr)
+    return 0
+
+
+def _watch(run_dir: RunDir) -> int:
+    """Show the progress of a run that another process drives until it ends, its controller is lost, or Ctrl-C.
+
+    The log is looked at a few times a second; nothing is drawn unless it has grown.
+    """
+    from ensemble.reporting import SILENT_S, Progress, describe_lost_controller
+    from ensemble.run import LogFollower
+
+    follower, checked_at = LogFollower(run_dir), 0.0
+    state, gone = follower.state, None
+    try:
+        with Progress(sys.stdout) as progress:
+            while state.ended is None and gone is None:
+                if state.header and time.monotonic() - checked_at >= CHECK_S:
+                    gone = describe_lost_controller(run_dir, state, silent_s=SILENT_S)
+                    checked_at = time.monotonic()
+                if follower.read() or not progress.is_drawn:  # after the check: the last events are included
+                    progress.update(state)
+                if state.ended is None and gone is None:
+                    time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        print("ensemble: the watch has ended, the run goes on", file=sys.stderr)
+        raise KeyboardInterrupt("reported") from None
+    if state.ended is None and gone is not None:
         print(gone, file=sys.stderr)
     return 0
 

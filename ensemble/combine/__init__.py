@@ -1,22 +1,39 @@
 """Many members, one better model: metrics, averaging, selection, stacking, calibration, loading.
 
 The pure parts are functions of numpy arrays; torch is imported only by `load`, and scikit-learn and SciPy only
-by what fits something.
+by what fits something. What depends on what is predicted is in `tasks`; the functions of this module's face that
+take probabilities are those of classification.
 """
 
 from __future__ import annotations
 
-from ensemble.combine.calibrate import apply_temperature, fit_temperature
 from ensemble.combine.combination import Combination, fit
+from ensemble.combine.conformal import ConformalInterval, ConformalSets, load_conformal
 from ensemble.combine.loading import load
-from ensemble.combine.methods import average_weights, greedy_weights, mix, weighted_weights
-from ensemble.combine.metrics import CombineError, accuracy, all_metrics, brier, ece, nll, reliability
-from ensemble.combine.run import combine
-from ensemble.combine.stack import Stacker, fit_stack
+from ensemble.combine.methods import average_weights, mix
+from ensemble.combine.metrics import CombineError
+from ensemble.combine.run import combine, combine_samples
+from ensemble.combine.tasks import find_math
+from ensemble.combine.tasks.classification import (
+    accuracy,
+    all_metrics,
+    apply_temperature,
+    brier,
+    ece,
+    fit_stack,
+    fit_temperature,
+    greedy_weights,
+    nll,
+    reliability,
+    weighted_weights,
+)
+from ensemble.combine.tasks.stacks import Stacker
 
 __all__ = [
     "Combination",
     "CombineError",
+    "ConformalInterval",
+    "ConformalSets",
     "Stacker",
     "accuracy",
     "all_metrics",
@@ -24,12 +41,15 @@ __all__ = [
     "average_weights",
     "brier",
     "combine",
+    "combine_samples",
     "ece",
+    "find_math",
     "fit",
     "fit_stack",
     "fit_temperature",
     "greedy_weights",
     "load",
+    "load_conformal",
     "mix",
     "nll",
     "reliability",

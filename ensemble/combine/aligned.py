@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ensemble.combine.metrics import Array, CombineError, explain_invalid_probabilities
+from ensemble.combine.metrics import Array, CombineError
+from ensemble.combine.tasks import find_math
+from ensemble.spec.task import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
     from ensemble.store import Predictions, RunDir
@@ -22,17 +24,19 @@ class Aligned:
 
     Attributes:
         members: their ids.
-        probabilities: one array [n, C] each, float32 as saved; rows sum to 1.
+        values: one array [n, ...] each, float32 as saved, laid out by the task.
         index: int64 [n], ascending: the samples.
-        target: int64 [n], None where the split has none.
+        target: [n, ...], None where the split has none.
         left_out: members whose predictions cannot be used -> why.
+        task: what all of them predict.
     """
 
     members: list[str]
-    probabilities: list[Array]
+    values: list[Array]
     index: Array
     target: Array | None
     left_out: dict[str, str]
+    task: Task = CLASSIFICATION
 
     @property
     def unsaved(self) -> bool:
@@ -42,12 +46,12 @@ class Aligned:
     def select(self, members: Sequence[str]) -> Aligned:
         """Returns the predictions of these members only, in this order."""
         at = {member: i for i, member in enumerate(self.members)}
-        chosen = [self.probabilities[at[member]] for member in members]
-        return Aligned(list(members), chosen, self.index, self.target, self.left_out)
+        chosen = [self.values[at[member]] for member in members]
+        return replace(self, members=list(members), values=chosen)
 
 
 def read_aligned(run_dir: RunDir, members: Sequence[str], split: str) -> Aligned:
-    """Read and align what `members` saved for `split` ("valid" or "test"); who saved nothing is left out."""
+    """Read and align what `members` saved for `split` (valid, test or shifted); who saved nothing is left out."""
     from ensemble.store import load_predictions
 
     saved: dict[str, Predictions] = {}
@@ -64,18 +68,22 @@ def read_aligned(run_dir: RunDir, members: Sequence[str], split: str) -> Aligned
 def align(split: str, saved: Mapping[str, Predictions], left_out: Mapping[str, str] | None = None) -> Aligned:
     """Sorts each member's rows by `index` and checks that all have the same samples and targets.
 
-    A member whose outputs are not class probabilities is left out and named in `left_out`.
+    A member whose outputs are no predictions of their task is left out and named in `left_out`.
 
     Raises:
-        CombineError: when two members predicted different samples, saw different targets for one, or know
-            different numbers of classes: then they did not read the same data and no figure would mean anything.
+        CombineError: when two members have different tasks, predicted different samples, saw different targets for
+            one, or predict values of different shapes: then they did not read the same data and no figure would
+            mean anything.
     """
     left_out = dict(left_out or {})
     members: list[str] = []
-    probabilities: list[Array] = []
+    values: list[Array] = []
     index = target = None
+    tasks = {member: one.task for member, one in saved.items()}
+    task = _find_common_task(split, tasks)
+    math = find_math(task)
     for member, one in saved.items():
-        problem = explain_invalid_probabilities(np.asarray(one.probabilities))
+        problem = math.explain_invalid(np.asarray(one.values))
         if problem:
             left_out[member] = f"{split} {problem}"
             continue
@@ -88,17 +96,48 @@ def align(split: str, saved: Mapping[str, Predictions], left_out: Mapping[str, s
         else:
             _check_same_samples(split, members[0], index, member, own_index)
             _check_same_targets(split, members[0], target, member, own_target, index)
-        rows = _normalise(np.asarray(one.probabilities)[order])
-        if probabilities and rows.shape[1] != probabilities[0].shape[1]:
-            raise CombineError(
-                f"{member} predicts {rows.shape[1]} classes on {split}, {members[0]} {probabilities[0].shape[1]}: "
-                "members of one ensemble must know the same classes"
-            )
+        rows = math.normalise(np.asarray(one.values)[order])
+        if values:
+            _check_same_shape(split, members[0], values[0], member, rows, task)
         members.append(member)
-        probabilities.append(rows)
+        values.append(rows)
     if index is None:
         index = np.empty(0, dtype=np.int64)
-    return Aligned(members, probabilities, index, target, left_out)
+    return Aligned(members, values, index, target, left_out, task)
+
+
+def _find_common_task(split: str, tasks: Mapping[str, Task]) -> Task:
+    """The task of all members; classification where there are none."""
+    first = next(iter(tasks), None)
+    if first is None:
+        return CLASSIFICATION
+    for member, task in tasks.items():
+        if task != tasks[first]:
+            raise CombineError(
+                f"{first} and {member} saved {split} predictions of different tasks "
+                f"({describe_task(tasks[first])} and {describe_task(task)}): "
+                "members of one ensemble must have the same task"
+            )
+    return tasks[first]
+
+
+def describe_task(task: Task) -> str:
+    """The task in a word, with the levels of quantiles."""
+    return f"{task.kind}{f' {list(task.levels)}' if task.levels else ''}"
+
+
+def _check_same_shape(split: str, first: str, values: Array, member: str, other: Array, task: Task) -> None:
+    if values.shape[1:] == other.shape[1:]:
+        return
+    if task.kind == "classification" and values.shape[:-1] == other.shape[:-1]:
+        raise CombineError(
+            f"{member} predicts {other.shape[-1]} classes on {split}, {first} {values.shape[-1]}: "
+            "members of one ensemble must know the same classes"
+        )
+    raise CombineError(
+        f"{member} predicts values of shape {list(other.shape[1:])} for each {split} sample, {first} of "
+        f"{list(values.shape[1:])}: members of one ensemble must predict alike"
+    )
 
 
 def _check_duplicates(split: str, member: str, index: Array) -> None:
@@ -126,19 +165,14 @@ def _check_same_targets(
     if (target is None) != (other is None):
         has, lacks = (member, first) if target is None else (first, member)
         raise CombineError(f"{has} saved targets with its {split} predictions, {lacks} did not")
-    if target is not None and other is not None and not np.array_equal(target, other):
-        row = int(np.argmax(target != other)) if target.shape == other.shape else 0
+    if target is None or other is None:
+        return
+    if not np.array_equal(target, other, equal_nan=target.dtype.kind == "f" and other.dtype.kind == "f"):
+        row = 0
+        if target.shape == other.shape:
+            differs = (target != other) & ~((target != target) & (other != other))
+            row = int(np.argmax(differs.reshape(len(target), -1).any(axis=1)))
         raise CombineError(
             f"{first} and {member} saw different targets for {split} sample {index[row]}: "
             "they did not read the same data"
         )
-
-
-def _normalise(rows: Array) -> Array:
-    """Rows that sum to 1; those rounded to a half precision are off by up to a hundredth."""
-    sums = rows.sum(axis=1, keepdims=True, dtype=np.float64)
-    if np.abs(sums - 1).max() < 1e-4 and rows.min() >= 0:
-        return rows
-    rows = np.maximum(rows, 0)
-    scaled: Array = (rows / rows.sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
-    return scaled

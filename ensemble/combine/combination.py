@@ -1,25 +1,23 @@
-"""Fits and applies a combination of members' class probabilities, by any of the four methods."""
+"""Fits and applies a combination of members' predictions, by any of the four methods or the user's function."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ensemble.combine.calibrate import apply_temperature, fit_temperature
-from ensemble.combine.methods import (
-    Criterion,
-    average_weights,
-    check_targets,
-    greedy_weights,
-    is_at_least_best,
-    mix,
-    weighted_weights,
-)
+from ensemble.combine.methods import average_weights
 from ensemble.combine.metrics import Array, CombineError
-from ensemble.combine.stack import Stacker, fit_stack
+from ensemble.combine.tasks import Stack, find_math
 from ensemble.spec import COMBINERS, unknown_name
+from ensemble.spec.task import CLASSIFICATION, Task
+
+Combine = Callable[..., object]
+"""`combine(values [m, n, ...]) -> [n, ...]` of torch tensors."""
+
+FUNCTION = "function"
+"""The method of a combination by the user's function."""
 
 
 @dataclass(frozen=True)
@@ -27,83 +25,149 @@ class Combination:
     """How members become one model.
 
     Attributes:
-        method: average, weighted, greedy or stack: what was really done.
-        weights: float64 [m], sum 1. For a stack they only tell how much each member weighs in it.
-        temperature: of the calibration, applied last; 1.0 for none.
+        method: average, weighted, greedy, stack or function: what was really done.
+        weights: float64 [m], sum 1. For a stack they only tell how much each member weighs in it; a function sees
+            all members alike.
+        temperature: the factor of the calibration, applied last: of a Gaussian that of the variance; 1.0 for none.
         stacker: the regression of a stack, else None.
         reason: why `method` is not the one that was asked for, else None.
+        task: what is predicted.
+        function: the user's function, else None.
     """
 
     method: str
     weights: Array
     temperature: float = 1.0
-    stacker: Stacker | None = None
+    stacker: Stack | None = None
     reason: str | None = None
+    task: Task = CLASSIFICATION
+    function: Combine | None = None
 
-    def predict(self, probabilities: Sequence[Array]) -> Array:
-        """Probabilities float64 [n, C] from m arrays [n, C], in the order of the weights."""
-        if len(probabilities) != len(self.weights):
-            raise CombineError(
-                f"{len(self.weights)} members were combined, predictions of {len(probabilities)} given"
-            )
-        pooled = mix(probabilities, self.weights) if self.stacker is None else self.stacker.predict(probabilities)
-        return apply_temperature(pooled, self.temperature)
+    def predict(self, values: Sequence[Array]) -> Array:
+        """Calibrated values float64 [n, ...] from m arrays [n, ...], in the order of the weights."""
+        if len(values) != len(self.weights):
+            raise CombineError(f"{len(self.weights)} members were combined, predictions of {len(values)} given")
+        return find_math(self.task).calibrate(self._pool(values), self.temperature)
+
+    def _pool(self, values: Sequence[Array]) -> Array:
+        if self.function is not None:
+            return call_function(self.function, values, self.task)
+        if self.stacker is not None:
+            return self.stacker.predict(values)
+        return find_math(self.task).mix(values, self.weights)
+
+
+def call_function(function: Combine, values: Sequence[Array], task: Task) -> Array:
+    """What the user's function makes of the members' values, float64 [n, ...]. It is given and gives torch
+    tensors, as in a loaded ensemble.
+
+    Raises:
+        CombineError: it fails, or gives something else than predictions of the task for the same samples.
+    """
+    import torch
+
+    name = getattr(function, "__name__", repr(function))
+    try:
+        with torch.no_grad():
+            stacked = np.stack([np.asarray(own, dtype=np.float32) for own in values])
+            found = np.asarray(torch.as_tensor(function(torch.from_numpy(stacked))).cpu(), dtype=np.float64)
+    except Exception as error:  # whatever a user's function raises
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CombineError(
+            f"Ensemble.combine={name} failed for values {[len(values), *values[0].shape]}: {why}"
+        ) from error
+    if found.shape[:1] != values[0].shape[:1]:
+        raise CombineError(
+            f"Ensemble.combine={name} gives {list(found.shape)} for {list(stacked.shape)}; expected [n, ...]"
+        )
+    invalid = find_math(task).explain_invalid(found)
+    if invalid is None and task.kind != "free" and found.shape != values[0].shape:
+        invalid = f"values of shape {list(found.shape)}, not {list(values[0].shape)}"
+    if invalid is not None:
+        raise CombineError(f"Ensemble.combine={name} gives no predictions of the task {task.kind}: {invalid}")
+    return found
 
 
 def fit(
-    method: str,
-    probabilities: Sequence[Array],
+    method: str | Combine,
+    values: Sequence[Array],
     target: Array | None,
     *,
-    objective: Criterion = "nll",
+    task: Task = CLASSIFICATION,
+    objective: str | None = None,
     calibrate: bool = True,
 ) -> Combination:
+    """Fit a combination to validation predictions; see `fit_held_out`."""
+    return fit_held_out(method, values, target, task=task, objective=objective, calibrate=calibrate)[0]
+
+
+def fit_held_out(
+    method: str | Combine,
+    values: Sequence[Array],
+    target: Array | None,
+    *,
+    task: Task = CLASSIFICATION,
+    objective: str | None = None,
+    calibrate: bool = True,
+) -> tuple[Combination, Array]:
     """Fit a combination to validation predictions.
 
     Selection and calibration see the same rows here. Splitting them would waste rows that both need; the price is
-    that scores on these rows are optimistic, and that the temperature is fitted to members chosen to look good on
-    them, so it comes out a little too low (too sure). A stack is calibrated on out-of-fold predictions.
+    that scores on these rows are optimistic, and that the calibration is fitted to members chosen to look good on
+    them, so it comes out a little too sure. A stack is calibrated on out-of-fold predictions.
 
     Args:
-        method: one of `ensemble.spec.COMBINERS`.
-        probabilities: m arrays [n, C], rows aligned.
-        target: int [n]; None (unknown) leaves nothing but the plain average, uncalibrated.
-        objective: by which greedy selection is never worse on these rows than the best single member. It
-            selects by NLL, which tells more per row than accuracy does (on small validation sets it gives test
-            accuracy as good and a better NLL); only where that falls short does it select by the objective.
-        calibrate: whether to fit a temperature.
+        method: one of `ensemble.spec.COMBINERS`, or a function (`Combine`).
+        values: m arrays [n, ...], rows aligned, laid out by the task.
+        target: [n, ...]; None (unknown) leaves nothing but the plain average or a function, uncalibrated.
+        task: what is predicted.
+        objective: the criterion by which greedy selection is never worse on these rows than the best single
+            member; None for the task's own. It selects by the task's own, which tells more per row (the NLL more
+            than the accuracy: on small validation sets it gives test accuracy as good and a better NLL); only
+            where that falls short does it select by the objective.
+        calibrate: whether to calibrate.
+
+    Returns:
+        The combination, and its calibrated predictions of the same rows: of a stack, those of rows that it was not
+        fitted on.
 
     Raises:
-        CombineError: for an unknown method, no members, or targets that are not classes.
+        CombineError: for an unknown method, no members, targets that are not the task's, or a method that has no
+            meaning for it.
     """
-    if method not in COMBINERS:
+    if not callable(method) and method not in COMBINERS:
         raise CombineError(unknown_name("there is no way to combine called", method, COMBINERS))
-    if not probabilities:
+    if not values:
         raise CombineError("there are no members to combine")
-    members = len(probabilities)
+    equal, function = average_weights(len(values)), method if callable(method) else None
+    name = FUNCTION if function is not None else str(method)
     if target is None:
         why = "the validation predictions have no target, so nothing can be selected or calibrated"
-        return Combination("average", average_weights(members), reason=why)
-    target = np.asarray(target)
-    check_targets(probabilities, target)
-    stacker: Stacker | None = None
-    reason: str | None = None
+        known = Combination("average", equal, reason=why, task=task)
+        if function is not None:
+            known = Combination(name, equal, task=task, function=function)
+        return known, known.predict(values)
+    math, target = find_math(task), np.asarray(target)
+    for own in values:
+        math.check_target(own, target)
+    weights, stacker, reason = equal, None, None
     held_out: Array | None = None
-    if method == "stack":
+    if function is not None:
+        held_out = call_function(function, values, task)
+    elif name == "stack":
         try:
-            stacker, held_out = fit_stack(probabilities, target)
+            stacker, held_out = math.fit_stack(values, target)
             weights = stacker.shares()
         except CombineError as error:
-            method, weights, reason = "average", average_weights(members), f"{error}; averaged instead"
-    elif method == "weighted":
-        weights = weighted_weights(probabilities, target)
-    elif method == "greedy":
-        weights = greedy_weights(probabilities, target, "nll")
-        if objective != "nll" and not is_at_least_best(probabilities, target, weights, objective):
-            weights = greedy_weights(probabilities, target, objective)
-    else:
-        weights = average_weights(members)
+            name, reason = "average", f"{error}; averaged instead"
+    elif name == "weighted":
+        weights = math.weighted_weights(values, target)
+    elif name == "greedy":
+        weights = math.greedy_weights(values, target)
+        wanted = objective or math.default_criterion
+        if wanted != math.default_criterion and not math.is_at_least_best(values, target, weights, wanted):
+            weights = math.greedy_weights(values, target, wanted)
     if held_out is None:
-        held_out = mix(probabilities, weights)
-    temperature = fit_temperature(held_out, target) if calibrate else 1.0
-    return Combination(method, weights, temperature, stacker, reason)
+        held_out = math.mix(values, weights)
+    factor = math.fit_calibration(held_out, target) if calibrate else 1.0
+    return Combination(name, weights, factor, stacker, reason, task, function), math.calibrate(held_out, factor)

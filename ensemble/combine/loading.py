@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.combine.aligned import read_aligned
+from ensemble.combine.aligned import describe_task, read_aligned
 from ensemble.combine.classes import explain_missing_classes, read_fields
-from ensemble.combine.combination import Combination, fit
+from ensemble.combine.combination import FUNCTION, Combination, Combine, fit
 from ensemble.combine.methods import average_weights
 from ensemble.combine.metrics import CombineError
-from ensemble.combine.run import choose_criterion
+from ensemble.combine.tasks import find_math
+from ensemble.combine.tasks.free import NO_MIX
 from ensemble.spec import COMBINERS, Recipe, unknown_name
+from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.user_code.fingerprint import code_of
 
 if TYPE_CHECKING:
@@ -26,14 +30,18 @@ if TYPE_CHECKING:
     from ensemble.combine.model import EnsembleModel
     from ensemble.spec import Ensemble
     from ensemble.store import MemberState, RunDir, RunState
+    from ensemble.train.call import Observation
 
 log = logging.getLogger(__name__)
 
 
 def load(
-    run_dir: str | os.PathLike[str], combine: str | None = None, members: Sequence[str] | None = None
+    run_dir: str | os.PathLike[str],
+    combine: str | Combine | None = None,
+    members: Sequence[str] | None = None,
+    uncertainty: bool = False,
 ) -> EnsembleModel:
-    """One `torch.nn.Module` that maps a batch dict to class probabilities float32 [b, C], in eval mode.
+    """One `torch.nn.Module` that maps a batch dict to values float32 [b, ...] of the run's task, in eval mode.
 
     Example:
         model = ensemble.load("runs/digits")
@@ -41,17 +49,20 @@ def load(
 
     Args:
         run_dir: of a run whose members, or some of them, finished.
-        combine: average, weighted, greedy or stack; None takes the run's own. The run's own weights and
-            temperature come from its `combined` event; another method, a stack, or another choice of members is
-            fitted again to the saved validation predictions.
+        combine: average, weighted, greedy or stack, or a function `combine(values [m, b, ...]) -> [b, ...]` of
+            tensors; None takes the run's own. The run's own weights and calibration come from its `combined`
+            event; another method, a stack, or another choice of members is fitted again to the saved validation
+            predictions.
         members: ids to combine; None takes all that finished. A member that has not finished counts with its last
             checkpoint, when it is asked for by name.
+        uncertainty: whether the model returns a dict: `values`, and of each sample, [b] each, those of `total`,
+            `aleatoric`, `epistemic` and `disagreement` that have a meaning for the task.
 
     Raises:
         CombineError: when the run's recipe is a train function (there is no `model=` to build members by), nothing
-            says that the members are classifiers (a regression, several labels a sample), a member is unknown or
-            has no checkpoint, or the predictions that the method needs are not there; or code that a member was
-            trained with could not be kept in the run, and is another now.
+            says what the members predict, a member is unknown or has no checkpoint, the predictions that the
+            method needs are not there, or the task knows no uncertainty; or code that a member was trained with
+            could not be kept in the run, and is another now.
     """
     from ensemble.store import RunDir, fold, read_events
 
@@ -63,22 +74,70 @@ def load(
     if not isinstance(recipe, Recipe):
         raise CombineError(
             f"load() needs a Recipe with model=, but the recipe of {ensemble.name!r} is the train function "
-            f"{getattr(recipe, '__name__', recipe)!r}: build its models in your own code and read their weights "
-            "with ensemble.store.load_checkpoint(<run_dir>/members/<id>/checkpoint-<attempt>.safetensors)['model']"
+            f"{getattr(recipe, '__name__', recipe)!r}: declare Recipe(model=..., train=...) of it, or build its "
+            "models in your own code and read their weights with "
+            "ensemble.store.load_checkpoint(<run_dir>/members/<id>/checkpoint-<attempt>.safetensors)['model']"
         )
     method = ensemble.combine if combine is None else combine
-    if method not in COMBINERS:
+    if not callable(method) and method not in COMBINERS:
         raise CombineError(unknown_name("load(combine=) cannot be", method, COMBINERS))
     ids = _select_members(state, members, run)
-    why = explain_missing_classes(ensemble, run, state, ids)
-    if why is not None:
-        raise CombineError(f"the members of {run.path} cannot be loaded as one model: {why}")
-    names, combination = _read_combination(state, method) if members is None else ([], None)
+    task = _find_task(run, state, ensemble, ids)
+    if uncertainty and task.kind == "free":
+        raise CombineError("load(uncertainty=True): nothing says what outputs of the task free mean")
+    is_own = members is None and not callable(combine)
+    names, combination = _read_combination(state, method) if is_own else ([], None)
     if combination is None:
         names, combination = _fit_combination(run, ids, ensemble, method, named=members is not None)
+    if task.kind == "free" and combination.function is None:
+        raise CombineError(NO_MIX)
     if combination.reason:
         warnings.warn(f"load: {combination.reason}", stacklevel=2)
-    return _build_models(run, state, ensemble, names, combination)
+    return _build_models(run, state, ensemble, names, replace(combination, task=task), uncertainty)
+
+
+def _find_task(run: RunDir, state: RunState, ensemble: Ensemble, ids: Sequence[str]) -> Task:
+    """What the members predict: as their first training batches showed, as declared, as saved with their
+    predictions, or, in runs of an earlier version, classes.
+    """
+    tasks: dict[str, Task] = {}
+    for name in ids:
+        path = run.valid_checkpoint(state.members[name])
+        seen = _read_observation(path) if path.exists() else None
+        if seen is not None and seen.task is not None:
+            tasks[name] = seen.task
+        elif seen is not None and seen.reason is not None:
+            raise CombineError(f"{name} cannot be loaded: {seen.reason}")
+    if not tasks:
+        return _find_task_without_calls(run, state, ensemble, ids)
+    (first, task), *others = tasks.items()
+    for name, other in others:
+        if other != task:
+            raise CombineError(
+                f"{first} predicts {describe_task(task)}, {name} {describe_task(other)}: leave one out with "
+                "load(members=...)"
+            )
+    return task
+
+
+def _find_task_without_calls(run: RunDir, state: RunState, ensemble: Ensemble, ids: Sequence[str]) -> Task:
+    assert isinstance(ensemble.recipe, Recipe)
+    declared = as_task("Recipe.task", ensemble.recipe.task)
+    if declared is not None:
+        return declared
+    saved = read_aligned(run, ids, "valid").task
+    why = explain_missing_classes(ensemble, run, state, ids) if saved == CLASSIFICATION else None
+    if why is not None:
+        raise CombineError(f"the members of {run.path} cannot be loaded as one model: {why}")
+    return saved
+
+
+def _read_observation(path: Path) -> Observation | None:
+    """What the first training batch showed of a member; None for a checkpoint of an earlier version."""
+    from ensemble.store import load_checkpoint
+    from ensemble.train.call import Observation
+
+    return Observation.from_checkpoint(load_checkpoint(path, ("call", "outputs")))
 
 
 def _select_members(state: RunState, members: Sequence[str] | None, run: RunDir) -> list[str]:
@@ -98,24 +157,31 @@ def _select_members(state: RunState, members: Sequence[str] | None, run: RunDir)
     return list(dict.fromkeys(members))
 
 
-def _read_combination(state: RunState, method: str) -> tuple[list[str], Combination | None]:
+def _read_combination(state: RunState, method: str | Combine) -> tuple[list[str], Combination | None]:
     """Returns what the run's own `combined` event recorded, where it is of this method and complete (a stack is
     not).
     """
     event: dict[str, Any] = state.combined or {}
-    if event.get("method") != method or method == "stack" or not event.get("weights"):
+    function = method if callable(method) else None
+    name = FUNCTION if function is not None else method
+    if event.get("method") != name or name == "stack" or not event.get("weights"):
         return [], None
     weights: dict[str, float] = event["weights"]
-    return list(weights), Combination(method, np.array(list(weights.values())), event["temperature"])
+    calibration = event.get("calibration") or {"value": event["temperature"]}  # runs of earlier versions lack it
+    factor = 1.0 if calibration["value"] is None else calibration["value"]
+    return list(weights), Combination(str(name), np.array(list(weights.values())), factor, function=function)
 
 
 def _fit_combination(
-    run: RunDir, ids: list[str], ensemble: Ensemble, method: str, named: bool
+    run: RunDir, ids: list[str], ensemble: Ensemble, method: str | Combine, named: bool
 ) -> tuple[list[str], Combination]:
     """Fits the method to the saved validation predictions; members without weight are dropped."""
     valid = read_aligned(run, ids, "valid")
-    if valid.left_out and method == "average" and not valid.members and valid.unsaved:
-        return ids, Combination("average", average_weights(len(ids)))
+    if valid.left_out and not valid.members and valid.unsaved and (method == "average" or callable(method)):
+        equal = average_weights(len(ids))
+        if callable(method):
+            return ids, Combination(FUNCTION, equal, function=method)
+        return ids, Combination("average", equal)
     if valid.left_out and (named or not valid.members):
         member, why = next(iter(valid.left_out.items()))
         raise CombineError(
@@ -123,31 +189,50 @@ def _fit_combination(
             if valid.unsaved
             else f"{member} cannot be combined: {why}"
         )
-    objective = choose_criterion(ensemble.objective, ensemble.mode)
-    combination = fit(method, valid.probabilities, valid.target, objective=objective, calibrate=ensemble.calibrate)
+    math = find_math(valid.task)
+    objective = math.choose_criterion(ensemble.objective, ensemble.mode) if math.criteria else None
+    combination = fit(
+        method, valid.values, valid.target, task=valid.task, objective=objective, calibrate=ensemble.calibrate
+    )
     if combination.stacker is not None:
         return valid.members, combination
     kept = combination.weights > 0
     names = [member for member, keep in zip(valid.members, kept, strict=True) if keep]
-    mixture = Combination(
-        combination.method, combination.weights[kept], combination.temperature, reason=combination.reason
-    )
-    return names, mixture
+    return names, replace(combination, weights=combination.weights[kept])
 
 
 def _build_models(
-    run: RunDir, state: RunState, ensemble: Ensemble, names: list[str], combination: Combination
+    run: RunDir,
+    state: RunState,
+    ensemble: Ensemble,
+    names: list[str],
+    combination: Combination,
+    uncertainty: bool,
 ) -> EnsembleModel:
     import torch
 
+    from ensemble.combine.member_calls import MemberCall
     from ensemble.combine.model import EnsembleModel
+    from ensemble.train.call import Observation
 
     recipes = _load_recipes(run, state, ensemble, names)
     # Building a model draws its initial weights, soon overwritten: the caller's generator is not to notice.
     with torch.random.fork_rng(devices=[]):
         models = {name: _load_member(run, state, recipes[name], name) for name in names}
         axes = _count_axes(ensemble, state, names[0])
-    return EnsembleModel(recipes, models, combination, axes)
+    seen = {name: _read_observation(run.valid_checkpoint(state.members[name])) for name in names}
+    unknown = Observation(task=combination.task)
+    calls = {name: MemberCall(_strip(recipes[name]), seen[name] or unknown) for name in names}
+    return EnsembleModel(models, calls, combination, axes, uncertainty=uncertainty)
+
+
+def _strip(recipe: Recipe) -> Recipe:
+    """The recipe without what only training calls: a model that is pickled takes none of it along."""
+    stripped = copy.copy(recipe)
+    for name in ("optimizer", "schedule", "metrics", "train"):
+        object.__setattr__(stripped, name, None)
+    object.__setattr__(stripped, "split_metrics", ())
+    return stripped
 
 
 def _load_recipes(run: RunDir, state: RunState, ensemble: Ensemble, names: Sequence[str]) -> dict[str, Recipe]:
@@ -203,7 +288,7 @@ def _load_member(run: RunDir, state: RunState, recipe: Recipe, name: str) -> tor
         )
     params = state.members[name].identity["params"]
     model: torch.nn.Module = recipe.model(params)
-    weights = load_checkpoint(path)["model"]
+    weights = load_checkpoint(path, ("model",))["model"]
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -1,39 +1,54 @@
-"""Computes the weights of a mixture of members: equal, of least NLL, or by greedy selection.
+"""Computes the weights of a mixture of members: equal, of least loss, or by greedy selection.
 
-`probabilities` is a sequence of m arrays [n, C], one per member, rows aligned; the result is float64 [m] on the
-simplex (no entry negative, sum 1). The arrays may stay float32 as they were saved: sums are taken in float64, one
-member at a time, so that m members are never copied at once.
+Weights are float64 [m] on the simplex (no entry negative, sum 1). They are fitted to the rows they are given, the
+validation set. Scores on those same rows are therefore optimistic: a little for equal weights (nothing is fitted),
+more the more members there are to choose from and the fewer rows there are. The honest figure needs rows that took
+no part: a test split.
 
-Weights are fitted to the rows they are given, the validation set. Scores on those same rows are therefore
-optimistic: a little for `average` (nothing is fitted), more the more members there are to choose from and the
-fewer rows there are. The honest figure needs rows that took no part: a test split.
+What a score needs of a member's predictions is its *view* [k, v], of which a mixture's is the weighted mean: for
+the NLL of classes the probability of the true one, for squared errors the errors, for Gaussians their two moments.
+So selection knows nothing of tasks, and touches as little memory as the score needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
-from ensemble.combine.metrics import EPSILON, Array, check_target, nll_of_target, target_column
+from ensemble.combine.metrics import Array
 
-Criterion = Literal["nll", "accuracy", "brier"]
 Score = tuple[float, ...]
 
 NEGLIGIBLE = 1e-4
-"""Weights below this become 0: such a member costs a forward pass and moves no probability by more."""
+"""Weights below this become 0: such a member costs a forward pass and moves no prediction by more."""
 
 TIE = 1e-12
 """Scores closer than this are equal."""
 
 
-def mix(probabilities: Sequence[Array], weights: Array) -> Array:
-    """The weighted mean of the members' probabilities: float64 [n, C]."""
-    mixed = np.zeros(probabilities[0].shape, dtype=np.float64)
-    for p, weight in zip(probabilities, weights, strict=True):
+@dataclass(frozen=True)
+class Criterion:
+    """A score of mixtures, lower is better.
+
+    Attributes:
+        view: a member's values to its view [k, v].
+        score: a mixture's view to the score; what follows its first entry breaks ties.
+        slope: the gradient of its first entry with respect to the view, [k, v]; None where it has none.
+    """
+
+    view: Callable[[Array], Array]
+    score: Callable[[Array], Score]
+    slope: Callable[[Array], Array] | None = None
+
+
+def mix(values: Sequence[Array], weights: Array) -> Array:
+    """The weighted mean of the members' values: float64 [n, ...]. They may stay float32 as they were saved."""
+    mixed = np.zeros(values[0].shape, dtype=np.float64)
+    for own, weight in zip(values, weights, strict=True):
         if weight:
-            mixed += float(weight) * p.astype(np.float64)
+            mixed += float(weight) * own.astype(np.float64)
     return mixed
 
 
@@ -42,25 +57,27 @@ def average_weights(members: int) -> Array:
     return np.full(members, 1.0 / members)
 
 
-def weighted_weights(probabilities: Sequence[Array], target: Array) -> Array:
-    """The mixture weights of least NLL: a convex problem on the simplex, solved by sequential least squares.
+def minimize_loss(values: Sequence[Array], criterion: Criterion) -> Array:
+    """The mixture weights of least score, by sequential least squares from equal weights on.
 
-    Never worse on these rows than equal weights.
+    Never worse on these rows than equal weights. Exact where the score is convex in the mixture (NLL of classes
+    and labels, squared error); of Gaussians a local minimum.
     """
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 
-    check_targets(probabilities, target)
-    members = len(probabilities)
+    slope = criterion.slope
+    assert slope is not None, "the criterion has no gradient"
+    members = len(values)
     equal = average_weights(members)
-    # The NLL of a mixture needs only what each member gives to the true class.
-    columns = np.stack([target_column(p, target) for p in probabilities])  # [m, n]
+    views = np.stack([criterion.view(own).astype(np.float64) for own in values])
+    flat = views.reshape(members, -1)
 
     def loss(weights: Array) -> float:
-        return nll_of_target(weights @ columns)
+        return criterion.score((weights @ flat).reshape(views.shape[1:]))[0]
 
     def gradient(weights: Array) -> Array:
-        slope: Array = -(columns / np.maximum(weights @ columns, EPSILON)).mean(axis=1)
-        return slope
+        found: Array = flat @ slope((weights @ flat).reshape(views.shape[1:])).reshape(-1)
+        return found
 
     found = minimize(
         loss,
@@ -78,24 +95,18 @@ def weighted_weights(probabilities: Sequence[Array], target: Array) -> Array:
     return weights if loss(weights) <= loss(equal) else equal
 
 
-def greedy_weights(
-    probabilities: Sequence[Array], target: Array, criterion: Criterion = "nll", rounds: int = 50
-) -> Array:
+def select_greedily(values: Sequence[Array], criterion: Criterion, rounds: int = 50) -> Array:
     """Forward selection with replacement (Caruana et al. 2004, "Ensemble selection from libraries of models").
 
     Sorted initialisation: the N best members, N chosen by the criterion. Then `rounds` times the member is added
     that makes the mean of all added so far best; the best ensemble met on the way is kept, the smaller one on a
     tie. Ties between members go to the earlier one. A member's weight is how often it was added.
 
-    Args:
-        criterion: `"nll"`, `"brier"` (both least) or `"accuracy"` (highest, ties by NLL).
-
     Returns:
         Weights that are never worse by the criterion, on these rows, than the best single member.
     """
-    check_targets(probabilities, target)
-    members = len(probabilities)
-    views, score = _make_score(probabilities, target, criterion)
+    members, score = len(values), criterion.score
+    views = [criterion.view(own) for own in values]
     alone = [score(view) for view in views]
     order = sorted(range(members), key=lambda i: (alone[i], i))
 
@@ -127,31 +138,34 @@ def greedy_weights(
     return weights
 
 
-def is_at_least_best(probabilities: Sequence[Array], target: Array, weights: Array, criterion: Criterion) -> bool:
-    """Whether the mixture is not worse by the criterion, on these rows, than the best single member."""
-    views, score = _make_score(probabilities, target, criterion)
-    # Of the score only the criterion itself counts here, not what breaks its ties.
-    return score(mix(views, weights))[0] <= min(score(view)[0] for view in views) + TIE
+def order_greedily(values: Sequence[Array], criterion: Criterion, most: int) -> list[int]:
+    """The members in the order in which they improve the plain average most.
 
+    Forward selection without replacement, from the best member on: the first k are what a user would keep who
+    can afford k members. `select_greedily` may take a member several times instead.
 
-def _make_score(
-    probabilities: Sequence[Array], target: Array, criterion: Criterion
-) -> tuple[list[Array], Callable[[Array], Score]]:
-    """Returns the part of each member's probabilities that the criterion needs, [n, C] or [n, 1], and the score
-    function (lower is better).
+    Args:
+        most: of how many members at most the order is wanted.
+
+    Returns:
+        Indices of members; ties go to the earlier one.
     """
-    if criterion == "nll":
-        columns = [target_column(p, target)[:, None] for p in probabilities]
-        return columns, lambda mean: (nll_of_target(mean[:, 0]),)
-    views = list(probabilities)
-    if criterion == "accuracy":
-        return views, lambda mean: (
-            -float(np.mean(mean.argmax(axis=1) == target)),
-            nll_of_target(target_column(mean, target)),
-        )
-    return views, lambda mean: (
-        float(np.mean(np.einsum("nc,nc->n", mean, mean, dtype=np.float64) - 2 * target_column(mean, target))),
-    )
+    views = [criterion.view(own) for own in values]
+    left, chosen = list(range(len(views))), list[int]()
+    total = np.zeros(views[0].shape)
+    while left and len(chosen) < most:
+        best = min(left, key=lambda i: (criterion.score((total + views[i]) / (len(chosen) + 1)), i))
+        total += views[best]
+        chosen.append(best)
+        left.remove(best)
+    return chosen
+
+
+def is_at_least_best(values: Sequence[Array], weights: Array, criterion: Criterion) -> bool:
+    """Whether the mixture is not worse by the criterion, on these rows, than the best single member."""
+    views = [criterion.view(own) for own in values]
+    # Of the score only the criterion itself counts here, not what breaks its ties.
+    return criterion.score(mix(views, weights))[0] <= min(criterion.score(view)[0] for view in views) + TIE
 
 
 def _is_better(score: Score, than: Score) -> bool:
@@ -165,9 +179,3 @@ def _add_member(counts: Array, member: int) -> Array:
     more = counts.copy()
     more[member] += 1
     return more
-
-
-def check_targets(probabilities: Sequence[Array], target: Array) -> None:
-    """Raise `CombineError` unless `target` [n] names a class of each of the probabilities [n, C]."""
-    for p in probabilities:
-        check_target(p.shape, target)

@@ -1,22 +1,29 @@
-"""Measures class probabilities: accuracy, NLL, ECE, Brier score, reliability curve.
+"""What the metrics of all tasks share: rows without ignored targets, sums over samples, calibration curves.
 
-All take `probabilities` [n, C] and `target` int [n] (the true class of each row), compute in float64 and return
-plain floats.
+A model is **calibrated** when, of the samples it is 80 % sure about, 80 % are right. Proper scoring rules (NLL,
+Brier score, CRPS, pinball loss) are best in expectation exactly when the prediction is the true distribution, and
+so they reward calibration and sharpness together. A calibration error looks at calibration alone: a model that
+always answers the class frequencies has none and is useless, so read it beside the accuracy.
 
-A model is **calibrated** when, of the samples it is 80 % sure about, 80 % are right. NLL and Brier score are
-proper scoring rules: they are best in expectation exactly when the probabilities are the true ones, and so they
-reward calibration and sharpness together. ECE looks at calibration alone: a model that always answers the class
-frequencies has none of it wrong and is useless, so read it beside the accuracy.
+Most metrics follow from sums over samples: the accuracy from the number of hits, R2 from sums of squares, F1 from
+counts, the ECE from the sums of each bin. Such a metric is kept as its sums (`Sums`), so that a bootstrap weighs
+samples anew without looking at predictions again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
+
+from ensemble.spec.task import IGNORED
 
 Array = NDArray[Any]
+Figures = dict[str, Array]
+Curve = list[tuple[float, float, int]]
 
 EPSILON = 1e-12
 """Smallest probability whose logarithm is taken: a class declared impossible costs 27.6 nats, not infinity."""
@@ -24,117 +31,151 @@ EPSILON = 1e-12
 BINS = 15
 """Equal-width confidence bins of the ECE, as in Guo et al. 2017."""
 
-SUM_TOLERANCE = 0.02
-"""How far a row's sum may be from 1: a softmax rounded to bfloat16 (8 bits) is off by up to about this much."""
-
 
 class CombineError(ValueError):
     """Predictions or checkpoints that cannot be made into one model; the message is one line for the user."""
 
 
-def accuracy(probabilities: ArrayLike, target: ArrayLike) -> float:
-    """Fraction of rows whose largest probability is the target's (ties: the lowest class)."""
-    p, t = _validate(probabilities, target)
-    return float(np.mean(p.argmax(axis=1) == t))
+@dataclass(frozen=True)
+class Rows:
+    """The positions of all samples, one under the other, without those whose target is ignored.
 
-
-def nll(probabilities: ArrayLike, target: ArrayLike) -> float:
-    """Mean negative log-likelihood in nats, probabilities clipped from below at `EPSILON`."""
-    p, t = _validate(probabilities, target)
-    return nll_of_target(target_column(p, t))
-
-
-def brier(probabilities: ArrayLike, target: ArrayLike) -> float:
-    """Mean over rows of the squared distance to the one-hot target: 0 (perfect) to 2 (Brier 1950)."""
-    p, t = _validate(probabilities, target)
-    # |p - e_t|^2 = |p|^2 - 2 p_t + 1, without building the one-hot matrix; rounding may leave a hair below 0.
-    return float(max(0.0, np.mean(np.einsum("nc,nc->n", p, p) - 2 * target_column(p, t) + 1)))
-
-
-def ece(probabilities: ArrayLike, target: ArrayLike, bins: int = BINS) -> float:
-    """Expected calibration error: the mean over rows of |accuracy - confidence| of the row's bin.
-
-    Guo et al. 2017, eq. 3, with `bins` equal-width bins of the largest probability, each open below and closed
-    above.
+    Attributes:
+        values: [k, ...].
+        target: [k].
+        sample: int [k], ascending: the sample of each row.
+        samples: n, how many samples there are.
     """
-    curve = reliability(probabilities, target, bins)
-    total = sum(count for _, _, count in curve)
-    return float(sum(count * abs(right - confidence) for confidence, right, count in curve) / total)
+
+    values: Array
+    target: Array
+    sample: Array
+    samples: int
+
+    def sum_by_sample(self, columns: Array) -> Array:
+        """Sums float64 [s, n] over the rows of each sample, of `columns` [s, k]."""
+        if columns.shape[1] == self.samples and np.array_equal(self.sample, np.arange(self.samples)):
+            return np.asarray(columns, dtype=np.float64)
+        summed = [np.bincount(self.sample, weights=column, minlength=self.samples) for column in columns]
+        return np.stack(summed)
 
 
-def reliability(probabilities: ArrayLike, target: ArrayLike, bins: int = BINS) -> list[tuple[float, float, int]]:
-    """The reliability curve: (mean confidence, accuracy, rows) of each bin that holds a row, by confidence.
+def find_known(target: Array) -> Array:
+    """Which targets count, bool of the same shape: not `IGNORED` (integers), not NaN (floats)."""
+    known: Array = ~np.isnan(target) if target.dtype.kind == "f" else target != IGNORED
+    return known
 
-    Points below the diagonal accuracy = confidence are overconfident. The bins are those of `ece`.
+
+def flatten(values: Array, target: Array) -> Rows:
+    """The rows of predictions [n, ..., tail] whose targets [n, ...] count.
+
+    Raises:
+        CombineError: no target counts.
     """
-    p, t = _validate(probabilities, target)
-    confidence = p.max(axis=1)
-    right = p.argmax(axis=1) == t
+    samples, known = len(target), find_known(target).reshape(-1)
+    rows = values.reshape(-1, *values.shape[target.ndim :])
+    sample = np.repeat(np.arange(samples), target.size // max(samples, 1))
+    if known.all() and len(known):
+        return Rows(rows, target.reshape(-1), sample, samples)
+    if not known.any():
+        raise CombineError(f"none of the {target.size} targets takes part: all are NaN or {IGNORED}")
+    return Rows(rows[known], target.reshape(-1)[known], sample[known], samples)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Metrics that follow from sums over samples.
+
+    Attributes:
+        columns: float64 [s, n]: what is summed.
+        finish: makes figures, float64 [d] each, of d sets of sums [s, d].
+    """
+
+    columns: Array
+    finish: Callable[[Array], Figures]
+
+    def __call__(self, counts: Array | None = None) -> Figures:
+        """The figures of d resamples.
+
+        Args:
+            counts: float64 [d, n], how often each resample holds each sample; None: once, d = 1.
+        """
+        sums = self.columns.sum(axis=1)[:, None] if counts is None else self.columns @ counts.T
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self.finish(sums)
+
+
+def count_bins(confidence: Array, right: Array, rows: Rows, bins: int = BINS) -> Array:
+    """What `calibration_errors` needs of each sample: [3 * bins, n], of the rows in each bin of the confidence
+    their number, the sum of their confidences, and how many are right.
+
+    Equal-width bins, each open below and closed above.
+    """
     bin_of = np.digitize(confidence, np.linspace(0, 1, bins + 1)[1:-1], right=True)
-    count = np.bincount(bin_of, minlength=bins)
-    confidence_sum = np.bincount(bin_of, weights=confidence, minlength=bins)
-    right_sum = np.bincount(bin_of, weights=right, minlength=bins)
-    return [
-        (float(confidence_sum[b] / count[b]), float(right_sum[b] / count[b]), int(count[b]))
-        for b in range(bins)
-        if count[b]
+    key = bin_of * rows.samples + rows.sample
+    parts = [
+        np.bincount(key, weights=weights, minlength=bins * rows.samples).reshape(bins, rows.samples)
+        for weights in (np.ones(len(key)), confidence, right)
     ]
+    return np.concatenate(parts)
 
 
-def all_metrics(probabilities: ArrayLike, target: ArrayLike) -> dict[str, float]:
-    """`{"accuracy", "nll", "ece", "brier"}` of one set of predictions."""
-    return {
-        "accuracy": accuracy(probabilities, target),
-        "nll": nll(probabilities, target),
-        "ece": ece(probabilities, target),
-        "brier": brier(probabilities, target),
-    }
+def calibration_errors(sums: Array) -> tuple[Array, Array]:
+    """The expected calibration error and a debiased one, [d] each, of sums [3 * bins, d] of `count_bins`.
+
+    The ECE is the mean over rows of |accuracy - confidence| of the row's bin (Guo et al. 2017, eq. 3). Of few rows
+    it is mostly bias: the accuracies of perfectly calibrated bins scatter, and the absolute value adds that up.
+    The debiased error is the root mean square over rows instead, of which the scatter is subtracted, y (1 - y) /
+    (r - 1) in a bin of r rows with accuracy y (Kumar et al. 2019, "Verified uncertainty calibration", section 5);
+    its square is unbiased, and 0 stands for a negative one. Bins of one row say nothing of their scatter and take
+    no part. (Of 359 perfectly calibrated samples the ECE is 0.061 on average, the debiased error 0.020.)
+    """
+    count, confidence, right = np.split(sums, 3)
+    rows = np.maximum(count, 1)
+    gap, share = (confidence - right) / rows, right / rows
+    ece = (count * np.abs(gap)).sum(axis=0) / count.sum(axis=0)
+    several = np.where(count > 1, count, 0)
+    squared = gap**2 - share * (1 - share) / np.maximum(count - 1, 1)
+    debiased = (several * squared).sum(axis=0) / np.maximum(several.sum(axis=0), 1)
+    return ece, np.sqrt(np.maximum(debiased, 0))
 
 
-def target_column(probabilities: Array, target: Array) -> Array:
-    """The probability given to the true class: float64 [n]."""
-    column: Array = probabilities[np.arange(len(target)), target].astype(np.float64)
-    return column
+def list_curve(sums: Array) -> Curve:
+    """The reliability curve of sums [3 * bins]: (mean confidence, accuracy, rows) of each bin that holds a row."""
+    count, confidence, right = np.split(sums, 3)
+    return [(float(c / k), float(r / k), int(k)) for k, c, r in zip(count, confidence, right, strict=True) if k]
 
 
-def nll_of_target(column: Array) -> float:
-    """NLL from the probabilities [n] given to the true classes."""
-    return float(-np.log(np.maximum(column, EPSILON)).mean())
+@dataclass(frozen=True)
+class AreasUnderCurve:
+    """The area under the ROC curve of each of L labels, their mean, for resamples: scikit-learn's `roc_auc_score`
+    with `sample_weight`, for many weights at once (a label is sorted once).
+
+    Attributes:
+        name: of the figure.
+        labels: of each label its rows.  Labels of one class only have no area and take no part.
+    """
+
+    name: str
+    labels: tuple[Rows, ...]
+
+    def __call__(self, counts: Array | None = None) -> Figures:
+        """The mean area of d resamples (see `Sums.__call__`); NaN where no label has one."""
+        areas = np.stack([_compute_area(rows, counts) for rows in self.labels])
+        has = np.isfinite(areas)
+        with np.errstate(invalid="ignore"):
+            return {self.name: np.where(has, areas, 0).sum(axis=0) / has.sum(axis=0)}
 
 
-def explain_invalid_probabilities(outputs: Array) -> str | None:
-    """Returns why `outputs` are not class probabilities [n, C]; None where they are, within rounding."""
-    shape = list(outputs.shape)
-    if outputs.ndim != 2 or outputs.shape[1] < 2:
-        return f"outputs of shape {shape} are not probabilities [n, classes] with two classes or more"
-    if not outputs.shape[0]:
-        return "there are no samples"
-    if not np.isfinite(outputs).all():
-        return f"outputs of shape {shape} hold NaN or infinity"
-    sums = outputs.sum(axis=1, dtype=np.float64)
-    if outputs.min() < -1e-6 or np.abs(sums - 1).max() > SUM_TOLERANCE:
-        row = int(np.abs(sums - 1).argmax())
-        return (
-            f"outputs of shape {shape} are not probabilities: smallest {outputs.min():.3g}, row {row} sums to "
-            f"{sums[row]:.3g}"
-        )
-    return None
-
-
-def _validate(probabilities: ArrayLike, target: ArrayLike) -> tuple[Array, Array]:
-    p, t = np.asarray(probabilities, dtype=np.float64), np.asarray(target)
-    check_target(p.shape, t)
-    return p, t
-
-
-def check_target(shape: tuple[int, ...], target: Array) -> None:
-    """Raise `CombineError` unless `target` [n] names a class of probabilities of `shape` (n, C), n > 0."""
-    if len(shape) != 2 or target.shape != shape[:1] or not len(target):
-        raise CombineError(
-            f"expected probabilities [n, C] and targets [n] with n > 0, got {list(shape)} and {list(target.shape)}"
-        )
-    if not np.issubdtype(target.dtype, np.integer):
-        raise CombineError(f"targets must be integer classes, got {target.dtype}")
-    low, high = int(target.min()), int(target.max())
-    if low < 0 or high >= shape[1]:
-        raise CombineError(f"targets must be classes 0 ... {shape[1] - 1}, found {low if low < 0 else high}")
+def _compute_area(rows: Rows, counts: Array | None) -> Array:
+    """The area under one ROC curve, [d]: the chance that a positive ranks above a negative, ties counting half."""
+    order = np.argsort(rows.values, kind="stable")
+    ranked, positive = rows.values[order], rows.target[order] != 0
+    weight = np.ones((1, len(order))) if counts is None else counts[:, rows.sample[order]]
+    starts = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
+    above = np.add.reduceat(weight * positive, starts, axis=1)
+    below = np.add.reduceat(weight * ~positive, starts, axis=1)
+    pairs = above.sum(axis=1) * below.sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        area: Array = (above * (below.cumsum(axis=1) - below / 2)).sum(axis=1) / pairs
+    return area

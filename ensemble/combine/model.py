@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,82 +11,107 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.combine.combination import Combination
-from ensemble.combine.metrics import EPSILON, SUM_TOLERANCE, CombineError
-from ensemble.combine.stack import Stacker
-from ensemble.spec import Recipe
-from ensemble.train.outputs import compute_probabilities
+from ensemble.combine.member_calls import MemberCall, WithoutFastPath, has_attention, is_traced
+from ensemble.combine.metrics import CombineError
+from ensemble.combine.pickled import join_tensors, split_tensors
+from ensemble.combine.torch_math import calibrate, decompose, explain_invalid, make_stack, mix, normalise
 
 ONE_SAMPLE = "samples lie along the first axis: one sample x is the batch x[None]"
 
 
 class EnsembleModel(nn.Module):
-    """Maps a batch dict to class probabilities float32 [b, C], by all members that have a weight.
+    """Maps a batch dict to values float32 [b, ...] of the ensemble's task, by all members that have a weight.
 
     The batch is moved to where the weights are: `.to("cuda")` moves the whole ensemble. Members compute in float32
-    (their outputs under autocast while training differs by its rounding). Parameters are frozen, so that no graph
-    is kept; gradients with respect to the batch still flow.
+    (their outputs under autocast while training differ by its rounding), without torch's fast path of attention.
+    Parameters are frozen, so that no graph is kept; gradients with respect to the batch still flow.
+
+    `copy.deepcopy`, `torch.compile` and `torch.export.export(model, (dict(batch),), strict=False)` take it as any
+    module. `torch.save(model, file)` stores it with the code of the run's declaration: `torch.load(file,
+    weights_only=False)` needs `ensemble`, and of the user's modules those that could be imported by name where it
+    was saved. As any pickle it runs code: load none that you do not trust.
 
     Attributes:
+        task: what `values` are (`ensemble.spec.task`).
         member_ids: of the members in it, in the order of `weights`.
-        method: average, weighted, greedy or stack.
-        temperature: of the calibration, 1.0 for none.
+        method: average, weighted, greedy, stack, or function for the user's.
+        calibration: the temperature, or the scale of a Gaussian's variance; 1.0 for none.
+        uncertainty: whether it returns a dict: `values` [b, ...] and, [b] each, those of `total`, `aleatoric`,
+            `epistemic` and `disagreement` that have a meaning for the task (`ensemble.combine.uncertainty`).
     """
 
     weights: Tensor
 
     def __init__(
         self,
-        recipes: Mapping[str, Recipe],
         members: Mapping[str, nn.Module],
+        calls: Mapping[str, MemberCall],
         combination: Combination,
         axes: Mapping[str, int] | None = None,
+        *,
+        uncertainty: bool = False,
     ) -> None:
         super().__init__()
-        self.recipes = dict(recipes)  # of each member: they may have been trained with other code
+        self.task = combination.task
+        self.calls = dict(calls)  # of each member: they may have been trained with other code
         self.axes = dict(axes or {})  # of each field of a batch, its first one included; what is known of them
         self.member_ids = list(members)
         self.members = nn.ModuleDict(members)
         self.method = combination.method
-        self.temperature = combination.temperature
+        self.calibration = combination.temperature
+        self.uncertainty = uncertainty
+        self._attentive = {name for name, model in members.items() if has_attention(model)}
         self.register_buffer("weights", torch.tensor(combination.weights, dtype=torch.float32))
-        self.stack = None if combination.stacker is None else StackModel(combination.stacker)
+        self.stack = None if combination.stacker is None else make_stack(combination.stacker)
+        self.function = combination.function
         self.requires_grad_(False)
         self.eval()
 
-    def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """Probabilities float32 [b, C] of a batch with the fields that the recipe's loss (or predict) reads.
+    @property
+    def temperature(self) -> float:
+        """Of the calibration of probabilities, 1.0 for none."""
+        return self.calibration if self.task.kind in ("classification", "multilabel") else 1.0
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor | dict[str, Tensor]:
+        """Values of a batch with the fields that the members' models (or `Recipe.predict`) read.
 
         Raises:
             CombineError: a field lacks its first axis (one sample is a batch [1, ...]), or a member's answers are
-                no probabilities of classes, one row a sample.
+                not what the task says, one row a sample.
         """
         self._check_axes(batch)
         batch = _move(batch, self.weights.device)
         each = [self._predict_member(name, batch) for name in self.member_ids]
-        pooled = torch.stack([w * p for w, p in zip(self.weights, each, strict=True)]).sum(dim=0)
+        values = calibrate(self.task, self._pool(each), self.calibration)
+        if not self.uncertainty:
+            return values
+        return {"values": values, **decompose(self.task, each, self.weights)}
+
+    def _pool(self, each: list[Tensor]) -> Tensor:
+        if self.function is not None:
+            pooled: Tensor = torch.as_tensor(self.function(torch.stack(each)))
+            return pooled.float()
         if self.stack is not None:
-            pooled = self.stack(each)
-        if self.temperature == 1.0:
-            return pooled
-        return torch.softmax(pooled.clamp_min(EPSILON).log() / self.temperature, dim=1)
+            stacked: Tensor = self.stack(each)
+            return stacked
+        return mix(self.task, each, self.weights)
 
     def _predict_member(self, name: str, batch: Mapping[str, Any]) -> Tensor:
-        p = compute_probabilities(self.recipes[name], self.members[name], batch)
-        if p.dim() != 2 or p.shape[1] < 2:
-            raise CombineError(
-                f"{name} gives outputs of shape {list(p.shape)}, not probabilities [b, classes]; "
-                "declare Recipe.predict(model, batch) -> probabilities"
-            )
-        if len(p) not in {len(value) for value in batch.values() if isinstance(value, Tensor)}:
-            raise CombineError(f"{name} gives {len(p)} rows for a batch of another size; {ONE_SAMPLE}")
-        if self.recipes[name].predict is not None and p.device.type != "meta":  # else they are of a softmax
-            sums, least = p.detach().sum(dim=1), p.detach().min()
-            if not (bool(((sums - 1).abs() <= SUM_TOLERANCE).all()) and least >= -1e-6):
-                raise CombineError(
-                    f"Recipe.predict gives {name} rows that are no probabilities of classes (they sum to "
-                    f"{sums.min():.3g} ... {sums.max():.3g}): several labels a sample are not combined"
-                )
-        return p / p.sum(dim=1, keepdim=True)
+        model, call = self.members[name], self.calls[name]
+        with WithoutFastPath() if name in self._attentive else contextlib.nullcontext():
+            values = call.compute_values(model, batch)
+        if not is_traced():
+            self._check_values(name, values, batch)
+        return normalise(self.task, values)
+
+    def _check_values(self, name: str, values: Tensor, batch: Mapping[str, Any]) -> None:
+        predicts = self.calls[name].recipe.predict is not None  # else the values are of a softmax, say
+        why = explain_invalid(self.task, values.detach(), read=predicts and values.device.type != "meta")
+        if why is not None:
+            source = "Recipe.predict" if predicts else "the model"
+            raise CombineError(f"{source} gives {name} {why}")
+        if len(values) not in {len(value) for value in batch.values() if isinstance(value, Tensor)}:
+            raise CombineError(f"{name} gives {len(values)} rows for a batch of another size; {ONE_SAMPLE}")
 
     def _check_axes(self, batch: Mapping[str, Any]) -> None:
         for field, value in batch.items():
@@ -96,31 +123,25 @@ class EnsembleModel(nn.Module):
     def extra_repr(self) -> str:
         """The combination in a line, for print(model)."""
         shares = ", ".join(f"{m}: {w:.3f}" for m, w in zip(self.member_ids, self.weights.tolist(), strict=True))
-        return f"method={self.method!r}, temperature={self.temperature:.4g}, weights={{{shares}}}"
+        return f"method={self.method!r}, calibration={self.calibration:.4g}, weights={{{shares}}}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EnsembleModel:
+        """A copy, as of any module, although it is pickled in another way."""
+        copied = self.__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How it is pickled: see `ensemble.combine.pickled`."""
+        return restore_model, split_tensors(self.__dict__)
 
 
-class StackModel(nn.Module):
-    """`Stacker.predict` in torch: members' probabilities, [b, C] each, to one [b, C]."""
-
-    coefficients: Tensor
-    intercept: Tensor
-    seen: Tensor
-
-    def __init__(self, stacker: Stacker) -> None:
-        super().__init__()
-        self.register_buffer("coefficients", torch.tensor(stacker.coefficients, dtype=torch.float32))
-        self.register_buffer("intercept", torch.tensor(stacker.intercept, dtype=torch.float32))
-        self.register_buffer("seen", torch.tensor(stacker.seen, dtype=torch.int64))
-        self.classes = stacker.classes
-
-    def forward(self, each: list[Tensor]) -> Tensor:
-        """Probabilities float32 [b, C]; classes without validation rows keep their average share."""
-        logs = torch.cat([p.clamp_min(EPSILON).log() for p in each], dim=1)
-        fitted = torch.softmax(logs @ self.coefficients.T + self.intercept, dim=1)
-        if len(self.seen) == self.classes:
-            return fitted
-        out = torch.stack(each).mean(dim=0)
-        return out.index_copy(1, self.seen, fitted * out[:, self.seen].sum(dim=1, keepdim=True))
+def restore_model(content: bytes, tensors: list[Tensor]) -> EnsembleModel:
+    """The model that was pickled as this content and these tensors."""
+    model = EnsembleModel.__new__(EnsembleModel)
+    model.__dict__.update(join_tensors(content, tensors))
+    return model
 
 
 def _move(batch: Mapping[str, Any], device: torch.device) -> Mapping[str, Any]:

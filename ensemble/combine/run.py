@@ -2,23 +2,26 @@
 
 Selection and calibration look at the validation split only; the figures are of the test split. Without one they
 are of the validation split, and the result says so, because they are then optimistic: the members, their weights
-and the temperature were chosen to look good on just these samples.
+and the calibration were chosen to look good on just these samples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ensemble.combine.aligned import Aligned, read_aligned
-from ensemble.combine.calibrate import apply_temperature, fit_temperature
+from ensemble.combine.bootstrap import Resampled, find_noise, intervals
 from ensemble.combine.classes import explain_missing_classes
-from ensemble.combine.combination import Combination, fit
-from ensemble.combine.methods import Criterion
-from ensemble.combine.metrics import Array, CombineError, all_metrics, check_target, reliability
+from ensemble.combine.combination import FUNCTION, Combination, fit_held_out
+from ensemble.combine.metrics import Array, CombineError
+from ensemble.combine.quantify import Quantified, describe, quantify
+from ensemble.combine.tasks import Statistic, TaskMath, find_math
+from ensemble.spec.objectives import infer_mode
+from ensemble.spec.split_metrics import SplitMetricLike
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -29,27 +32,46 @@ OPTIMISTIC = (
     "declare Ensemble.test for figures on samples that took no part"
 )
 
-_UNMEASURED = dict.fromkeys(("metrics", "best_member", "best_calibrated", "reliability"))
+_UNMEASURED = dict.fromkeys(("metrics", "best_member", "best_calibrated", "reliability", "intervals", "noise"))
+
+_UNQUANTIFIED = ("uncertainty", "conformal", "shifted")
 
 
 def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, Any]:
-    """Combine the finished members by `ensemble.combine` and measure the result.
+    """Combine the finished members by `ensemble.combine` and measure the result: see `combine_samples`."""
+    return combine_samples(run_dir, state, ensemble)[0]
+
+
+def combine_samples(
+    run_dir: RunDir, state: RunState, ensemble: Ensemble
+) -> tuple[dict[str, Any], list[Quantified]]:
+    """Combine the finished members by `ensemble.combine`, measure the result, and how sure it is of each sample.
 
     Returns:
         The fields of the `combined` event, plain JSON values:
 
-        - `method`: what was done; `reason`: why that, or the metrics, are not what was asked for, else None.
-        - `members`, `weights`: ids whose weight is above 0, and their weights.  `temperature`.
+        - `task`: what was predicted, see `Task.as_record`.
+        - `method`: what was done, "function" for the user's; `reason`: why that, or the metrics, are not what was
+          asked for, else None.
+        - `members`, `weights`: ids whose weight is above 0, and their weights.
+        - `calibration`: {"method": "temperature", "variance_scale" or None, "value": its factor, "reason": why
+          there is none}.  `temperature`: the factor of a temperature, else 1.
         - `split`: what the metrics are of, "test" or "valid"; `note`: what to know about that, else None.
-        - `metrics`: accuracy, nll, ece, brier of `ensemble`, of `best` (the one member that is best on the
-          validation split by the objective) and `mean` (over all members); None where there is no target.
-        - `best_member`: its id; `best_calibrated`: its metrics with a temperature of its own, the fair rival of a
+        - `metrics`: the task's figures (`TaskMath.measure`) of `ensemble`, of `best` (the one member that is best
+          on the validation split by the objective) and `mean` (over all members); None where there is no target.
+        - `intervals`: [low, high] of the figures of `ensemble`, `best` and their `difference` (ensemble - best),
+          by the bootstrap; `noise`: the figures whose difference may be chance.
+        - `best_member`: its id; `best_calibrated`: its metrics with a calibration of its own, the fair rival of a
           calibrated ensemble in NLL and ECE (Ashukha et al. 2020); None unless calibrating.
-        - `reliability`: the curves of `ensemble` and `best`: [confidence, accuracy, count] of each bin.
+        - `reliability`: of probabilities the curves of `ensemble` and `best`: [confidence, accuracy, count] of
+          each bin.
+        - `uncertainty`, `conformal`, `shifted`: how sure it is, see `quantify.describe`.
         - `left_out`: member -> why it took no part.
 
-        When the outputs are not class probabilities, or nothing finished, there is nothing to combine: `metrics`
+        When nothing says how the outputs are combined, or nothing finished, there is nothing to combine: `metrics`
         is None, `members` is empty and `reason` says why. That is an answer, not an error.
+
+        And the predictions of all splits with their uncertainty: nothing where there is nothing to combine.
 
     Raises:
         CombineError: when members predicted different samples or saw different targets.
@@ -63,7 +85,7 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
         return _refuse(ensemble.combine, reason, left_out)
     valid = read_aligned(run_dir, finished, "valid")
     left_out |= valid.left_out
-    if valid.target is None and (valid.members or valid.unsaved):
+    if valid.target is None and (valid.members or valid.unsaved) and valid.task.kind == "classification":
         why = explain_missing_classes(ensemble, run_dir, state, finished)
         if why is not None:
             return _refuse(ensemble.combine, why, left_out)
@@ -80,44 +102,83 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
         else:
             left_out |= test.left_out
             valid, report, note = valid.select(test.members), test, ""
+    task_math = find_math(valid.task)
     for name, split in (("valid", valid), ("test", report)):
         try:
             if split.target is not None:
-                check_target(split.probabilities[0].shape, split.target)
+                task_math.check_target(split.values[0], split.target)
         except CombineError as error:
             return _refuse(ensemble.combine, f"the {name} predictions: {error}", left_out)
     try:
-        combination = fit(
+        combination, held_out = fit_held_out(
             ensemble.combine,
-            valid.probabilities,
+            valid.values,
             valid.target,
-            objective=choose_criterion(ensemble.objective, ensemble.mode),
+            task=valid.task,
+            objective=task_math.choose_criterion(ensemble.objective, ensemble.mode)
+            if task_math.criteria
+            else None,
             calibrate=ensemble.calibrate,
         )
+        samples = [quantify("valid", valid, combination)]
+        if report is not valid:
+            samples.append(quantify("test", report, combination))
+        measured = _measure(task_math, valid, report, samples[-1].values, state, ensemble)
     except CombineError as error:
         return _refuse(ensemble.combine, str(error), left_out)
 
+    shifted, why = None, ""
+    if ensemble.shifted is not None:
+        shifted, why = _read_shifted(run_dir, valid, combination)
+    sureness = describe(samples[0], samples[-1], shifted, held_out)
+    if shifted is not None:
+        samples.append(shifted)
     weights = {m: float(w) for m, w in zip(valid.members, combination.weights, strict=True) if w > 0}
-    return {
+    calibration = _describe_calibration(task_math, combination, valid, ensemble)
+    fields = {
+        "task": valid.task.as_record(),
         "method": combination.method,
         "reason": combination.reason,
         "members": list(weights),
         "weights": weights,
-        "temperature": combination.temperature,
+        "calibration": calibration,
+        "temperature": combination.temperature if calibration["method"] == "temperature" else 1.0,
         "split": "valid" if report is valid else "test",
-        "note": note or None,
-        **_measure(valid, report, combination, state, ensemble),
+        "note": "; ".join(filter(None, (note, why))) or None,
+        **measured,
+        **sureness,
         "left_out": left_out,
     }
+    return fields, samples
 
 
-def choose_criterion(objective: str | None, mode: str | None) -> Criterion:
-    """Returns the criterion of greedy selection: the objective where probabilities determine it, else NLL."""
-    if objective == "accuracy" and mode == "max":
-        return "accuracy"
-    if objective == "brier" and mode == "min":
-        return "brier"
-    return "nll"
+def _read_shifted(run_dir: RunDir, valid: Aligned, combination: Combination) -> tuple[Quantified | None, str]:
+    """The shifted samples, or why they cannot be measured: nothing else depends on them."""
+    try:
+        shifted = read_aligned(run_dir, valid.members, "shifted")
+        if not shifted.left_out and shifted.task == valid.task:
+            return quantify("shifted", shifted, combination), ""
+        why = (
+            _explain_left_out(shifted.left_out)
+            if shifted.left_out
+            else f"they are of the task {shifted.task.kind}"
+        )
+    except CombineError as error:
+        why = str(error)
+    return None, f"the shifted samples are not measured: {why}"
+
+
+def _describe_calibration(
+    task_math: TaskMath, combination: Combination, valid: Aligned, ensemble: Ensemble
+) -> dict[str, Any]:
+    reason = task_math.explain_no_calibration()
+    if reason is None and not ensemble.calibrate:
+        reason = "Ensemble.calibrate is off"
+    elif reason is None and valid.target is None:
+        reason = "the validation predictions have no target"
+    if reason is not None:
+        return {"method": None, "value": None, "reason": reason}
+    return {"method": task_math.calibration, "value": combination.temperature, "reason": None}
 
 
 def find_best_member(
@@ -131,51 +192,89 @@ def find_best_member(
     sign = -1.0 if ensemble.mode == "max" else 1.0
     values = {m: _as_finite((reported.get(m) or {}).get(str(ensemble.objective))) for m in members}
     if all(value is None for value in values.values()):
-        assert valid.target is not None
-        name = choose_criterion(ensemble.objective, ensemble.mode)
-        sign = -1.0 if name == "accuracy" else 1.0
-        values = {m: all_metrics(valid.probabilities[i], valid.target)[name] for i, m in enumerate(members)}
+        values, sign = _score_members(valid, ensemble)
     return min(members, key=lambda m: math.inf if (value := values[m]) is None else sign * value)
 
 
+def _score_members(valid: Aligned, ensemble: Ensemble) -> tuple[dict[str, float | None], float]:
+    """The criterion that stands in for an objective that nobody reported, of each member, and the sign by which
+    the least is best.
+    """
+    assert valid.target is not None
+    task_math = find_math(valid.task)
+    if not task_math.criteria:
+        return dict.fromkeys(valid.members), 1.0
+    name = task_math.choose_criterion(ensemble.objective, ensemble.mode)
+    scores = {
+        m: task_math.measure(own, valid.target).get(name)
+        for m, own in zip(valid.members, valid.values, strict=True)
+    }
+    return scores, -1.0 if infer_mode(name) == "max" else 1.0
+
+
 def _measure(
-    valid: Aligned, report: Aligned, combination: Combination, state: RunState, ensemble: Ensemble
+    task_math: TaskMath,
+    valid: Aligned,
+    report: Aligned,
+    combined: Array,
+    state: RunState,
+    ensemble: Ensemble,
 ) -> dict[str, Any]:
+    """The measured fields of the `combined` event; `combined`: the ensemble's predictions of `report`."""
     if valid.target is None or report.target is None:
         return _UNMEASURED
-    target = report.target
+    target, more = report.target, getattr(ensemble.recipe, "split_metrics", ())
     reported = {m.id: m.metrics for m in state.members.values()}
     best = find_best_member(valid.members, reported, valid, ensemble)
     at = valid.members.index(best)
-    combined = combination.predict(report.probabilities)
-    alone = [all_metrics(p, target) for p in report.probabilities]
+    alone = [task_math.measure(own, target, more) for own in report.values]
     calibrated: dict[str, float] | None = None
-    if ensemble.calibrate:
-        temperature = fit_temperature(valid.probabilities[at], valid.target)
-        calibrated = all_metrics(apply_temperature(report.probabilities[at], temperature), target)
+    if ensemble.calibrate and task_math.calibration is not None:
+        factor = task_math.fit_calibration(valid.values[at], valid.target)
+        calibrated = task_math.measure(task_math.calibrate(report.values[at], factor), target, more)
+    models = {"ensemble": combined, "best": report.values[at]}
+    found = intervals(
+        {of: _list_statistics(task_math, own, target, more) for of, own in models.items()}, len(target)
+    )
+    curves = {of: task_math.reliability(own, target) for of, own in models.items()}
     return {
         "metrics": {
-            "ensemble": all_metrics(combined, target),
+            "ensemble": task_math.measure(combined, target, more),
             "best": alone[at],
-            "mean": {name: float(np.mean([one[name] for one in alone])) for name in alone[0]},
+            "mean": {name: float(np.mean([one[name] for one in alone if name in one])) for name in alone[0]},
         },
+        "intervals": found,
+        "noise": find_noise(found),
         "best_member": best,
         "best_calibrated": calibrated,
-        "reliability": {
-            "ensemble": _list_reliability(combined, target),
-            "best": _list_reliability(report.probabilities[at], target),
-        },
+        "reliability": {of: [list(point) for point in curve] for of, curve in curves.items() if curve} or None,
     }
 
 
-def _list_reliability(probabilities: Array, target: Array) -> list[list[float]]:
-    return [list(point) for point in reliability(probabilities, target)]
+def _list_statistics(
+    task_math: TaskMath, values: Array, target: Array, more: Sequence[SplitMetricLike]
+) -> list[Statistic]:
+    own = task_math.statistics(values, target)
+    known = {name for statistic in own for name in statistic(None)}
+    left = [metric for metric in more if metric not in known]
+    return [*own, Resampled(left, values, target, task_math.task)] if left else own
 
 
-def _refuse(method: str, reason: str, left_out: dict[str, str]) -> dict[str, Any]:
-    """The fields of the `combined` event where nothing can be combined."""
-    unknown = {"temperature": None, "split": None, "note": None, **_UNMEASURED}
-    return {"method": method, "reason": reason, "members": [], "weights": {}, **unknown, "left_out": left_out}
+def _refuse(
+    method: str | Callable[..., Any], reason: str, left_out: dict[str, str]
+) -> tuple[dict[str, Any], list[Quantified]]:
+    """The fields of the `combined` event where nothing can be combined, and no predictions."""
+    name = FUNCTION if callable(method) else method
+    unknown = dict.fromkeys(("task", "calibration", "temperature", "split", "note", *_UNMEASURED, *_UNQUANTIFIED))
+    fields: dict[str, Any] = {
+        "method": name,
+        "reason": reason,
+        "members": [],
+        "weights": {},
+        **unknown,
+        "left_out": left_out,
+    }
+    return fields, []
 
 
 def _explain_left_out(left_out: Mapping[str, str]) -> str:

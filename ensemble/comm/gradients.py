@@ -12,6 +12,8 @@ would get other bits than one that was never stopped.
 
 Half-precision gradients are sent and summed in fp32 (gloo would sum fp16 in fp16: 2048 + 1 + 1 is 2048). With
 compression a bucket is sent encoded and summed in fp32; small parameters are not compressed.
+
+Embeddings with `sparse=True` are in no bucket: their rows are exchanged after the buckets (`sparse_gradients`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from ensemble.comm.buckets import BucketLayout, ChooseCompression, assign_bucket
 from ensemble.comm.communicator import Communicator, Pending
 from ensemble.comm.error_feedback import remaining_error
 from ensemble.comm.reductions import ExchangeStep, PlainAllReduce, Reduction, mix_integers
+from ensemble.comm.sparse_gradients import sum_sparse_gradients
 from ensemble.comm.worker_thread import WorkerThread
 
 #: Default size of a bucket, bytes: large enough to hide latency, small enough that the exchange overlaps.
@@ -61,6 +64,8 @@ class GradientExchange:
     Args:
         parameters: those to exchange, in the same order on every rank.
         comm: the ranks.
+        sparse: those of `parameters` whose gradients are sparse (`find_sparse_parameters`). A sparse gradient of
+            another parameter is exchanged as a dense one.
         compression: options for large parameters (`ensemble.spec.options.COMPRESSIONS`); None for none.
         choose: for the compression "auto", chooses the compression of a bucket by its number of values.
         seed: of the random numbers in encoding.
@@ -78,6 +83,7 @@ class GradientExchange:
         parameters: Sequence[torch.nn.Parameter],
         comm: Communicator,
         *,
+        sparse: Sequence[torch.nn.Parameter] = (),
         compression: Mapping[str, Any] | None = None,
         choose: ChooseCompression | None = None,
         seed: int = 0,
@@ -89,6 +95,8 @@ class GradientExchange:
         self.steps = 0
         self._comm, self._seed, self._revertible = comm, seed, revertible
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+        rows = {id(parameter) for parameter in sparse}
+        self._sparse = [parameter for parameter in parameters if id(parameter) in rows]
         self._buckets: list[_Bucket] = []
         self._compressions: Counter[str] = Counter()
         self._bucket_of: dict[int, _Bucket] = {}
@@ -100,6 +108,7 @@ class GradientExchange:
         if comm.world == 1:
             return
         first = min(first_bucket_bytes, bucket_bytes)
+        parameters = [parameter for parameter in parameters if id(parameter) not in rows]
         groups = assign_buckets(parameters, compression, first, bucket_bytes, choose)
         for number, group in enumerate(groups):
             bucket = self._make_bucket(number, group)
@@ -137,6 +146,7 @@ class GradientExchange:
             assert bucket.pending is not None
             bucket.pending.wait()
             _unpack_sums(bucket)
+        sum_sparse_gradients(self._sparse, self._comm)
         self.steps += 1
         self._reset()
 
@@ -288,10 +298,8 @@ def _pack_gradients(bucket: _Bucket) -> None:
             view.zero_()
             present[number] = 0
             bucket.absent.append(number)
-        elif grad.is_sparse:
-            raise RuntimeError("sparse gradients cannot be exchanged: use sparse=False with more than one worker")
         else:
-            view.copy_(grad)
+            view.copy_(grad.to_dense())
 
 
 def _unpack_sums(bucket: _Bucket) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.spec import Identity, Member
@@ -109,10 +110,19 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Ask for a member that a user declared, in addition to the others: `added`, or `add_refused`."""
+    """Ask for a member that a user declared, in addition to the others: `added`, or `add_refused`.
+
+    Attributes:
+        lineage: of a clone, as in `Identity`; where it is warm, its position and digest are yet to be found.
+        checkpoint: with whose weights a warm clone starts.
+        logged: the `checkpoint` event that names it.
+    """
 
     request: Mapping[str, Any]
     declared: Member
+    lineage: dict[str, Any] | None = None
+    checkpoint: Path | None = None
+    logged: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.spec.identity import is_same_start, select_warm
 from ensemble.store import RunDir, RunState, StoreError, load_code
 from ensemble.train.data_identity import describe_difference, training_data, why_unsure
 from ensemble.user_code.fingerprint import Code
@@ -161,6 +162,11 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
         if begins and not in_progress:
             continue
         for name, before, now in _list_differences(member, ensemble)[:1]:
+            if name == "epochs" and member.identity.get("extended_from"):
+                hint = (
+                    f"`ensemble resume --epochs` gave it {before}; declare epochs={before}, or `ensemble resume`"
+                )
+                raise StoreError(f"{path}: {member.id} has epochs={before!r}, now {now!r}: {hint}; {_ANEW}")
             raise StoreError(f"{path}: {member.id} has {name}={before!r}, now {now!r}; {_ANEW}")
     check_data(state, ensemble, path, in_progress=in_progress)
 
@@ -179,13 +185,15 @@ def has_corrected_member(state: RunState, ensemble: Ensemble) -> bool:
 def _list_differences(member: MemberState, ensemble: Ensemble) -> list[tuple[str, Any, Any]]:
     """(field, before, now) of the fields that decide a member's weights and differ from the declaration."""
     fresh = ensemble.identify(member.number, member.params if ensemble.search is not None else None)
-    declared = dict(member.identity)
+    declared = {**member.identity, "lineage": select_warm(member.identity.get("lineage"))}
     if ensemble.elastic and declared.get("widened_from"):  # it keeps its present width
         declared["workers"] = declared["widened_from"]
     return [
         (name, declared[name], now)
         for name, now in fresh.compared_fields().items()
-        if name in declared and declared[name] != now
+        if name in declared
+        and declared[name] != now
+        and not (name == "lineage" and is_same_start(now, declared[name]))
     ]
 
 

@@ -16,18 +16,22 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ensemble.controller.actions import Action, Event
 from ensemble.controller.changes import find_code_change
+from ensemble.controller.extension import Extension
 from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.finalize import Finalizer
 from ensemble.controller.performer import EventReader, Performer
 from ensemble.controller.session import Session, Setup
+from ensemble.controller.starts import check_starts, keep_start
 from ensemble.executors import ClusterLostError, Executor
 from ensemble.meter import DriverClock
+from ensemble.reporting.loggers.processes import LoggerProcesses
 from ensemble.schedule import Node, explain_unplaceable
 from ensemble.schedule.needs import Need, compute_need
 from ensemble.search.trials import make_trials
-from ensemble.spec import Ensemble, Identity, SpecError
+from ensemble.spec import Ensemble, Identity, SpecError, resolve_loggers
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, receive_requests, revision, versions
+from ensemble.store.event_handlers import extend_members
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
 
@@ -37,6 +41,7 @@ TICK_S = 0.5  # how late a request from another shell may be seen
 USAGE_EVERY_S = 5.0
 MIRROR_S = 0.1  # of each tick, at most, for showing a search to people
 SNAPSHOT_EVERY_S = 5.0  # how often it is looked whether the log has grown by a snapshot's worth
+METRICS_EVERY_S = 10.0  # for a cluster that collects metrics itself
 MEASUREMENTS = ("usage", "power", "feeder")  # what an executor that was closed may still report
 
 
@@ -49,6 +54,7 @@ class Controller:
         on_event: called with each event of the log.
         stop_timeout_s: how long members may take to write a checkpoint when the run is stopped, in seconds.
         code: the ensemble's code; None: it is read now.
+        extension: more epochs for members that have ended.
 
     Attributes:
         session: decides; it exists once `open` has returned.
@@ -67,19 +73,23 @@ class Controller:
         on_event: Callable[[Event], None] | None = None,
         stop_timeout_s: float = 60.0,
         code: Code | None = None,
+        extension: Extension | None = None,
     ) -> None:
         self.run_dir, self.ensemble, self.executor, self.state = run_dir, ensemble, executor, state
         self.lock = threading.RLock()
+        self._extension = extension
         self._code = code or code_of(ensemble)  # before user code runs, which may change what it finds in globals
         self._finalizer = Finalizer(run_dir, ensemble)
         self._events, self._on_event, self._stop_timeout_s = events, on_event, stop_timeout_s
         self._status = RunStatus(run_dir)
+        self._loggers = LoggerProcesses(run_dir, resolve_loggers(ensemble.loggers))
         self._nodes: list[Node] = []
         self._ended = False
         self._cluster_lost: str | None = None
         self._stuck: set[str] = set()  # requests that can be neither read nor removed
         self._began, self._clock = time.monotonic(), DriverClock()
-        self._requests_at = self._usage_at = self._snapshot_at = 0.0
+        self._loggers_cpu_s = 0.0  # of the last sample
+        self._requests_at = self._usage_at = self._snapshot_at = self._metrics_at = 0.0
 
     # -- starting -----------------------------------------------------------------------------------------------
 
@@ -100,6 +110,11 @@ class Controller:
             stream = SharedStream(self.ensemble, spans_nodes=self._events.has_locks)
             stream.check()
             self._refuse_what_cannot_fit()
+            check_starts(self.ensemble, self.state)
+            if (
+                self._extension is not None
+            ):  # as the first event of the log will do: a searcher reads the state now
+                extend_members(self.state, self._extension.as_event(), self._events.read_clock())
             # The searcher names its study by these before the first event is logged.
             self.state.name, self.state.objective = self.ensemble.name, self.ensemble.objective or "accuracy"
             self.state.run_id = self.state.run_id or self.run_dir.info.get("run_id") or uuid.uuid4().hex
@@ -142,7 +157,9 @@ class Controller:
             self._perform(actions)
             why = "it was asked before this start of the run"
             self._process([{"type": "request", "request": request, "refused": why} for request in early])
+            self._loggers.start()
         except BaseException:
+            self._loggers.close()
             self.executor.close()
             self._events.close()
             raise
@@ -182,7 +199,7 @@ class Controller:
             if begins and (member.state == "waiting" or member.is_diverged_without_checkpoint):
                 now = self._trials.listed(member.number)
                 if now is not None and not now.matches(member.identity):
-                    found[member.id] = now
+                    found[member.id] = keep_start(self.run_dir, now, member)
         return found
 
     def _describe_start(self) -> Event:
@@ -206,6 +223,7 @@ class Controller:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "resumed": self.state.started is not None,
+            **({} if self._extension is None else {"extended": self._extension.as_event()}),
         }
 
     # -- the loop -----------------------------------------------------------------------------------------------
@@ -226,6 +244,7 @@ class Controller:
             raise
         finally:
             self.executor.close()
+            self._loggers.close()
             self._events.close()
         if self._cluster_lost is not None:
             raise ClusterLostError(
@@ -245,11 +264,14 @@ class Controller:
                 actions = []
             if now >= self._usage_at or self.session.attempts.costs.is_due(now):
                 self._usage_at = now + USAGE_EVERY_S
-                actions += self._decide([self._sample_usage()])
+                actions += self._decide([*self._loggers.read(), *self._sample_usage()])
             self._reconcile(actions)
             if now >= self._snapshot_at:
                 self._snapshot_at = now + SNAPSHOT_EVERY_S
                 self._save_snapshot()
+            if now >= self._metrics_at:
+                self._metrics_at = now + METRICS_EVERY_S
+                self._performer.export_metrics()
 
     def stop(self, reason: str) -> None:
         """Let all members write a checkpoint and end, so that the run can be resumed."""
@@ -307,6 +329,7 @@ class Controller:
     def _end(self) -> None:
         """End the run. The report, the ledger and the status say the same: none counts what the report costs."""
         self._perform(self.session.stop_feeders())
+        self._metrics_at = 0.0
         self._usage_at = 0.0  # what the combination uses is not taken to have been used before it
         self.handle(self.executor.events(0.0))
         if self.session.stop_reason is None:
@@ -317,14 +340,30 @@ class Controller:
         self._trials.catch_up()
         self.executor.close()
         self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
-        self._process([self._sample_usage()])
+        self._process([*self._loggers.read(), *self._sample_usage()])
         self._perform(self.session.log_held(*self._read_clock()))
         self._save_snapshot()
         ending = self._describe_end()
-        used_s = time.process_time()
-        self._finalizer.write_report(self._events.make_event(**ending))
-        self._process([{**ending, "report_cpu_s": time.process_time() - used_s}])
+        used_s, last = time.process_time(), self._events.make_event(**ending)
+        self._finalizer.write_report(last)
+        report_cpu_s = time.process_time() - used_s
+        loggers_cpu_s = self._end_loggers(last)
+        self._handle_requests()  # those of the minutes that combination, report and loggers may take
+        self._process([{**ending, "report_cpu_s": report_cpu_s, **loggers_cpu_s}])
         self._finalizer.write_ledger()
+
+    def _end_loggers(self, last: Event) -> Event:
+        """Let the loggers write the end of the run.
+
+        Returns:
+            The CPU-seconds that they have used since their last `usage` events, as a field of the last event.
+        """
+        if not self.ensemble.loggers:
+            return {}
+        for line in self._loggers.end(last, len(self.state.members)):
+            self._finalizer.note_missing(line)
+        used_s = sum(each["cpu_s"] for each in self._loggers.make_usage(self._driver_node))
+        return {"loggers_cpu_s": used_s - self._loggers_cpu_s}
 
     def _describe_end(self) -> Event:
         """The last event."""
@@ -338,7 +377,8 @@ class Controller:
     def _abort(self, error: BaseException) -> None:
         try:
             reason = f"{type(error).__name__}: {error}"
-            self._process([self._sample_usage(), {"type": "run_stopped", "reason": reason}])
+            self._process([*self._sample_usage(), {"type": "run_stopped", "reason": reason}])
+            self._loggers.end(None, len(self.state.members))
         except Exception as second:  # such as a full disk, which may also be the cause of `error`
             log.warning("the end could not be logged: %s", second)
 
@@ -351,8 +391,13 @@ class Controller:
         except (StoreError, OSError) as error:  # it is only a cache
             log.warning("the snapshot of the log could not be written: %s", error)
 
-    def _sample_usage(self) -> Event:
-        return {"type": "usage", **self._clock.sample(self._driver_node, self.executor.work_cpu_s)}
+    def _sample_usage(self) -> list[Event]:
+        """What this process and those of the loggers have used."""
+        node = self._driver_node
+        own = {"type": "usage", **self._clock.sample(node, self.executor.work_cpu_s)}
+        loggers = self._loggers.make_usage(node)
+        self._loggers_cpu_s = sum(each["cpu_s"] for each in loggers)
+        return [own, *loggers]
 
     @property
     def _driver_node(self) -> str:

@@ -7,11 +7,15 @@ error here is noted, and does not make the run fail.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ensemble.search.study import write_study
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir, RunState, fold, read_events
+
+if TYPE_CHECKING:
+    from ensemble.combine.quantify import Quantified
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +32,7 @@ class Finalizer:
         self._run_dir, self._ensemble = run_dir, ensemble
 
     def combine_members(self, state: RunState) -> dict[str, Any] | None:
-        """Combine the finished members.
+        """Combine the finished members, and write how sure the combined model is of each sample.
 
         Returns:
             The fields of the `combined` event, which may say why there is no combination; None where no member
@@ -36,13 +40,28 @@ class Finalizer:
         """
         if not any(m.state == "finished" for m in state.members.values()):
             return None
-        from ensemble.combine import combine
+        from ensemble.combine import combine_samples
 
         try:
-            return combine(self._run_dir, state, self._ensemble)
+            combined, samples = combine_samples(self._run_dir, state, self._ensemble)
         except Exception as error:
             self._note("the members could not be combined", error)
             return None
+        try:
+            self._write_uncertainty(samples)
+        except Exception as error:
+            self._note("the uncertainty of the samples could not be written", error)
+        return combined
+
+    def _write_uncertainty(self, samples: Sequence[Quantified]) -> None:
+        from ensemble.combine.quantify import format_samples
+        from ensemble.store.files import write_bytes
+
+        path = self._run_dir.uncertainty_csv
+        if samples:
+            write_bytes(path, format_samples(samples).encode())
+        else:  # nothing is combined now: what an earlier session wrote is not of this run any more
+            path.unlink(missing_ok=True)
 
     def write_report(self, ending: dict[str, Any]) -> None:
         """Write the report and, unless a searcher kept it all along, the Optuna study.
@@ -66,21 +85,30 @@ class Finalizer:
 
     def write_ledger(self) -> None:
         """Write the ledger of what the run has used, and what that amounts to, from the whole log; its rows as a
-        table, too.
+        table, too. Beside it the results of the members and all their epochs.
         """
         from ensemble.meter import ledger
         from ensemble.meter.ledger_csv import format_csv
+        from ensemble.reporting.results import format_metrics, make_results
         from ensemble.reporting.sections.impact import run_impact
         from ensemble.store.files import write_bytes, write_json
 
         try:
             events = read_events(self._run_dir.events)
             used = ledger(events)
-            impact = run_impact(fold(events), used)
+            state = fold(events)
+            impact = run_impact(state, used)
             write_json(self._run_dir.ledger, used.as_dict() | {"impact": impact.as_dict()})
             write_bytes(self._run_dir.ledger_csv, format_csv(used).encode())
+            write_bytes(self._run_dir.metrics_csv, format_metrics(state).encode())
+            write_json(self._run_dir.results, make_results(state, used))
         except Exception as error:
-            self._note("the ledger could not be written", error)
+            self._note("the ledger or the results could not be written", error)
+
+    def note_missing(self, line: str) -> None:
+        """Note what a logger has not written."""
+        self.notes.append(f"the logger {line}")
+        log.warning("the logger %s", line)
 
     def _note(self, what: str, error: Exception) -> None:
         self.notes.append(f"{what}: {error}")

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from ensemble.controller.actions import (
     Action,
@@ -33,11 +32,14 @@ from ensemble.controller.actions import (
     StopFeeder,
 )
 from ensemble.controller.attempt import rendezvous_file
+from ensemble.controller.starts import describe_kept, find_start, keep_start
 from ensemble.executors import Executor
+from ensemble.executors.base import MetricsExporter
 from ensemble.meter.ledger import present
 from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
-from ensemble.spec import Identity, Member, SpecError
-from ensemble.store import EventLog, RunDir, RunStatus
+from ensemble.spec import PREDICTED_SPLITS, Identity, SpecError
+from ensemble.spec.identity import make_lineage
+from ensemble.store import EventLog, RunDir, RunStatus, StoreError, keep_checkpoint
 from ensemble.store.files import make_directory
 from ensemble.train.deadly_records import note_file, read_interrupted
 from ensemble.train.job import Job
@@ -66,6 +68,7 @@ class Performer:
         self._run_dir, self._executor, self._events, self._trials = run_dir, executor, events, trials
         self._status = status or RunStatus(run_dir)
         self._on_event = on_event
+        self._is_dashboard_exported = False
 
     def perform(self, actions: Sequence[Action]) -> list[Event]:
         """Write all `Log` actions to the log, then perform the others in their order.
@@ -112,8 +115,8 @@ class Performer:
                 executor.request(waiting, placed)
             case Propose():
                 return self._propose()
-            case Add(request, declared):
-                return self._add(request, declared)
+            case Add():
+                return self._add(action)
             case EndTrial(number, state, metrics):
                 self._trials.ended(number, state, metrics)
             case MeasureCost(member, attempt):
@@ -127,6 +130,23 @@ class Performer:
             case AppendMemberLog(member, line):
                 append_log(run_dir.log(member), line)
         return None
+
+    def export_metrics(self) -> None:
+        """Give the run's metrics to an executor whose cluster collects them."""
+        executor = self._executor
+        if not isinstance(executor, MetricsExporter) or not executor.exports_metrics:
+            return
+        from ensemble.reporting.metrics.grafana import format_dashboard
+        from ensemble.reporting.metrics.projection import clean, project_lasting
+
+        try:
+            if not self._is_dashboard_exported:
+                executor.export_dashboard(format_dashboard())
+                self._is_dashboard_exported = True
+            account, state = self._status.read_account(), self._status.state
+            executor.export_metrics(project_lasting(clean(self._run_dir.path.name), state, account))
+        except Exception as error:  # figures for people: the run goes on without them
+            log.debug("the metrics could not be reported: %s", error, exc_info=True)
 
     def _launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> Event | None:
         try:
@@ -164,15 +184,32 @@ class Performer:
 
     def _propose(self) -> Event:
         try:
-            return {"type": "proposed", "identity": self._trials.next()}
+            identity = self._trials.next()
         except ImpossibleError as error:
             return {"type": "impossible", "identity": error.identity, "error": str(error)}
-
-    def _add(self, request: Mapping[str, Any], declared: Member) -> Event:
         try:
-            return {"type": "added", "request": request, "identity": self._trials.add(declared)}
-        except (SpecError, TypeError, KeyError) as error:
-            return {"type": "add_refused", "request": request, "error": str(error)}
+            return {"type": "proposed", "identity": keep_start(self._run_dir, identity)}
+        except StoreError as error:
+            return {"type": "impossible", "identity": identity, "error": str(error)}
+
+    def _add(self, action: Add) -> Event:
+        request, lineage, kept = {"request": action.request}, action.lineage, None
+        try:
+            if action.checkpoint is not None:
+                kept = keep_checkpoint(self._run_dir, action.checkpoint, action.logged)
+                lineage = describe_kept(lineage or {}, kept)
+            elif action.declared.start is not None:
+                source = str(action.declared.start)
+                kept = find_start(source).keep(self._run_dir)
+                lineage = describe_kept(make_lineage(source, warm=True), kept)
+            identity = self._trials.add(action.declared, lineage)
+            if kept is not None:
+                kept.give_to(self._run_dir, identity.member)  # where it fails, the number is used up
+            return {"type": "added", **request, "identity": identity}
+        except (SpecError, StoreError, TypeError, KeyError) as error:
+            if kept is not None:
+                kept.remove()
+            return {"type": "add_refused", **request, "error": str(error)}
 
 
 class EventReader:
@@ -228,7 +265,7 @@ def add_exit_notes(event: Event, run_dir: RunDir) -> Event:
 
 def _publish_predictions(run_dir: RunDir, member: str, attempt: int) -> None:
     """Make the predictions of a finished attempt the member's."""
-    for split in ("valid", "test"):
+    for split in PREDICTED_SPLITS:
         written = run_dir.predictions(member, split, attempt)
         if written.exists():
             os.replace(written, run_dir.predictions(member, split))

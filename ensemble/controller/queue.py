@@ -13,9 +13,12 @@ from typing import Any
 from ensemble.controller.actions import Add, EndTrial, Propose
 from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.changes import abbreviate
+from ensemble.controller.clones import declare_clone, describe_lineage
 from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import PendingRetry, SessionState
-from ensemble.spec import Identity, Member, SpecError
+from ensemble.spec import Ensemble, Identity, Member, SpecError, unknown_name
+from ensemble.spec.identity import make_lineage
+from ensemble.store import RunDir
 from ensemble.store.member import ENDED
 
 NO_COHORT = -1  # the cohort of a member that was paused before it was placed
@@ -30,8 +33,7 @@ class MemberQueue:
 
     Args:
         streaming: whether members are proposed when there is room for them, instead of all at the start.
-        explain_unplaceable: `explain_unplaceable(number, declaration)` says why no node can hold a member; None
-            where one can.
+        explain_unplaceable: says why no node can hold a member; None where one can.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class MemberQueue:
         session: SessionState,
         commands: AttemptCommands,
         failures: FailureTracker,
+        ensemble: Ensemble,
+        run_dir: RunDir,
         *,
         streaming: bool,
-        explain_unplaceable: Callable[[int, Member], str | None],
+        explain_unplaceable: Callable[[Identity], str | None],
     ) -> None:
         self._session, self._commands, self._failures = session, commands, failures
-        self._streaming = streaming
+        self._ensemble, self._run_dir, self._streaming = ensemble, run_dir, streaming
         self._state, self._log, self._actions = session.run, session.log, session.actions
         self._explain_unplaceable = explain_unplaceable
         self._all_paused = False
@@ -185,14 +189,41 @@ class MemberQueue:
         return 1 + max((known.number for known in self._state.members.values()), default=-1)
 
     def _add(self, request: Mapping[str, Any]) -> None:
+        source, warm = request.get("from"), request.get("warm", False)
         try:
-            given = Member(**request["declared"])
-            unplaceable = self._explain_unplaceable(self._next_number(), given)
+            if source is None and not warm:
+                add = Add(request, Member(**request["declared"]))
+            else:
+                add = self._clone(request, source, warm)
+            unplaceable = self._explain_unplaceable(self._ensemble.identify(self._next_number(), add.declared))
         except (SpecError, TypeError, KeyError) as error:
             raise RefusedError(str(error)) from None
         if unplaceable is not None:
             raise RefusedError(unplaceable)
-        self._actions.append(Add(request, given))
+        self._actions.append(add)
+
+    def _clone(self, request: Mapping[str, Any], source: object, warm: object) -> Add:
+        """The action that adds a clone."""
+        if not isinstance(source, str) or not isinstance(warm, bool):
+            raise RefusedError("a clone needs the name of a member in `from`, and true or false in `warm`")
+        members = self._state.members
+        if source not in members:
+            raise RefusedError(unknown_name("there is no member", source, list(members)))
+        parent = members[source]
+        space = self._ensemble.search.space if self._ensemble.search is not None else ()
+        known = [name for each in (*(member.params for member in members.values()), space) for name in each]
+        if (request.get("declared") or {}).get("start") is not None:
+            raise RefusedError(
+                "a clone starts as its member did, or warm with its weights: leave out start, or from"
+            )
+        declared = declare_clone(parent, request.get("declared") or {}, self._ensemble, warm=warm, known=known)
+        if not warm:
+            return Add(request, declared, make_lineage(source))
+        if parent.checkpoint is None:
+            hint = "" if parent.state in ENDED else "; a pause makes it write one"
+            raise RefusedError(f"{source} has no checkpoint with whose weights a clone could start{hint}")
+        lineage = make_lineage(source, warm=True, code=parent.find_other_code(self._state.header.get("code")))
+        return Add(request, declared, lineage, self._run_dir.valid_checkpoint(parent), parent.checkpoint)
 
     def handle_addition(self, identity: Identity) -> str:
         """Queue an added member.
@@ -212,6 +243,7 @@ class MemberQueue:
         session.placement_due = True
         unknown = _list_unknown(identity.params, others)
         note = f"; no other member has {unknown}" if unknown and not self._streaming else ""
+        note += describe_lineage(identity.lineage)
         note += f"; the search learns nothing from it, {identity.outside}" if identity.outside else ""
         return f"{identity.member} is waiting{note}"
 

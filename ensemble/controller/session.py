@@ -91,8 +91,10 @@ class Session:
             self.state,
             self.commands,
             failures,
+            setup.ensemble,
+            setup.run_dir,
             streaming=setup.streaming,
-            explain_unplaceable=lambda number, given: self._explain(setup.ensemble.identify(number, given)),
+            explain_unplaceable=self._explain,
         )
         self._requests = RequestHandler(self.state, self.queue, self._stop, setup.stop_timeout_s)
         self.feeders = Feeders(self.state, setup.ensemble, setup.run_dir, setup.stream)

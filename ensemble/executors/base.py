@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from ensemble.reporting.metrics.projection import Sample
     from ensemble.schedule import Node, Placement
     from ensemble.spec import Ensemble, Identity
     from ensemble.store import RunDir
@@ -18,6 +19,23 @@ EventHandler = Callable[[Sequence[Event]], None]
 
 class ClusterLostError(Exception):
     """The cluster does not answer any more. The run has ended in order; a resume continues it on another one."""
+
+
+@runtime_checkable
+class MetricsExporter(Protocol):
+    """What an executor satisfies whose cluster collects metrics itself.
+
+    Attributes:
+        exports_metrics: whether it wants any now.
+    """
+
+    exports_metrics: bool
+
+    def export_metrics(self, samples: Iterable[Sample]) -> None:
+        """Take the present values of the run's metrics; those of counters are totals."""
+
+    def export_dashboard(self, dashboard: str) -> None:
+        """Take the text of the Grafana dashboard that shows these metrics."""
 
 
 class Executor(Protocol):

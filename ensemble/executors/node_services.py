@@ -20,7 +20,7 @@ from ensemble.executors.limits import raise_descriptor_limit
 from ensemble.executors.mps import Mps, stop_stale_daemon
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.schedule import Node
-from ensemble.spec import Ensemble
+from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from pipelines.child_processes import START_S
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class NodeServices:
 
         ensemble = self._ensemble
         size = sample_bytes(ensemble.stream.fields)  # before the process is started, because this may fail
-        splits = {"valid": ensemble.valid, "test": ensemble.test}
+        splits = {split: getattr(ensemble, split) for split in PREDICTED_SPLITS}
         again = cohort in self._known
         self._known.add(cohort)
         process = spawn(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ensemble.meter.attribution import IDLE, OTHER, Energies, Method, attribute, list_uses
@@ -17,8 +17,10 @@ from ensemble.meter.origin import Origin, from_ticks, weakest
 from ensemble.meter.proportional_split import Lag, Owner
 from ensemble.meter.usage_intervals import (
     CpuUse,
+    Device,
     Event,
     Interval,
+    Part,
     Process,
     Reader,
 )
@@ -221,13 +223,35 @@ class Account:
             self._sum_intervals(sums, name, node.power, dataclasses.replace(self.lags.get(name, Lag())))
         return sums
 
+    def sum_up_recent(self) -> Sums:
+        """What was used in the intervals that are still open, about: those of a node are shared out as one."""
+        recent = Sums()
+        for name, node in self.reader.nodes.items():
+            if node.power:
+                lag = dataclasses.replace(self.lags.get(name, Lag()))
+                self._sum_intervals(recent, name, [_join_intervals(node.power)], lag)
+        return recent
+
+    def count_new_ray_cpu(self) -> int:
+        """CPU ticks of Ray's processes that were first seen since `settle` left off.
+
+        A process that the run takes over is recognized by then: its CPU time is no longer Ray's.
+        """
+        recent: dict[Process, int] = {}
+        for node in self.reader.nodes.values():
+            for used in node.cpu:
+                if used.process in self.rays:
+                    recent[used.process] = recent.get(used.process, 0) + used.span.ticks
+        return sum(ticks for process, ticks in recent.items() if ticks == self.rays[process])
+
     def settle(self) -> None:
         """Sums up the intervals to which no later event can belong, and drops their details."""
         reader = self.reader
         at_work = [
             max(self.last_seen.get(m, one.start), one.start) for m, hold in reader.holds.items() for one in hold
         ]
-        until = min([self.last_t, *at_work]) - MARGIN_S
+        # What was used before the last start of the run has been reported, or never will be.
+        until = max(min([self.last_t, *at_work]) - MARGIN_S, reader.started_t)
         self.last_seen = {member: t for member, t in self.last_seen.items() if member in reader.holds}
         for name, node in reader.nodes.items():
             cut = bisect_right([interval.end for interval in node.power], until)
@@ -250,3 +274,28 @@ class Account:
         uses = list_uses(dataclasses.replace(node, reserved=reserved), intervals, lag)
         for interval, use in zip(intervals, uses, strict=True):
             sums.add_interval(name, interval, attribute(interval, use, node.cores))
+
+
+def _join_intervals(intervals: Sequence[Interval]) -> Interval:
+    """One interval with the energy of these, of which there is at least one: what is between them counts, too."""
+    parts: dict[tuple[str, Device | None], Part] = {}
+    for part in (part for interval in intervals for part in interval.parts):
+        before = parts.get((part.kind, part.device))
+        parts[part.kind, part.device] = part if before is None else _join_parts(before, part)
+    busy = [interval.busy for interval in intervals if interval.busy is not None]
+    return dataclasses.replace(
+        intervals[-1],
+        start=intervals[0].start,
+        parts=tuple(parts.values()),
+        busy=sum(busy) if len(busy) == len(intervals) else None,
+    )
+
+
+def _join_parts(one: Part, other: Part) -> Part:
+    idle = None if one.idle is None or other.idle is None else one.idle + other.idle
+    activity: dict[Owner, int] = {}
+    for owner, ticks in (*(one.activity or ()), *(other.activity or ())):
+        activity[owner] = activity.get(owner, 0) + ticks
+    both = None if one.activity is None or other.activity is None else tuple(activity.items())
+    origin = weakest((one.origin, other.origin))
+    return Part(one.kind, one.device, one.ticks + other.ticks, origin, idle, both)

@@ -27,6 +27,7 @@ def encode(account: Account) -> dict[str, Any]:
         "holds": _encode_holds(reader.holds),
         "unheld": _encode_holds(reader.unheld),
         "held": reader.held,
+        "waited": reader.waited,
         "ranks": [[*key, ticks] for key, ticks in reader.ranks.items()],
         "declared": reader.declared,
         "devices": {m: devices for m, devices in reader.devices.items() if any(d is not None for d in devices)},
@@ -35,6 +36,7 @@ def encode(account: Account) -> dict[str, Any]:
         "samples": {
             **vars(reader.samples),
             "by_member": [[*key, n] for key, n in reader.samples.by_member.items()],
+            "by_stream": [[*key, counts] for key, counts in reader.samples.by_stream.items()],
         },
         "nodes": {name: _encode_node(node) for name, node in reader.nodes.items()},
         "sums": {
@@ -60,13 +62,14 @@ def decode(kept: Mapping[str, Any]) -> Account:
     for name, holds in (("holds", reader.holds), ("unheld", reader.unheld)):
         for member, node, devices, *rest in kept[name]:
             holds.setdefault(member, []).append(Reservation(node, tuple(devices), *rest))
-    reader.held = dict(kept["held"])
+    reader.held, reader.waited = dict(kept["held"]), dict(kept["waited"])
     reader.ranks = {(member, node): ticks for member, node, ticks in kept["ranks"]}
     reader.declared = {member: (cores, share) for member, (cores, share) in kept["declared"].items()}
     reader.devices, reader.cohorts = dict(kept["devices"]), dict(kept["cohorts"])
     reader.gpu_busy = {(Owner(a, b, c), node): ticks for a, b, c, node, ticks in kept["gpu_busy"]}
     consumed = {(member, cohort): n for member, cohort, n in kept["samples"]["by_member"]}
-    reader.samples = Samples(**{**kept["samples"], "by_member": consumed})
+    streams = {(node, cohort): counts for node, cohort, counts in kept["samples"]["by_stream"]}
+    reader.samples = Samples(**{**kept["samples"], "by_member": consumed, "by_stream": streams})
     reader.nodes = {name: _decode_node(node) for name, node in kept["nodes"].items()}
     for role, member, cohort, node, *use in kept["sums"]["uses"]:
         sums.uses[Owner(role, member, cohort), node] = _decode_use(*use)
@@ -85,11 +88,11 @@ def _decode_use(cpu: int, origin: Origin, sm: int, energy: list[Any]) -> Use:
 
 
 def _encode_span(span: Span) -> list[Any]:
-    return [*span.owner, span.start, span.end, span.ticks]
+    return [*span.owner, span.start, span.end, span.ticks, span.rate]
 
 
-def _decode_span(role: str, member: str | None, cohort: int | None, start: float, end: float, ticks: int) -> Span:
-    return Span(Owner(role, member, cohort), start, end, ticks)
+def _decode_span(role: str, member: str | None, cohort: int | None, *rest: Any) -> Span:
+    return Span(Owner(role, member, cohort), *rest)
 
 
 def _encode_node(node: Node) -> dict[str, Any]:

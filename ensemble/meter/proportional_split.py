@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from ensemble.meter.origin import to_ticks
+
 K = TypeVar("K", bound=tuple[object, ...])
 
 
@@ -25,12 +27,18 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True)
 class Span:
-    """`ticks` of something that `owner` used evenly over the time (start, end]; at `end` when they are equal."""
+    """`ticks` of something that `owner` used evenly over the time (start, end]; at `end` when they are equal.
+
+    Attributes:
+        rate: of a hold, how much is held: what is held up to a moment is then the same to the tick, whether the
+            hold has ended since or not. None: it follows from `ticks`.
+    """
 
     owner: Owner
     start: float
     end: float
     ticks: int
+    rate: float | None = None
 
     def until(self, t: float) -> int:
         """Ticks used up to the moment `t`."""
@@ -38,6 +46,8 @@ class Span:
             return self.ticks
         if t <= self.start:
             return 0
+        if self.rate is not None:
+            return min(self.ticks, to_ticks((t - self.start) * self.rate))
         return min(self.ticks, round(self.ticks * ((t - self.start) / (self.end - self.start))))
 
 

@@ -106,7 +106,7 @@ class Reservation(NamedTuple):
         for what, amount in held:
             ticks = to_ticks((until - self.start) * amount)
             if ticks > 0:
-                yield what, Span(Owner("train", member), self.start, until, ticks)
+                yield what, Span(Owner("train", member), self.start, until, ticks, amount)
 
 
 def _reserve(node: Node, device: Device | None, share: float) -> tuple[Device | None, float]:
@@ -123,6 +123,7 @@ class Samples:
     Attributes:
         prepared, consumed, skipped: of all feeders.  private: prepared by members for themselves.
         by_member: consumed from a shared stream, by (member, cohort).
+        by_stream: prepared, consumed and skipped of all feeders that a stream has had, by (node, cohort).
     """
 
     prepared: int = 0
@@ -130,6 +131,7 @@ class Samples:
     skipped: int = 0
     private: int = 0
     by_member: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    by_stream: dict[tuple[str, int], list[int]] = field(default_factory=dict)
 
 
 class Reader:
@@ -141,6 +143,7 @@ class Reader:
         gpu_busy: ticks of seconds in which GPUs were kept busy, by owner and node.
         held: ticks of the seconds in which each member held a place.
         ranks: ticks of rank-seconds, by (member, node).
+        waited: ticks of the seconds in which each member waited for data, epochs that were trained again included.
         holds: what members hold now, by member; one for each of its nodes.
     """
 
@@ -149,6 +152,7 @@ class Reader:
         self.samples = Samples()
         self.held: dict[str, int] = {}
         self.ranks: dict[tuple[str, str], int] = {}
+        self.waited: dict[str, int] = {}
         self.holds: dict[str, list[Reservation]] = {}
         self.unheld: dict[str, list[Reservation]] = {}  # of members that wait for the cluster; older logs only
         self.declared: dict[str, tuple[float, float]] = {}  # cores and share of a GPU of each rank, by member
@@ -306,9 +310,11 @@ class Reader:
         # A restarted feeder counts from zero: its count then falls, which it never does within a process.
         if event.get("prepared", 0) < last.get("prepared", 0):
             last.clear()
-        for name in ("prepared", "consumed", "skipped"):
+        of_stream = self.samples.by_stream.setdefault((event["node"], event["cohort"]), [0, 0, 0])
+        for at, name in enumerate(("prepared", "consumed", "skipped")):
             count = event.get(name) or 0
             grown = max(0, count - last.get(name, 0))
+            of_stream[at] += grown
             setattr(self.samples, name, getattr(self.samples, name) + grown)
             last[name] = max(count, last.get(name, 0))
 
@@ -318,6 +324,7 @@ class Reader:
         key = (member, self.cohorts.get(member))
         shared = max(0, (event.get("samples") or 0) - private)
         self.samples.by_member[key] = self.samples.by_member.get(key, 0) + shared
+        self.waited[member] = self.waited.get(member, 0) + to_ticks(event.get("waited_s") or 0.0)
 
     def _describe_node(self, event: Event) -> None:
         node = self.node(event["node"])

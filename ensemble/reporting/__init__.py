@@ -7,6 +7,7 @@ predictions; nothing here is measured or decided. A figure that was estimated sa
 from ensemble.reporting.progress import Progress
 from ensemble.reporting.report import write_report
 from ensemble.reporting.status import (
+    SILENT_S,
     describe_lost_controller,
     status_feeders,
     status_head,
@@ -20,6 +21,7 @@ from ensemble.reporting.status import (
 from ensemble.reporting.summary import summary
 
 __all__ = [
+    "SILENT_S",
     "Progress",
     "describe_lost_controller",
     "status_feeders",

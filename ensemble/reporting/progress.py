@@ -50,6 +50,9 @@ class Progress:
     Args:
         stream: where to; standard error unless given. A terminal gets a live table, anything else plain lines.
         clock: seconds, monotonic.
+
+    Attributes:
+        is_drawn: whether the state of the last `update` was drawn; else another call or `close` does it.
     """
 
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,6 +60,7 @@ class Progress:
         self._clock = clock
         self._drawn: float | None = None
         self._state: RunState | None = None
+        self.is_drawn = True
         self._estimator = TimeLeftEstimator()
         self._view: _Table | _Lines
         drawable = self._stream.isatty() and (self._stream.encoding or "utf-8").lower().startswith("utf")
@@ -64,7 +68,7 @@ class Progress:
 
     def update(self, state: RunState) -> None:
         """Draws the present state, unless the last drawing was less than an interval ago."""
-        self._state = state
+        self._state, self.is_drawn = state, False
         now = self._clock()
         if self._drawn is None or now - self._drawn >= self._view.interval_s:
             self._draw(now)
@@ -84,7 +88,7 @@ class Progress:
 
     def _draw(self, now: float) -> None:
         assert self._state is not None
-        self._drawn = now
+        self._drawn, self.is_drawn = now, True
         self._view.draw(self._state, self._estimator.left_s(self._state))
 
 

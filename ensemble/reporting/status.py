@@ -13,7 +13,8 @@ from ensemble.reporting import text
 from ensemble.reporting.ranking import finite_or_none, other_metrics
 from ensemble.reporting.sections.cost import describe_energy
 from ensemble.reporting.sections.feeders import bad_record_lines, bottleneck_lines, unshared_lines
-from ensemble.reporting.sections.notices import describe_quarantine
+from ensemble.reporting.sections.notices import describe_early_stop, describe_quarantine
+from ensemble.reporting.sections.quality import describe_figures, describe_quality
 from ensemble.reporting.sections.turnaround import measure_turnaround, summarize
 from ensemble.reporting.time_left import member_epochs
 from ensemble.store.events import is_locked
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     from ensemble.meter import Ledger
     from ensemble.store import RunDir, RunState
+
+#: Without an event: a controller on another host is then shown as lost.
+SILENT_S = 300.0
 
 
 def describe_lost_controller(run_dir: RunDir, state: RunState, *, silent_s: float = math.inf) -> str | None:
@@ -77,6 +81,17 @@ def status_failures(state: RunState, most: int = 10) -> str | None:
     return "\n".join(lines + more) or None
 
 
+def status_early(state: RunState, most: int = 10) -> str | None:
+    """Which members stopped early, and why, a line for each; None where none did."""
+    lines = [
+        describe_early_stop(member.id, member.epoch, member.early_stopping)
+        for member in state.members.values()
+        if member.early_stopping
+    ]
+    more = [f"and {len(lines) - most} more stopped early"] if len(lines) > most else []
+    return "\n".join(lines[:most] + more) or None
+
+
 def status_gpus(state: RunState) -> str | None:
     """GPUs that are used no more, and why nodes offer less than their GPUs; None where all is well."""
     lines = [describe_quarantine(event) for event in state.quarantined.values()]
@@ -110,8 +125,22 @@ def status_energy(state: RunState, ledger: Ledger) -> str | None:
     return f"energy: {describe_energy(ledger)}"
 
 
+def status_quality(state: RunState) -> str | None:
+    """The figures of the combined model beside its best member, and how sure it is; None while there is none."""
+    lines = [*describe_figures(state), *describe_quality(state)]
+    return "\n".join(line if at else f"{label}: {line}" for at, (label, line) in enumerate(lines)) or None
+
+
 #: What writes the lines below the table of members, in their order; the run's energy follows.
-NOTES = (status_failures, status_gpus, status_missing, status_feeders, status_turnaround)
+NOTES = (
+    status_failures,
+    status_early,
+    status_gpus,
+    status_missing,
+    status_feeders,
+    status_turnaround,
+    status_quality,
+)
 
 
 def status_notes(state: RunState, ledger: Ledger) -> list[str]:
@@ -130,7 +159,9 @@ def status_rows(state: RunState, ledger: Ledger) -> list[dict[str, Any]]:
         reported then, `samples_per_s` the rate of training over all epochs (`MemberState.training_rate`). `cpu_s`
         (all roles of the member), `energy_j` and its origin, the mean and the highest power and the busy
         GPU-seconds are the ledger's; `full_cpu_s`, `full_energy_j` and its origin include the member's part of the
-        work that serves several members. None where not known. A member that failed has its `error` as well.
+        work that serves several members. None where not known. A member that failed has its `error` as well, a
+        clone its `lineage` (`ensemble.spec.Identity`). One that keeps its best weights has `kept`, the evaluation
+        that they are of, and `metric` and `metrics` are of that; one that stopped early has `early_stopping`.
     """
     nothing = Total(0.0, None, "unavailable")
     used, full = ledger.by_member(), ledger.by_member(full=True)
@@ -142,6 +173,7 @@ def status_rows(state: RunState, ledger: Ledger) -> list[dict[str, Any]]:
             "metric": member.metrics.get(state.objective),
             "node": member.node,
             **({"nodes": member.nodes} if member.nodes else {}),
+            **({"lineage": lineage} if (lineage := member.identity.get("lineage")) else {}),
             "attempts": member.attempts,
             "samples_per_s": member.training_rate,
             "cpu_s": used[member.id].cpu_s if member.id in used else None,
@@ -154,6 +186,8 @@ def status_rows(state: RunState, ledger: Ledger) -> list[dict[str, Any]]:
             "peak_w": used.get(member.id, nothing).peak_w,
             "gpu_s": used.get(member.id, nothing).gpu_s,
             "metrics": member.metrics,
+            **({"kept": member.kept} if member.kept else {}),
+            **({"early_stopping": member.early_stopping} if member.early_stopping else {}),
             **({"error": f"{member.reason}: {member.error}"} if member.state == "failed" else {}),
         }
         for member in state.members.values()
@@ -174,14 +208,14 @@ def status_lines(state: RunState, rows: Sequence[dict[str, Any]], width: int) ->
     then nodes. For ten thousand members a table of rich takes seconds.
     """
     columns = _columns(state, rows)
-    for name in (*reversed(other_metrics(state)), *reversed(DETAILS), "node"):
+    for name in (*reversed(other_metrics(state)), *reversed(DETAILS), "node", "clone of"):
         if sum(size for _, size in columns.values()) + 2 * (len(columns) - 1) > width:
             columns.pop(name, None)
     padded = [[_pad(cell, size, left=name in LEFT) for cell in cells] for name, (cells, size) in columns.items()]
     return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
 
 
-LEFT = ("member", "state", "node")
+LEFT = ("member", "state", "clone of", "node")
 #: Columns of figures: the head, the field of a row.
 FIGURES = {"mean W": "mean_w", "GPU-s": "gpu_s", "peak W": "peak_w", "full CPU-s": "full_cpu_s"}
 #: What is left out where there is no room; the last goes first.
@@ -206,9 +240,19 @@ def _columns(state: RunState, rows: Sequence[dict[str, Any]]) -> dict[str, tuple
             cells[name] = [name, *(text.number(row[field]) for row in rows)]
     for name in other_metrics(state):
         cells[name] = [name, *(text.score(finite_or_none(row["metrics"].get(name))) for row in rows)]
+    if any("lineage" in row for row in rows):
+        cells["clone of"] = ["clone of", *(_describe_lineage(row.get("lineage")) for row in rows)]
     cells["node"] = ["node", *(row["node"] or text.ABSENT for row in rows)]
     shown = {name: [text.visible(cell) for cell in column] for name, column in cells.items()}
     return {name: (column, max(map(_display_width, column))) for name, column in shown.items()}
+
+
+def _describe_lineage(lineage: dict[str, Any] | None) -> str:
+    """Returns what a member is a clone of, and after how many epochs of that one a warm clone starts."""
+    if lineage is None:
+        return ""
+    at = "" if lineage["epoch"] is None else f", {lineage['epoch']}"
+    return f"{lineage['from']} (warm{at})" if lineage["warm"] else str(lineage["from"])
 
 
 def _pad(cell: str, size: int, *, left: bool) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
+from ensemble.reporting.model_figures import Comparison, compare
 from ensemble.reporting.ranking import (
     describe_options,
     finite_or_none,
@@ -15,7 +17,7 @@ from ensemble.reporting.ranking import (
     rank_members,
     varied_parameters,
 )
-from ensemble.reporting.sections import Line, cost, exchange, feeders, training, turnaround
+from ensemble.reporting.sections import Line, cost, exchange, feeders, quality, training, turnaround
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,13 +34,15 @@ UNFINISHED = ("pruned", "failed", "cancelled")
 #: What writes the lines below the table, in their order.
 SUMMARIES = (
     training.summarize_search,
-    training.summarize_quality,
+    quality.summarize,
     feeders.summarize,
     exchange.summarize,
     cost.summarize,
     turnaround.summarize,
 )
-QUALITY = (("accuracy", "accuracy"), ("nll", "NLL"), ("ece", "ECE"))
+MOST_QUALITY = 5  # figures of the combined model
+NEEDED_QUALITY = 3  # of them, for whose sake intervals are left out
+EDGES = 2  # columns beside a table
 
 
 def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None, *, members: int = 20) -> Group:
@@ -49,7 +53,7 @@ def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = Non
 
     parts: list[Any] = [_MemberTable(state, ledger, members)]
     if (state.combined or {}).get("metrics"):
-        parts.append(_combined_table(state))
+        parts.append(_CombinedTable(state))
     grid = Table.grid(padding=(0, 2))
     for label, line in summary_lines(state, ledger, run_dir):
         grid.add_row(Text(label, style="bold"), Text(line))
@@ -154,26 +158,65 @@ def _describe_member(member: MemberState, varied: Sequence[str], order: Sequence
     return ", ".join(filter(None, [text.hyperparameters(params), describe_options(member, order)]))
 
 
-def _combined_table(state: RunState) -> Any:
+class _CombinedTable:
+    """The figures of the combined model beside its best member's, as many as have room."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
+        yield _combined_table(self._state, options.max_width)
+
+
+def _combined_table(state: RunState, width: int) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     assert state.combined is not None
-    combined, metrics = state.combined, state.combined["metrics"]
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    grid.add_column(f"on the {combined['split']} split")
-    for _, name in QUALITY:
-        grid.add_column(name, justify="right")
+    combined = state.combined
     best = combined.get("best_member")
-    for key, label in (
-        ("ensemble", f"combined ({combined['method']}, {text.count(len(combined['members']), 'member')})"),
-        ("best", f"best member{f' ({best})' if best else ''}"),
-        ("mean", "mean of the members"),
-    ):
-        row = metrics.get(key) or {}
-        values = [text.score(finite_or_none(row.get(name))) for name, _ in QUALITY]
-        grid.add_row(label, *values, style="bold" if key == "ensemble" else "")
+    members = text.count(len(combined["members"]), "member")
+    rows = {
+        f"combined ({combined['method']}, {members})": "bold",
+        "  95 % interval": "dim",
+        f"best member{f' ({best})' if best else ''}": "",
+        "mean of the members": "",
+        "combined − best": "",
+    }
+    names = [f"on the {combined['split']} split", *rows]
+    figures = compare(combined, (state.objective, state.direction))[:MOST_QUALITY]
+    described = [_describe_figure(each, combined["metrics"]) for each in figures]
+    room = width - EDGES - max(map(len, names))
+    if _count_fitting(described, room) < min(NEEDED_QUALITY, len(described)):
+        described = [[*cells[:2], "", *cells[3:]] for cells in described]  # without intervals
+    columns = [names, *described[: max(1, _count_fitting(described, room))]]
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for at, (head, *_) in enumerate(columns):
+        grid.add_column(head, justify="right" if at else "left", no_wrap=True)
+    for at, style in enumerate(rows.values(), start=1):
+        cells = [column[at] for column in columns]
+        if any(cells[1:]):
+            grid.add_row(*cells, style=style)
     if combined.get("note"):
         grid.caption = combined["note"]
         grid.caption_justify = "left"
     return grid
+
+
+def _count_fitting(columns: Sequence[Sequence[str]], room: int) -> int:
+    """How many of the first columns have room."""
+    ends = itertools.accumulate(GAP + max(map(len, cells)) for cells in columns)
+    return sum(end <= room for end in ends)
+
+
+def _describe_figure(given: Comparison, metrics: Mapping[str, Any]) -> list[str]:
+    """A column of the table: its head, the combined model, its interval, best member, mean, difference."""
+    best, mean = (finite_or_none((metrics.get(of) or {}).get(given.figure.name)) for of in ("best", "mean"))
+    return [
+        given.figure.heading,
+        text.score(given.value),
+        "" if given.interval is None else text.interval(given.interval),
+        text.score(best),
+        text.score(mean),
+        text.gain(given.value, given.best) + (" (noise)" if given.is_noise else ""),
+    ]

@@ -94,6 +94,11 @@ def score(value: float | None) -> str:
     return f"{value:.4f}" if abs(value) < 100 else f"{value:.4g}"
 
 
+def interval(low_high: tuple[float, float] | None) -> str:
+    """`0.9132 … 0.9405`."""
+    return ABSENT if low_high is None else f"{score(low_high[0])} … {score(low_high[1])}"
+
+
 def gain(better: float | None, than: float | None) -> str:
     """The signed difference of two metrics, `+0.0123`."""
     if better is None or than is None or not math.isfinite(better - than):
@@ -159,10 +164,3 @@ def value(given: Any) -> str:
     if isinstance(given, float):
         return f"{given:.4g}"
     return str(given)
-
-
-def time_unit(seconds: float) -> tuple[float, str]:
-    """The unit for an axis of so many seconds: its size in seconds, its name."""
-    if seconds < 180:
-        return 1.0, "seconds"
-    return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")

@@ -48,7 +48,8 @@ def epochs_done_and_left(state: RunState) -> tuple[float, float]:
     ended: list[float] = []
     for member in state.members.values():
         epochs = member_epochs(state, member)
-        trained = fraction_done(state, member) * epochs
+        ended_early = member.state == "finished" and member.early_stopping is not None
+        trained = float(member.epoch) if ended_early else fraction_done(state, member) * epochs
         done += trained
         if member.state in ENDED:
             ended.append(trained)

@@ -1,9 +1,9 @@
 """The marginal gain of a member in the ensemble's metric, as the objective of a search.
 
 The *gain* of a member is the improvement of the ensemble's metric on the validation split by this member. The
-other finished members are combined by greedy selection (`ensemble.combine.greedy_weights`), and the member is
-mixed in with the best of a few shares. It always gets a share, so the gain of a harmful member is negative. A
-first member, without others, is compared with the frequencies of the classes.
+other finished members are combined by greedy selection (`ensemble.combine.methods`), and the member is mixed in
+with the best of a few shares. It always gets a share, so the gain of a harmful member is negative. A first member,
+without others, is compared with what who knows only the targets would predict: of classes, their frequencies.
 
 Gains shrink as the ensemble grows: of 60 random trials on handwritten digits, in their order, the first three
 added 0.10, 0.02 and 1.23 nats, all but one of the next 57 at most 0.02. So gains that were computed at different
@@ -23,13 +23,16 @@ with hyperband 0.222).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ensemble.combine.aligned import align
-from ensemble.combine.methods import Criterion, greedy_weights, mix
-from ensemble.combine.metrics import Array, CombineError, accuracy, brier, check_target, nll, target_column
+from ensemble.combine.methods import Criterion, mix, select_greedily
+from ensemble.combine.metrics import Array, CombineError
+from ensemble.combine.tasks import find_math
+from ensemble.spec.task import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
     from ensemble.store import Predictions, RunDir
@@ -37,59 +40,91 @@ if TYPE_CHECKING:
 SHARES = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
 """Shares of the mixture that a member may get when it is added."""
 
+DEFAULT = "nll"
+"""The metric unless another one is declared."""
+
 ROUNDS = 20
 """Rounds of greedy selection; the combination at the run's end has more, which change little."""
 
 
 def compute_gains(
-    probabilities: Sequence[Array],
+    values: Sequence[Array],
     target: Array,
-    metric: Criterion = "nll",
+    metric: str = "nll",
     chosen: Sequence[int] | None = None,
-    baseline: Array | None = None,
+    task: Task = CLASSIFICATION,
 ) -> list[float]:
-    """The gain of each member over the others, in the metric's unit; positive is better.
+    """The gain of each member over the others; positive is better.
 
     Args:
-        probabilities: m arrays [n, C], rows aligned.
-        target: int [n].
-        metric: "nll" (nats), "brier", or "accuracy" (a fraction).
+        values: m arrays [n, ...], rows aligned, laid out by the task.
+        target: [n, ...].
+        metric: a criterion of the task: of classes "nll" (nats), "brier", or "accuracy" (a fraction). "nll" stands
+            for the own one of a task without: of points the squared error as a share of the targets' variance, of
+            quantiles the pinball loss in units of their standard deviation.
         chosen: indices of the members whose gains are computed; None: all.
-        baseline: [n, C], what a lone member is held against; None: the frequencies of the classes.
 
     Raises:
-        CombineError: the shapes do not fit, or a target is no class.
+        CombineError: the shapes do not fit, a target is none of the task's, or it has no such metric.
     """
-    asked = range(len(probabilities)) if chosen is None else chosen
+    task_math = find_math(task)
+    for own in values:
+        task_math.check_target(own, target)
+    guess = task_math.guess(values[0], target)
+    return _compare(_Views.of(values, target, metric, task, guess), chosen)
 
-    def score(mixture: Array) -> float:
+
+@dataclass(frozen=True)
+class _Views:
+    """Of each member what selection and metric need of its predictions (`Criterion.view`), and of a guess."""
+
+    selection: Criterion
+    metric: Criterion
+    selected: list[Array]
+    measured: list[Array]
+    guess: Array
+
+    @classmethod
+    def of(cls, values: Sequence[Array], target: Array, metric: str, task: Task, guess: Array) -> _Views:
+        task_math = find_math(task)
+        selection = task_math.criterion(target, task_math.default_criterion)
+        if metric not in (DEFAULT, *task_math.criteria):
+            valid = ", ".join(task_math.criteria)
+            raise CombineError(f"the gain in {metric!r} has no meaning for {task.kind} (it has: {valid})")
+        name = metric if metric in task_math.criteria else task_math.default_criterion
+        measure = task_math.criterion(target, name)
+        views = [selection.view(own) for own in values]
+        return cls(selection, measure, views, [measure.view(own) for own in values], measure.view(guess))
+
+
+def _compare(views: _Views, chosen: Sequence[int] | None) -> list[float]:
+    def score(view: Array) -> float:
         """More is better."""
-        if metric == "accuracy":
-            return accuracy(mixture, target)
-        return -(brier if metric == "brier" else nll)(mixture, target)
+        return -views.metric.score(view)[0]
 
-    if len(probabilities) == 1:
-        before = score(class_frequencies(target, probabilities[0].shape[1]) if baseline is None else baseline)
-        return [score(probabilities[0]) - before for _ in asked]
-    weights = greedy_weights(probabilities, target, "nll", ROUNDS)
-    whole = mix(probabilities, weights)
+    asked = range(len(views.measured)) if chosen is None else chosen
+    if len(views.measured) == 1:
+        return [score(views.measured[0]) - score(views.guess) for _ in asked]
+    weights = _select(views.selected, views.selection)
+    whole = mix(views.measured, weights)
     found = []
     for i in asked:
         # The selection without a member that has no weight is the same.
-        others = whole if not weights[i] else _without(probabilities, target, i)
-        own = probabilities[i].astype(np.float64)
+        others = whole if not weights[i] else _mix_without(views, i)
+        own = views.measured[i].astype(np.float64)
         found.append(max(score(others + share * (own - others)) for share in SHARES) - score(others))
     return found
 
 
-def class_frequencies(target: Array, classes: int) -> Array:
-    """Predict the frequencies of the classes for each sample, [n, C]."""
-    return np.tile(np.bincount(target, minlength=classes) / len(target), (len(target), 1))
+def _mix_without(views: _Views, left_out: int) -> Array:
+    selected, measured = (
+        [view for i, view in enumerate(each) if i != left_out] for each in (views.selected, views.measured)
+    )
+    return mix(measured, _select(selected, views.selection))
 
 
-def _without(probabilities: Sequence[Array], target: Array, left_out: int) -> Array:
-    others = [p for i, p in enumerate(probabilities) if i != left_out]
-    return mix(others, greedy_weights(others, target, "nll", ROUNDS))
+def _select(views: Sequence[Array], criterion: Criterion) -> Array:
+    return select_greedily(views, replace(criterion, view=lambda view: view), ROUNDS)
 
 
 ROWS = 2000
@@ -104,17 +139,16 @@ class Gains:
         metric: see `compute_gains`.
     """
 
-    def __init__(self, run_dir: RunDir, metric: Criterion) -> None:
+    def __init__(self, run_dir: RunDir, metric: str) -> None:
         self._run_dir, self._metric = run_dir, metric
-        self._known: dict[str, Array] = {}
+        self._known: dict[str, _Views] = {}
         self._first: tuple[str, Predictions] | None = None
-        self._target = self._baseline = self._rows = np.empty(0, np.int64)
 
     def compute(self, member: str, finished: Sequence[str]) -> float:
         """The gain of a member over the finished members.
 
         Raises:
-            CombineError, StoreError: its predictions are missing, or are no class probabilities of these samples.
+            CombineError, StoreError: its predictions are missing, or are no predictions of these samples.
         """
         self._read(member)
         usable = [other for other in finished if other != member and self._is_usable(other)]
@@ -126,8 +160,9 @@ class Gains:
         return dict(zip(usable, self._gains(usable, None), strict=True)) if usable else {}
 
     def _gains(self, members: Sequence[str], chosen: Sequence[int] | None) -> list[float]:
-        probabilities = [self._known[member] for member in members]
-        return compute_gains(probabilities, self._target, self._metric, chosen, self._baseline)
+        each = [self._known[member] for member in members]
+        selected, measured = ([own.selected[0] for own in each], [own.measured[0] for own in each])
+        return _compare(replace(each[0], selected=selected, measured=measured), chosen)
 
     def _is_usable(self, member: str) -> bool:
         from ensemble.store import StoreError
@@ -151,18 +186,10 @@ class Gains:
             raise CombineError(f"{member}: {aligned.left_out[member]}")
         if aligned.target is None:
             raise CombineError(f"{member} saved its predictions without the targets")
-        target, probabilities = aligned.target, aligned.probabilities[-1]
-        check_target(probabilities.shape, target)
+        target, values, task_math = aligned.target, aligned.values[-1], find_math(aligned.task)
+        task_math.check_target(values, target)
         if self._first is None:
             self._first = (member, saved[member])
-            self._rows = np.linspace(0, len(target) - 1, min(len(target), ROWS)).astype(np.int64)
-            self._baseline = self._select(class_frequencies(target, probabilities.shape[1]), target)
-            self._target = np.zeros(len(self._rows), np.int64) if self._metric == "nll" else target[self._rows]
-        self._known[member] = self._select(probabilities, target)
-
-    def _select(self, probabilities: Array, target: Array) -> Array:
-        """Select what the metric needs; for the NLL the probability of the true class p, as [p, 1 - p]."""
-        if self._metric != "nll":
-            return probabilities[self._rows]
-        column = target_column(probabilities, target)[self._rows]
-        return np.stack([column, 1 - column], axis=1)
+        rows = np.linspace(0, len(target) - 1, min(len(target), ROWS)).astype(np.int64)
+        guess = task_math.guess(values, target)[rows]
+        self._known[member] = _Views.of([values[rows]], target[rows], self._metric, aligned.task, guess)

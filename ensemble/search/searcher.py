@@ -142,7 +142,12 @@ class Searcher:
                 return f"{name}={value!r} is {why}"
         return None
 
-    def add(self, params: Mapping[str, Any], outside: str | None = None) -> dict[str, Any]:
+    def add(
+        self,
+        params: Mapping[str, Any],
+        outside: str | None = None,
+        lineage: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """Add a trial that a user declared, in addition to `trials`.
 
         Args:
@@ -150,6 +155,7 @@ class Searcher:
             outside: why its results cannot be compared with the other trials' (`explain_outside`, or other
                 settings); None: they can. Such a trial is recorded as failed: Optuna accepts no value outside the
                 range, and samplers would ignore any hyperparameter that one of the trials lacks.
+            lineage: of a clone; becomes an attribute of the trial.
 
         Returns:
             All its hyperparameters.
@@ -157,8 +163,9 @@ class Searcher:
         number = len(self._params)
         if outside is None:
             self._enqueue(number, params)
+            self._describe_lineage(number, lineage)
         else:
-            self._add_outside(number, params, outside)
+            self._add_outside(number, params, outside, lineage)
         self._added += 1
         self._mirror.mark_changed(number)
         return dict(self._params[number])
@@ -262,10 +269,12 @@ class Searcher:
             if event["type"] == "member":
                 for skipped in range(len(self._params), number):
                     self._add_outside(skipped, {}, "it was never declared")
+                lineage = event.get("lineage")
                 if event.get("outside") is None:
                     self._adopt(number, event["params"])
+                    self._describe_lineage(number, lineage)
                 else:
-                    self._add_outside(number, event["params"], event["outside"])
+                    self._add_outside(number, event["params"], event["outside"], lineage)
                 self._added += bool(event.get("added"))
             elif event["type"] == "epoch":
                 self.report(number, event["epoch"], math.nan if value is None else value)
@@ -308,11 +317,15 @@ class Searcher:
         self._params.append(self._decode(trial.params))
         self._describe(number)
 
-    def _add_outside(self, number: int, params: Mapping[str, Any], why: str) -> None:
+    def _add_outside(
+        self, number: int, params: Mapping[str, Any], why: str, lineage: Mapping[str, Any] | None = None
+    ) -> None:
         """Add trial `number` as failed, so that samplers and pruners ignore it."""
         from optuna.trial import TrialState, create_trial
 
         about = {**params, "member": f"member-{number}", "outside": why}
+        if lineage is not None:
+            about["lineage"] = dict(lineage)
         self.study.add_trial(create_trial(state=TrialState.FAIL, user_attrs=about))
         self._outside.add(number)
         self._params.append(dict(params))
@@ -325,6 +338,11 @@ class Searcher:
         fixed = {name: value for name, value in self._params[number].items() if name not in self._space}
         for key, value in {"member": f"member-{number}", **fixed}.items():
             self._storage.set_trial_user_attr(self._trial_id(number), key, value)
+
+    def _describe_lineage(self, number: int, lineage: Mapping[str, Any] | None) -> None:
+        """Record in the study what a running trial is a clone of."""
+        if lineage is not None:
+            self._storage.set_trial_user_attr(self._trial_id(number), "lineage", dict(lineage))
 
     def _trial_id(self, number: int) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)

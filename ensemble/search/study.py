@@ -373,6 +373,7 @@ def _make_frozen_trial(
     others = {name: v for name, v in member.params.items() if name not in ranges}
     about = {"member": member.id, "state": member.state, "node": member.node, "attempts": member.attempts}
     about |= {"weights_sha256": member.weights_sha256, "error": member.error, **describe_cost(member.cost)}
+    about["lineage"] = member.identity.get("lineage")
     start = next((span.placed for span in member.spans), state.updated or 0.0)
     end = next((span.ended for span in reversed(member.spans) if span.ended), state.updated or start)
     return FrozenTrial(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from ensemble.combine.metrics import CombineError
 from ensemble.search.factory import check_kind
 from ensemble.spec import Ensemble, Identity, Member, SpecError
+from ensemble.spec.identity import select_warm
 from ensemble.spec.objectives import describe_missing_objective
 from ensemble.store import StoreError
 
@@ -75,7 +76,7 @@ class Trials(Protocol):
         A trial has the hyperparameters that were proposed.
         """
 
-    def add(self, given: Member | Mapping[str, Any]) -> Identity:
+    def add(self, given: Member | Mapping[str, Any], lineage: dict[str, Any] | None = None) -> Identity:
         """Add a member to the run, in addition to those that are declared; `left` does not count it.
 
         Its `first_epoch` is not known yet if members share a stream, because it joins the stream at the stream's
@@ -84,6 +85,7 @@ class Trials(Protocol):
 
         Args:
             given: as in `Ensemble.members`.
+            lineage: of a clone, see `Identity`. A search learns nothing from one that is warm.
 
         Raises:
             SpecError: no such member can be trained; nothing has changed.
@@ -119,7 +121,7 @@ class ListedTrials(Trials):
     def __init__(self, ensemble: Ensemble, state: RunState, *, sharing: bool) -> None:
         self._ensemble = ensemble
         self._state = state
-        self._declared = len(state.members)
+        self._declared = 1 + max((member.number for member in state.members.values()), default=-1)
         self._sharing = sharing
         self._unranked: int | None = 0  # members that did not report the objective; None once one did
         # A Recipe without a validation set reports nothing at all.
@@ -152,12 +154,14 @@ class ListedTrials(Trials):
     def listed(self, number: int) -> Identity | None:
         return self._ensemble.identify(number) if number < len(self._ensemble.members or ()) else None
 
-    def add(self, given: Member | Mapping[str, Any]) -> Identity:
+    def add(self, given: Member | Mapping[str, Any], lineage: dict[str, Any] | None = None) -> Identity:
         if self.left():
             raise SpecError("members are added to a run that has begun: its list is not declared yet")
         identity = self._ensemble.identify(self._declared, given)
         self._declared += 1
-        return dataclasses.replace(identity, added=True, first_epoch=None if self._sharing else 0)
+        first_epoch = None if self._sharing else 0
+        lineage = lineage or identity.lineage
+        return dataclasses.replace(identity, added=True, first_epoch=first_epoch, lineage=lineage)
 
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
         if not self._strict or number in self._excused:
@@ -189,7 +193,7 @@ class SearchTrials(Trials):
         self._searcher = Searcher(
             self._search,
             direction=ensemble.mode or "max",
-            epochs=ensemble.epochs,
+            epochs=_find_judged_epochs(ensemble, state),
             storage=self._search.storage or str(run_dir.journal),
         )
         self._searcher.restore(state)
@@ -253,21 +257,26 @@ class SearchTrials(Trials):
     def _first_epoch(self) -> int | None:
         return None if self._sharing else 0
 
-    def add(self, given: Member | Mapping[str, Any]) -> Identity:
+    def add(self, given: Member | Mapping[str, Any], lineage: dict[str, Any] | None = None) -> Identity:
         member = given if isinstance(given, Member) else Member(given)
         for name, value in member.params.items():
             check_kind(name, self._search.space.get(name), value)
         number = self._next
         asked = self._ensemble.identify(number, member)
         outside = self._searcher.explain_outside(member.params) or self._describe_difference(asked)
-        params = self._searcher.add(member.params, outside)
+        if select_warm(lineage) is not None:
+            whose = "weights of another member" if member.start is None else "declared weights"
+            outside = f"it starts with the {whose}"
+        params = self._searcher.add(member.params, outside, lineage)
         self._next += 1
         try:
             identity = self._ensemble.identify(number, dataclasses.replace(member, params=params))
         except SpecError:  # of what was given and what was proposed to complete it
             self._searcher.tell(number, "failed")
             raise
-        return dataclasses.replace(identity, added=True, outside=outside, first_epoch=self._first_epoch)
+        return dataclasses.replace(
+            identity, added=True, outside=outside, first_epoch=self._first_epoch, lineage=lineage
+        )
 
     def _describe_difference(self, identity: Identity) -> str | None:
         """The fields in which a member differs from the search's trials, in a sentence; None if there are none."""
@@ -336,6 +345,15 @@ class SearchTrials(Trials):
             f"members are ranked by {name!r}, which is not a finite number "
             f"(reported: {', '.join(sorted(metrics))}); set Recipe.objective or metrics="
         )
+
+
+def _find_judged_epochs(ensemble: Ensemble, state: RunState) -> int:
+    """The epochs of a trial by which pruners go: those that were declared, also where trials were given more.
+
+    So what was decided stays decided, and no trial is pruned in the epochs beyond.
+    """
+    declared = [m.identity["extended_from"] for m in state.members.values() if m.identity.get("extended_from")]
+    return max(declared, default=ensemble.epochs)
 
 
 def _number(value: Any) -> float | None:

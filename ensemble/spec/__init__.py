@@ -8,15 +8,21 @@ from ensemble.spec.energy import Energy
 from ensemble.spec.ensemble import CACHES as CACHES
 from ensemble.spec.ensemble import COMBINERS as COMBINERS
 from ensemble.spec.ensemble import DEVICES as DEVICES
+from ensemble.spec.ensemble import PREDICTED_SPLITS as PREDICTED_SPLITS
 from ensemble.spec.ensemble import SHARING as SHARING
 from ensemble.spec.ensemble import STALL_POLICIES as STALL_POLICIES
 from ensemble.spec.ensemble import Ensemble
 from ensemble.spec.identity import PRECISIONS as PRECISIONS
 from ensemble.spec.identity import Identity
 from ensemble.spec.identity import Precision as Precision
+from ensemble.spec.loggers import LOGGERS as LOGGERS
+from ensemble.spec.loggers import LoggerOptions as LoggerOptions
+from ensemble.spec.loggers import MLflow, TensorBoard, WandB
+from ensemble.spec.loggers import check_installed as check_installed
+from ensemble.spec.loggers import resolve_loggers as resolve_loggers
+from ensemble.spec.loops import EMA, SWA, EarlyStopping
 from ensemble.spec.member import Member, Resources
 from ensemble.spec.member_pipelines import MemberPipelines as MemberPipelines
-from ensemble.spec.objectives import ALWAYS_REPORTED as ALWAYS_REPORTED
 from ensemble.spec.objectives import Implied as Implied
 from ensemble.spec.objectives import Mode as Mode
 from ensemble.spec.objectives import check_ranking as check_ranking
@@ -34,6 +40,9 @@ from ensemble.spec.sample_weights import as_record as as_record
 from ensemble.spec.sample_weights import check_weighting as check_weighting
 from ensemble.spec.search_space import Dimension, Search, choice, integer, loguniform, uniform
 from ensemble.spec.search_space import check_space as check_space
+from ensemble.spec.task import CLASSIFICATION as CLASSIFICATION
+from ensemble.spec.task import KINDS as KINDS
+from ensemble.spec.task import Task, quantiles
 from ensemble.spec.validation import SpecError, unknown_name
 from ensemble.spec.validation import as_json_value as as_json_value
 from ensemble.spec.validation import check_choice as check_choice
@@ -52,20 +61,28 @@ settle = resolve_ranking
 strict = option_class
 
 __all__ = [
+    "EMA",
+    "SWA",
     "Bootstrap",
     "Dimension",
+    "EarlyStopping",
     "Energy",
     "Ensemble",
     "Folds",
     "Identity",
+    "MLflow",
     "Member",
     "Recipe",
     "Resources",
     "Search",
     "SpecError",
+    "Task",
+    "TensorBoard",
+    "WandB",
     "choice",
     "integer",
     "loguniform",
+    "quantiles",
     "uniform",
     "unknown_name",
 ]

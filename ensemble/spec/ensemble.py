@@ -8,12 +8,23 @@ epochs, batch size, its weights of the training samples. `Ensemble.identify` com
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ensemble.spec.energy import Energy
-from ensemble.spec.identity import PRECISIONS, Identity, Precision
+from ensemble.spec.identity import PRECISIONS, Identity, Precision, make_lineage
+from ensemble.spec.loggers import LoggerOptions, resolve_loggers
+from ensemble.spec.loops import (
+    LOOP_OPTIONS,
+    Averaging,
+    Compile,
+    EarlyStop,
+    Keep,
+    check_loop_options,
+    resolve_loop_options,
+)
 from ensemble.spec.member import Member, Resources, as_member
 from ensemble.spec.member_pipelines import MemberPipelines
 from ensemble.spec.objectives import Implied, Mode, check_ranking, describe_missing_objective, resolve_ranking
@@ -23,9 +34,10 @@ from ensemble.spec.options import (
     check_training_options,
     resolve_training_options,
 )
-from ensemble.spec.recipe import Recipe, reported_metrics
+from ensemble.spec.recipe import Recipe, has_own_loop, reported_metrics
 from ensemble.spec.sample_weights import Weighting, as_record, check_weighting
 from ensemble.spec.search_space import Search, check_space
+from ensemble.spec.split_metrics import KNOWN, check_split_metrics
 from ensemble.spec.validation import SpecError, check_choice, check_number, option_class
 
 if TYPE_CHECKING:
@@ -36,6 +48,8 @@ SHARING = ("auto", "node", "single", "multi", "all", "independent")
 DEVICES = ("auto", "cpu", "cuda")
 STALL_POLICIES = ("wait", "detach")
 COMBINERS = ("average", "weighted", "greedy", "stack")
+#: The splits on which every member predicts; a run has those that are declared.
+PREDICTED_SPLITS = ("valid", "test", "shifted")
 
 # What a node is asked for until it is measured.
 _UNMEASURED = {"workers": 1, "cpus_per_worker": 1.0, "gpus_per_worker": 1.0, "memory_gb": None}
@@ -52,9 +66,10 @@ class Ensemble(MemberPipelines):
         recipe: a `Recipe`, or a function `train(member)` with a training loop of its own.
         members: the members, each a dict of hyperparameters or a `Member`; or
         search: a `Search` that proposes them.
-        train, valid, test: pipelines. `valid` selects and calibrates, `test` gives the final figures. `train` may
-            be a function `train(params) -> Pipeline`, which makes augmentation a hyperparameter. The stages that
-            all members' pipelines start with run once, in the feeder; the others run in each member.
+        train, valid, test, shifted: pipelines. `valid` selects and calibrates, `test` gives the final figures.
+            `shifted` has samples of another kind: how well the model tells them apart is measured. `train` may be
+            a function `train(params) -> Pipeline`, which makes augmentation a hyperparameter. The stages that all
+            members' pipelines start with run once, in the feeder; the others run in each member.
         epochs: of each member.
         batch_size: samples of a *global* batch.
         seed: member i has seed + i unless it has its own.
@@ -74,6 +89,8 @@ class Ensemble(MemberPipelines):
             (each member has a bootstrap sample of its own), `Folds(k)` (each member leaves out one of k folds).
         resources: defaults for each member.
         energy: how energy is measured, and what it emits and costs.
+        loggers: what else the run is logged to, by name ("tensorboard", "mlflow", "wandb") or with options, such
+            as `MLflow(uri=...)`. No part of what is trained: a resume may have other ones.
         devices: auto (CUDA where a node has it), cpu, cuda (an error on nodes without it).
         sharing: which nodes prepare samples for which members. "independent": each member prepares its own. In the
             other designs the members on a node share one pipeline, and for members on several nodes: "node" has
@@ -102,10 +119,24 @@ class Ensemble(MemberPipelines):
         elastic: whether the scheduler may give more workers to a member that keeps others waiting, from one of its
             checkpoints on. Its weights then depend on when that happened; it is recorded.
         mps: whether members on one NVIDIA GPU share it through the Multi-Process Service.
-        combine: how the members are combined into the final model: average, weighted, greedy, stack.
-        calibrate: whether its probabilities are calibrated on `valid` by temperature scaling.
+        combine: how the members are combined into the final model: average, weighted, greedy, stack, or a function
+            `combine(values [m, n, ...]) -> [n, ...]` of torch tensors, which a free task needs.
+        calibrate: whether it is calibrated on `valid`: probabilities by temperature scaling, a Gaussian's variance
+            by a factor.
         objective, mode: the metric that ranks members, and whether it is maximized or minimized; None takes the
-            Recipe's, or accuracy, and the mode that the metric's name implies.
+            Recipe's, or accuracy (the loss of a Recipe whose `task=` has no classes), and the mode that the
+            metric's name implies.
+        early_stopping: `EarlyStopping(patience, min_delta)` ends a member whose objective improves no more, at the
+            end of an epoch; "none" trains all epochs.
+        keep: "best": a member's weights are those after which its objective was best on `valid`; "last": those
+            with which it ended. Its predictions, the combined model and `load` use them.
+        averaging: "ema" or `EMA(decay)`, "swa" or `SWA(start, ...)`: what is evaluated and kept are averages of
+            the weights; "none": the weights themselves.
+        validate_every: steps between evaluations within an epoch; 0: only at its end.
+        compile: True, or a mode of torch.compile ("default", "reduce-overhead", "max-autotune"), or a dict of the
+            mode and `backend`: compile the model.
+        mixup: the parameter alpha of mixup (Zhang et al. 2018): samples are mixed in pairs, by a share drawn from
+            Beta(alpha, alpha); 0: none.
         drop_last: whether the last partial batch of an epoch is left out.
         checkpoint_every: epochs between checkpoints.
     """
@@ -117,6 +148,7 @@ class Ensemble(MemberPipelines):
     search: Search | None = None
     valid: Pipeline | None = None
     test: Pipeline | None = None
+    shifted: Pipeline | None = None
     epochs: int = 1
     batch_size: int = 32
     seed: int = 0
@@ -130,6 +162,7 @@ class Ensemble(MemberPipelines):
     weights: Weighting = "uniform"
     resources: Resources = field(default_factory=Resources)
     energy: Energy = _ENERGY
+    loggers: Sequence[str | LoggerOptions] = ()
     devices: Literal["auto", "cpu", "cuda"] = "auto"
     sharing: str = "auto"
     prep_workers: int = 1
@@ -145,8 +178,14 @@ class Ensemble(MemberPipelines):
     retries: int = 2
     elastic: bool = False
     mps: bool = False
-    combine: str = "greedy"
+    combine: str | Callable[..., Any] = "greedy"
     calibrate: bool = True
+    early_stopping: EarlyStop = "none"
+    keep: Keep = "last"
+    averaging: Averaging = "none"
+    validate_every: int = 0
+    compile: Compile = False
+    mixup: float = 0.0
     drop_last: bool = False
     checkpoint_every: int = 1
     objective: str | None = None
@@ -156,6 +195,7 @@ class Ensemble(MemberPipelines):
         self._check_types()
         self._check_pipelines()
         self._check_values()
+        object.__setattr__(self, "loggers", resolve_loggers(self.loggers))
         check_ranking("Ensemble", self)
         for name, value in zip(("objective", "mode"), resolve_ranking(self, self.recipe), strict=True):
             object.__setattr__(self, name, value)
@@ -191,7 +231,7 @@ class Ensemble(MemberPipelines):
             raise SpecError(f"Ensemble.energy must be Energy(...), got {self.energy!r}")
 
     def _check_pipelines(self) -> None:
-        for name in ("train", "valid", "test"):
+        for name in ("train", *PREDICTED_SPLITS):
             value = getattr(self, name)
             stage = getattr(value, "random_stage", None)
             if name != "train" and stage is not None:
@@ -222,16 +262,27 @@ class Ensemble(MemberPipelines):
         check_choice("Ensemble.stall_policy", self.stall_policy, STALL_POLICIES)
         check_choice("Ensemble.precision", self.precision, PRECISIONS)
         check_training_options("Ensemble", self)
+        check_loop_options("Ensemble", self)
         check_choice("Ensemble.devices", self.devices, DEVICES)
         check_choice("Ensemble.sharing", self.sharing, SHARING)
-        check_choice("Ensemble.combine", self.combine, COMBINERS)
+        if not callable(self.combine):
+            check_choice("Ensemble.combine", self.combine, COMBINERS)
         check_weighting("Ensemble.weights", self.weights)
 
     def _check_objective_is_reported(self) -> None:
-        if not isinstance(self.recipe, Recipe) or self.valid is None or not self.has_declared_objective:
+        if (
+            not isinstance(self.recipe, Recipe)
+            or has_own_loop(self.recipe)
+            or self.valid is None
+            or not self.has_declared_objective
+        ):
             return
         reported = reported_metrics(self.recipe)
-        if reported is not None and self.objective not in reported:
+        if reported is None or self.objective in reported:
+            return
+        if self.objective in KNOWN:  # then it is computed
+            check_split_metrics("Ensemble.objective", [self.objective], self.recipe.task)  # type: ignore[arg-type]
+        else:
             function = "a Recipe without metrics=" if self.recipe.metrics is None else "Recipe.metrics"
             raise SpecError(describe_missing_objective(str(self.objective), reported, by=function))
 
@@ -281,7 +332,7 @@ class Ensemble(MemberPipelines):
         names = ("precision", "epochs", "batch_size", "loss_scale", "accumulate", *TRAINING_OPTIONS)
         training = {name: value_of(name, getattr(self, name)) for name in names}
         functions = None
-        if isinstance(self.recipe, Recipe):
+        if isinstance(self.recipe, Recipe) and self.recipe.train is None:
             functions = {name: getattr(self.recipe, name) for name in ("optimizer", "schedule")}
         try:
             Resources(**needs)
@@ -289,6 +340,9 @@ class Ensemble(MemberPipelines):
             training |= resolve_training_options(
                 training, functions, member.params, partial=self.search is not None
             )
+            looped = {name: value_of(name, getattr(self, name)) for name in LOOP_OPTIONS}
+            validates = self.valid is not None or has_own_loop(self.recipe)
+            training |= resolve_loop_options(looped, str(self.objective), str(self.mode), validates=validates)
         except SpecError as error:
             raise SpecError(f"members[{number}]: {error}") from None
         return Identity(
@@ -298,6 +352,7 @@ class Ensemble(MemberPipelines):
             seed=value_of("seed", self.seed + number),
             weights=weights,
             auto=auto,
+            lineage=None if member.start is None else make_lineage(os.fspath(member.start), warm=True),
             **training,
             **needs | {name: _UNMEASURED[name] for name in auto},
         )

@@ -31,13 +31,23 @@ class Identity:
         weights: its sample weights as `ensemble.spec.sample_weights.as_record` returns them; None: all are 1.
         optimizer, schedule, compression, communicator: as `ensemble.spec.options.resolve` returns them; None: the
             Recipe's own or none, no compression, torch.distributed.
+        early_stopping, keep, averaging, validate_every, compile, mixup: as `ensemble.spec.loops` resolves them;
+            None or 0: not used.
+        selected_by: the metric and the mode by which early stopping and `keep="best"` decide; None without them.
         auto: which of `workers`, `cpus_per_worker`, `gpus_per_worker` and `memory_gb` are to be measured. Until
             then these fields hold a safe guess: one worker, a whole core, a whole GPU, unknown.
         added: whether it was added to the run in progress, beyond what the ensemble declares.
         outside: why a search does not learn from it; None where it does.
         widened_from: its number of workers before it was given more; None where it was not. Learning-rate rules
             that count workers use it, because the global batch has not grown with the workers.
+        extended_from: its number of epochs as it was declared, if it was given more after it had ended; None where
+            it was not. Learning-rate schedules go by the declared number.
         span_nodes: see `ensemble.spec.member.Resources`; "spread" where two nodes were measured to be faster.
+        lineage: of a clone: the member that it is cloned `from`, and whether it is `warm`, so that it starts with
+            the weights that this one had at the end of `step` steps of its own `epoch` (`weights_sha256`; None
+            where it is not warm). `code`: fingerprint of other code that they were trained with, or None. Of a
+            member with `Member.start` the same, `from` being what was declared; the digest is None until the run
+            has its copy, and `epoch` and `step` are None for a plain file of weights.
     """
 
     member: str
@@ -60,27 +70,63 @@ class Identity:
     schedule: dict[str, Any] | None = None
     compression: dict[str, Any] | None = None
     communicator: dict[str, Any] | None = None
+    early_stopping: dict[str, Any] | None = None
+    keep: Literal["last", "best"] = "last"
+    averaging: dict[str, Any] | None = None
+    validate_every: int = 0
+    compile: dict[str, Any] | None = None
+    mixup: float = 0.0
+    selected_by: dict[str, Any] | None = None
     auto: list[str] = field(default_factory=list)
     added: bool = False
     outside: str | None = None
     widened_from: int | None = None
     span_nodes: bool | Literal["auto", "spread"] = True
+    lineage: dict[str, Any] | None = None
+    extended_from: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The identity as plain JSON values."""
         return dataclasses.asdict(self)
 
     def compared_fields(self) -> dict[str, Any]:
-        """The fields that determine the weights, except `first_epoch`."""
+        """The fields that determine the weights, except `first_epoch`; `lineage` only of a warm clone."""
         ignored = {"cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch", "auto", "added", "outside"}
-        ignored |= {"widened_from", "span_nodes"}  # the width itself is compared
+        ignored |= {"widened_from", "extended_from", "span_nodes"}  # width and epochs themselves are compared
         if "workers" in self.auto:
             ignored.add("workers")
-        return {name: value for name, value in self.as_dict().items() if name not in ignored}
+        fields = {name: value for name, value in self.as_dict().items() if name not in ignored}
+        return fields | {"lineage": select_warm(self.lineage)}
 
     def matches(self, record: Mapping[str, Any]) -> bool:
         """Whether a recorded identity has the same `compared_fields`; fields that it lacks are not compared."""
-        return all(record[name] == value for name, value in self.compared_fields().items() if name in record)
+        known = {**record, "lineage": select_warm(record.get("lineage"))}
+        compared = self.compared_fields()
+        start = compared.pop("lineage")
+        same = all(known[name] == value for name, value in compared.items() if name in known)
+        return same and is_same_start(start, known["lineage"])
+
+
+def make_lineage(source: str, *, warm: bool = False, code: str | None = None) -> dict[str, Any]:
+    """The `Identity.lineage` of a clone, or of a member with a `start`; a warm one's weights are not known yet.
+
+    Args:
+        source: the member that is cloned, or a `Member.start`.
+    """
+    return {"from": source, "epoch": None, "step": None, "warm": warm, "weights_sha256": None, "code": code}
+
+
+def is_same_start(lineage: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    """Whether two members start with the same weights; where a digest is not known yet, if of the same name."""
+    one, two = (select_warm(None if each is None else dict(each)) for each in (lineage, other))
+    if one is None or two is None or None not in (one["weights_sha256"], two["weights_sha256"]):
+        return one == two
+    return bool(one["from"] == two["from"])
+
+
+def select_warm(lineage: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The lineage of a warm clone; None for another member's, which does not determine its weights."""
+    return lineage if lineage is not None and lineage["warm"] else None
 
 
 def field_defaults() -> dict[str, Any]:
@@ -109,6 +155,10 @@ def cost_options(identity: Identity) -> dict[str, Any]:
     chosen = {name: getattr(identity, name) for name in named}
     chosen["weighted"] = identity.weights is not None
     chosen["optimizer"] = {name: mask_magnitude(value) for name, value in (identity.optimizer or {}).items()}
+    # Only where they are used: the keys of earlier versions stay.
+    chosen |= {name: value for name in ("averaging", "compile") if (value := getattr(identity, name)) is not None}
+    chosen |= {"keep": "best"} if identity.keep == "best" else {}
+    chosen |= {"mixup": True} if identity.mixup else {}
     if identity.workers > 1 or "workers" in identity.auto:
         chosen |= {"compression": identity.compression, "communicator": identity.communicator}
     return chosen

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ensemble.spec.identity import PRECISIONS, Precision
+from ensemble.spec.loops import Averaging, Compile, EarlyStop, Keep, check_loop_options
 from ensemble.spec.options import NamedOptions, check_training_options
 from ensemble.spec.sample_weights import Weighting, check_weighting
 from ensemble.spec.validation import SpecError, as_json_value, check_choice, check_number, option_class
@@ -64,6 +66,9 @@ class Member:
             keys) of them. Tuples become lists and numpy scalars Python scalars.
         workers, cpus_per_worker, gpus_per_worker, threads, memory_gb, span_nodes: see `Resources`.
         seed: the ensemble's seed + the member's number unless given.
+        start: weights and buffers to start with instead of those that the recipe makes: a safetensors file of a
+            state dict, or a member of another run, `RUN_DIR/MEMBER`. The run keeps a copy; their digest is part of
+            the member's identity. Optimizer and schedule begin as usual.
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -84,6 +89,13 @@ class Member:
     schedule: NamedOptions | None = None
     compression: NamedOptions | None = None
     communicator: NamedOptions | None = None
+    early_stopping: EarlyStop | None = None
+    keep: Keep | None = None
+    averaging: Averaging | None = None
+    validate_every: int | None = None
+    compile: Compile | None = None
+    mixup: float | None = None
+    start: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.params, Mapping):
@@ -94,9 +106,14 @@ class Member:
         for name in ("epochs", "batch_size"):
             check_number(f"Member.{name}", getattr(self, name), low=1, integer=True, optional=True)
         check_training_options("Member", self)
+        check_loop_options("Member", self)
         check_number("Member.seed", self.seed, low=0, integer=True, optional=True)
         if self.weights is not None:
             check_weighting("Member.weights", self.weights)
+        if self.start is not None:
+            if not isinstance(self.start, str | os.PathLike) or not os.fspath(self.start):
+                raise SpecError(f"Member.start must be a file of weights or RUN_DIR/MEMBER, got {self.start!r}")
+            object.__setattr__(self, "start", os.fspath(self.start))
 
 
 def as_member(number: int, given: Member | Mapping[str, Any]) -> Member:

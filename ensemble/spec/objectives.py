@@ -7,14 +7,25 @@ import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from ensemble.spec.split_metrics import KNOWN
+from ensemble.spec.task import Kind
 from ensemble.spec.validation import SpecError, check_choice
 
 Mode = Literal["max", "min"]
 
 #: The metric that ranks members where none is declared.
 DEFAULT_OBJECTIVE = "accuracy"
-#: What every Recipe reports; accuracy only for classes.
-ALWAYS_REPORTED = ("accuracy", "loss")
+#: The same, of a Recipe whose declared task has other predictions than classes.
+OTHER_OBJECTIVE = "loss"
+#: What every Recipe reports beside the loss, by its task.
+REPORTED: dict[Kind, tuple[str, ...]] = {
+    "classification": ("accuracy",),
+    "multilabel": ("hamming_accuracy", "subset_accuracy"),
+    "regression": ("mae", "rmse"),
+    "gaussian": ("mae", "rmse"),
+    "quantiles": ("mae", "rmse"),
+    "free": (),
+}
 
 
 def _names(text: str) -> frozenset[str]:
@@ -24,9 +35,9 @@ def _names(text: str) -> frozenset[str]:
 _MINIMIZED = _names(
     "loss error err error_rate nll nll_loss negative_log_likelihood log_loss logloss cross_entropy "
     "crossentropy ce bce xent mse rmse mae mape smape msle rmsle medae mean_squared_error "
-    "root_mean_squared_error mean_absolute_error ece mce brier brier_score calibration_error perplexity "
-    "ppl bpc bpb bits_per_character bits_per_byte deviance hinge huber kl kld kl_divergence wer cer ter "
-    "fid kid lpips eer hamming regret crps pinball chamfer"
+    "root_mean_squared_error mean_absolute_error ece ece_debiased mce brier brier_score calibration_error "
+    "perplexity ppl bpc bpb bits_per_character bits_per_byte deviance hinge huber kl kld kl_divergence wer cer "
+    "ter fid kid lpips eer hamming regret crps pinball crossing chamfer"
 )
 _MAXIMIZED = _names(
     "accuracy acc balanced_accuracy auc auroc roc_auc auprc pr_auc average_precision ap map precision "
@@ -55,6 +66,8 @@ def infer_mode(name: str) -> Mode | None:
     if len(words) > 1 and words[0] in _SPLITS:
         words = words[1:]
     known = "_".join(words)
+    if known in KNOWN:
+        return KNOWN[known].mode
     last = words[-1] if words else ""
     if known in _MINIMIZED or last in ("loss", "error"):
         return "min"
@@ -75,7 +88,7 @@ def resolve_ranking(given: Any, recipe: Any) -> tuple[str, str]:
     """
     objective, mode, of_recipe = given.objective, given.mode, getattr(recipe, "objective", None)
     if objective is None or isinstance(objective, Implied):
-        objective = Implied(of_recipe or DEFAULT_OBJECTIVE)
+        objective = Implied(of_recipe or _default_objective(recipe))
     if mode is None or isinstance(mode, Implied):
         mode = getattr(recipe, "mode", None) if of_recipe in (None, objective) else None
         mode = mode or infer_mode(objective)
@@ -86,6 +99,11 @@ def resolve_ranking(given: Any, recipe: Any) -> tuple[str, str]:
             )
         mode = Implied(mode)
     return objective, mode
+
+
+def _default_objective(recipe: Any) -> str:
+    task = getattr(recipe, "task", None)
+    return DEFAULT_OBJECTIVE if task is None or task.kind == "classification" else OTHER_OBJECTIVE
 
 
 def check_ranking(where: str, given: Any) -> None:
@@ -108,5 +126,5 @@ def describe_missing_objective(objective: str, reported: Iterable[str], by: str 
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return (
         f"members are ranked by {objective!r}, which {by} did not report{hint} (reported: "
-        f"{', '.join(names) or 'nothing'}); set Recipe.objective, metrics= or valid="
+        f"{', '.join(names) or 'nothing'}); set Recipe.objective, task=, metrics=, split_metrics= or valid="
     )

@@ -6,11 +6,14 @@ import ast
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.spec.objectives import ALWAYS_REPORTED, Mode, check_ranking
+from ensemble.spec.losses import as_loss, implied_task
+from ensemble.spec.objectives import REPORTED, Mode, check_ranking
+from ensemble.spec.split_metrics import SplitMetricLike, check_split_metrics, name_of
+from ensemble.spec.task import Task, as_task
 from ensemble.spec.validation import SpecError, check_number, option_class
 
 
@@ -21,26 +24,38 @@ class Recipe:
 
     Attributes:
         model: `model(params) -> nn.Module`.
-        loss: `loss(model, batch) -> tensor [b]`, one value per sample, unreduced.
+        loss: `loss(model, batch) -> tensor [b]`, one value per sample, unreduced; or a name: "cross_entropy",
+            "binary_cross_entropy", "mse", "huber", "gaussian_nll", "pinball" (`ensemble.spec.losses`).
         optimizer: `optimizer(model, params) -> torch.optim.Optimizer`; unless given, `Ensemble.optimizer`, or SGD
             with `params["lr"]`.
         schedule: `schedule(optimizer, params, steps) -> LRScheduler`, stepped after each of `steps` steps.
+        task: what members predict: a name of `ensemble.spec.task.KINDS`, or `quantiles(0.1, 0.5, 0.9)`; None
+            infers it from the target and the outputs.
         metrics: `metrics(outputs, batch) -> dict` of tensors [b] (averaged over samples) or scalars (averaged
-            over batches by their size). `loss` is always reported, and `accuracy` where outputs [b, classes]
-            meet an integer field named `target`.
-        predict: `predict(model, batch) -> probabilities`; unless given, the softmax over the last axis of what
-            the model returned inside `loss`.
-        target: the field that holds the class, used for accuracy, selection and calibration.
-        objective: the metric that ranks members; accuracy unless given.
+            over batches by their size). `loss` is always reported, and `accuracy` of a classification.
+        split_metrics: metrics that are no means over samples, computed after each epoch from the predictions on
+            the whole validation split: names of `ensemble.spec.split_metrics.KNOWN` ("roc_auc", "f1_macro",
+            "r2" ...), or functions `f(values [n, ...], target [n, ...]) -> float` of numpy arrays, which report
+            under their own name. An `objective` that is such a name need not be repeated here.
+        predict: `predict(model, batch) -> values`, laid out by the task (`ensemble.spec.task`); unless given, they
+            follow from what the model returned inside `loss`: for a classification, by the softmax.
+        target: the field that holds what is to be predicted, used for metrics, selection and calibration.
+        objective: the metric that ranks members; unless given, accuracy, or for a `task=` without classes the
+            loss.
         mode: whether the objective is maximized (`"max"`) or minimized (`"min"`); needed where its name does not
             imply it (`ensemble.spec.objectives`: accuracy, auc, f1 ... are maximized; loss, nll, error ...
             minimized).
+        train: `train(member)`, a training loop of its own instead of the built-in one
+            (`ensemble.train.member.TrainContext`). `model` then builds the models that a run is loaded as.
+        inputs: with a word for the loss: the fields that the model is called with, in this order; unless given,
+            the only field beside the target.
+        label_smoothing: of "cross_entropy" in training: the share of the target that goes to all classes alike.
         clip_norm: largest L2 norm of a step's gradient, which is that of the global batch's mean loss whatever the
             number of workers, of parts (`accumulate=`) and the loss scale; None for no clipping.
     """
 
     model: Callable[..., Any]
-    loss: Callable[..., Any]
+    loss: Any = None  # a function: a name is replaced by that of it
     optimizer: Callable[..., Any] | None = None
     schedule: Callable[..., Any] | None = None
     metrics: Callable[..., Any] | None = None
@@ -49,14 +64,46 @@ class Recipe:
     objective: str | None = None
     mode: Mode | None = None
     clip_norm: float | None = None
+    task: str | Task | None = None
+    split_metrics: Sequence[SplitMetricLike] = ()
+    train: Callable[..., Any] | None = None
+    inputs: Sequence[str] = ()
+    label_smoothing: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("model", "loss", "optimizer", "schedule", "metrics", "predict"):
+        self._resolve_loss()
+        given: Any = self.split_metrics
+        object.__setattr__(
+            self, "split_metrics", (given,) if isinstance(given, str) or callable(given) else tuple(given)
+        )
+        check_split_metrics("Recipe.split_metrics", self.split_metrics, self.task)  # type: ignore[arg-type]
+        for name in ("model", "loss", "optimizer", "schedule", "metrics", "predict", "train"):
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise SpecError(f"Recipe.{name} must be a function, got {value!r}")
         check_ranking("Recipe", self)
         check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True, optional=True)
+        if self.train is None and self.loss is None:
+            raise SpecError("Recipe needs loss=, or train= with a training loop of its own")
+        for name in ("optimizer", "schedule", "metrics", "clip_norm"):
+            if self.train is not None and getattr(self, name) is not None:
+                raise SpecError(f"Recipe.{name} is for the built-in training loop; Recipe.train does that itself")
+
+    def _resolve_loss(self) -> None:
+        inputs = (self.inputs,) if isinstance(self.inputs, str) else tuple(self.inputs)
+        check_number("Recipe.label_smoothing", self.label_smoothing, low=0, optional=True)
+        if (self.label_smoothing or 0.0) >= 1:
+            raise SpecError(f"Recipe.label_smoothing must be below 1, got {self.label_smoothing!r}")
+        task = as_task("Recipe.task", self.task)
+        loss = as_loss(self.loss, self.target, inputs, float(self.label_smoothing or 0.0), task)
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "loss", loss)
+        object.__setattr__(self, "task", task or implied_task(loss))
+
+
+def has_own_loop(recipe: Any) -> bool:
+    """Whether members are trained by a train function, alone or within a Recipe."""
+    return not isinstance(recipe, Recipe) or recipe.train is not None
 
 
 def reported_metrics(recipe: Recipe) -> frozenset[str] | None:
@@ -64,10 +111,13 @@ def reported_metrics(recipe: Recipe) -> frozenset[str] | None:
 
     They are known where each `return` of the function is a dict display with constant keys, or `dict(name=...)`.
     """
+    task = as_task("Recipe.task", recipe.task)
+    figures = REPORTED["classification" if task is None else task.kind]
+    always = frozenset(("loss", *figures, *map(name_of, recipe.split_metrics)))
     if recipe.metrics is None:
-        return frozenset(ALWAYS_REPORTED)
+        return always
     names = _returned_keys(recipe.metrics)
-    return None if names is None else names | frozenset(ALWAYS_REPORTED)
+    return None if names is None else names | always
 
 
 def _returned_keys(function: Callable[..., Any]) -> frozenset[str] | None:

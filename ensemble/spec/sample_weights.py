@@ -7,7 +7,7 @@ committees (Parmanto, Munro and Doyle 1996).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,15 @@ def as_record(weighting: Weighting, number: int, seed: int, samples: int) -> dic
         return None
     weighting = Bootstrap() if isinstance(weighting, str) else weighting
     return weighting.as_record(number, seed, samples)
+
+
+def from_record(record: Mapping[str, Any] | None) -> Weighting:
+    """The weighting that gives any member this record (see `as_record`), whatever its number."""
+    if record is None:
+        return "uniform"
+    if record["kind"] == "bootstrap":
+        return Bootstrap(seed=record["seed"])
+    return Folds(k=record["k"], held_out=record["held_out"], seed=record["seed"])
 
 
 def make_weight_function(record: dict[str, Any] | None, samples: int) -> Callable[[Any], Any] | None:

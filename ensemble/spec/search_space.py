@@ -84,9 +84,10 @@ class Search:
               pruner stops trials, but none before this one would.
         objective: what the sampler optimizes: "metric", the `Ensemble.objective` of each member by itself, or
             "gain", how much a member improves the ensemble of those that have finished
-            (`ensemble.search.marginal_gain`), in NLL or as `{"name": "gain", "metric": "accuracy"}` (nll,
-            accuracy, brier). The pruner always uses the metric, because the gain of a member is known only when it
-            has finished. "gain" needs the samplers tpe or gp.
+            (`ensemble.search.marginal_gain`), in NLL (of points in the squared error, of quantiles in the
+            pinball loss) or as `{"name": "gain", "metric": "accuracy"}` (nll, accuracy, brier). The pruner always
+            uses the metric, because the gain of a member is known only when it has finished. "gain" needs the
+            samplers tpe or gp.
         second_objective: what the sampler minimizes beside the metric: "energy_j", the joules that the account
             attributes to a trial, or "cpu_s", its CPU-seconds. The search then looks for the Pareto front of the
             two; it needs the samplers tpe, random, grid or gp, and no trial is pruned, because Optuna prunes by

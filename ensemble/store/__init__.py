@@ -7,6 +7,7 @@ from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save
 from ensemble.store.event_handlers import apply_event, fold
 from ensemble.store.events import EventLog, is_locked
 from ensemble.store.files import StoreError, WriteError
+from ensemble.store.initial_weights import keep_checkpoint, keep_weights, load_initial_weights
 from ensemble.store.kept_code import load_code, remove_unused_code
 from ensemble.store.log_lines import end_of_events, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
@@ -33,7 +34,10 @@ __all__ = [
     "fold",
     "remove_unused_code",
     "is_locked",
+    "keep_checkpoint",
+    "keep_weights",
     "load_code",
+    "load_initial_weights",
     "load_checkpoint",
     "load_predictions",
     "read_events",

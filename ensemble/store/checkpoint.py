@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +63,11 @@ def _prepare_save(state: dict[str, Any]) -> Callable[[str | os.PathLike[str]], N
     return lambda file: save_file(tensors, file, metadata)
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+def load_checkpoint(path: str | os.PathLike[str], parts: Collection[str] | None = None) -> dict[str, Any]:
     """Read what `save_checkpoint` wrote; tensors on the CPU, in memory of their own.
+
+    Args:
+        parts: the keys of the state that are read; None: all.
 
     Raises:
         StoreError: there is none, it is not one of ours, is damaged, or is of a newer version.
@@ -79,14 +82,22 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
             outline = json.loads(text)
             if outline["v"] > VERSION:
                 raise StoreError(f"{path} was written by a newer ray-ensemble; upgrade ray-ensemble to read it")
+            skeleton = outline["state"]
+            if parts is not None:
+                skeleton = {"d": [pair for pair in skeleton["d"] if pair[0] in parts]}
             # cloned: a view of the file is only 8-byte aligned, and kernels give other bits on other alignments
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 - not a mapping
+            tensors = {name: file.get_tensor(name).clone() for name in _list_tensors(skeleton)}
     except FileNotFoundError:
         raise StoreError(f"there is no checkpoint {path}") from None
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise StoreError(f"{path} is damaged: {error}; remove it to start the member afresh") from None
-    state: dict[str, Any] = _decode(outline["state"], tensors, {})
+    state: dict[str, Any] = _decode(skeleton, tensors, {})
     return state
+
+
+def is_checkpoint(metadata: Mapping[str, str] | None) -> bool:
+    """Whether a safetensors file with this metadata is one of ours."""
+    return _KEY in (metadata or {})
 
 
 def weights_sha256(state_dict: Mapping[str, torch.Tensor]) -> str:
@@ -160,6 +171,18 @@ def _is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def _list_tensors(outline: Any) -> Iterator[str]:
+    """The names of the tensors in the JSON form of a value, some of them several times."""
+    if isinstance(outline, list):
+        for each in outline:
+            yield from _list_tensors(each)
+    elif isinstance(outline, dict):
+        if "T" in outline:
+            yield outline["T"]
+        for each in outline.values():
+            yield from _list_tensors(each)
 
 
 def _decode(outline: Any, tensors: dict[str, torch.Tensor], made: dict[Any, torch.Tensor]) -> Any:

@@ -14,8 +14,10 @@ than a loss that is not a number. A member that waits, is placed or runs may be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
+from ensemble.store.files import StoreError
 from ensemble.store.member import ENDED, Event, MemberState, Span
 from ensemble.store.state import RunState
 
@@ -28,8 +30,36 @@ def fold(events: Iterable[Event]) -> RunState:
     return state
 
 
+#: What an event of another form than is written here may raise: of a damaged log, or of another version's.
+EVENT_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@contextlib.contextmanager
+def explain_failure(events: Iterable[Event]) -> Iterator[Iterator[Event]]:
+    """Within the context, which applies the events that it is given, an event that cannot be applied is named.
+
+    Raises:
+        StoreError: instead of any of `EVENT_ERRORS`; what precedes that event has been applied.
+    """
+    event: Event = {}
+
+    def follow() -> Iterator[Event]:
+        nonlocal event
+        for each in events:
+            event = each
+            yield each
+
+    try:
+        yield follow()
+    except EVENT_ERRORS as error:
+        raise StoreError(
+            f"the event {event.get('type')!r:.40} of {event.get('t')!r:.40} in the log cannot be read "
+            f"({type(error).__name__}: {error}): it is damaged, or of another version of ray-ensemble"
+        ) from error
+
+
 #: Types of events about one attempt of a member; one that comes late, of an earlier attempt, is left out.
-_OF_ATTEMPTS = frozenset(
+OF_ATTEMPTS = frozenset(
     ("placed", "started", "progress", "moved", "plan", "epoch", "checkpoint", "finished", "pruned", "cost")
 ) | frozenset(("stopped", "paused", "resumed", "cancelled", "failed"))
 
@@ -39,7 +69,7 @@ def apply_event(run: RunState, event: Event) -> None:
     if event["type"] == "run_started" and run.updated is not None:
         run.idle_s += event["t"] - run.updated  # negative where an older log has the clock set back
     run.updated = event["t"]
-    if event["type"] in _OF_ATTEMPTS:
+    if event["type"] in OF_ATTEMPTS:
         member = run.member(event)
         if event.get("attempt", member.attempt) >= member.attempt:
             _apply_to_member(run, member, event)
@@ -91,8 +121,30 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             run.combined = event
 
 
+def extend_members(run: RunState, extended: Event, t: float) -> None:
+    """Gives members more epochs; those that have finished wait to be trained further.
+
+    A second call with the same arguments changes nothing.
+
+    Args:
+        extended: the field of that name of a `run_started` event: `epochs`, and `members`, name -> epochs before.
+        t: Unix seconds.
+    """
+    for name, before in extended["members"].items():
+        member = run.members[name]
+        member.identity["epochs"] = extended["epochs"]
+        member.identity["extended_from"] = member.identity.get("extended_from") or before
+        if member.state == "finished":
+            run.trail = [e for e in run.trail if e["type"] not in ("finished", "cost") or e["member"] != name]
+            member.cost = member.weights_sha256 = member.kept = None
+            member.requeue(t)
+    run.combined = None  # it was of the members as they had finished
+
+
 def _start_run(run: RunState, event: Event) -> None:
     run.header, run.ended = event, None
+    if event.get("extended"):
+        extend_members(run, event["extended"], event["t"])
     run.started = event["t"] if run.started is None else run.started
     run.starts += 1
     run.name, run.run_id = event.get("name", run.name), event.get("run_id", run.run_id)
@@ -115,6 +167,7 @@ def _start_run(run: RunState, event: Event) -> None:
         if member.id in back:
             member.requeue(event["t"])
         if member.state not in ENDED:
+            member.earlier_code = member.find_other_code(code)
             member.code = code
 
 
@@ -205,6 +258,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
             member.end("finished", t)
             member.weights_sha256 = event.get("weights_sha256")
             member.metrics = _drop_missing(event.get("metrics") or {}) or member.metrics
+            member.kept, member.early_stopping = event.get("kept"), event.get("early_stopping")
             run.trail.append(event)
         case "cost":
             member.cost = event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,18 @@ def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[di
         found += events
         end = behind
     return found, end
+
+
+def identify_log(path: str | os.PathLike[str]) -> str:
+    """Returns a digest of a log's first line, which has the time and the id of the run.
+
+    It tells a log from another one in its place: a file that is removed and made anew often gets the same inode.
+
+    Raises:
+        OSError: there is no log, or it is unreadable.
+    """
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.readline()).hexdigest()
 
 
 def end_of_events(path: str | os.PathLike[str], before: int | None = None) -> int:

@@ -66,6 +66,7 @@ class MemberState:
     Attributes:
         code: fingerprint of the code that it trains with, or did (`ensemble.user_code.fingerprint`); None in runs
             of earlier versions.
+        earlier_code: fingerprint of other code that it was trained with before; None where there was none.
         node: of rank 0.  nodes: of each rank, where they are on several nodes.
         attempts: how often it was placed.  failures: how often an attempt of it failed since the run's last
             start.
@@ -75,6 +76,8 @@ class MemberState:
         plan: what was measured for its exchange (`ensemble.comm.autotune.plan.ExchangePlan`); None where nothing
             was.
         checkpoint: the last `checkpoint` event.
+        kept: which evaluation has the weights that are kept, and the value of the objective; None: the last.
+        early_stopping: why it ended before its last epoch, and the best evaluation; None where it did not.
         cost: the `cost` event of a finished trial, where a search has a second objective: the values that the
             search was told, which the ledger may still correct by what is reported later.
         cpu_s: CPU-seconds by role; joules are the ledger's (`ensemble.meter.ledger`).
@@ -101,11 +104,14 @@ class MemberState:
     earlier: EpochSums | None = None
     plan: dict[str, Any] | None = None
     code: str | None = None
+    earlier_code: str | None = None
     samples_per_s: float | None = None
     checkpoint: Event | None = None
     weights_sha256: str | None = None
     error: str | None = None
     reason: str | None = None
+    kept: dict[str, Any] | None = None
+    early_stopping: dict[str, Any] | None = None
     cost: Event | None = None
     cpu_s: dict[str, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
@@ -179,6 +185,10 @@ class MemberState:
     def has_weights_of_other_code(self, code: str | None) -> bool:
         """Whether its checkpoint was trained with other code than this; False where that is not known."""
         return self.checkpoint is not None and None not in (self.code, code) and self.code != code
+
+    def find_other_code(self, code: str | None) -> str | None:
+        """The fingerprint of other code than this that its checkpoint was trained with, at least in part."""
+        return self.code if self.has_weights_of_other_code(code) else self.earlier_code
 
     def end(self, state: State, t: float) -> None:
         """Ends the present attempt at time `t` and sets the member's state."""

@@ -34,6 +34,17 @@ MODULES = {
 #: Earlier (module, name), with the module's name of today, to the module and name of today.
 NAMES = {
     ("ensemble.combine.errors", "CombineError"): ("ensemble.combine.metrics", "CombineError"),
+    **{
+        (f"ensemble.combine.{module}", name): (f"ensemble.combine.tasks.{today}", name)
+        for module, today, names in (
+            ("metrics", "classification", "accuracy all_metrics brier ece nll reliability"),
+            ("calibrate", "classification", "apply_temperature fit_temperature"),
+            ("methods", "classification", "greedy_weights weighted_weights"),
+            ("stack", "classification", "fit_stack"),
+            ("stack", "stacks", "Stacker"),
+        )
+        for name in names.split()
+    },
     ("ensemble.store.kept_code", "_cached"): ("pipelines.memory_pickle", "restore_cached"),
     ("pipelines.pipeline", "Stage"): ("pipelines.stage", "Stage"),
     ("pipelines.prepare.deadly_records", "Hazards"): ("pipelines.prepare.deadly_records", "DeadlyRecords"),

@@ -1,11 +1,13 @@
 """Saves and loads a member's predictions on a split, for selection, calibration and combination. Needs no torch.
 
-One safetensors file: `probabilities` float32 [n, C], `index` int64 [n], `target` int64 [n] where there is one.
-Rows are kept in the order of `index`, so that those of two members stand side by side.
+One safetensors file: `values` float32 [n, ...] as `ensemble.spec.task` lays them out for the task, which its
+header names; `index` int64 [n]; `target` [n, ...] where there is one. Rows are kept in the order of `index`, so
+that those of two members stand side by side.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,27 +16,40 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store.files import StoreError, make_directory, pin_file, write_bytes
 
-VERSION = "1"
+VERSION = "2"
+#: The first version: of classification, its values were called probabilities.
+_FIRST = "1"
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """A member's class probabilities for each sample of a split.
+    """A member's predictions for each sample of a split.
 
     Attributes:
-        probabilities: float32 [n, C].  index: int64 [n], the samples' indices, ascending.
-        target: int64 [n], the true classes, or None.
+        values: float32 [n, ...], laid out by the task.
+        index: int64 [n], the samples' indices, ascending.
+        target: int64 or float64 [n, ...], or None.
+        task: what they are predictions of.
     """
 
-    probabilities: npt.NDArray[np.float32]
+    values: npt.NDArray[np.float32]
     index: npt.NDArray[np.int64]
-    target: npt.NDArray[np.int64] | None
+    target: npt.NDArray[Any] | None
+    task: Task = CLASSIFICATION
 
 
-def save_predictions(path: str | os.PathLike[str], probabilities: Any, index: Any, target: Any | None) -> None:
-    """Writes predictions atomically; arrays or CPU tensors with shapes [n, C], [n], [n] in any row order.
+def save_predictions(
+    path: str | os.PathLike[str], values: Any, index: Any, target: Any | None, task: Task = CLASSIFICATION
+) -> None:
+    """Writes predictions atomically; arrays or CPU tensors, in any order of rows.
+
+    Args:
+        values: [n, ...], laid out by the task.
+        index: [n], each sample once.
+        target: [n, ...]; integers are kept as int64, floats as float64.
 
     Raises:
         ValueError: shapes do not fit, or an index is there twice.
@@ -42,22 +57,26 @@ def save_predictions(path: str | os.PathLike[str], probabilities: Any, index: An
     """
     from safetensors.numpy import save
 
-    rows, order = np.asarray(probabilities, dtype=np.float32), np.asarray(index, dtype=np.int64)
-    if rows.ndim != 2 or order.shape != (len(rows),):
-        raise ValueError(f"{path}: probabilities [n, C] and index [n] have shapes {rows.shape} and {order.shape}")
+    rows, order = np.asarray(values, dtype=np.float32), np.asarray(index, dtype=np.int64)
+    if rows.ndim < 1 or order.shape != rows.shape[:1]:
+        raise ValueError(f"{path}: predictions [n, ...] and index [n] have shapes {rows.shape} and {order.shape}")
+    if task == CLASSIFICATION and rows.ndim < 2:
+        raise ValueError(f"{path}: probabilities [n, ..., C] have shape {rows.shape}")
     by_index = np.argsort(order, kind="stable")
     order = order[by_index]
     if (twice := order[1:][order[1:] == order[:-1]]).size:
         raise ValueError(f"{path}: index {twice[0]} is there twice; every sample is predicted once")
-    tensors: dict[str, npt.NDArray[Any]] = {"probabilities": np.ascontiguousarray(rows[by_index]), "index": order}
+    tensors: dict[str, npt.NDArray[Any]] = {"values": np.ascontiguousarray(rows[by_index]), "index": order}
     if target is not None:
-        truth = np.asarray(target, dtype=np.int64)
-        if truth.shape != order.shape:
-            raise ValueError(f"{path}: target must have shape {order.shape}, got {truth.shape}")
-        tensors["target"] = truth[by_index]
+        truth = np.asarray(target)
+        truth = truth.astype(np.float64 if truth.dtype.kind == "f" else np.int64)
+        if truth.shape[:1] != order.shape:
+            raise ValueError(f"{path}: target must have {len(order)} rows, got the shape {truth.shape}")
+        tensors["target"] = np.ascontiguousarray(truth[by_index])
+    header = {"ensemble.predictions": VERSION, "task": json.dumps(task.as_record())}
     file = Path(path)
     make_directory(file.parent)
-    write_bytes(file, save(tensors, metadata={"ensemble.predictions": VERSION}))
+    write_bytes(file, save(tensors, metadata=header))
 
 
 def load_predictions(path: str | os.PathLike[str]) -> Predictions:
@@ -70,12 +89,16 @@ def load_predictions(path: str | os.PathLike[str]) -> Predictions:
 
     try:
         with pin_file(path) as name, safe_open(name, framework="numpy") as file:
-            version = (file.metadata() or {}).get("ensemble.predictions")
-            if version != VERSION:
+            header = file.metadata() or {}
+            version = header.get("ensemble.predictions")
+            if version not in (_FIRST, VERSION):
                 raise StoreError(f"{path} holds no predictions of version {VERSION} (version {version})")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
     except FileNotFoundError:
         raise StoreError(f"{path} does not exist: the member has not saved predictions for that split") from None
     except (OSError, SafetensorError) as error:
         raise StoreError(f"cannot read {path}: {error}") from None
-    return Predictions(tensors["probabilities"], tensors["index"], tensors.get("target"))
+    if version == _FIRST:
+        return Predictions(tensors["probabilities"], tensors["index"], tensors.get("target"))
+    task = Task.from_record(json.loads(header["task"]))
+    return Predictions(tensors["values"], tensors["index"], tensors.get("target"), task)

@@ -6,7 +6,11 @@
 | cancel | a member, or all | ends for good |
 | pause | a member, or all | writes a checkpoint, ends, gives up its place; the run lives on |
 | resume | a member, or all | goes on from its checkpoint as soon as there is a place |
-| add | a `member` declared as `Ensemble.members` are | is declared and gets in line |
+| add | a member, `declared` as in `Ensemble.members` | is declared and gets in line |
+| add | a clone, by `from`, `declared` and `warm` | the same |
+
+A clone has the declaration of the member named in `from`, with the changes in `declared` (in its `params` those
+hyperparameters that change), and starts with that member's weights where `warm` is true.
 
 Each is answered by an event `asked` in the log: `request` (its id), `verb`, `member`, `done`, `said`. A request
 belongs to whoever removes its file: the controller, or the one who asked and no longer waits. One that cannot be

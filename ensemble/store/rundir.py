@@ -7,9 +7,14 @@
     snapshot.json                   how the run stood at some byte of a long log; a cache
     requests/                       what other shells ask of the run
     members/<id>/                   log.txt, checkpoint-<attempt>.safetensors (the log names the valid one),
-                                    and predictions-<split>.safetensors of the attempt that finished
+                                    predictions-<split>.safetensors of the attempt that finished, and of a member
+                                    that began warm initial-weights.safetensors, a copy of what it began with
     optuna.journal, report.html,
-    ledger.json, ledger.csv         derived
+    ledger.json, ledger.csv,
+    results.json, metrics.csv,
+    uncertainty.csv                 derived
+    loggers/                        what each logger has written (`ensemble.reporting.loggers`), and its messages
+    tensorboard/, mlflow/, wandb/   what loggers write, unless they were given another place
 
 Loading `ensemble.pkl` runs code, so it is loaded only when the directory and the file belong to the user, and
 nobody else may write them (`ensemble.store.trust`).
@@ -69,6 +74,10 @@ class RunDir:
         self.requests = self.path / "requests"
         self.ledger = self.path / "ledger.json"
         self.ledger_csv = self.path / "ledger.csv"
+        self.results = self.path / "results.json"
+        self.metrics_csv = self.path / "metrics.csv"
+        self.uncertainty_csv = self.path / "uncertainty.csv"
+        self.loggers = self.path / "loggers"
         self.report = self.path / "report.html"
         self.journal = self.path / "optuna.journal"
 
@@ -96,6 +105,10 @@ class RunDir:
         """The checkpoint that the log names as a member's last one; it has none where it names none."""
         named = (member.checkpoint or {}).get("path")
         return self.member(member.id) / Path(named).name if named else self.checkpoint(member.id)
+
+    def initial_weights(self, id: str) -> Path:
+        """The weights with which a warm clone, or a member with a declared start, begins."""
+        return self.member(id) / "initial-weights.safetensors"
 
     def log(self, id: str) -> Path:
         """The log file of a member: what it printed."""

@@ -23,14 +23,14 @@ from typing import Any
 
 from ensemble.meter import account_record
 from ensemble.meter.account import Account
-from ensemble.store.event_handlers import apply_event
-from ensemble.store.files import write_bytes
+from ensemble.store.event_handlers import apply_event, explain_failure
+from ensemble.store.files import StoreError, write_bytes
 from ensemble.store.log_lines import read_batches
 from ensemble.store.member import EpochSums, MemberState, NodeState, Span, UnknownEpochsError
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
-VERSION = 2
+VERSION = 3
 
 #: Bytes at the end of what a snapshot has seen that tell whether it belongs to a log.
 TAIL_BYTES = 2**16
@@ -42,7 +42,7 @@ CLOSED = frozenset(("finished", "pruned", "cancelled"))
 #: Of an `epoch` event.
 EPOCH = ("type", "t", "attempt", "epoch", "metrics", "samples", "samples_per_s", "wall_s")
 #: Of a member's identity.
-IDENTITY = ("epochs", "workers", "cpus_per_worker", "gpus_per_worker", "first_epoch")
+IDENTITY = ("epochs", "workers", "cpus_per_worker", "gpus_per_worker", "first_epoch", "lineage")
 #: Of a run, and of a member, what no status shows.
 _RUN_LEFT_OUT = frozenset(("trail", "usage", "cpu_s", "profiles", "planned", "rooms"))
 _MEMBER_LEFT_OUT = frozenset(("plan", "checkpoint", "weights_sha256", "cpu_s"))
@@ -88,14 +88,18 @@ class RunStatus:
         except UnknownEpochsError:  # a member that had ended goes back to an epoch that is left out here
             self._reset()
             self._fold_new_events()
+        except StoreError:  # part of a batch may have been applied
+            self._reset()
+            raise
 
     def _fold_new_events(self) -> None:
         for events, offset in read_batches(self._run_dir.events, self.offset):
-            for event in events:
-                self.account.apply(event)
-                if event["type"] == "epoch":
-                    event = {name: event[name] for name in ("member", *EPOCH) if name in event}
-                apply_event(self.state, event)
+            with explain_failure(events) as each:
+                for event in each:
+                    self.account.apply(event)
+                    if event["type"] == "epoch":
+                        event = {name: event[name] for name in ("member", *EPOCH) if name in event}
+                    apply_event(self.state, event)
             self.state.trail.clear()
             self.state.usage.clear()
             self.offset = offset

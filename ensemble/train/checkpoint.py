@@ -11,13 +11,16 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ensemble.spec import Ensemble
-from ensemble.spec.identity import Identity, field_defaults
-from ensemble.store import RunDir, load_checkpoint, save_checkpoint, weights_sha256
+from ensemble.spec.identity import Identity, field_defaults, select_warm
+from ensemble.store import RunDir, load_checkpoint, load_initial_weights, save_checkpoint, weights_sha256
 from ensemble.train.data_identity import describe_difference, training_data
 from ensemble.train.job import Job, TrainingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass
@@ -32,6 +35,8 @@ class Position:
         metrics: the last ones reported.
         told: the fields of the last `epoch` event. A resume repeats them: a controller that was killed may not
             have received the event.
+        selection: `Selection.as_dict`, where the objective decides anything.
+        validations: [step, metrics] of the evaluations within the epoch in progress.
     """
 
     epoch: int = 0
@@ -41,9 +46,12 @@ class Position:
     skipped_steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     told: dict[str, Any] | None = None
+    selection: dict[str, Any] = field(default_factory=dict)
+    validations: list[list[Any]] = field(default_factory=list)
 
     def next_epoch(self) -> None:
         """Begin the next epoch; the metrics stay."""
+        self.validations = []
         self.epoch, self.step, self.loss_sum, self.samples, self.skipped_steps = self.epoch + 1, 0, 0.0, 0, 0
 
 
@@ -57,12 +65,20 @@ class Checkpointer(Protocol):
             TrainingError: it is missing, belongs to another identity, or was trained on other data.
         """
 
+    def load_initial_weights(self) -> dict[str, Tensor] | None:
+        """The weights and buffers of another member to begin anew with; None: the model's own.
+
+        Raises:
+            StoreError: they are not what the log names.
+        """
+
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
         """Save a checkpoint; only rank 0 calls it.
 
         Args:
             first_epoch: the stream epoch of the member's first own epoch.
-            parts: the state dicts of model, optimizer, schedule, precision and exchange.
+            parts: `Optimization.state_dict`: of model, optimizer, schedule, precision, exchange, and what is kept;
+                of a Recipe's member also `call` and `outputs` (`ensemble.train.call.Observation`).
 
         Returns:
             The fields `path` and `weights_sha256` of the `checkpoint` event.
@@ -74,7 +90,7 @@ class FileCheckpointer:
 
     def __init__(self, job: Job, ensemble: Ensemble) -> None:
         self._identity, self._ensemble = job.identity, ensemble
-        files = RunDir(job.run_dir)
+        self._files = files = RunDir(job.run_dir)
         self._path = files.checkpoint(job.identity.member, job.attempt)
         self._is_required = job.checkpoint is not None
         # A file of this attempt itself, as when it is run again by hand, is newer than the one that the job names.
@@ -90,6 +106,13 @@ class FileCheckpointer:
         if self._is_required and not self._source.exists():
             raise TrainingError(f"{self._source}, the checkpoint that the log names, is not there any more")
         return read(self._source, self._identity, self._data, self._ensemble.elastic)
+
+    def load_initial_weights(self) -> dict[str, Tensor] | None:
+        """See `Checkpointer`."""
+        lineage = select_warm(self._identity.lineage)
+        if lineage is None:
+            return None
+        return load_initial_weights(self._files, self._identity.member, lineage["weights_sha256"])
 
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
         """See `Checkpointer`."""
@@ -116,6 +139,9 @@ def read(path: Path, identity: Identity, data: Mapping[str, Any], elastic: bool 
     other = [name for name in current if saved.get(name) != current[name]]
     if elastic and "workers" in other and saved["workers"] < identity.workers:
         other.remove("workers")
+    is_longer = identity.extended_from is not None and "epochs" in other
+    if is_longer and saved["epochs"] >= identity.extended_from and saved["epochs"] < identity.epochs:
+        other.remove("epochs")
     if identity.first_epoch is not None and state["first_epoch"] != identity.first_epoch:
         other.append("first_epoch")
         saved, current = (

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ensemble.comm import Communicator
-from ensemble.spec import Ensemble, Identity
+from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity
 from ensemble.spec.sample_weights import make_weight_function
+from ensemble.spec.task import IGNORED, Task
 from ensemble.train.gather import gather_json
 from ensemble.train.job import TrainingError
 
@@ -35,6 +36,20 @@ def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
             "take a smaller batch_size or drop_last=False"
         )
     return steps
+
+
+def as_stored_target(task: Task, target: torch.Tensor | None) -> torch.Tensor | None:
+    """A target as predictions are saved with it: int64 of classes and labels, float64 of numbers.
+
+    Floats that stand for labels become integers, NaN becomes IGNORED.
+    """
+    if target is None or task.kind == "free":
+        return target
+    if task.kind not in ("classification", "multilabel"):
+        return target.double()
+    if target.is_floating_point():
+        target = torch.nan_to_num(target.double(), nan=IGNORED)
+    return target.long()
 
 
 class Data:
@@ -145,23 +160,44 @@ class Data:
         assert self.first_epoch is not None and epoch.epoch == self.first_epoch + own_epoch
         return self._on_device(iter(epoch))
 
+    def leave(self) -> None:
+        """Leave the stream before its end, so that it waits for this rank no more; resident splits stay."""
+        self._close_loader()
+
+    def reread(self, own_epoch: int) -> Iterator[Batch]:
+        """Yield the batches of an own epoch once more, prepared in this process, on the member's device."""
+        own, pipeline = self._identity, self.pipeline("train")
+        epoch = (self.first_epoch or 0) + own_epoch
+        rank, world = self._comm.rank, self._comm.world
+        loader = pipeline.loader(own.batch_size, range(epoch, epoch + 1), rank, world, self._ensemble.drop_last)
+        try:
+            yield from self._on_device(iter(loader))
+        finally:
+            loader.close()
+            self._before.update({"prepare_cpu_s": loader.stats()["prepare_cpu_s"]})
+
     def split(self, name: str) -> Iterator[Batch]:
         """Yield this rank's share of a resident split, in its source's order, on the member's device."""
         share = self._resident(name).loader(self._identity.batch_size, self._comm.rank, self._comm.world)
         return self._on_device(iter(share))
 
-    def targets(self, split: str, field: str, index: torch.Tensor) -> torch.Tensor | None:
-        """The classes, int64 [m], of the samples with indices int64 [m]; None where the field holds no classes."""
+    def targets(self, split: str, field: str, index: torch.Tensor, task: Task) -> torch.Tensor | None:
+        """The targets [m, ...] of the samples with indices int64 [m]; None where the field holds none.
+
+        Those of a classification are integers.
+        """
         declared = self.pipeline(split).fields.get(field)
-        if declared is None or declared.shape != () or not declared.dtype.startswith(("int", "uint", "bool")):
+        if declared is None:
             return None
-        known: dict[int, int] = {}
+        if task.kind == "classification" and not declared.dtype.startswith(("int", "uint", "bool")):
+            return None
+        known: dict[int, torch.Tensor] = {}
         for batch in self._resident(split).loader(self._identity.batch_size):
-            known.update(zip(batch["index"].tolist(), batch[field].long().tolist(), strict=True))
+            known.update(zip(batch["index"].tolist(), batch[field].clone(), strict=True))
         missing = next((i for i in index.tolist() if i not in known), None)
         if missing is not None:
             raise TrainingError(f"predictions of {split!r} name the sample {missing}, which it does not have")
-        return torch.tensor([known[i] for i in index.tolist()], dtype=torch.int64)
+        return torch.stack([known[i] for i in index.tolist()])
 
     def _resident(self, split: str) -> Resident:
         from pipelines import resident
@@ -180,11 +216,10 @@ class Data:
         """
         if split == "train":
             return self._train
-        pipeline = getattr(self._ensemble, split, None) if split in ("valid", "test") else None
+        pipeline = getattr(self._ensemble, split, None) if split in PREDICTED_SPLITS else None
         if pipeline is None:
-            raise TrainingError(
-                f"there is no split {split!r}: give Ensemble {split}= (splits: train, valid, test)"
-            )
+            splits = ", ".join(("train", *PREDICTED_SPLITS))
+            raise TrainingError(f"there is no split {split!r}: give Ensemble {split}= (splits: {splits})")
         found: Pipeline = pipeline
         return found
 

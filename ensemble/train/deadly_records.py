@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.comm import Communicator
-from ensemble.spec import Ensemble
+from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory
 from ensemble.train.job import Inbox, Job
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SPLITS = ("train", "valid", "test")
+SPLITS = ("train", *PREDICTED_SPLITS)
 
 
 def note_file(run_dir: RunDir, member: str, rank: int, attempt: int) -> Path:

@@ -1,15 +1,18 @@
-"""Gathers results of all ranks: JSON values, rows of predictions, means over samples."""
+"""Gathers results of all ranks: JSON values, rows of predictions, means over samples and over their positions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ensemble.comm import Communicator
+from ensemble.train.job import TrainingError
 
 
 def gather_json(comm: Communicator, value: Any) -> list[Any]:
@@ -35,16 +38,65 @@ def gather_rows(comm: Communicator, rows: Tensor | None) -> Tensor | None:
     return torch.cat(comm.all_gather(rows))
 
 
+def find_first(comm: Communicator, value: Any) -> Any:
+    """The JSON value of the first rank that has another one than None; None where none has."""
+    return next((each for each in gather_json(comm, value) if each is not None), None)
+
+
+def compute_once(comm: Communicator, compute: Callable[[], Any]) -> Any:
+    """A JSON value that rank 0 computes, on every rank; where it fails, all ranks do.
+
+    Raises:
+        Exception: on rank 0, what `compute` raises.
+        TrainingError: on the other ranks, with its message.
+    """
+    value, failure = None, None
+    if comm.rank == 0:
+        try:
+            value = compute()
+        except Exception as error:
+            failure = error
+    value, text = gather_json(comm, [value, None if failure is None else f"{type(failure).__name__}: {failure}"])[
+        0
+    ]
+    if failure is not None:
+        raise failure
+    if text is not None:
+        raise TrainingError(text)
+    return value
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A mean over what is counted in a batch, such as the steps of its samples that take part.
+
+    Attributes:
+        total: the sum over it, a scalar.
+        count: how much there is.
+        is_root: whether the figure is the square root of the mean.
+    """
+
+    total: Tensor
+    count: Tensor
+    is_root: bool = False
+
+
 class Means:
-    """Means over samples, of values added batch by batch."""
+    """Means over samples, or over what a `Ratio` counts, of values added batch by batch."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, Any] = {}
+        self._roots: set[str] = set()
 
     def add(self, values: Mapping[str, Any], size: int) -> None:
         """Add the values of a batch of `size` samples: a tensor [size], or a scalar that holds for each sample."""
         for name, value in values.items():
+            if isinstance(value, Ratio):
+                self._sums[name] = self._sums.get(name, 0.0) + value.total.detach().double()
+                self._counts[name] = self._counts.get(name, 0) + value.count
+                self._roots |= {name} if value.is_root else set()
+                continue
             if isinstance(value, Tensor) and value.dim() > 0:
                 if value.shape != (size,):
                     raise ValueError(
@@ -59,12 +111,15 @@ class Means:
             self._counts[name] = self._counts.get(name, 0) + size
 
     def over_all(self, comm: Communicator) -> dict[str, float]:
-        """The means over the samples of all ranks, on every rank."""
-        own = {name: [float(total), self._counts[name]] for name, total in self._sums.items()}
+        """The means over all ranks, on every rank; without those of nothing."""
+        own = {name: [float(total), int(self._counts[name])] for name, total in self._sums.items()}
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
-        for share in gather_json(comm, own):
+        roots: set[str] = set()
+        for share, rooted in gather_json(comm, [own, sorted(self._roots)]):
+            roots.update(rooted)
             for name, (total, count) in share.items():
                 sums[name] = sums.get(name, 0.0) + total
                 counts[name] = counts.get(name, 0) + count
-        return {name: total / counts[name] for name, total in sums.items() if counts[name]}
+        means = {name: total / counts[name] for name, total in sums.items() if counts[name]}
+        return {name: math.sqrt(mean) if name in roots else mean for name, mean in means.items()}

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
+
+from torch import Tensor
 
 from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangePlan
 from ensemble.spec import Ensemble
+from ensemble.spec.objectives import describe_missing_objective
 from ensemble.store import weights_sha256
+from ensemble.train.call import Observation
 from ensemble.train.checkpoint import Checkpointer, Position
 from ensemble.train.data import Data
 from ensemble.train.gather import gather_json
+from ensemble.train.initial_weights import check_fit
 from ensemble.train.job import Command, Diverged, Inbox, Job, StopTraining, TrainingError
+from ensemble.train.observer import Observer
 from ensemble.train.optimization import Optimization, StepResult
 from ensemble.train.reporter import Reporter, to_json_metrics
+from ensemble.train.selection import Selection
 from ensemble.train.throughput import Throughput
 
 
@@ -26,6 +34,7 @@ class Lifecycle:
         at: its position.
         throughput: how fast it trains.
         steps_per_epoch: global batches of an epoch.
+        selection: which evaluation was the best, and whether the member has stopped early.
     """
 
     def __init__(
@@ -38,21 +47,23 @@ class Lifecycle:
         inbox: Inbox,
         steps_per_epoch: int,
         checkpointer: Checkpointer,
+        observer: Observer,
     ) -> None:
         self.at = Position()
+        self.selection = Selection()
         self.throughput = Throughput()
         self.steps_per_epoch = steps_per_epoch
         self._job, self._identity, self._comm, self._data = job, job.identity, comm, data
         self._reporter, self._inbox, self._ensemble = reporter, inbox, ensemble
-        self._checkpointer = checkpointer
+        self._checkpointer, self._observer = checkpointer, observer
         self._has_begun = self._stop_at_epoch_end = False
         self._saved_at: tuple[int, int] | None = None
         self._digest = ""
 
     @property
     def is_over(self) -> bool:
-        """Whether all epochs are done."""
-        return self.at.epoch >= self._identity.epochs
+        """Whether all epochs are done, or the member has stopped early."""
+        return self.at.epoch >= self._identity.epochs or self.selection.is_stopped
 
     @property
     def position(self) -> dict[str, int]:
@@ -69,6 +80,7 @@ class Lifecycle:
 
         Raises:
             TrainingError: the checkpoint is missing, belongs to another identity, or was trained on other data.
+            MisfitError: the weights with which the member is to begin are not of this model.
         """
         state = self._checkpointer.load()
         # Before the first collective whose order depends on it.
@@ -78,14 +90,26 @@ class Lifecycle:
                 f"the workers of {self._identity.member} do not see the same checkpoint: the run directory "
                 f"{self._job.run_dir} must be shared by all nodes"
             )
-        optimization.start(state, self._job.exchange_plan)
+        initial = self._checkpointer.load_initial_weights() if state is None else None
+        if initial is not None:
+            self._check_initial(optimization, initial)
+        optimization.start(state, self._job.exchange_plan, initial)
         if optimization.plan != ExchangePlan():
             compressions = sorted(optimization.bucket_compressions.items())
             self._reporter.event("plan", **asdict(optimization.plan), auto=compressions)
         if state is not None:
             self._data.first_epoch = state["first_epoch"]
+            self._observer.seen = Observation.from_checkpoint(state)
             self.at = Position(**state["position"])
+            self.selection = Selection(**self.at.selection)
             self._saved_at = (self.at.epoch, self.at.step)
+
+    def _check_initial(self, optimization: Optimization, initial: Mapping[str, Tensor]) -> None:
+        lineage = self._identity.lineage
+        assert lineage is not None
+        check_fit(optimization.model, initial, lineage["from"])
+        at = "" if lineage["epoch"] is None else f" at epoch {lineage['epoch']}, step {lineage['step']}"
+        self._reporter.log(f"starts with the weights of {lineage['from']}{at}")
 
     def begin(self) -> None:
         """Report the start of training; called when the first batch is there. All before it counts as start-up."""
@@ -111,19 +135,47 @@ class Lifecycle:
         """Count a step over a global batch of `samples`, and execute the command that all ranks agreed on."""
         at = self.at
         at.step += 1
+        is_last = at.step == self.steps_per_epoch
+        optimization.kept.end_step(at.epoch, is_last=is_last, applied=not step.skipped)
         if step.skipped:
             at.skipped_steps += 1
         else:
             at.loss_sum += step.loss_sum
             at.samples += samples
         self.throughput.add_step(samples)
-        if at.step == self.steps_per_epoch:
+        if is_last:
             self.throughput.end_training()
         self.report_progress()
-        if step.command == "stop" and at.step == self.steps_per_epoch:
+        if step.command == "stop" and is_last:
             self._stop_at_epoch_end = True  # an epoch that is trained is worth its evaluation
         else:
             self.execute(step.command, optimization)
+
+    def validation_is_due(self) -> bool:
+        """Whether the position is one at which the member is evaluated within an epoch, and was not yet."""
+        every, at = self._identity.validate_every, self.at
+        is_place = bool(every) and 0 < at.step < self.steps_per_epoch and self.global_step % every == 0
+        return is_place and (not at.validations or at.validations[-1][0] != at.step)
+
+    def add_validation(self, metrics: Mapping[str, float], optimization: Optimization) -> None:
+        """Take note of an evaluation within an epoch."""
+        self.at.validations.append([self.at.step, to_json_metrics(metrics)])
+        shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+        self._reporter.log(f"epoch {self.at.epoch}, step {self.at.step}: {shown}")
+        self._select(metrics, optimization)
+
+    def _select(self, metrics: Mapping[str, float], optimization: Optimization) -> None:
+        """Decide whether the weights that were evaluated are the best so far, by the figures of rank 0."""
+        by, at = self._identity.selected_by, self.at
+        if by is None:
+            return
+        reported: dict[str, float] = gather_json(self._comm, dict(metrics))[0]
+        if by["metric"] not in reported:
+            raise TrainingError(describe_missing_objective(by["metric"], reported))
+        delta = (self._identity.early_stopping or {}).get("min_delta", 0.0)
+        is_best = self.selection.add(by["mode"], delta, at.epoch, at.step, reported[by["metric"]], reported)
+        if is_best and self._identity.keep == "best":
+            optimization.kept.keep_best()
 
     def report_progress(self) -> None:
         """Emit a progress event, at most once a second. A silent member would be taken to hang."""
@@ -153,6 +205,9 @@ class Lifecycle:
             )
         if at.metrics.get("loss") != at.metrics.get("loss"):
             raise Diverged(f"the validation loss is NaN after epoch {at.epoch}, learning rate {optimization.lr:g}")
+        self._select(at.metrics, optimization)
+        patience = (self._identity.early_stopping or {}).get("patience")
+        self.selection.end_epoch(patience)
         stats = self._data.stats()
         at.told = {
             **self.position,
@@ -163,6 +218,7 @@ class Lifecycle:
             "skipped_steps": at.skipped_steps,
             "loss_scale": optimization.loss_scale,
             "sent_bytes": optimization.sent_bytes(),
+            **({"validations": at.validations} if at.validations else {}),
             **self.throughput.end_epoch(stats),
         }
         self._reporter.event("epoch", **at.told)
@@ -193,6 +249,25 @@ class Lifecycle:
         agreed = gather_json(self._comm, [verdict, change])[0]
         return agreed[0], agreed[1]
 
+    def conclude(self, optimization: Optimization) -> None:
+        """Give the model the weights that are kept, and leave the stream, where the member stops early."""
+        optimization.kept.adopt()
+        if self.selection.is_stopped:
+            self._data.leave()
+
+    def _describe_end(self) -> dict[str, Any]:
+        """Fields of the `finished` event: which evaluation is kept, and why the member ended early."""
+        own, best = self._identity, self.selection.best
+        fields: dict[str, Any] = {"metrics": to_json_metrics(self.at.metrics)}
+        if own.selected_by is None or best is None:
+            return fields
+        which = {**own.selected_by, **{name: best[name] for name in ("epoch", "step", "value")}}
+        if own.keep == "best":
+            fields |= {"metrics": to_json_metrics(best["metrics"]), "kept": which}
+        if self.selection.is_stopped:
+            fields["early_stopping"] = {**(own.early_stopping or {}), "epochs": own.epochs, "best": which}
+        return fields
+
     def _switch_feeder(self, command: dict[str, Any]) -> None:
         """Read the stream of another feeder from here on, or none; report it when done."""
         feeder = command.get("feeder")
@@ -205,18 +280,23 @@ class Lifecycle:
         """Save and report the end of the training loop; end an epoch that it left after the last step."""
         if self.at.step:
             self.end_epoch(optimization)
+        self.conclude(optimization)
         self.begin()
         if self._saved_at != (self.at.epoch, self.at.step):
             self.save(optimization)
         if self._comm.rank == 0:
             digest = self._digest or weights_sha256(optimization.model.state_dict())
-            metrics = to_json_metrics(self.at.metrics)
-            self._reporter.event("finished", epoch=self.at.epoch - 1, metrics=metrics, weights_sha256=digest)
+            self._reporter.event(
+                "finished", epoch=self.at.epoch - 1, weights_sha256=digest, **self._describe_end()
+            )
 
     def save(self, optimization: Optimization) -> None:
         """Save the member's whole state; all ranks call it, rank 0 writes."""
         self._saved_at = (self.at.epoch, self.at.step)
+        self.at.selection = {} if self._identity.selected_by is None else self.selection.as_dict()
         parts = optimization.state_dict()
+        if self._observer.seen is not None:
+            parts |= self._observer.seen.as_record()
         if self._comm.rank != 0:
             return
         saved = self._checkpointer.save(self._data.first_epoch or 0, self.at, parts)

@@ -23,20 +23,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangeOptions
-from ensemble.spec import Ensemble
+from ensemble.spec import PREDICTED_SPLITS, Ensemble
+from ensemble.spec.recipe import has_own_loop
+from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.store import RunDir, save_predictions
 from ensemble.train.accumulation import MicroBatches
+from ensemble.train.averaging import Measured
+from ensemble.train.call import Observation
 from ensemble.train.checkpoint import Checkpointer, FileCheckpointer
-from ensemble.train.data import Data, steps_per_epoch
+from ensemble.train.compilation import compile_forward
+from ensemble.train.data import Data, as_stored_target, steps_per_epoch
 from ensemble.train.deadly_records import DeadlyRecords
-from ensemble.train.gather import Means, gather_rows
+from ensemble.train.gather import Means, find_first, gather_rows
 from ensemble.train.gpu_busy import open_gpu_busy
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import Diverged, Inbox, Job, TrainingError
 from ensemble.train.lifecycle import Lifecycle
+from ensemble.train.mixup import MixedBatch, mix
+from ensemble.train.observer import Observer
 from ensemble.train.optimization import Optimization
 from ensemble.train.precision import MixedPrecision
 from ensemble.train.reporter import Reporter
@@ -58,8 +66,13 @@ class TrainContext:
         params: its hyperparameters.
         device: of its model and batches.
         rank, world: of this worker, and the number of workers.
-        steps_per_epoch, steps: global batches of an epoch, and of all epochs.
-        splits: those of "valid" and "test" that the ensemble has.
+        comm: its connection to the others.
+        steps_per_epoch, steps: global batches of an epoch, and of all epochs that were declared: of a member that
+            was given more later, the number stays, since schedules are computed from it.
+        splits: those of "valid", "test" and "shifted" that the ensemble has: members are evaluated on the first,
+            and predict all of them.
+        objective: the metric that ranks members.
+        observer: what is known of a Recipe's model: how it is called, what it predicts.
     """
 
     def __init__(
@@ -79,15 +92,19 @@ class TrainContext:
         self.device = torch.device(job.device)
         self.rank, self.world = comm.rank, comm.world
         self.steps_per_epoch = steps_per_epoch(ensemble, job.identity)
-        self.steps = self.steps_per_epoch * job.identity.epochs
-        self.splits = [name for name in ("valid", "test") if getattr(ensemble, name) is not None]
+        self.steps = self.steps_per_epoch * (job.identity.extended_from or job.identity.epochs)
+        self.splits = [name for name in PREDICTED_SPLITS if getattr(ensemble, name) is not None]
+        self.objective = str(ensemble.objective)
+        self.observer = Observer(ensemble.recipe, comm)
         self._target = getattr(ensemble.recipe, "target", "label")
-        self._files, self._comm, self._reporter = RunDir(job.run_dir), comm, reporter
+        self._declared_task = as_task("Recipe.task", getattr(ensemble.recipe, "task", None))
+        self._is_own_loop = has_own_loop(ensemble.recipe)
+        self._files, self.comm, self._reporter = RunDir(job.run_dir), comm, reporter
         self._attempt = job.attempt
         self._data = data or Data(ensemble, job.identity, job.feeder, self.device, comm, job.local_world)
         checkpointer = checkpointer or FileCheckpointer(job, ensemble)
         self._life = Lifecycle(
-            job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch, checkpointer
+            job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch, checkpointer, self.observer
         )
         self._data.on_resident_wait, self._data.on_wait = self._life.report_progress, self._on_wait
         self._find_deadly_records: Callable[[], None] = lambda: DeadlyRecords(
@@ -100,7 +117,9 @@ class TrainContext:
         self._precision = MixedPrecision(job.identity.precision, self.device, job.identity.loss_scale)
         self._gpu_busy = open_gpu_busy(self.device)
         self._optimization: Optimization | None = None
+        self._validate: Callable[[], Mapping[str, float]] | None = None
         self._micro_batches: MicroBatches | None = None
+        self._has_stepped = False
 
     def prepare(
         self, model: ModelT, optimizer: OptimizerT, schedule: Any = None, clip_norm: float | None = None
@@ -108,7 +127,8 @@ class TrainContext:
         """Register the model and its optimizer, and load the last checkpoint into them.
 
         Args:
-            model: moved to `device`; with several workers, all get the weights of rank 0.
+            model: moved to `device`; with several workers, all get the weights of rank 0. A warm clone without a
+                checkpoint gets the weights with which it starts.
             optimizer: of parameters of the model.
             schedule: a torch LRScheduler, stepped after each step.
             clip_norm: largest L2 norm of a step's gradient, taken over the global batch.
@@ -121,26 +141,33 @@ class TrainContext:
         own = self.identity
         declared = ExchangeOptions(own.compression, own.communicator, own.seed)
         self._optimization = Optimization(
-            model, optimizer, schedule, clip_norm, self._precision, self._comm, self.device, declared
+            model, optimizer, schedule, clip_norm, self._precision, self.comm, self.device, declared, own
         )
         self._life.resume(self._optimization)
+        if own.compile is not None:
+            compile_forward(model, own.compile, self._files.path / "compiled")
         return model, optimizer
 
     # --- the loop ---------------------------------------------------------------------------------------
 
     def epochs(self) -> Iterator[int]:
-        """Yield the member's own epochs, 0-based, from its current to its last."""
+        """Yield the member's own epochs, 0-based, from its current to its last.
+
+        It ends before the last where the member stops early. Afterwards the model has the weights that are kept:
+        predictions are made then.
+        """
         optimization, life = self._prepared(), self._life
         self._find_deadly_records()
-        self._data.open(life.at.epoch, life.at.step)
+        if not life.is_over:
+            self._data.open(life.at.epoch, life.at.step)
         while not life.is_over:
             life.throughput.begin_epoch(self._data.stats())
             yield life.at.epoch
             life.end_epoch(optimization)
+        life.conclude(optimization)
 
     def batches(self, split: str = "train") -> Iterator[Batch]:
-        """Yield this rank's part of each batch: of the epoch in training, or of a resident split ("valid",
-        "test").
+        """Yield this rank's part of each batch: of the epoch in training, or of a resident split (`splits`).
 
         Each training batch needs one `backward` and one `step`. A global batch of which this rank has no sample is
         handled here; the loop does not see it. Every batch is valid until the loop continues.
@@ -161,12 +188,16 @@ class TrainContext:
         optimization, life = self._prepared(), self._life
         for batch in self._data.epoch(life.at.epoch):
             life.begin()
+            if life.validation_is_due():  # also after a resume from before it
+                self._validate_within_epoch()
             before = life.global_step
             self._begin_gpu_work()
             seed_everything(step_seed(self.identity.seed, self.rank, before), self.device)
             with life.throughput.synchronizing():
                 optimization.share_buffers()
             self._micro_batches = MicroBatches(batch, self.identity.accumulate)
+            if self._is_own_loop:
+                self.observer.begin(optimization.model, batch)
             if len(batch["index"]):
                 yield batch
             else:
@@ -174,6 +205,40 @@ class TrainContext:
                 self.step()
             if life.global_step != before + 1:
                 raise TrainingError("member.step() must be called exactly once for each batch of member.batches()")
+
+    def validate_with(self, measure: Measure) -> None:
+        """Let the member be evaluated within epochs, each `validate_every` steps; a train function calls it once.
+
+        Args:
+            measure: see `evaluate`.
+        """
+        self.validate_by(lambda: self.evaluate(measure))
+
+    def validate_by(self, evaluate: Callable[[], Mapping[str, float]]) -> None:
+        """`validate_with`, for a function that evaluates the member: all ranks call it together."""
+        self._validate = evaluate
+
+    def _validate_within_epoch(self) -> None:
+        if self._validate is None:
+            raise TrainingError(
+                "validate_every= evaluates within epochs: call member.validate_with(measure) before the loop"
+            )
+        with self._life.throughput.pausing():
+            self._life.add_validation(self._validate(), self._prepared())
+
+    def mixup(self, batch: Batch) -> MixedBatch:
+        """Mix the samples of a training batch, or of a part of it, as `mixup=` declares; without it, nothing.
+
+        Example:
+            mixed = member.mixup(batch)
+            outputs = model(mixed["image"])
+            member.backward(mixed.losses(lambda target: cross_entropy(outputs, target, reduction="none")))
+        """
+        own = self.identity
+        mixed = mix(batch, self._target, own.mixup, own.seed, self.rank, self._life.global_step)
+        if own.mixup:  # its fields are what the model is called with
+            self.observer.begin(self._prepared().model, mixed)
+        return mixed
 
     def _begin_gpu_work(self) -> None:
         if self._gpu_busy is not None:
@@ -245,6 +310,9 @@ class TrainContext:
         except Diverged as error:
             raise Diverged(f"{error}, epoch {life.at.epoch}, step {life.at.step}") from None
         self._end_gpu_work()
+        if not self._has_stepped:
+            self._has_stepped = True
+            self.observer.agree()
         life.end_step(result, batch.global_size, optimization)
 
     # --- results ----------------------------------------------------------------------------------------
@@ -261,6 +329,7 @@ class TrainContext:
             measure: `measure(model, batch) -> dict` of tensors [b] or scalars, called without gradients, in the
                 member's precision, the model in evaluation mode.
         """
+        self.renew_statistics(measure)
         if split not in self.splits:
             return {}
         means = Means()
@@ -269,39 +338,80 @@ class TrainContext:
                 with self.autocast():
                     values = measure(model, batch)
                 means.add(values, len(batch["index"]))
-        return means.over_all(self._comm)
+        return means.over_all(self.comm)
+
+    def renew_statistics(self, measure: Measure) -> None:
+        """Compute the running statistics of batch normalization for averaged weights, by the epoch in progress.
+
+        Nothing happens where they are those of the weights. `evaluate` calls it.
+
+        Args:
+            measure: see `evaluate`.
+        """
+        if not self._prepared().kept.statistics_are_stale:
+            return
+        life = self._life
+        seed_everything(step_seed(self.identity.seed, self.rank, life.global_step), self.device)
+
+        def batches() -> Iterator[Batch]:
+            for batch in self._data.reread(life.at.epoch):
+                if len(batch["index"]):
+                    yield batch
+                life.report_progress()
+
+        with self.evaluating() as model, self.autocast():
+            update_bn(batches(), Measured(model, measure))
+            self._prepared().kept.renew_statistics()
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
-        """Yield the model in evaluation mode, without gradients, its buffers equal on all ranks."""
+        """Yield the model in evaluation mode, without gradients, its buffers equal on all ranks.
+
+        Where weights are averaged, it has the averages within the block.
+        """
         optimization = self._prepared()
-        optimization.share_buffers()
         model = optimization.model
         training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                yield model
-        finally:
-            model.train(training)
+        with optimization.kept.applied():
+            optimization.share_buffers()
+            model.eval()
+            try:
+                with torch.no_grad():
+                    yield model
+            finally:
+                model.train(training)
 
     def predictions(
-        self, split: str, probabilities: Tensor | None, index: Tensor | None, target: Tensor | None = None
+        self,
+        split: str,
+        values: Tensor | None,
+        index: Tensor | None,
+        target: Tensor | None = None,
+        task: str | Task | None = None,
     ) -> None:
         """Save the member's predictions for a split; all ranks call it, each with its own rows.
 
         Args:
-            split: "valid" or "test".
-            probabilities: [m, C]; None from a rank without rows.
+            split: one of `splits`.
+            values: [m, ...], laid out by the task (`ensemble.spec.task`); None from a rank without rows.
             index: int64 [m], the samples' `index`.
-            target: int64 [m]; None for the Recipe's target field, or "label", where it holds classes.
+            target: [m, ...]; None for the Recipe's target field, or "label", where it holds what the task needs.
+            task: what is predicted; None for the Recipe's task, or that which was inferred, or a classification.
         """
-        rows = [gather_rows(self._comm, part) for part in (probabilities, index, target)]
+        if self._prepared().kept.is_in_use and not self._life.is_over:
+            raise TrainingError(
+                "member.predictions() comes after the end of member.epochs(): only then are the weights known "
+                "that are kept"
+            )
+        declared = as_task("task", task) or self._declared_task or (self.observer.seen or Observation()).task
+        record = find_first(self.comm, None if declared is None else declared.as_record())
+        what = CLASSIFICATION if record is None else Task.from_record(record)
+        rows = [gather_rows(self.comm, part) for part in (values, index, target)]
         if self.rank == 0 and rows[0] is not None and rows[1] is not None:
             if rows[2] is None:
-                rows[2] = self._data.targets(split, self._target, rows[1])
+                rows[2] = self._data.targets(split, self._target, rows[1], what)
             path = self._files.predictions(self.identity.member, split, self._attempt)
-            save_predictions(path, rows[0].float(), rows[1], rows[2])
+            save_predictions(path, rows[0].float(), rows[1], as_stored_target(what, rows[2]), what)
 
     def report_unread(self) -> None:
         """Report the hyperparameters that nothing has read so far; the run warns about them once."""

@@ -18,6 +18,7 @@ from torch import nn
 
 from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.spec.identity import cost_options, hash_json, mask_magnitude, select_hyperparameters
+from ensemble.spec.recipe import has_own_loop
 from ensemble.train.optimizers import make_recipe_optimizer
 from pipelines.fingerprint import Unsure, describe, describe_ours, is_ours
 
@@ -37,7 +38,7 @@ def signature_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
         [name, list(shape), dtype] for name, (shape, dtype) in ensemble.pipeline(identity.params).fields.items()
     ]
     seen: list[Any] = [cost_options(identity), sorted(fields)]
-    if not isinstance(ensemble.recipe, Recipe):
+    if not isinstance(ensemble.recipe, Recipe) or has_own_loop(ensemble.recipe):
         return hash_json([*seen, select_hyperparameters(identity)]), 0
     model = _build_model(ensemble.recipe, identity.params)
     tensors = [*model.named_parameters(), *model.named_buffers()]

@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangeOptions, ExchangePlan, plan_exchange
 from ensemble.comm.gradients import FusedBroadcast, GradientExchange
+from ensemble.comm.sparse_gradients import coalesce_gradients, find_sparse_parameters, make_dense
+from ensemble.spec import Identity
 from ensemble.train.batchnorm import guard_small_batches
 from ensemble.train.gather import gather_json
 from ensemble.train.job import Command, Diverged, TrainingError
+from ensemble.train.kept_weights import KeptWeights
 from ensemble.train.precision import MixedPrecision, step_schedule
 from ensemble.train.step_sync import StepSync
 
@@ -49,6 +52,10 @@ class Optimization:
         comm: its ranks.
         device: to which the model is moved.
         exchange: how its gradients are exchanged.
+        identity: of the member, for what it keeps; None: nothing.
+
+    Attributes:
+        kept: see `KeptWeights`.
     """
 
     def __init__(
@@ -61,8 +68,10 @@ class Optimization:
         comm: Communicator,
         device: torch.device,
         exchange: ExchangeOptions,
+        identity: Identity | None = None,
     ) -> None:
         self.model = model.to(device)
+        self.kept = KeptWeights(self.model, identity)
         self._optimizer, self._schedule = optimizer, schedule
         self._clip_norm, self._precision = clip_norm, precision
         everything, buffers = list(model.parameters()), list(model.buffers())
@@ -74,6 +83,7 @@ class Optimization:
         owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
         # Parameters that the optimizer does not hold are not trained: their gradients are not exchanged.
         self._parameters = [p for p in everything if p.requires_grad and id(p) in owned]
+        self._sparse = find_sparse_parameters(model)
         self._exchange_options, self._comm = exchange, comm
         self.plan = ExchangePlan()
         self._exchange = GradientExchange([], comm)  # of nothing, until `start`
@@ -165,6 +175,7 @@ class Optimization:
         if batch.global_size > 0:
             with waiting:
                 self._exchange.finish()
+            coalesce_gradients(self._parameters)
             applied = self._precision.step(self._optimizer, self._parameters, self._clip_norm)
             self._exchange.end_step(applied)
         for parameter in self._everything:
@@ -179,29 +190,44 @@ class Optimization:
         """The whole state, by part; all ranks call it together."""
         return {
             "model": dict(self.model.state_dict()),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": make_dense(self._optimizer.state_dict()),
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
             "precision": self._precision.state_dict(),
             "exchange": {"plan": asdict(self.plan), **self._exchange.state_dict()},
+            **self.kept.state_dict(),
         }
 
-    def start(self, state: dict[str, Any] | None, planned: dict[str, Any] | None = None) -> None:
+    def start(
+        self,
+        state: dict[str, Any] | None,
+        planned: dict[str, Any] | None = None,
+        initial: dict[str, Tensor] | None = None,
+    ) -> None:
         """Prepare the first step: from the beginning, or from a `state_dict`.
 
         Args:
             planned: the `ExchangePlan` of an earlier attempt, as a dict, for a start from the beginning.
+            initial: the model's weights and buffers for a start from the beginning; None: it has them.
         """
         exchange = None if state is None else state.get("exchange")  # absent in checkpoints of the first version
         known = None if planned is None or state is not None else ExchangePlan.from_dict(planned)
         if exchange is not None and exchange.get("world", self._comm.world) == self._comm.world:
             known = ExchangePlan.from_dict(exchange["plan"])  # for another number of workers it is measured anew
         self._exchange, self.plan = plan_exchange(
-            self._comm, self._parameters, self._exchange_options, revertible=self._precision.may_skip, known=known
+            self._comm,
+            self._parameters,
+            self._exchange_options,
+            revertible=self._precision.may_skip,
+            sparse=self._sparse,
+            known=known,
         )
         self._sent = self._comm.sent_bytes  # measurements are not counted
+        if initial is not None:
+            self.model.load_state_dict(initial)
         if state is None:
             return
         self.model.load_state_dict(state["model"])
+        self.kept.load_state_dict(state)
         self._optimizer.load_state_dict(state["optimizer"])
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])

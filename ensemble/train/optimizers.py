@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ensemble.comm.sparse_gradients import find_sparse_parameters
 from ensemble.spec import Identity, Recipe
 from ensemble.spec.options import OPTIMIZERS, NamedOptions, resolve_with_hyperparameters
 from ensemble.train.job import TrainingError
@@ -49,7 +50,7 @@ def make_optimizer(options: NamedOptions, model: nn.Module, params: Mapping[str,
 
     Raises:
         SpecError: a value is wrong.
-        TrainingError: there is no learning rate.
+        TrainingError: there is no learning rate, or the model has sparse embeddings and the optimizer takes none.
     """
     arguments = resolve_with_hyperparameters("optimizer", options, OPTIMIZERS, params)
     name, decay_norm = arguments.pop("name"), arguments.pop("decay_norm")
@@ -57,6 +58,13 @@ def make_optimizer(options: NamedOptions, model: nn.Module, params: Mapping[str,
         raise TrainingError(
             f"the optimizer {name!r} has no learning rate: give the member the hyperparameter 'lr', or "
             f"optimizer={{'name': {name!r}, 'lr': ...}}"
+        )
+    if find_sparse_parameters(model) and (name != "sgd" or arguments["weight_decay"]):
+        decay = " with weight decay" if name == "sgd" else ""
+        raise TrainingError(
+            f"the optimizer {name!r}{decay} takes no sparse gradients: make the model's embeddings with "
+            "sparse=False, take 'sgd' without weight decay, or a Recipe.optimizer that takes them "
+            "(torch.optim.SparseAdam, Adagrad)"
         )
     return _CLASSES[name](_group_parameters(name, model, decay_norm), **arguments)  # type: ignore[no-any-return]
 

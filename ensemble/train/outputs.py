@@ -1,115 +1,253 @@
-"""Computes a Recipe's model outputs and probabilities for a batch.
+"""Computes a Recipe's model outputs for a batch, and the predictions that follow from them.
 
-A Recipe has no function for its outputs: it has `loss(model, batch)`, which calls the model in its own way
-(which fields, which order, which preprocessing). So the outputs are what the model *returned inside the loss*,
-seen by a forward hook. Outside training nothing but the outputs is wanted, and there may be no label: then the
-loss is left right after the forward pass.
+The outputs are what the model *returned inside the loss*, seen by a forward hook: the loss calls it in its own way
+(which fields, which order, which preprocessing). Where that call is known (`ensemble.train.call`), it is repeated
+without the loss. Else the loss runs to its end, on a target of zeros where the batch has none.
 
-Both functions leave the model's mode and the gradient mode to the caller, who usually wants `model.eval()` and
+Sizes are read off shapes: `len(tensor)` would fix the batch size of an exported program.
+
+The functions leave the model's mode and the gradient mode to the caller, who usually wants `model.eval()` and
 `torch.no_grad()`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ensemble.spec.task import CLASSIFICATION, IGNORED, Task, as_task
+from ensemble.train.call import Call, Observation, find_call
+from ensemble.train.infer_task import (
+    PREDICT,
+    check_scores,
+    describe,
+    find_class_axis,
+    fit_points,
+)
+from ensemble.train.infer_task import OutputError as OutputError
+from ensemble.train.infer_task import infer_task as infer_task
+
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from ensemble.spec import Recipe
 
 
-class OutputError(Exception):
-    """The outputs of a Recipe's model are not available; the message says what to declare."""
+class FirstCall:
+    """The first call of a model: its arguments, by field of the batch, and what it returned.
 
+    Attributes:
+        is_seen: whether there was one.
+        call: see `find_call`; None without one.
+    """
 
-class _ForwardDone(BaseException):
-    """Leaves a loss right after the forward pass; not an Exception, so that no `except` of the user takes it."""
+    def __init__(self) -> None:
+        self.is_seen = False
+        self.call: Call | None = None
+        self._output: Any = None
+
+    def keep(self, args: Any, kwargs: Mapping[str, Any], output: Any, batch: Mapping[str, Any]) -> None:
+        """Keep a call, if it is the first."""
+        if not self.is_seen:
+            self.is_seen, self.call, self._output = True, find_call(args, kwargs, batch), output
+
+    def output(self) -> Any:
+        """What it returned.
+
+        Raises:
+            OutputError: there was no call.
+        """
+        if not self.is_seen:
+            raise OutputError(
+                f"model(...) itself was never called (a method or a part of it does not count); {PREDICT}"
+            )
+        return self._output
 
 
 @contextmanager
-def capture_output(model: torch.nn.Module, *, leave: bool = False) -> Iterator[Callable[[], Any]]:
-    """Yield a function that gives what the first call of `model` inside the block returned.
+def watch_call(model: torch.nn.Module, batch: Mapping[str, Tensor]) -> Iterator[FirstCall]:
+    """Yield the `FirstCall` of the model inside the block, in which a loss gets this batch."""
+    first = FirstCall()
 
-    Args:
-        leave: leave the block right after that call.
-    """
-    returned: list[Any] = []
+    def keep(module: torch.nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        first.keep(args, kwargs, output, batch)
 
-    def keep(module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not returned:
-            returned.append(output)
-        if leave:
-            raise _ForwardDone
-
-    def first() -> Any:
-        if not returned:
-            raise OutputError(
-                "Recipe.loss never called model(...) itself (a method or a part of it does not count); "
-                "declare Recipe.predict(model, batch) -> probabilities"
-            )
-        return returned[0]
-
-    handle = model.register_forward_hook(keep)
+    handle = model.register_forward_hook(keep, with_kwargs=True)
     try:
         yield first
-    except _ForwardDone:
-        pass
     finally:
         handle.remove()
 
 
-def compute_outputs(recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> Any:
-    """What `model` returns for `batch` inside `recipe.loss`, without computing the loss.
+def compute_outputs(
+    recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, Tensor], seen: Observation | None = None
+) -> Any:
+    """What `model` returns for `batch` inside `recipe.loss`.
 
-    Works for a batch that has no `recipe.target`: a loss that looks it up before its forward pass finds zeros,
-    int64 [b].
+    Works for a batch that has no `recipe.target`: a loss that looks it up finds zeros of the target's shape and
+    dtype (int64 [b] where they are not known).
+
+    Args:
+        seen: how the loss calls the model; None where that is not known.
 
     Raises:
-        OutputError: when the loss does not call the model itself.
+        OutputError: the loss does not call the model itself, or the batch lacks a field that is an argument.
     """
-    with capture_output(model, leave=True) as returned:
-        recipe.loss(model, _with_target(recipe.target, batch))
-    return returned()
+    if seen is not None and seen.call is not None:
+        lacking = [name for name in seen.call.fields if name not in batch]
+        if lacking:
+            has = ", ".join(batch)
+            raise OutputError(f"the model is called with the field {lacking[0]!r}, and the batch has {has}")
+        return seen.call.call(model, _with_target(recipe.target, batch, seen))
+    if recipe.loss is None:
+        raise OutputError(f"it is not known how Recipe.train calls the model; {PREDICT}")
+    batch = _with_target(recipe.target, batch, seen)
+    with watch_call(model, batch) as first:
+        try:
+            recipe.loss(model, batch)
+        except Exception:  # after the call it was the target, of which the outputs do not depend
+            if not first.is_seen:
+                raise
+    return first.output()
 
 
-def compute_probabilities(
-    recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
-    """Class probabilities float32 [b, C]: `recipe.predict`, or what follows from the model's outputs.
+def compute_values(
+    recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, Tensor], seen: Observation | None = None
+) -> Tensor:
+    """Predictions, float32 [b, ...], laid out by the task: `recipe.predict`, or what follows from the outputs.
+
+    Args:
+        seen: the member's task, and how the loss calls the model; None: a classification of one label a sample.
 
     Raises:
-        OutputError: when the outputs are not one score per class and `recipe.predict` is not declared.
+        OutputError: the outputs are not what the task needs, and `recipe.predict` is not declared.
     """
     if recipe.predict is not None:
-        predicted: torch.Tensor = recipe.predict(model, batch)
+        predicted: Tensor = recipe.predict(model, batch)
         return predicted.float()
-    return to_probabilities(compute_outputs(recipe, model, batch))
+    seen = seen or Observation(task=as_task("Recipe.task", recipe.task) or CLASSIFICATION)
+    outputs = compute_outputs(recipe, model, batch, seen)
+    if seen.task is None:
+        raise OutputError(seen.reason or f"nothing says what is predicted; {PREDICT}")
+    return to_values(seen.task, outputs, seen)
 
 
-def to_probabilities(outputs: Any) -> torch.Tensor:
-    """Probabilities, float32, of scores: the softmax over the last axis of [b, C], C >= 2.
+def observe(
+    recipe: Recipe, batch: Mapping[str, Tensor], first: FirstCall | None = None, values: Tensor | None = None
+) -> Observation:
+    """What a batch shows of a Recipe's member.
 
-    One score per sample, [b] or [b, 1], is the logit of the second of two classes: [b, 2].
+    Args:
+        first: the first call of the model inside the loss of this batch.
+        values: what `recipe.predict` gave for it; where that is declared, values say the task, not outputs.
+    """
+    target = batch.get(recipe.target)
+    shape = None if target is None else (str(target.dtype).removeprefix("torch."), tuple(target.shape[1:]))
+    call = None if first is None else first.call
+    task, axis = as_task("Recipe.task", recipe.task), None
+    try:
+        if recipe.predict is not None:
+            task = task if values is None else infer_task(recipe, target, values)
+        elif first is not None:
+            outputs = first.output()
+            task = infer_task(recipe, target, outputs)
+            if task.kind == "classification":
+                whole = None if target is None else tuple(target.shape)
+                axis = find_class_axis(tuple(check_scores(outputs).shape), whole)
+    except OutputError as error:
+        return Observation(call, None, str(error), shape)
+    return Observation(call, task, None, shape, axis)
+
+
+def to_values(task: Task, outputs: Any, seen: Observation | None = None) -> Tensor:
+    """The predictions, float32, laid out by the task (`ensemble.spec.task`), that follow from a model's outputs.
+
+    | task           | outputs                                        | values                                 |
+    | classification | scores, classes along `seen.class_axis`        | their softmax, classes last            |
+    |                | one score: the logit of the second of two      | the sigmoid and what it leaves         |
+    | multilabel     | logits [b, L]                                  | their sigmoid                          |
+    | gaussian       | (mean, variance), or a dict with these keys    | both, along a new last axis            |
+    | others         | [b, ...]                                       | the outputs                            |
+
+    Args:
+        seen: shape of the target, and the axis of the classes; None: no positions, classes last.
+
+    Raises:
+        OutputError: the outputs are of another kind.
     """
     import torch
 
-    if not isinstance(outputs, torch.Tensor) or not outputs.is_floating_point() or outputs.dim() == 0:
+    if task.kind == "gaussian":
+        return _stack_gaussian(outputs, seen)
+    scores = check_scores(outputs).float()
+    if task.kind == "classification":
+        return _to_probabilities(scores, seen)
+    if task.kind == "multilabel":
+        return torch.sigmoid(scores)
+    if task.kind == "quantiles" and (scores.dim() < 2 or scores.shape[-1] != len(task.levels)):
         raise OutputError(
-            f"the model returned {_describe(outputs)}, not scores [b, classes]; "
-            "declare Recipe.predict(model, batch) -> probabilities"
+            f"the model returned {describe(outputs)}, not {len(task.levels)} quantiles along the last axis; "
+            f"{PREDICT}"
         )
-    scores = outputs.float()
-    if scores.shape[1:].numel() == 1:
-        second = torch.sigmoid(scores.reshape(-1, 1))
-        return torch.cat([1 - second, second], dim=1)
+    return _shape_points(scores, seen) if task.kind == "regression" else scores
+
+
+def _to_probabilities(scores: Tensor, seen: Observation | None) -> Tensor:
+    """Probabilities [b, ..., C], C >= 2, of scores."""
+    import torch
+
+    axis = -1 if seen is None or seen.class_axis is None else seen.class_axis
+    positions = () if seen is None or seen.target is None else seen.target[1]
+    if axis == 0 or (scores.dim() == 1 and not positions):
+        second = torch.sigmoid(scores)
+        if positions and scores.dim() == 1:
+            second = second.reshape(scores.shape[0], *[1] * len(positions))
+        return torch.stack([1 - second, second], dim=-1)
+    scores = scores.movedim(1, -1) if axis == 1 else scores
+    if scores.shape[-1] == 1:
+        second = torch.sigmoid(scores)
+        return torch.cat([1 - second, second], dim=-1)
     return torch.softmax(scores, dim=-1)
 
 
+def _stack_gaussian(outputs: Any, seen: Observation | None) -> Tensor:
+    import torch
+
+    if isinstance(outputs, Mapping) and {"mean", "variance"} <= set(outputs):
+        outputs = outputs["mean"], outputs["variance"]
+    if not isinstance(outputs, tuple | list) or len(outputs) != 2:
+        raise OutputError(
+            f"the model returned {describe(outputs)}, not (mean, variance) or a dict with these keys; {PREDICT}"
+        )
+    mean, variance = (_shape_points(check_scores(each).float(), seen) for each in outputs)
+    if mean.shape != variance.shape:
+        raise OutputError(
+            f"the mean is {list(mean.shape)} and the variance {list(variance.shape)}: they must be equal"
+        )
+    if not torch.compiler.is_compiling() and variance.device.type != "meta" and not bool((variance > 0).all()):
+        raise OutputError(
+            f"the variance of a Gaussian is above 0, the model returned {float(variance.min()):.3g}: end it by a "
+            f"softplus or an exponential, or {PREDICT}"
+        )
+    return torch.stack([mean, variance], dim=-1)
+
+
+def _shape_points(points: Tensor, seen: Observation | None) -> Tensor:
+    """Numbers in the target's shape: an axis of size one more or less at the end makes no difference."""
+    if seen is None or seen.target is None:
+        return points
+    axes = fit_points(tuple(points.shape), (points.shape[0], *seen.target[1]))
+    if axes is None:
+        axes = len(seen.target[1]) + 1 - points.dim()  # other positions than in training
+    if axes == -1 and points.shape[-1] == 1:
+        return points.squeeze(-1)
+    return points.unsqueeze(-1) if axes == 1 else points
+
+
 def explain_label_error(
-    recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, torch.Tensor], split: str
+    recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, Tensor], split: str
 ) -> str | None:
     """The first label of this batch for which the model has no class, as an error message; None if there is none.
 
@@ -119,35 +257,32 @@ def explain_label_error(
     import torch
 
     target = batch.get(recipe.target)
-    if target is None or target.dim() != 1 or target.is_floating_point() or target.device.type != "cpu":
+    if target is None or target.dim() == 0 or target.is_floating_point() or target.device.type != "cpu":
         return None
     try:
         with torch.no_grad():
             outputs = compute_outputs(recipe, model, batch)
+            axis = find_class_axis(tuple(check_scores(outputs).shape), tuple(target.shape))
     except Exception:  # a failure before the model returned has nothing to do with labels
         return None
-    if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2:
+    classes = 0 if axis == 0 else int(outputs.shape[axis])
+    wrong = (((target < 0) & (target != IGNORED)) | (target >= classes)).nonzero()
+    if classes < 2 or not len(wrong):
         return None
-    wrong = ((target < 0) | (target >= outputs.shape[1])).nonzero().flatten().tolist()
-    if not wrong:
-        return None
+    at = tuple(wrong[0].tolist())
     return (
-        f"Ensemble.{split}: sample {int(batch['index'][wrong[0]])} has the label {int(target[wrong[0]])} in "
-        f"{recipe.target!r}, and the model has the classes 0 ... {outputs.shape[1] - 1}"
+        f"Ensemble.{split}: sample {int(batch['index'][at[0]])} has the label {int(target[at])} in "
+        f"{recipe.target!r}, and the model has the classes 0 ... {classes - 1}"
     )
 
 
-def _with_target(target: str, batch: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+def _with_target(target: str, batch: Mapping[str, Tensor], seen: Observation | None) -> Mapping[str, Tensor]:
     """The batch, with zeros for a target that it lacks."""
     import torch
 
     if target in batch or not batch:
         return batch
+    dtype, shape = ("int64", ()) if seen is None or seen.target is None else seen.target
     some = next(iter(batch.values()))
-    return {**batch, target: torch.zeros(len(some), dtype=torch.int64, device=some.device)}
-
-
-def _describe(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    kind = type(value).__name__
-    return f"a {kind}" if shape is None else f"a {kind} of shape {list(shape)} and dtype {value.dtype}"
+    zeros = torch.zeros((some.shape[0], *shape), dtype=getattr(torch, dtype), device=some.device)
+    return {**batch, target: zeros}

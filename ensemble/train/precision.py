@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ensemble.comm.sparse_gradients import clip_gradients
 from ensemble.spec.identity import Precision
 from ensemble.train.job import Diverged, TrainingError
 
@@ -131,7 +132,7 @@ class MixedPrecision:
         if scaler is not None:
             scaler.unscale_(optimizer)
         if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+            clip_gradients(parameters, clip_norm)
         if scaler is None:
             optimizer.step()
             return True

@@ -28,6 +28,7 @@ from ensemble.comm import Communicator
 from ensemble.meter import peak_memory_gb, release_memory, reset_peak_memory
 from ensemble.spec import Ensemble, Identity
 from ensemble.spec.sample_weights import make_weight_function
+from ensemble.spec.task import Task
 from ensemble.store import RunDir, rehearse_checkpoint
 from ensemble.train.checkpoint import Position, pack
 from ensemble.train.data import Data
@@ -290,6 +291,10 @@ class _ProfileCheckpointer:
         """There is no checkpoint."""
         return None
 
+    def load_initial_weights(self) -> dict[str, Tensor] | None:
+        """There are none: other weights take no more time or memory."""
+        return None
+
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
         """Allocate, and free, copies of all tensors of a checkpoint."""
         rehearse_checkpoint(pack(self._identity, {}, first_epoch, position, parts))
@@ -316,6 +321,8 @@ class _ProfiledMember(TrainContext):
         """Yield the first epoch. Where the second would begin, only a checkpoint remains to be measured."""
         optimization = self._prepared()
         yield 0
+        if self.identity.keep == "best":
+            optimization.kept.keep_best()
         self._life.save(optimization)
         raise _Done
 
@@ -327,6 +334,11 @@ class _ProfiledMember(TrainContext):
             self._life.at.step += 1
 
     def predictions(
-        self, split: str, probabilities: Tensor | None, index: Tensor | None, target: Tensor | None = None
+        self,
+        split: str,
+        values: Tensor | None,
+        index: Tensor | None,
+        target: Tensor | None = None,
+        task: str | Task | None = None,
     ) -> None:
         """Saves nothing."""

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe
-from ensemble.train.job import LabelError
+from ensemble.spec.task import Task
+from ensemble.train.call import Observation
+from ensemble.train.evaluation import Rows, concatenate_rows, evaluate, explaining_label_errors
+from ensemble.train.gather import find_first
 from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import TrainContext
+from ensemble.train.mixup import mixed_losses
 from ensemble.train.optimizers import make_recipe_optimizer
-from ensemble.train.outputs import (
-    OutputError,
-    capture_output,
-    compute_probabilities,
-    explain_label_error,
-    to_probabilities,
-)
+from ensemble.train.outputs import OutputError, compute_outputs, compute_values
 
 if TYPE_CHECKING:
     from pipelines import Batch
@@ -32,16 +29,19 @@ def train(recipe: Recipe, member: TrainContext) -> None:
     optimizer = make_recipe_optimizer(recipe, member.identity, model, member.params)
     schedule = _make_schedule(recipe, member, optimizer)
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
+    member.validate_by(lambda: evaluate(recipe, member))
 
     for epoch in member.epochs():
         model.train()
         for batch in member.batches():
             for part in member.parts(batch):
+                member.observer.begin(model, part)
                 with member.autocast(), explaining_label_errors(recipe, model, part, "train"):
-                    losses = recipe.loss(model, part)
+                    losses = compute_losses(recipe, member, model, part)
+                member.observer.end()
                 member.backward(losses)
             member.step()
-        member.report(**member.evaluate(lambda model, batch: evaluate_batch(recipe, model, batch)))
+        member.report(**evaluate(recipe, member))
         if epoch == 0:
             member.report_unread()
 
@@ -49,25 +49,23 @@ def train(recipe: Recipe, member: TrainContext) -> None:
         predict(recipe, member, split)
 
 
+def compute_losses(recipe: Recipe, member: TrainContext, model: nn.Module, batch: Batch) -> Tensor:
+    """The losses of a training batch, or a part of it, [b]; of mixed samples where the member mixes them."""
+    if member.identity.mixup:
+        return mixed_losses(recipe.loss, model, member.mixup(batch))
+    losses: Tensor = recipe.loss(model, batch)
+    return losses
+
+
 def run_training_loop(recipe: Recipe | Callable[[TrainContext], None], member: TrainContext) -> None:
     """Train one member by its recipe, or call its train function."""
-    if isinstance(recipe, Recipe):
+    if isinstance(recipe, Recipe) and recipe.train is None:
         train(recipe, member)
     else:
-        recipe(member)
+        loop = recipe.train if isinstance(recipe, Recipe) else recipe
+        assert loop is not None
+        loop(member)
         member.report_unread()
-
-
-@contextlib.contextmanager
-def explaining_label_errors(recipe: Recipe, model: nn.Module, batch: Batch, split: str) -> Iterator[None]:
-    """Raise a LabelError, which is not retried, where a loss in the block fails because a label is no class."""
-    try:
-        yield
-    except (IndexError, RuntimeError) as error:
-        why = explain_label_error(recipe, model, batch, split)
-        if why is None:
-            raise
-        raise LabelError(why) from error
 
 
 def _make_schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.Optimizer) -> Any:
@@ -88,40 +86,60 @@ def _make_schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.
     )
 
 
-def evaluate_batch(recipe: Recipe, model: nn.Module, batch: Batch) -> dict[str, Any]:
-    """Loss, accuracy (for classes) and the recipe's own metrics of one batch: [b] each, or scalars."""
-    with capture_output(model) as returned, explaining_label_errors(recipe, model, batch, "valid"):
-        values: dict[str, Any] = {"loss": recipe.loss(model, batch)}
-    target = batch.get(recipe.target)
-    if target is not None and target.dim() == 1 and not target.is_floating_point():
-        try:
-            found = compute_probabilities(recipe, model, batch) if recipe.predict else to_probabilities(returned())
-        except OutputError:
-            found = None  # not a classifier, or one of unknown scores: loss and metrics remain
-        if found is not None and found.dim() == 2:
-            values["accuracy"] = (found.argmax(dim=1) == target).double()
-    if recipe.metrics is not None:
-        values.update(recipe.metrics(returned(), batch))
-    return values
-
-
 def predict(recipe: Recipe, member: TrainContext, split: str) -> None:
-    """Save the member's probabilities for a split; where there are none, log why."""
-    rows: list[Tensor] = []
-    index: list[Tensor] = []
+    """Save the member's predictions for a split; where there are none, log why."""
+    rows: list[Rows] = []
+    why, task = None, None
     try:
         with member.evaluating() as model:
             for batch in member.batches(split):
-                target = batch.get(recipe.target)
-                if recipe.predict is None and target is not None and target.is_floating_point():
-                    raise OutputError(f"the target {recipe.target!r} is a number, not a class")
                 with member.autocast():
-                    rows.append(compute_probabilities(recipe, model, batch).cpu())
-                index.append(batch["index"].cpu().clone())
+                    values, task = predict_batch(recipe, member, model, batch)
+                target = batch.get(recipe.target)
+                why = explain_misfit(task, values, target)
+                if why is not None and split == "shifted" and recipe.target in batch:
+                    target, why = None, explain_misfit(task, values, None)  # of labels of another kind
+                if why is not None:
+                    break
+                kept = None if target is None else target.cpu().clone()
+                rows.append((values.cpu(), batch["index"].cpu().clone(), kept))
     except OutputError as error:
-        member.log(f"no predictions on {split!r} are saved: {error}")
-        rows.clear()
-    if rows and rows[0].dim() != 2:
-        member.log(f"no predictions on {split!r} are saved: they are {list(rows[0].shape)}, not [b, classes]")
-        rows.clear()
-    member.predictions(split, torch.cat(rows) if rows else None, torch.cat(index) if rows else None)
+        why = str(error)
+    why = find_first(member.comm, why)
+    if why is not None:
+        member.log(f"no predictions on {split!r} are saved: {why}")
+        return
+    member.predictions(split, *concatenate_rows(rows), task)
+
+
+def predict_batch(recipe: Recipe, member: TrainContext, model: nn.Module, batch: Batch) -> tuple[Tensor, Task]:
+    """The predictions of a batch, float32 [b, ...], and their task.
+
+    Raises:
+        OutputError: there is no task, or the outputs are not what it needs.
+    """
+    observer = member.observer
+    if recipe.predict is None and observer.find(batch) == Observation():  # of a checkpoint before there was one
+        with observer.watching(model, batch):
+            compute_outputs(recipe, model, batch)
+    values = compute_values(recipe, model, batch, observer.find(batch))
+    seen = observer.find(batch, values if recipe.predict is not None else None)
+    if seen.task is None:
+        raise OutputError(seen.reason or "nothing says what is predicted: declare Recipe(task=...)")
+    return values, seen.task
+
+
+def explain_misfit(task: Task, values: Tensor, target: Tensor | None) -> str | None:
+    """Why values [b, ...] are not laid out by the task and the target; None where they are."""
+    positions = {"classification": 1, "gaussian": 1, "quantiles": 1}.get(task.kind, 0)
+    if task.kind != "free" and values.dim() < 1 + max(positions, task.kind == "multilabel"):
+        return f"values of shape {list(values.shape)} are not those of {task.kind}"
+    if task.kind == "free" or target is None:
+        return None
+    shape = values.shape[: values.dim() - positions]
+    if shape != target.shape:
+        return (
+            f"{task.kind}: values of shape {list(values.shape)} and the target {list(target.shape)} do not have "
+            "the same positions"
+        )
+    return None

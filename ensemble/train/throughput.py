@@ -42,7 +42,7 @@ class Throughput:
 
     def _reset_clocks(self) -> None:
         self._start = self._mark_s = self._last_s = time.perf_counter()
-        self._cpu_s = self._queued_s = 0.0
+        self._cpu_s = self._queued_s = self._paused_s = 0.0
         self._clocks = read_clocks()
 
     @contextlib.contextmanager
@@ -53,6 +53,17 @@ class Throughput:
             yield
         finally:
             self._sync_s += time.perf_counter() - start
+
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Do not count the time inside the block as training: an evaluation within an epoch."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - start
+            self._paused_s += seconds
+            self._mark_s += seconds
 
     def add_step(self, samples: int) -> None:
         """Count a step over this many samples, of all ranks."""
@@ -83,7 +94,7 @@ class Throughput:
         Args:
             stats: the loader's counters.
         """
-        training_s = self._last_s - self._start
+        training_s = self._last_s - self._start - self._paused_s
         return {
             "wall_s": time.perf_counter() - self._start,
             "train_s": max(0.0, training_s),

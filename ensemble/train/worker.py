@@ -15,6 +15,7 @@ from ensemble.comm import Communicator, CommunicatorError, SingleRank
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import is_disk_full
+from ensemble.train.initial_weights import MisfitError
 from ensemble.train.job import Diverged, Inbox, Job, Outcome, StopTraining, TrainingError
 from ensemble.train.member import TrainContext
 from ensemble.train.outputs import OutputError
@@ -158,6 +159,8 @@ def classify(error: BaseException) -> tuple[str, bool]:
 
     if isinstance(error, Diverged):
         return "nan", False
+    if isinstance(error, MisfitError):
+        return "impossible", False
     if isinstance(error, CommunicatorError):
         return "lost", True
     if isinstance(error, WriteError) or is_disk_full(error):

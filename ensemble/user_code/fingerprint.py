@@ -118,11 +118,11 @@ def _visit_ensemble(ensemble: Ensemble, written: frozenset[str]) -> _Visitor:
     visitor, recipe = _Visitor(written), ensemble.recipe
     if dataclasses.is_dataclass(recipe):
         for field in dataclasses.fields(recipe):
-            if field.name not in _RANKING and getattr(recipe, field.name) is not None:
+            if field.name not in _RANKING and getattr(recipe, field.name) not in (None, ()):
                 visitor.add_root(f"Recipe.{field.name}", getattr(recipe, field.name))
     else:
         visitor.add_root("recipe", recipe)
-    for split in ("train", "valid", "test"):
+    for split in ("train", "valid", "test", "shifted"):
         pipeline = getattr(ensemble, split)
         if callable(pipeline):
             visitor.add_root(split, pipeline)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.stages._sample import Sample, Stage, get_value
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @known_as("pipelines.stages.select")
@@ -18,6 +22,11 @@ class Select(Stage):
 
     def __call__(self, sample: Sample) -> Sample:
         return {field: get_value(sample, field) for field in self.fields}
+
+    def as_module(self) -> nn.Module:
+        from pipelines.stages._modules import SelectModule
+
+        return SelectModule(self.fields)
 
 
 @known_as("pipelines.stages.drop")
@@ -31,6 +40,11 @@ class Drop(Stage):
         for field in self.fields:
             get_value(sample, field)
         return {field: value for field, value in sample.items() if field not in self.fields}
+
+    def as_module(self) -> nn.Module:
+        from pipelines.stages._modules import DropModule
+
+        return DropModule(self.fields)
 
 
 @known_as("pipelines.stages.rename")
@@ -49,6 +63,11 @@ class Rename(Stage):
             taken = next(new for new in names.values() if new in sample)
             raise PipelineError(f"cannot rename to {taken!r}: the sample has that field already")
         return renamed
+
+    def as_module(self) -> nn.Module:
+        from pipelines.stages._modules import RenameModule
+
+        return RenameModule(self.names)
 
 
 def select(*fields: str) -> Select:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from pipelines.stages._sample import (
     to_chw,
     to_hwc,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
 
 INTERPOLATIONS = ("linear", "area", "cubic", "nearest")
 
@@ -66,6 +69,11 @@ class CenterCrop(Stage):
         _check_fits(self.field, image, self.size, 0)
         top, left = (image.shape[1] - height) // 2, (image.shape[2] - width) // 2
         return {**sample, self.field: image[:, top : top + height, left : left + width]}
+
+    def as_module(self) -> nn.Module:
+        from pipelines.stages._modules import CenterCropModule
+
+        return CenterCropModule(self.field, self.size)
 
 
 @known_as("pipelines.stages.random_crop")

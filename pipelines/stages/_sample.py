@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Sample = dict[str, Any]
 Array = npt.NDArray[Any]
@@ -26,6 +29,13 @@ class Stage:
     def __getstate__(self) -> dict[str, Any]:
         # Without what `cached_property` has derived from the values.
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def as_module(self) -> nn.Module | None:
+        """The stage as a torch module that maps a batch (field -> tensor [b, ...]) to a new one.
+
+        Its results are bitwise equal to the stage's on the CPU. None: there is no such module.
+        """
+        return None
 
 
 def get_value(sample: Sample, field: str) -> Any:

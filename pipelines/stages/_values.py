@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.stages._sample import Array, Sample, Stage, get_image, get_value, load_opencv, to_hwc
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Side = Literal["end", "start"]
 SIDES = ("end", "start")
@@ -44,6 +47,11 @@ class Scale(Stage):
         scaled /= std
         return {**sample, self.field: scaled if self.dtype == "float32" else scaled.astype(self.dtype)}
 
+    def as_module(self) -> nn.Module:
+        from pipelines.stages._modules import ScaleModule
+
+        return ScaleModule(self.field, self.mean, self.std, self.dtype)
+
     @functools.cached_property
     def _mean_and_std(self) -> tuple[Array, Array]:
         shape = (-1, 1, 1)
@@ -67,6 +75,13 @@ class Cast(Stage):
             except ValueError:
                 raise PipelineError(f"field {self.field!r} holds {text[:40]!r}, not a number") from None
         return {**sample, self.field: np.asarray(value).astype(self.dtype)}
+
+    def as_module(self) -> nn.Module | None:
+        if self.dtype not in ("float32", "float64"):  # numpy and torch may differ in other casts of floats
+            return None
+        from pipelines.stages._modules import CastModule
+
+        return CastModule(self.field, self.dtype)
 
 
 @known_as("pipelines.stages.pad")

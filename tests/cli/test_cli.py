@@ -42,6 +42,7 @@ COMMANDS = [
     "resume",
     "add",
     "report",
+    "dashboard",
     "doctor",
     "bench",
 ]
@@ -232,6 +233,10 @@ def test_an_import_takes_less_than_a_second_and_loads_nothing_heavy(module: str)
         ("add nowhere lr", "NAME=VALUE"),
         ("add nowhere lr=1 --epochs 0", "give a run directory"),
         ("report nowhere", "give a run directory"),
+        ("dashboard nowhere", "give a run directory"),
+        ("dashboard . --port 70000", "--port"),
+        ("dashboard . --host no.such.host.invalid", "--host"),
+        ("dashboard . --metrics-token-file nope", "cannot read the token"),
         ("bench", "STUDY"),
         ("bench pipelines", "--data"),
     ],
@@ -325,12 +330,18 @@ def test_the_ledger_says_what_the_energy_amounts_to(finished: tuple[Path, Any, P
 
 def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None:
     done = call("status", finished[0])
-    run, head, *lines, held_up, models, energy = done.stdout.splitlines()
+    run, head, *lines, energy = done.stdout.splitlines()
+    lines, (held_up, models, combined, uncertainty, *conformal) = lines[:2], lines[2:]
     assert re.fullmatch(r"tiny · finished · executor local · 0:\d\d · objective \w+, (max|min)", run)
     assert head.split()[:3] == ["member", "state", "epoch"] and "node" in head.split()
     assert [line.split()[:3] for line in lines] == [
         ["member-0", "finished", "2/2"],
         ["member-1", "finished", "2/2"],
+    ]
+    assert re.match(r"combined: accuracy ↑ 0\.\d+ \(.* to the best member.*; on the valid split$", combined)
+    assert uncertainty.startswith("uncertainty: total ") and [line[:15] for line in conformal] == [
+        "conformal, thr:",
+        "conformal, aps:",
     ]
     assert held_up.startswith("bottleneck: ") and re.match(r"models: 2 models in .*: [\d.]+ a minute", models)
     assert re.fullmatch(r"energy: (unavailable: .*|.* (estimated|attributed).* \(source: .*\))", energy)
@@ -467,8 +478,17 @@ def test_a_run_is_stopped_from_another_shell_and_goes_on(spec: Path, tmp_path: P
         hyperparameters = ("lr=.1", f'hold="{hold}"', "broken=false")
         assert "lr=fast is not a number, but lr is one" in refused("add", run_dir, "lr=fast", *hyperparameters[1:])
         assert call("add", run_dir, *hyperparameters, "--epochs", 60).stdout == "member-2 is waiting\n"
+        assert "name it with --from MEMBER" in refused("add", run_dir, "--warm", *hyperparameters)
+        assert "did you mean 'member-0'" in refused("add", run_dir, "--from", "member-00", "lr=.2")
+        assert "it would be member-0 once more" in refused("add", run_dir, "--from", "member-0", "lr=.3")
         assert call("pause", run_dir, "member-0").stdout == "pausing member-0\n"
         wait_until(lambda: states(run_dir)["member-0"] == "paused", "a pause")
+        cloned = call("add", run_dir, "--from", "member-0", "--warm", "lr=.2", "--epochs", 60, "--json", "-")
+        assert cloned.returncode == 0, cloned.stderr
+        (answer,) = json.loads(cloned.stdout)
+        assert answer["member"] == "member-3" and "it starts with the weights of member-0 after" in answer["said"]
+        assert "member-0 (warm, " in call("status", run_dir).stdout
+        assert call("cancel", run_dir, "member-3").stdout == "cancelling member-3\n"
         assert "member-1 is not paused" in refused("resume", run_dir, "member-1")
         assert call("resume", run_dir, "member-0").stdout == "resuming member-0\n"
         wait_until(lambda: states(run_dir)["member-2"] == "running", "the added member")
@@ -484,7 +504,7 @@ def test_a_run_is_stopped_from_another_shell_and_goes_on(spec: Path, tmp_path: P
     assert second.returncode == 1 and f"(process {process.pid} on" in progress and "stopped" in summary
     assert said.communicate(timeout=30)[0].count("member-2  a model was built") == 1
     stopped = json.loads(call("status", run_dir, "--json", "-").stdout)
-    assert [row["state"] for row in stopped] == ["stopped", "stopped", "cancelled"]
+    assert [row["state"] for row in stopped] == ["stopped", "stopped", "cancelled", "cancelled"]
     assert all(row["epoch"] < 60 for row in stopped)
     hold.unlink()
     status, shown = on_a_terminal("resume", run_dir)
@@ -535,7 +555,7 @@ def test_the_demo_shows_what_sharing_saves(tmp_path: Path) -> None:
     assert [int(rank) for rank, _ in ranks] == list(range(1, 9))
     in_order = [metrics[f"member-{number}"] for _, number in ranks]
     assert in_order == sorted(in_order, reverse=True)
-    assert re.search(r"accuracy +NLL +ECE", shown)
+    assert re.search(r"accuracy ↑ +NLL ↓ +ECE ↓", shown)
     for model in (r"combined \(greedy, \d members\)", r"best member \(member-\d\)", "mean of the members"):
         assert re.search(model + r" +0\.\d{4} +\d+\.\d{4} +0\.\d{4}", shown), model
     prepared, consumed = (

@@ -167,7 +167,7 @@ def test_a_stack_corrects_classes_that_a_member_mixes_up() -> None:
 def test_a_stack_of_two_classes_is_scikit_learns_own() -> None:
     from sklearn.linear_model import LogisticRegression
 
-    from ensemble.combine.stack import _fit, compute_features
+    from ensemble.combine.tasks.stacks import _fit, compute_features
 
     p, target = members_of(2, 2, classes=2)
     features = compute_features(p)

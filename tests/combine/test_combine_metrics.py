@@ -74,7 +74,7 @@ def test_the_reliability_curve_counts_every_row_and_gives_accuracy_and_ece(seed:
         ([[0.5, 0.5]], [-1], "found -1"),
         ([[0.5, 0.5]], [0.5], "integer classes"),
         ([[0.5, 0.5]], [0, 1], r"\[1, 2\] and \[2\]"),
-        ([0.5], [0], "n, C"),
+        ([0.5], [0], r"\[n, ..., C\]"),
     ],
 )
 def test_what_is_not_classification_is_refused_in_one_line(p: list, target: list, says: str) -> None:

@@ -27,7 +27,7 @@ from ensemble.store import (
     save_predictions,
     weights_sha256,
 )
-from ensemble.train.outputs import compute_probabilities
+from ensemble.train.outputs import compute_values
 from pipelines import Pipeline, sources
 
 CLASSES, FEATURES = 3, 5
@@ -99,12 +99,12 @@ def finish(path: Path, declared: Ensemble, *, splits: tuple[str, ...] = ("valid"
         for name, data in (("valid", VALID), ("test", TEST)):
             if name in splits:
                 with torch.no_grad():
-                    p = compute_probabilities(RECIPE, model, data)
+                    p = compute_values(RECIPE, model, data)
                 save_predictions(run.predictions(member, name), p, data["index"], data["label"])
         log.append("member", **identity.as_dict())
         log.append("placed", member=member, attempt=0, node="local", devices=[None], cohort=0, feeder=None)
         log.append("started", member=member, attempt=0, pid=1, epoch=0, step=0, startup_cpu_s=0.0)
-        metrics = {"accuracy": accuracy(compute_probabilities(RECIPE, model, VALID).detach(), VALID["label"])}
+        metrics = {"accuracy": accuracy(compute_values(RECIPE, model, VALID).detach(), VALID["label"])}
         log.append("finished", member=member, attempt=0, epoch=1, metrics=metrics, weights_sha256="")
     log.close()
     return run
@@ -153,10 +153,8 @@ def test_best_is_the_member_best_on_validation_reported_on_test(run: RunDir, dec
     on_valid, on_test = {}, {}
     for number, member in enumerate(declared.members or ()):
         model = trained(number, member.params["width"])  # type: ignore[union-attr]
-        on_valid[f"member-{number}"] = accuracy(
-            compute_probabilities(RECIPE, model, VALID).detach(), VALID["label"]
-        )
-        on_test[f"member-{number}"] = accuracy(compute_probabilities(RECIPE, model, TEST).detach(), TEST["label"])
+        on_valid[f"member-{number}"] = accuracy(compute_values(RECIPE, model, VALID).detach(), VALID["label"])
+        on_test[f"member-{number}"] = accuracy(compute_values(RECIPE, model, TEST).detach(), TEST["label"])
     best = max(on_valid, key=on_valid.__getitem__)
     assert combined["best_member"] == best
     assert combined["metrics"]["best"]["accuracy"] == pytest.approx(on_test[best])
@@ -207,7 +205,7 @@ def test_loading_takes_the_recorded_weights_and_not_new_ones(tmp_path: Path, dec
         2.0,
     )
     pooled = sum(
-        w * compute_probabilities(RECIPE, trained(i, width), TEST) for w, i, width in ((0.25, 1, 2), (0.75, 3, 8))
+        w * compute_values(RECIPE, trained(i, width), TEST) for w, i, width in ((0.25, 1, 2), (0.75, 3, 8))
     )
     assert torch.allclose(model(TEST), torch.softmax(pooled.log() / 2, dim=1), atol=1e-6)
 

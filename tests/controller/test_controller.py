@@ -11,7 +11,8 @@ import random
 import time
 import types
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ from hypothesis import strategies as st
 
 from ensemble.controller.controller import Controller
 from ensemble.controller.failure_policy import RetryPolicy
+from ensemble.controller.finalize import Finalizer
 from ensemble.executors import EventHandler
 from ensemble.reporting import status_feeders, status_missing
 from ensemble.reporting.sections.notices import collect_notices
+from ensemble.run import Request
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, SpecError, uniform
-from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
+from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, read_events, write_request
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
 
@@ -198,8 +201,66 @@ def run(path: Path, ensemble: Ensemble, executor: Simulated, **options: Any) -> 
     return state
 
 
+class Exporting(Simulated):
+    """A simulated cluster that collects metrics itself."""
+
+    exports_metrics = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exported: list[str] = []
+
+    def export_metrics(self, samples: Iterable[Any]) -> None:
+        self.exported.append("metrics")
+
+    def export_dashboard(self, dashboard: str) -> None:
+        self.exported.append("dashboard")
+
+
 def states(state: RunState) -> dict[str, str]:
     return {member.id: member.state for member in state.members.values()}
+
+
+def test_a_cluster_that_collects_metrics_gets_them_often_and_the_dashboard_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.controller.controller.METRICS_EVERY_S", 0.0)
+    executor = Exporting()
+    run(tmp_path / "run", an_ensemble(), executor)
+    assert executor.exported[:1] == ["dashboard"] and executor.exported.count("dashboard") == 1
+    assert executor.exported.count("metrics") > 2
+
+
+def test_cpu_time_of_loggers_while_the_report_is_written_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ensemble = tmp_path / "run", an_ensemble(loggers=["tensorboard"])
+    run_dir = RunDir.create(path, ensemble)
+    controller = Controller(run_dir, ensemble, Simulated(), EventLog(run_dir.events), RunState())
+    write_report = Finalizer.write_report
+
+    def write_late(finalizer: Finalizer, last: dict[str, Any]) -> None:
+        """Write the report once the logger has used CPU time after its last `usage` event."""
+        while sum_cpu_s(controller) < sum_logged_cpu_s(run_dir) + 0.02:
+            time.sleep(0.01)
+        write_report(finalizer, last)
+
+    monkeypatch.setattr(Finalizer, "write_report", write_late)
+    controller.open()
+    controller.run()
+    ended = read_events(run_dir.events)[-1]
+    assert ended["loggers_cpu_s"] == pytest.approx(sum_cpu_s(controller) - sum_logged_cpu_s(run_dir))
+
+
+def sum_cpu_s(controller: Controller) -> float:
+    """What all processes of loggers have used until now."""
+    return sum(event["cpu_s"] for event in controller._loggers.make_usage("sim"))
+
+
+def sum_logged_cpu_s(run_dir: RunDir) -> float:
+    """What they had used by their last `usage` events."""
+    usage = [event for event in read_events(run_dir.events) if event["type"] == "usage"]
+    return sum({e["pid"]: e["cpu_s"] for e in usage if e["pid"] != os.getpid()}.values())
 
 
 def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
@@ -463,6 +524,25 @@ def test_what_is_asked_while_the_executor_opens_is_done_and_what_was_asked_befor
     write_request(RunDir.create(path, an_ensemble()), "stop")
     state = run(path, an_ensemble(), Opening())
     assert states(state) == {f"member-{n}": "cancelled" if n == 1 else "finished" for n in range(4)}
+
+
+def test_what_is_asked_while_the_run_ends_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_report, answers = Finalizer.write_report, list[Future[Any]]()
+
+    def report(finalizer: Finalizer, ending: dict[str, Any]) -> None:
+        requests = [Request(RunDir(tmp_path / "run"), verb) for verb in ("pause", "stop")]
+        answers.extend(asking.submit(request.wait) for request in requests)
+        write_report(finalizer, ending)
+
+    monkeypatch.setattr(Finalizer, "write_report", report)
+    with ThreadPoolExecutor(2) as asking:
+        run(tmp_path / "run", an_ensemble(), Simulated())
+    for answer in answers:
+        with pytest.raises(StoreError, match=r"run: the run has ended$"):
+            answer.result()
+    events = read_events(RunDir(tmp_path / "run").events)
+    assert sorted(event["verb"] for event in events if event["type"] == "asked") == ["pause", "stop"]
+    assert events[-1]["type"] == "run_finished" and not list(RunDir(tmp_path / "run").requests.iterdir())
 
 
 def test_the_same_seed_gives_the_same_decisions(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ twice, no place is leaked, and that the log says what the session decides from.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections import Counter
@@ -57,6 +58,8 @@ REQUESTS = (
     "resume",
     "cancel",
     "add",
+    "add clone",
+    "add warm",
     "pause all",
     "resume all",
     "cancel all",
@@ -195,10 +198,14 @@ class World:
                 assert members >= 0
             case Propose():
                 return self._propose()
-            case Add(request, declared):
+            case Add(request, declared, lineage):
                 self.declared += 1
                 params = {"n": 0.5} if self.streaming else declared.params
                 identity = self.ensemble.identify(self.declared - 1, Member(params))
+                assert (action.checkpoint is not None) == bool(request.get("warm"))
+                if lineage is not None and lineage["warm"]:
+                    lineage = {**lineage, **{name: action.logged[name] for name in ("epoch", "step")}}
+                identity = dataclasses.replace(identity, lineage=lineage)
                 return {"type": "added", "request": request, "identity": identity}
             case MeasureCost(member, attempt):
                 assert member not in self.processes, "its processes still use energy"
@@ -392,7 +399,9 @@ class World:
         request: dict[str, Any] = {"id": f"{verb}-{next(self.asked)}", "verb": verb, "unreadable": None}
         members = list(self.session.state.run.members)
         if verb == "add":
-            request["declared"] = {"params": {"n": 9}}
+            request["declared"] = {"seed": 9} if how else {"params": {"n": 9}}
+            if how:
+                request |= {"from": self.random.choice([*members, "nobody"]), "warm": how == "warm"}
         elif verb == "stop":
             request["at_once"] = how != ""
         elif how != "all":

@@ -18,6 +18,7 @@ CUDA = "SKIPPED [1] tests/gpu/test_x.py:3: no CUDA device here"
 BROWSER = "SKIPPED [1] tests/watch/test_x.py:3: no Chromium on this machine"
 HOROVOD = "SKIPPED [1] tests/comm/test_x.py:3: Horovod is not installed (make horovod builds it)"
 SLURM = "SKIPPED [1] tests/deploy/test_x.py:3: needs slurmctld, slurmd, sbatch, munged"
+PROMETHEUS = "SKIPPED [1] tests/reporting/metrics/test_x.py:3: no prometheus"
 DATA = "SKIPPED [1] tests/e2e/test_x.py:3: needs CIFAR-10: set ENSEMBLE_DATA"
 
 
@@ -28,7 +29,7 @@ def clone(tmp_path: Path) -> Path:
     shutil.copy(ROOT / ".ci" / "run", directory / ".ci")
     (directory / "bin").mkdir()
     commands = ("chromium", "ip", "cc", "g++", "cmake", "patch", "mpicxx", "mpirun")
-    for command in (*commands, "slurmctld", "slurmd", "sbatch", "munged"):
+    for command in (*commands, "slurmctld", "slurmd", "sbatch", "munged", "prometheus"):
         (directory / "bin" / command).write_text("#!/bin/sh\n")
         (directory / "bin" / command).chmod(0o755)
     return directory
@@ -65,7 +66,7 @@ def test_failing_tests_fail_with_the_totals_last_and_no_demo(clone: Path) -> Non
     assert "the demo" not in lines
 
 
-@pytest.mark.parametrize("skipped", [BROWSER, HOROVOD, SLURM])
+@pytest.mark.parametrize("skipped", [BROWSER, HOROVOD, SLURM, PROMETHEUS])
 def test_a_skip_of_what_is_provided_fails(clone: Path, skipped: str) -> None:
     status, lines = ci(clone, prints=f"{CUDA}\n{skipped}\n{GREEN}")
     assert status != 0

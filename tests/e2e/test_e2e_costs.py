@@ -53,4 +53,4 @@ def test_a_search_whose_driver_was_killed_keeps_what_its_trials_were_judged_by(t
     ]
     assert {trial.user_attrs["member"] for trial in study.best_trials} == set(result.front)
     page = (run_dir / "report.html").read_text()
-    assert all(f'"{member}"' in page for member in result.front) and 'id="front"' in page
+    assert all(f'"{member}"' in page for member in result.front)

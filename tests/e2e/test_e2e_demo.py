@@ -18,12 +18,11 @@ from leftovers import named_memory, new_named_memory
 
 from ensemble.store import read_events
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]  # half a minute on a machine with nothing else to do
 
 ACCOUNT = Path(__file__).parents[1] / "meter" / "account.py"
 QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 FLAGS = [*QUIET.split(), "--disable-component-update", "--disable-sync", "--virtual-time-budget=15000"]
-CHARTS = {"versus", "calibration", "curves", "timeline", "reuse", "batches", "levels", "cpu", "energy", "power"}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ class Demo:
         self.home = run_dir.with_name("home")
         self.home.mkdir()
         environment = {**os.environ, "TMPDIR": str(scratch), "HOME": str(self.home)}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=560, env=environment)
         assert done.returncode == 0, done.stderr
         self.said, self.progress = done.stdout, done.stderr
         self.used_s = json.loads(account.read_text())["cpu_s"]
@@ -101,7 +100,7 @@ def test_a_person_is_told_what_matters(demo: Demo) -> None:
     assert [int(rank) for rank, _ in ranks] == list(range(1, 9))
     in_order = [metrics[f"member-{number}"] for _, number in ranks]
     assert in_order == sorted(in_order, reverse=True)
-    assert re.search(r"accuracy +NLL +ECE", demo.said)
+    assert re.search(r"accuracy ↑ +NLL ↓ +ECE ↓", demo.said)
     for model in (r"combined \(greedy, \d members\)", r"best member \(member-\d\)", "mean of the members"):
         assert re.search(model + r" +0\.\d{4} +\d+\.\d{4} +0\.\d{4}", demo.said), model
     counts = re.search(r"([\d,]+) prepared, ([\d,]+) consumed: each was used 8\.00 times", demo.said)
@@ -133,11 +132,9 @@ def test_the_report_draws_in_a_browser_without_a_network(demo: Demo, tmp_path: P
     page = (demo.run_dir / "report.html").as_uri()
     command = [chromium, *FLAGS, f"--user-data-dir={tmp_path}", "--host-resolver-rules=MAP * ~NOTFOUND"]
     dom = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120).stdout
-    assert f'data-drawn="{len(CHARTS)}"' in dom
-    cards = dom.split('<script type="application/json"')[0].split("<figure ")[1:]
-    marks = {re.findall(r'<div class="plot[^>]* id="(\w+)"', card)[0]: card for card in cards}
-    assert set(marks) == CHARTS
-    for name, card in marks.items():
-        assert card.count('class="point"') + card.count('class="js-line"') > 0, f"{name} has drawn nothing"
-    assert marks["timeline"].count('class="point"') >= 8 + 8
-    assert "estimated" in marks["power"] and "estimated" in marks["energy"]
+    assert re.search(r'<section data-view="overview" data-drawn="[1-9]', dom)
+    assert "8 of 8" in dom and "Energy (estimated)" in dom
+    documents = json.loads(dom.split('id="documents">')[1].split("</script>")[0])
+    curves = documents["curves"]["members"]
+    assert len(curves) == 8 and all(len(curve["epoch"]) > 1 for curve in curves.values())
+    assert documents["quality"]["combined"] and documents["state"]["power"]["nodes"]

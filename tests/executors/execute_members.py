@@ -22,7 +22,17 @@ from pipelines import Pipeline, sources
 def model(params: dict[str, Any]) -> Any:
     import torch
 
-    return torch.nn.Linear(4, 3)
+    if "width" not in params:
+        return torch.nn.Linear(4, 3)
+    layers = (torch.nn.Linear(4, params["width"]), torch.nn.BatchNorm1d(params["width"]))
+    return torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Linear(params["width"], 3))
+
+
+def momentum(model: Any, params: dict[str, Any]) -> Any:
+    """An optimizer with a state of its own, whose learning rate may be 0."""
+    import torch
+
+    return torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
 
 
 def loss(model: Any, batch: Any) -> Any:
@@ -77,7 +87,7 @@ def faulty_model(params: dict[str, Any]) -> Any:
             pass
         if "step_s" in params:
             time.sleep(params["step_s"])
-        if params.get("fault") == "nan":
+        if params.get("fault") == "nan" and steps >= params.get("after", 0):
             with torch.no_grad():
                 made.weight.fill_(float("nan"))
         if params.get("fault") == "kill" and steps == params["after"] and first():

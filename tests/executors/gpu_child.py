@@ -59,6 +59,8 @@ def run(job, ensemble, send, inbox, startup_cpu_s):
         signal.pause()
     while "until" in params and not (here / params["until"]).exists():
         time.sleep(0.01)
+    if "until" in params and "uses" in params:  # the stand-in does not see that a process has ended
+        note(f"util {os.getpid()} 0")
     if job.rank == 0:
         send({"type": "finished", **who, "epoch": 1, "metrics": {}, "weights_sha256": "0" * 64})
     return "finished"

@@ -21,7 +21,9 @@ from ensemble.reporting import status_notes
 from ensemble.schedule import Node
 from ensemble.store import RunState, read_events
 
-EXECUTORS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
+BOTH = ["local", pytest.param("ray", marks=pytest.mark.ray)]
+# What is the same code on both is tried on Ray, whose start takes half a minute, in the long tests only.
+EXECUTORS = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -64,7 +66,7 @@ def test_ranks_of_a_member_get_instances_of_different_gpus(executor: str, tmp_pa
     assert set(alone) == {"MIG-0-0", "MIG-0-1", "MIG-1-0", "MIG-1-1"}
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", BOTH)
 def test_who_keeps_gpus_busy_is_in_the_power_events(executor: str, tmp_path: Path) -> None:
     run = Run(tmp_path, "A100:80,A100:80", "", executor, "active")
     assert set(run.states.values()) == {"finished"}

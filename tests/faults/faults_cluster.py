@@ -102,19 +102,23 @@ class Nodes:
             "FAULTS_NODE": self._mark(number),
             "TMPDIR": str(own),
         }
-        self.alive[number] = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        until = time.monotonic() + 90
+        self.alive[number] = self._launch(command, environment)
+        until, starts = time.monotonic() + 180, 1
         while not any(
             process.name() == "raylet" for process in self.of(number)
         ):  # two at a time take each other's ports
-            assert time.monotonic() < until, f"node {number} does not come up"
+            if self.alive[number].poll() is not None and starts < 3:  # as another program has taken its ports
+                self.alive[number], starts = self._launch(command, environment), starts + 1
+            said = (own / "start.txt").read_text()
+            assert time.monotonic() < until, f"node {number} does not come up after {starts} starts: {said}"
             time.sleep(0.1)
+
+    @staticmethod
+    def _launch(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        with open(Path(environment["TMPDIR"]) / "start.txt", "w") as said:
+            return subprocess.Popen(
+                command, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     def tmp(self, number: int) -> Path:
         """Temporary files of a node."""

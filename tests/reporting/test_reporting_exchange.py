@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ensemble.meter import ledger
-from ensemble.reporting.sections.exchange import describe_plan, measure_member, summarize, tabulate
+from ensemble.reporting.sections.exchange import describe_plan, list_columns, measure_member, summarize, tabulate
 from ensemble.store import RunState, fold
 
 
@@ -68,7 +68,7 @@ def test_a_members_time_is_computing_synchronizing_or_waiting() -> None:
 
 def test_the_table_shows_what_is_known_of_at_least_one_member() -> None:
     state = run(dict(WIDE), dict(ALONE))
-    head, rows = tabulate(state.members.values())
+    head, rows = list_columns(state.members.values())
     assert head == [
         "member",
         "workers",
@@ -77,13 +77,22 @@ def test_the_table_shows_what_is_known_of_at_least_one_member() -> None:
         "computing",
         "synchronizing",
         "waiting for data",
+        "waited, s",
         "sent by a worker",
         "loss scale",
         "skipped steps",
     ]
     assert [row[:4] for row in rows] == [["member-0", 2, "fp16", "qsgd4"], ["member-1", 1, "fp32", None]]
-    head, _ = tabulate(run(dict(ALONE)).members.values())
-    assert head == ["member", "workers", "precision", "computing", "waiting for data"]
+    head, _ = list_columns(run(dict(ALONE)).members.values())
+    assert head == ["member", "workers", "precision", "computing", "waiting for data", "waited, s"]
+
+
+def test_shares_and_bytes_are_shown_in_words_and_sorted_by_their_numbers() -> None:
+    (table,) = tabulate(run(dict(WIDE), dict(ALONE)), ledger([]))
+    rows = {str(row[0]): dict(zip([name for name, _ in table.head], row, strict=True)) for row in table.rows}
+    assert rows["member-0"]["synchronizing"] == ("30.0%", pytest.approx(0.3))
+    assert rows["member-0"]["sent by a worker"] == ("5.72 MiB", 6e6) and rows["member-1"]["compression"] is None
+    assert tabulate(run(), ledger([])) == []
 
 
 def test_the_summary_speaks_of_members_with_several_workers_only() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ensemble.meter import ledger
-from ensemble.reporting import figures, write_report
 from ensemble.reporting.ranking import front_members, pareto_front
 from ensemble.reporting.sections.notices import collect_notices
 from ensemble.reporting.sections.training import summarize_search
 from ensemble.reporting.summary import summary_lines
-from ensemble.store import RunDir, fold
+from ensemble.store import fold
 
 Event = dict[str, Any]
 SMALL = st.one_of(st.integers(0, 4).map(float), st.floats(-1e3, 1e3))
@@ -65,34 +63,10 @@ def test_the_front_s_members_are_beaten_by_none_and_the_others_by_one_of_them(di
     assert front_members(fold(minimizing(None))) == []
 
 
-def test_the_front_is_drawn_with_its_members_named_and_the_origin_on_the_axis() -> None:
-    state = fold(minimizing())
-    figure = figures.search_front(state)
-    assert not isinstance(figure, str)
-    assert figure.layout.xaxis.title.text == "joules (estimated)" and figure.layout.yaxis.title.text == "accuracy"
-    [front] = [trace for trace in figure.data if trace.name == "Pareto front"]
-    [others] = [trace for trace in figure.data if trace.name == "other trials"]
-    on = front_members(state)
-    assert list(front.text) == [member.id for member in on] and "lines" in front.mode
-    assert list(front.x) == [member.cost["energy_j"] for member in on if member.cost]
-    assert len(others.x) + len(on) == sum(member.cost is not None for member in state.members.values())
-    assert all(
-        "lr" in hover and f"{member.id}<" in hover for hover, member in zip(front.hovertext, on, strict=True)
-    )
-    cpu = figures.search_front(fold(minimizing("cpu_s")))
-    assert not isinstance(cpu, str) and cpu.layout.xaxis.title.text == "CPU-seconds (measured)"
-    assert isinstance(figures.search_front(fold(minimizing()[:3])), str), "no trial has finished"
-
-
 @pytest.mark.parametrize("origin", ["estimated", "attributed"])
-def test_the_report_and_the_summary_show_the_front_and_say_what_an_estimated_joule_is(
-    tmp_path: Path, origin: str
-) -> None:
+def test_the_summary_shows_the_front_and_the_notices_say_what_an_estimated_joule_is(origin: str) -> None:
     events = minimizing(origin=origin)
-    page = write_report(RunDir(runs.write_run(tmp_path / "run", events))).read_text()
-    assert 'id="front"' in page and f"joules ({origin})" in page
     words = "an estimated joule is a weighted CPU-second"
-    assert (words in page) == (origin == "estimated")
     assert len([each for each in collect_notices(events) if words in each.text]) == (origin == "estimated")
     lines = dict(summary_lines(fold(events), ledger(events)))
     front = front_members(fold(events))
@@ -102,7 +76,6 @@ def test_the_report_and_the_summary_show_the_front_and_say_what_an_estimated_jou
     assert line[1].startswith(f"{front_members(fold(minimizing('cpu_s')))[0].id} 7.5 s, ")
 
 
-def test_a_search_with_one_objective_has_no_front(tmp_path: Path) -> None:
+def test_a_search_with_one_objective_has_no_front() -> None:
     events = runs.search_run()
-    assert 'id="front"' not in write_report(RunDir(runs.write_run(tmp_path / "run", events))).read_text()
     assert "Pareto front" not in dict(summary_lines(fold(events), ledger(events)))

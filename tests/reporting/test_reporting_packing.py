@@ -9,10 +9,9 @@ import run_events as runs
 
 from ensemble.meter import ledger
 from ensemble.reporting.progress import head_line
-from ensemble.reporting.scores import Scores
-from ensemble.reporting.sections import ReportData
+from ensemble.reporting.sections import Table
 from ensemble.reporting.sections.notices import collect_notices
-from ensemble.reporting.sections.packing import compose, describe_plan
+from ensemble.reporting.sections.packing import describe_plan, tabulate
 from ensemble.store import fold
 
 Event = dict[str, Any]
@@ -23,8 +22,8 @@ def events() -> list[Event]:
     return runs.list_run()
 
 
-def data(events: list[Event]) -> ReportData:
-    return ReportData(events, fold(events), ledger(events), Scores())
+def tables(events: list[Event]) -> list[Table]:
+    return tabulate(fold(events), ledger(events))
 
 
 def profile(**fields: Any) -> Event:
@@ -42,16 +41,15 @@ def profile(**fields: Any) -> Event:
 
 
 def test_what_was_measured_stands_beside_what_was_given(events: list[Event]) -> None:
-    shown = compose(data([*events, profile()]))
-    assert isinstance(shown, str)
-    (row,) = [row for row in shown.split("<tr") if ">member-1<" in row]
-    assert "12.5" in row and "5,120" in row and "0.25" in row
-    (other,) = [row for row in shown.split("<tr") if ">member-2<" in row]
-    assert "12.5" not in other
+    (table,) = tables([*events, profile()])
+    rows = {row[0]: dict(zip([name for name, _ in table.head], row, strict=True)) for row in table.rows}
+    one = rows["member-1", 1]
+    assert (one["a step alone, ms"], one["samples/s alone"], one["memory, GiB"]) == (12.5, 5120.0, 0.25)
+    assert rows["member-2", 2]["a step alone, ms"] is None
 
 
 def test_a_run_in_which_nothing_was_measured_has_no_such_section(events: list[Event]) -> None:
-    assert compose(data(events)) is None
+    assert tables(events) == []
 
 
 def test_the_plan_is_said_in_words(events: list[Event]) -> None:

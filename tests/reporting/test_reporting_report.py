@@ -1,107 +1,172 @@
-"""The report: whole from any state of a run, self-contained, and really drawn by a browser."""
+"""The report holds a run's documents whole, from any state of the run, and tells a reader without JavaScript."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import run_events as runs
 
 from ensemble.reporting import write_report
+from ensemble.reporting.report import LOG_LINES, LOGS_BYTES
 from ensemble.reporting.sections.notices import collect_notices
 from ensemble.reporting.text import clock, duration, joules
 from ensemble.store import RunDir, StoreError
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+
+def read_documents(page: Path) -> dict[str, Any]:
+    """The documents that lie in a report."""
+    (found,) = re.findall(r'<script type="application/json" id="documents">(.*?)</script>', page.read_text())
+    documents: dict[str, Any] = json.loads(found)
+    return documents
 
 
-def page_without_plotly(path: Path) -> str:
-    from plotly.offline import get_plotlyjs
-
-    whole = path.read_text()
-    assert whole.count(get_plotlyjs()) == 1, "plotly.js is inlined once"
-    return whole.replace(get_plotlyjs(), "")
+def read_plain(page: Path) -> str:
+    """What a reader without JavaScript sees."""
+    (found,) = re.findall(r"<noscript>(.*?)</noscript>", page.read_text(), re.DOTALL)
+    return str(found)
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "digits"
     run_dir = RunDir(runs.write_run(path, runs.list_run(), [i for i in range(8) if i != 6]))
+    run_dir.log("member-6").parent.mkdir()
+    lines = [*(f"line {i}" for i in range(1000)), "\x1b[31mFloatingPointError"]
+    run_dir.log("member-6").write_text("\n".join(lines) + "\n")
     return write_report(run_dir)
 
 
-def test_report_states_the_main_figures_and_what_went_wrong(full: Path) -> None:
-    page = page_without_plotly(full)
-    assert full.name == "report.html"
-    assert "7 of 8" in page and "Energy (estimated)" in page
+def test_the_main_figures_and_the_members_are_told_without_javascript(full: Path) -> None:
+    plain = read_plain(full)
+    assert full.name == "report.html" and "<title>digits · report</title>" in full.read_text()
+    assert "7 of 8" in plain and "1 failed" in plain and "Energy (estimated)" in plain
     event = runs.combined([f"member-{i}" for i in range(8) if i != 6])["metrics"]
-    assert f"{event['ensemble']['accuracy']:.4f}" in page
-    assert f"{event['ensemble']['accuracy'] - event['best']['accuracy']:+.4f} to the best member" in page
-    assert "killed by signal 9 (SIGKILL); it will be tried again" in page
-    assert "loss is nan at epoch 5" in page
-    assert ">J (estimated)</th>" in page and ">J is</th>" not in page, "as in the summary"
-    assert "Preparation in cohort 0 (a member waited 63% of the time): try prep_workers=2." in page
-    assert "a node&#x27;s ring holds 512 samples in 6.01 MiB of shared memory" in page
-    assert "could not be prepared" in page and "left out" not in page, "a run may end at such a record"
-    assert page.count('class="plot"') == 10 and 'class="absent">' not in page.split("<footer>")[0]
+    assert f"{event['ensemble']['accuracy']:.4f}" in plain
+    assert f"{event['ensemble']['accuracy'] - event['best']['accuracy']:+.4f} to the best member" in plain
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", plain)]
+    assert [row[0] for row in rows if row] == [f"member-{i}" for i in range(8)]
+    assert "loss is nan at epoch 5" in rows[7][-1] and rows[4][-2] == "2", "attempts of member-3"
 
 
-def test_report_needs_no_network(full: Path) -> None:
-    page = page_without_plotly(full)
-    assert not re.findall(r"https?://", page)
-    assert not re.search(r"<link|<img|<iframe|@import|\ssrc=", page)
-    assert "default-src 'none'" in page
+def test_its_documents_are_those_of_the_live_page(full: Path) -> None:
+    documents = read_documents(full)
+    state, tables = documents["state"], documents["tables"]
+    assert state["run"]["state"]["word"] == "finished, with failures" and state["run"]["actions"] == []
+    assert len(state["members"]["rows"]) == len(documents["curves"]["members"]) == 8
+    said = " ".join(notice["text"] for notice in state["notices"])
+    assert "killed by signal 9 (SIGKILL); it will be tried again" in said and "loss is nan at epoch 5" in said
+    facts = [fact["text"] for fact in state["run"]["facts"]]
+    assert "preparation in cohort 0 (a member waited 63% of the time): try prep_workers=2" in facts
+    assert set(documents["quality"]["members"]) == {f"member-{i}" for i in range(8) if i != 6}
+    assert [table["id"] for table in tables["tables"]] == [
+        "exchange",
+        "cost_of_members",
+        "cost_of_roles",
+        "impact",
+    ]
+    assert ["torch", "2.13.0"] in tables["made_with"] and ["revision", "4f2a91c"] in tables["made_with"]
+
+
+def test_it_holds_the_last_lines_of_the_logs_of_members_that_failed(full: Path) -> None:
+    logs = read_documents(full)["logs"]
+    assert set(logs) == {"member-6"}
+    lines = logs["member-6"].splitlines()
+    assert len(lines) == LOG_LINES and lines[-2:] == ["line 999", "FloatingPointError"]
+
+
+def test_the_logs_of_many_failed_members_are_bounded(tmp_path: Path) -> None:
+    events = [
+        event for event in runs.list_run(members=120, epochs=1) if event["type"] in ("run_started", "member")
+    ]
+    failed = {"v": 1, "t": events[-1]["t"] + 1, "type": "failed", "attempt": 0, "error": "x", "reason": "error"}
+    events += [failed | {"member": f"member-{i}", "retry": False} for i in range(120)]
+    run_dir = RunDir(runs.write_run(tmp_path / "run", events))
+    for i in range(120):
+        run_dir.log(f"member-{i}").parent.mkdir(parents=True, exist_ok=True)
+        run_dir.log(f"member-{i}").write_text("x" * 10**6)
+    logs = read_documents(write_report(run_dir))["logs"]
+    assert len(logs) > 50 and LOGS_BYTES / 2 < sum(map(len, logs.values())) < 1.1 * LOGS_BYTES
 
 
 @pytest.mark.parametrize(
-    ("events", "drawn"),
-    [(runs.just_started(), 0), (runs.list_run(until=9.0), 8), (runs.search_run(), 5), ([], 0)],
+    ("events", "word", "members"),
+    [
+        (runs.just_started(), "running", 0),
+        (runs.list_run(until=9.0), "running", 8),
+        (runs.search_run(), "running", 24),
+        ([], "not started", 0),
+    ],
     ids=["just started", "running", "search", "empty log"],
 )
-def test_report_of_a_run_at_any_point_says_why_what_is_absent_is_absent(
-    tmp_path: Path, events: list[runs.Event], drawn: int
+def test_a_run_at_any_point_has_a_report(
+    tmp_path: Path, events: list[runs.Event], word: str, members: int
 ) -> None:
+    page = write_report(RunDir(runs.write_run(tmp_path / "run", events)))
+    state = read_documents(page)["state"]
+    assert state["run"]["state"]["word"] == word and len(state["members"]["rows"]) == members
+    assert read_documents(page)["quality"]["missing"]
+
+
+def test_a_run_whose_controller_is_gone_is_interrupted(tmp_path: Path) -> None:
+    import socket
+    import subprocess
+
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    first, *others = runs.list_run(until=9.0)
+    events = [first | {"host": socket.gethostname(), "pid": ended.pid}, *others]
     run_dir = RunDir(runs.write_run(tmp_path / "run", events))
-    page = page_without_plotly(write_report(run_dir))
-    assert page.count('class="plot"') == drawn
-    mode = 12 if events and events[0]["mode"] == "search" else 10
-    assert page.count('class="absent">') == mode - drawn + 1, "one each, and the line for browsers without scripts"
+    run = read_documents(write_report(run_dir))["state"]["run"]
+    assert run["state"]["word"] == "interrupted" and "is gone" in run["driver"]
 
 
-def test_report_where_there_is_no_run_says_so(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_curves_of_both_starts(tmp_path: Path) -> None:
+    begun = runs.list_run(until=9.0)
+    again = begun[0] | {"t": begun[-1]["t"] + 1000.0, "resumed": True}
+    documents = read_documents(write_report(RunDir(runs.write_run(tmp_path / "run", [*begun, again]))))
+    outcomes = {span[-1] for spans in documents["state"]["spans"].values() for span in spans}
+    assert outcomes == {"waiting"}, "no attempt runs across the two starts"
+    assert any(curve["epoch"] for curve in documents["curves"]["members"].values())
+
+
+def test_where_there_is_no_run_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no run here"):
         write_report(RunDir(tmp_path / "nothing"))
 
 
 def test_names_and_errors_from_the_run_cannot_inject_html(tmp_path: Path) -> None:
     events = runs.list_run(until=9.0)
-    evil = "</script><script>alert(1)</script>"
+    evil = "</noscript></script><script>alert(1)</script>\ud800<!--"
     events[0] = events[0] | {"name": evil}
-    events = [e | {"params": {"tag": evil}} if e["type"] == "member" else e for e in events]
+    events = [e | {"params": {"tag": evil, evil: 1}} if e["type"] == "member" else e for e in events]
     events.append({"v": 1, "t": events[-1]["t"], "type": "failed", "member": "member-0", "attempt": 0})
     events[-1] |= {"error": evil, "reason": "error", "retry": False}
-    page = page_without_plotly(write_report(RunDir(runs.write_run(tmp_path / "run", events))))
-    assert "<script>alert" not in page
+    page = write_report(RunDir(runs.write_run(tmp_path / "run", events)))
+    text = page.read_text()
+    assert "<script>alert" not in text and text.count("</script>") == 2 and text.count("</noscript>") == 1
+    assert read_documents(page)["state"]["run"]["name"] == evil
+
+
+def test_what_is_not_a_number_is_absent(tmp_path: Path) -> None:
+    events = [dict(e) for e in runs.list_run()]
+    first = next(e for e in events if e["type"] == "epoch" and e["member"] == "member-0")
+    first["metrics"] = {"loss": float("nan"), "accuracy": float("inf")}
+    documents = read_documents(write_report(RunDir(runs.write_run(tmp_path / "run", events))))
+    assert documents["curves"]["members"]["member-0"]["values"]["accuracy"][0] is None
 
 
 def test_an_unreadable_prediction_file_is_a_reason_not_a_crash(tmp_path: Path) -> None:
     run_dir = RunDir(runs.write_run(tmp_path / "run", runs.list_run(), range(2)))
     for split in ("valid", "test"):
         run_dir.predictions("member-0", split).write_bytes(b"torn")
-    assert "The saved predictions cannot be compared" in write_report(run_dir).read_text()
+    quality = read_documents(write_report(run_dir))["quality"]
+    assert quality["missing"].startswith("The saved predictions cannot be compared")
 
 
 def test_notices_tell_failures_restarts_and_skipped_records_in_order() -> None:
@@ -139,55 +204,6 @@ def test_numbers_read_well() -> None:
     assert [joules(j) for j in (None, 12.34, 41_300.0)] == ["–", "12.3 J", "41.3 kJ"]
 
 
-def draw(page: Path, profile: Path) -> str:
-    """The page as a browser has it after its script."""
-    chromium = next(
-        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
-        None,
-    )
-    if chromium is None:
-        pytest.skip("no chromium or google-chrome on this machine")
-    command = [chromium, *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=15000", "--dump-dom"]
-    command += ["--host-resolver-rules=MAP * ~NOTFOUND", page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-
-
-@pytest.mark.browser
-def test_a_browser_draws_every_figure(full: Path, tmp_path: Path) -> None:
-    dom = draw(full, tmp_path)
-    assert 'data-drawn="10"' in dom, "the page's script did not come to its end"
-    body = dom.split('<script type="application/json"')[0]
-    plots = {}
-    for card in body.split("<figure ")[1:]:
-        found = re.search(r'<div class="plot[^>]* id="(\w+)"', card)
-        assert found, card[:200]
-        plots[found[1]] = card
-    points = {id: card.count('class="point"') for id, card in plots.items()}
-    lines = {id: card.count('class="js-line"') // 2 for id, card in plots.items()}  # each is in its legend, too
-    shared = {"reuse", "batches", "levels"}
-    assert set(plots) == {"versus", "calibration", "curves", "timeline", "cpu", "energy", "power"} | shared
-    assert points["levels"] == 3 * 2, "three levels of a feeder in each of two cohorts"
-    assert points["versus"] == 2 * 8, "7 members and the combined model, accuracy and NLL"
-    assert points["reuse"] == 2 * 2 and points["batches"] == 3 * 8
-    assert points["cpu"] == points["energy"] == 5 * (1 + 9), "5 roles: the whole run, 8 members, what is shared"
-    assert points["timeline"] >= 9 + 9 + 46, "9 attempts start up and run, with a mark for each of 46 epochs"
-    assert lines["curves"] >= 8 and lines["calibration"] == 3 and lines["power"] == 2
-    assert points["curves"] == 2 * 46
-    assert "estimated" in plots["power"] and "not evidence of a saving" in plots["energy"]
-    assert not re.search(r'd="[^"]*NaN', body)
-
-
-@pytest.mark.browser
-def test_each_table_is_sorted_by_the_column_that_was_clicked(full: Path, tmp_path: Path) -> None:
-    click = """<script>
-    const members = [...document.querySelectorAll('section')].find(each => each.innerText.startsWith('Members'));
-    members.querySelectorAll('th')[1].click();
-    </script></body>"""
-    (tmp_path / "clicked.html").write_text(full.read_text().replace("</body>", click))
-    members = draw(tmp_path / "clicked.html", tmp_path).split("<h2>Members</h2>")[1].split("</section>")[0]
-    assert re.findall(r">(member-\d)</td>", members) == [f"member-{number}" for number in reversed(range(8))]
-
-
 def test_a_class_that_no_member_knows_is_said_in_the_report(tmp_path: Path) -> None:
     from ensemble.cli.parser import main
     from ensemble.store import save_predictions
@@ -198,25 +214,25 @@ def test_a_class_that_no_member_knows_is_said_in_the_report(tmp_path: Path) -> N
         for split in ("valid", "test"):
             save_predictions(run_dir.predictions(member, split), p, index, np.array([0, 1, 2, 7]))
     assert main(["report", str(run_dir.path)]) == 0
-    assert "targets must be classes 0 ... 2, found 7" in page_without_plotly(run_dir.report)
+    assert "targets must be classes 0 ... 2, found 7" in read_documents(run_dir.report)["quality"]["missing"]
 
 
 def test_a_part_that_fails_takes_no_other_with_it(
     full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ensemble.cli.parser import main
-    from ensemble.reporting import figures, report
+    from ensemble.reporting.dashboard import analysis, tables
 
-    def broken(*_: object) -> str:
+    def broken(*_: object) -> Any:
         raise ZeroDivisionError("no such luck")
 
-    whole = page_without_plotly(full).count('class="plot"')
-    monkeypatch.setattr(figures, "learning_curves", broken)
-    sections = [(heading, broken if heading == "Members" else make) for heading, make in report.SECTIONS]
-    monkeypatch.setattr(report, "SECTIONS", sections)
+    broken.__module__ = "ensemble.reporting.sections.impact"
+    monkeypatch.setattr(analysis, "read_quality", broken)
+    monkeypatch.setattr(tables, "TABLES", [broken, *tables.TABLES[:-1]])
     shutil.copytree(full.parent, tmp_path / "copy")
     assert main(["report", str(tmp_path / "copy")]) == 0
     assert "Traceback" not in capsys.readouterr().err
-    page = page_without_plotly(tmp_path / "copy" / "report.html")
-    assert page.count("It cannot be shown: ZeroDivisionError: no such luck.") == 2
-    assert page.count('class="plot"') == whole - 1
+    documents = read_documents(tmp_path / "copy" / "report.html")
+    assert documents["quality"] == {"missing": "Quality cannot be shown: ZeroDivisionError: no such luck."}
+    assert documents["tables"]["missing"] == ["Impact cannot be shown: ZeroDivisionError: no such luck."]
+    assert len(documents["tables"]["tables"]) == 3

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from task_members import TASKS, make_members
 
-from ensemble.combine import CombineError, accuracy, nll
-from ensemble.search.marginal_gain import Gains, class_frequencies, compute_gains
+from ensemble.combine import CombineError, accuracy, find_math, nll
+from ensemble.search.marginal_gain import Gains, compute_gains
 from ensemble.search.trials import SearchTrials, make_trials
-from ensemble.spec import Ensemble, Recipe, Search, SpecError, uniform
+from ensemble.spec import CLASSIFICATION, Ensemble, Recipe, Search, SpecError, Task, uniform
 from ensemble.store import RunDir, RunState, StoreError, apply_event, fold, save_predictions
 from pipelines import Pipeline, sources
 
@@ -46,7 +47,8 @@ def test_a_worse_but_different_member_adds_more_than_one_of_three_copies(metric:
 
 
 def test_a_lone_member_is_held_against_the_frequencies_of_the_classes() -> None:
-    prior = class_frequencies(TARGET, CLASSES)
+    prior = find_math(CLASSIFICATION).guess(DIFFERENT, TARGET)
+    assert prior[0].tolist() == (np.bincount(TARGET) / ROWS).tolist()
     assert compute_gains([DIFFERENT], TARGET, "nll") == [nll(prior, TARGET) - nll(DIFFERENT, TARGET)]
     assert compute_gains([prior], TARGET, "accuracy") == [0.0]
 
@@ -66,6 +68,43 @@ def test_gains_of_some_are_those_of_all(members: int, seed: int, metric: Any) ->
     target = rng.integers(0, 3, 20)
     whole = compute_gains(probabilities, target, metric)
     assert [compute_gains(probabilities, target, metric, [i])[0] for i in range(members)] == whole
+
+
+AS_GOOD = 111
+"""The seed of two members with equally large errors."""
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
+def test_in_every_task_what_a_member_adds_is_its_gain(task: Task) -> None:
+    """Of three copies of a member each adds little; one as good with errors of its own adds more; one that knows
+    nothing adds nothing.
+    """
+    values, target = make_members(task, AS_GOOD, 2, n=300)
+    worst = find_math(task).guess(values[0], np.random.default_rng(0).permutation(target)).astype(np.float32)
+    *copies, other, nothing = compute_gains([values[0]] * 3 + [values[1], worst], target, task=task)
+    assert max(copies) < other and other > 0
+    assert nothing < other / 10
+    assert (
+        compute_gains([values[0]], target, task=task)[0]
+        > 0
+        == compute_gains([find_math(task).guess(values[0], target)], target, task=task)[0]
+    )
+
+
+def test_the_gain_of_points_is_the_share_of_the_variance_that_is_explained() -> None:
+    from sklearn.metrics import r2_score
+
+    (values,), target = make_members(Task("regression"), 0, 1)
+    gain = compute_gains([values], target, task=Task("regression"))[0]
+    assert gain == pytest.approx(r2_score(target, values.astype(np.float64)))
+
+
+def test_a_gain_in_a_metric_that_the_task_has_not_is_refused() -> None:
+    values, target = make_members(Task("regression"), 0, 2)
+    with pytest.raises(
+        CombineError, match=r"the gain in 'accuracy' has no meaning for regression \(it has: rmse, mae\)"
+    ):
+        compute_gains(values, target, "accuracy", task=Task("regression"))
 
 
 def declared(**options: Any) -> Ensemble:

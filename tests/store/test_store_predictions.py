@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save
 
+from ensemble.spec.task import Task, quantiles
 from ensemble.store import StoreError, load_predictions, save_checkpoint, save_predictions
 
 
@@ -15,8 +17,8 @@ def test_predictions_come_back_in_the_order_of_the_index(tmp_path: Path) -> None
     save_predictions(path, probabilities, torch.tensor([7, 2, 9, 0]), np.array([0, 1, 2, 1]))
     kept = load_predictions(path)
     assert kept.index.tolist() == [0, 2, 7, 9] and kept.index.dtype == np.int64
-    assert kept.probabilities.dtype == np.float32
-    assert np.array_equal(kept.probabilities, probabilities.numpy()[[3, 1, 0, 2]])
+    assert kept.values.dtype == np.float32
+    assert np.array_equal(kept.values, probabilities.numpy()[[3, 1, 0, 2]])
     assert kept.target is not None and kept.target.tolist() == [1, 1, 0, 2]
 
 
@@ -28,10 +30,10 @@ def test_a_split_without_classes_has_no_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "index", "target", "said"),
     [
-        ((2,), [0, 1], None, "have shapes"),
+        ((2,), [0, 1], None, "have shape"),
         ((2, 3), [0], None, "have shapes"),
         ((2, 3), [5, 5], None, "index 5 is there"),
-        ((2, 3), [0, 1], [1], "target must have shape"),
+        ((2, 3), [0, 1], [1], "target must have 2 rows"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -60,3 +62,20 @@ print([name for name in ("torch", "optuna", "ray", "pyarrow") if name in sys.mod
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
     )
+
+
+@pytest.mark.parametrize("task", [Task("gaussian"), quantiles(0.1, 0.5, 0.9), Task("free")])
+def test_the_task_and_a_target_of_several_numbers_come_back(tmp_path: Path, task: Task) -> None:
+    values, target = np.arange(24.0).reshape(2, 4, 3), np.array([[0.5] * 4, [np.nan] * 4])
+    save_predictions(tmp_path / "p", values, [1, 0], target, task)
+    kept = load_predictions(tmp_path / "p")
+    assert kept.task == task and np.array_equal(kept.values, values[::-1])
+    assert kept.target is not None and kept.target.dtype == np.float64
+    assert np.array_equal(kept.target, target[::-1], equal_nan=True)
+
+
+def test_predictions_of_the_first_version_are_read(tmp_path: Path) -> None:
+    tensors = {"probabilities": np.ones((2, 3), np.float32), "index": np.arange(2)}
+    (tmp_path / "p").write_bytes(save(tensors, metadata={"ensemble.predictions": "1"}))
+    kept = load_predictions(tmp_path / "p")
+    assert kept.values.shape == (2, 3) and kept.task == Task("classification") and kept.target is None

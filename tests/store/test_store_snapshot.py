@@ -73,6 +73,7 @@ def a_run(seed: int, members: int = 6) -> list[Event]:
                     workers=1,
                     gpus_per_worker=0.5,
                     params={"lr": n},
+                    lineage={"from": "member-0", "warm": True, "epoch": 3} if n % 2 else None,
                 )
         for n in range(members // 2 * start, members // 2 * (start + 1)):
             who = {"member": f"member-{n}"}

@@ -333,11 +333,11 @@ def test_predictions_are_saved_for_valid_and_test(tmp_path: Path) -> None:
     assert train(tmp_path, test=cases.data(9, seed=2))[0] == "finished"
     for split, rows in (("valid", 13), ("test", 9)):
         saved = load_predictions(RunDir(tmp_path).predictions("member-0", split, 0))
-        assert saved.probabilities.shape == (rows, 3) and saved.index.tolist() == list(range(rows))
+        assert saved.values.shape == (rows, 3) and saved.index.tolist() == list(range(rows))
         assert saved.target is not None
 
 
-def test_a_regression_has_a_loss_and_no_accuracy(tmp_path: Path) -> None:
+def test_a_regression_has_its_errors_and_no_accuracy(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(20, 3)).astype(np.float32)
     pipe = Pipeline(sources.arrays(x=x, label=x.sum(axis=1)))
@@ -350,9 +350,12 @@ def test_a_regression_has_a_loss_and_no_accuracy(tmp_path: Path) -> None:
     outcome, events = train(tmp_path, recipe, train=pipe, valid=pipe, epochs=20)
     assert outcome == "finished"
     metrics = of(events, "finished")[0]["metrics"]
-    assert set(metrics) == {"loss"} and metrics["loss"] < 0.05
-    assert not RunDir(tmp_path).predictions("member-0", "valid", 0).exists()
-    assert "no predictions on 'valid' are saved" in RunDir(tmp_path).log("member-0").read_text()
+    assert set(metrics) == {"loss", "mae", "rmse"} and metrics["loss"] < 0.05
+    saved = load_predictions(RunDir(tmp_path).predictions("member-0", "valid", 0))
+    assert saved.task.kind == "regression" and saved.values.shape == (20,) and saved.target is not None
+    error = saved.values.astype(np.float64) - saved.target
+    assert metrics["mae"] == pytest.approx(np.abs(error).mean())
+    assert metrics["rmse"] == pytest.approx(np.sqrt(np.square(error).mean()))
 
 
 def test_a_mean_loss_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -509,5 +512,5 @@ def test_an_own_loop_gives_the_bits_of_the_recipe(tmp_path: Path) -> None:
     assert own["weights_sha256"] == recipe["weights_sha256"]
     assert own["metrics"] == pytest.approx(recipe["metrics"])
     saved = [load_predictions(RunDir(tmp_path / f).predictions("member-0", "valid", 0)) for f in ("recipe", "own")]
-    assert np.array_equal(saved[0].probabilities, saved[1].probabilities)
+    assert np.array_equal(saved[0].values, saved[1].values)
     assert np.array_equal(saved[0].target, saved[1].target)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.spec import Identity, Recipe
+from ensemble.spec.task import CLASSIFICATION
 from ensemble.store import StoreError
 from ensemble.store.files import make_write_error
 from ensemble.train import Inbox, Job
@@ -27,7 +28,7 @@ from ensemble.comm import SingleRank  # noqa: E402
 from ensemble.train.batchnorm import BATCH_NORMS, guard_small_batches  # noqa: E402
 from ensemble.train.checkpoint import to_builtin  # noqa: E402
 from ensemble.train.gather import Means  # noqa: E402
-from ensemble.train.outputs import OutputError, compute_outputs, compute_probabilities, to_probabilities  # noqa: E402
+from ensemble.train.outputs import OutputError, compute_outputs, compute_values, to_values  # noqa: E402
 from ensemble.train.reporter import append_log  # noqa: E402
 from ensemble.train.seeding import step_seed  # noqa: E402
 from ensemble.train.worker import classify, is_same_gpu  # noqa: E402
@@ -183,7 +184,7 @@ def test_outputs_are_had_without_a_label() -> None:
     recipe = Recipe(model=lambda params: model, loss=loss)
     outputs = compute_outputs(recipe, model, {"x": BATCH["x"]})
     assert torch.equal(outputs, model(BATCH["x"]))
-    torch.testing.assert_close(compute_probabilities(recipe, model, BATCH), outputs.softmax(dim=1))
+    torch.testing.assert_close(compute_values(recipe, model, BATCH), outputs.softmax(dim=1))
     assert not model._forward_hooks
 
 
@@ -193,21 +194,21 @@ def test_a_loss_that_goes_round_the_model_needs_predict() -> None:
     with pytest.raises(OutputError, match=r"declare Recipe\.predict"):
         compute_outputs(around, model, BATCH)
     says = replace(around, predict=lambda m, batch: torch.full((2, 4), 0.25, dtype=torch.float64))
-    assert compute_probabilities(says, model, BATCH).dtype == torch.float32
+    assert compute_values(says, model, BATCH).dtype == torch.float32
 
 
 def test_one_score_is_the_logit_of_the_second_class() -> None:
     scores = torch.tensor([0.0, 2.0])
     expected = torch.stack([1 - scores.sigmoid(), scores.sigmoid()], dim=1)
-    assert torch.equal(to_probabilities(scores), expected)
-    assert torch.equal(to_probabilities(scores[:, None]), expected)
+    assert torch.equal(to_values(CLASSIFICATION, scores), expected)
+    assert torch.equal(to_values(CLASSIFICATION, scores[:, None]), expected)
 
 
 def test_outputs_that_are_no_scores_are_described() -> None:
     with pytest.raises(OutputError, match="a dict"):
-        to_probabilities({})
+        to_values(CLASSIFICATION, {})
     with pytest.raises(OutputError, match=r"shape \[2\] and dtype torch.int64"):
-        to_probabilities(torch.tensor([1, 2]))
+        to_values(CLASSIFICATION, torch.tensor([1, 2]))
 
 
 def test_a_members_log_takes_text_that_is_no_utf_8(tmp_path: Path) -> None:

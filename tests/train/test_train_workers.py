@@ -191,9 +191,9 @@ def test_predictions_of_all_workers_are_saved_in_order(two: Said, folder: Path) 
     for case in ("whole-fp32", "loop"):
         saved = load_predictions(RunDir(folder / "2" / case).predictions("member-0", "valid", 0))
         assert saved.index.tolist() == list(range(13))
-        assert saved.probabilities.sum(axis=1) == pytest.approx(np.ones(13), abs=1e-6)
+        assert saved.values.sum(axis=1) == pytest.approx(np.ones(13), abs=1e-6)
         accuracy = of(two[0][case], "finished")[0]["metrics"]["accuracy"]
-        assert (saved.probabilities.argmax(axis=1) == saved.target).mean() == pytest.approx(accuracy)
+        assert (saved.values.argmax(axis=1) == saved.target).mean() == pytest.approx(accuracy)
 
 
 def test_an_overflow_on_one_worker_skips_the_step_on_all(two: Said, folder: Path) -> None:
@@ -255,3 +255,29 @@ def test_only_rank_0_tells_of_the_member_and_all_tell_their_use(two: Said) -> No
         usage = of(said["whole-fp32"], "usage")
         assert {e["role"] for e in usage} == {"startup", "train", "prepare"}
         assert {e["rank"] for e in usage} == {rank}
+
+
+@pytest.mark.parametrize("case", ["kept", "swa"])
+def test_all_ranks_decide_alike_and_have_the_weights_that_are_kept(two: Said, folder: Path, case: str) -> None:
+    """They stop after the same epoch, and each predicts its rows with the weights of the checkpoint."""
+    import torch
+    import train_child
+
+    from ensemble.store import RunDir, load_predictions
+
+    assert [said[case]["outcomes"] for said in two] == [["finished"]] * 2
+    (end,) = of(two[0][case], "finished")
+    assert end["early_stopping"] and end["epoch"] < 8 and end["kept"]["epoch"] <= end["epoch"] - 2
+    (batch,) = train_child.data(13, 1).loader(13, 1)
+    model = train_child.noisy({})
+    model.load_state_dict({k: torch.from_numpy(v) for k, v in weights(folder / "2", case).items()})
+    with torch.no_grad():
+        expected = model.eval()(batch["x"][batch["index"].argsort()]).softmax(dim=1).numpy()
+    found = load_predictions(RunDir(folder / "2" / case).predictions("member-0", "valid", 0)).values
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["kept", "swa"])
+def test_workers_that_resume_keep_and_stop_as_if_undisturbed(two: Said, case: str) -> None:
+    assert of(two[0][f"mid-{case}"], "finished") == of(two[0][case], "finished")
+    assert [said[f"mid-{case}"]["outcomes"][-1] for said in two] == ["finished"] * 2

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ensemble.spec import Ensemble, Folds, Recipe, Resources
+from ensemble.spec import EMA, SWA, EarlyStopping, Ensemble, Folds, Recipe, Resources
 from ensemble.train import Inbox, Job, work
 from pipelines import Pipeline, sources
 
@@ -162,6 +162,15 @@ RAGGED: dict[str, Any] = {
 }
 PAIRS = {"name": "hierarchical", "group_size": 2}
 TINY_QSGD4 = {"name": "qsgd4", "bucket": 32, "error_feedback": True, "min_size": 32}
+KEPT: dict[str, Any] = {
+    "recipe": NOISY,
+    "params": {"lr": 0.4},
+    "epochs": 9,
+    "objective": "loss",
+    "early_stopping": EarlyStopping(2),
+    "keep": "best",
+    "validate_every": 2,
+}
 TINY_POWERSGD = {"name": "powersgd", "rank": 2, "min_size": 32}
 
 # name -> (ensemble options, [(steps before a stop, None: to the end) of each attempt])
@@ -256,6 +265,10 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
         [2, 4, None],
     ),
     "loop": ({"recipe": own_loop}, [4, None]),
+    "kept": ({**KEPT, "averaging": EMA(0.8)}, [None]),
+    "mid-kept": ({**KEPT, "averaging": EMA(0.8)}, [2, 7, None]),
+    "swa": ({**KEPT, "averaging": SWA(2), "mixup": 0.3}, [None]),
+    "mid-swa": ({**KEPT, "averaging": SWA(2), "mixup": 0.3}, [18, None]),
     "cancel": ({"recipe": SMOOTH, "command": "cancel"}, [7]),
     # rank 0 is told to go on, then to prune
     "gated": ({"recipe": SMOOTH, "answers": ["continue", "prune"]}, [None]),

@@ -9,7 +9,6 @@ from ensemble.bench import charts
 from ensemble.bench.fabric.rows import CollectiveRow, FusionRow, Results, TrainingRow, findings
 from ensemble.bench.launch.hosts import rate_bps
 from ensemble.bench.results import Outcome, format_bytes, group_by, tabulate
-from ensemble.reporting.theme import NEUTRAL
 
 _COLLECTIVE = "link backend collective size count type time_us algbw busbw wrong predicted_us"
 _TRAINING = "link backend net parameters grad_mb ranks batch samples_per_s step_ms alone_ms exchange_ms efficiency"
@@ -94,7 +93,7 @@ def _others(rows: Sequence[CollectiveRow]) -> Iterator[charts.Panel]:
             xs, ys = [row.size for row in own], [rate_bps(rate) / 8e9 for _ in own]
             series.append(
                 charts.Series(
-                    name="link's rate", xs=xs, ys=ys, colour=NEUTRAL, dash=charts.PREDICTED, points=False
+                    name="link's rate", xs=xs, ys=ys, colour=charts.NEUTRAL, dash=charts.PREDICTED, points=False
                 )
             )
         yield _over_sizes("Bus bandwidth, GB/s", f"{backend}, {link}", series, chosen)

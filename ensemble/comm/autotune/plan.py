@@ -110,13 +110,14 @@ def plan_exchange(
     options: ExchangeOptions,
     *,
     revertible: bool,
+    sparse: Sequence[torch.nn.Parameter] = (),
     known: ExchangePlan | None = None,
 ) -> tuple[GradientExchange, ExchangePlan]:
     """Make the declared exchange and measure what the declaration leaves open; all ranks call it together.
 
     Args:
         comm: all ranks, by the declared backend.
-        parameters, revertible: as of `GradientExchange`.
+        parameters, revertible, sparse: as of `GradientExchange`.
         known: the plan of the member's checkpoint; nothing that it holds is measured again.
     """
     if comm.world == 1 or not parameters:
@@ -138,15 +139,17 @@ def plan_exchange(
             revertible=revertible,
         )
 
+    rows = {id(parameter) for parameter in sparse}
     opened, tuned = open_communicator(
         comm,
         options.communicator or resolve("communicator", "torch", COMMUNICATORS),
-        [parameter.numel() for parameter in parameters],
+        [parameter.numel() for parameter in parameters if id(parameter) not in rows],
         make_over=make_over,
         known=known.tuned if known else None,
         device=device,
     )
-    return make_over(opened)(parameters, bucket_bytes=tuned.bucket_bytes), ExchangePlan(tuned, rates)
+    exchange = make_over(opened)(parameters, sparse=sparse, bucket_bytes=tuned.bucket_bytes)
+    return exchange, ExchangePlan(tuned, rates)
 
 
 def open_communicator(

@@ -53,6 +53,28 @@ def make_head_arguments(directory: Path, address: str) -> Mapping[str, Any]:
     return {"_temp_dir": str(directory), "_node_ip_address": address, "_system_config": config}
 
 
+def bind_replica_to_node() -> None:
+    """Let the server that this replica of Ray Serve is about to open listen on its node's address alone.
+
+    Replicas take requests of other deployments, pickled, over gRPC without a token, on all interfaces:
+    `ray.serve._private.replica` gives the address "[::]:0" to `add_port_to_grpc_server` after the constructor of
+    the user's class has ended. On a Ray of our own the node's address is the loopback one.
+
+    Unnecessary with: an option of Serve for the address, or authentication of these requests.
+    """
+    import ray
+    from ray.serve._private import replica
+
+    serving: Any = replica
+    add_port, node = serving.add_port_to_grpc_server, ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+
+    def add_port_of_node(server: Any, address: str) -> int:
+        port: int = add_port(server, f"{node}:{address.rpartition(':')[2]}")
+        return port
+
+    serving.add_port_to_grpc_server = add_port_of_node
+
+
 def reset_token() -> None:
     """Make Ray read the authentication token anew from the environment.
 
@@ -211,8 +233,8 @@ def release_lock_while_waiting() -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def start_core_daemons_only() -> Iterator[None]:
-    """Within, Ray starts no log monitor, no autoscaler and no API server.
+def start_core_daemons_only(*, dashboard: bool = False) -> Iterator[None]:
+    """Within, Ray starts no log monitor, no autoscaler and, unless the dashboard is asked for, no API server.
 
     The first reads all log files ten times a second; the others take three CPU-seconds to start and serve a Ray of
     several nodes, jobs and the dashboard. `ray.init` starts them by `start_log_monitor`, `start_monitor` and
@@ -223,7 +245,8 @@ def start_core_daemons_only() -> Iterator[None]:
     """
     from ray._private.node import Node
 
+    names = ("start_log_monitor", "start_monitor", *(() if dashboard else ("start_api_server",)))
     with contextlib.ExitStack() as replaced:
-        for name in ("start_log_monitor", "start_monitor", "start_api_server"):
+        for name in names:
             replaced.enter_context(_replace(Node, name, lambda self, **_: None))
         yield

@@ -9,8 +9,9 @@ run's.
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,10 @@ from ensemble.executors.ray.agents import (
 )
 from ensemble.executors.ray.head import Head, HeadLostError
 from ensemble.executors.ray.lease_manager import LeaseManager
+from ensemble.executors.ray.metrics import RayMetrics, find_dashboards
 from ensemble.executors.ray.queued_demand import MOST_PENDING
 from ensemble.executors.ray.request import Offer
-from ensemble.executors.ray.session import Session, is_reachable
+from ensemble.executors.ray.session import RAY_DASHBOARD, Session, is_reachable
 from ensemble.interrupts import raise_if_deferred
 from ensemble.schedule import Node, Placement, explain_unplaceable
 from ensemble.schedule.needs import compute_need
@@ -39,6 +41,7 @@ from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.train.job import Job
 
 if TYPE_CHECKING:
+    from ensemble.reporting.metrics.projection import Sample
     from ensemble.store import RunDir
     from pipelines import Peers
 
@@ -67,6 +70,8 @@ class RayExecutor:
     work_cpu_s = 0.0
 
     def __init__(self) -> None:
+        self.exports_metrics = False
+        self._metrics: RayMetrics | None = None
         self.cluster: Sequence[Node] | None = None
         self._session: Session | None = None
         self._head: Head | None = None
@@ -95,12 +100,35 @@ class RayExecutor:
             self._native.close()
             raise
         self._native.add_logger("ray")
+        self._open_dashboard(self._session)
         self._head = Head()
         try:
             return self._head.call(self._open, run_dir, ensemble)
         except HeadLostError:
             self._is_head_lost = True
             raise ClusterLostError(HEAD_LOST) from None
+
+    def _open_dashboard(self, session: Session) -> None:
+        """Say where Ray's dashboard is, if it was asked for; report metrics to a Ray that somebody looks at."""
+        asked = os.environ.get(RAY_DASHBOARD) == "1"
+        if session.directory is not None and not asked:
+            return
+        self._metrics = RayMetrics(
+            find_dashboards(session.ray_directory) if session.directory is not None else None
+        )
+        self.exports_metrics = True
+        if asked:
+            log.warning("%s", session.describe_dashboard())
+
+    def export_metrics(self, samples: Iterable[Sample]) -> None:
+        """See `MetricsExporter`."""
+        if self._metrics is not None:
+            self._metrics.report(samples)
+
+    def export_dashboard(self, dashboard: str) -> None:
+        """See `MetricsExporter`."""
+        if self._metrics is not None:
+            self._metrics.dashboard = dashboard
 
     def _open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
         assert self._session is not None

@@ -144,8 +144,8 @@ class JobClient:
 
 def describe_run(name: str, run_dir: Path) -> dict[str, str]:
     """The metadata of a job, which Ray shows with it, and which nobody can change once it is submitted."""
-    progress = shlex.join(["ensemble", "status", str(run_dir)])
-    return {"ensemble": name, "run_dir": str(run_dir), "progress": progress}
+    progress, page = (shlex.join(["ensemble", command, str(run_dir)]) for command in ("status", "dashboard"))
+    return {"ensemble": name, "run_dir": str(run_dir), "progress": progress, "live_page": page}
 
 
 def find_token() -> str | None:

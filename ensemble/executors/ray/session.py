@@ -8,7 +8,6 @@ lets every user write to its temporary directory; here that directory lies insid
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import secrets
@@ -31,6 +30,8 @@ from ensemble.spec import SpecError
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+#: Set to 1: a Ray that is started for a run has its dashboard on.
+RAY_DASHBOARD = "ENSEMBLE_RAY_DASHBOARD"
 _ANSWER_S = 2.0
 _MOST_ASKED = 64  # nodes at once
 _CONNECT_S = 15.0
@@ -156,6 +157,10 @@ def _await_earlier_start(limit_s: float) -> None:
 class Session:
     """A connection to Ray. `close` ends what was started here, and nothing else.
 
+    Attributes:
+        dashboard_url: of Ray's dashboard; empty where it is off.
+        token_file: with the token that the dashboard of a Ray of our own asks for; None where it has none.
+
     Args:
         limit_s: how long `ray.init` may take, and one of an earlier `Session` that was given up.
 
@@ -165,7 +170,9 @@ class Session:
     """
 
     def __init__(self, limit_s: float = _INIT_S) -> None:
-        self._limit_s = limit_s
+        self._limit_s, self._dashboard = limit_s, os.environ.get(RAY_DASHBOARD) == "1"
+        self.dashboard_url = ""
+        self.token_file: Path | None = None
         self._connector: _Connector | None = None
         _await_earlier_start(limit_s)
         address = os.environ.get("RAY_ADDRESS")
@@ -197,7 +204,8 @@ class Session:
         def connect() -> None:
             _check_address(address)
             with _compat.keep_signal_handlers():
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            self.dashboard_url = context.dashboard_url or ""
 
         self._connector = _connect(f"at RAY_ADDRESS={address}", connect)
         try:
@@ -229,9 +237,13 @@ class Session:
             "ray-", _LONGEST_NAME, lambda stale: _terminate(_find_processes(stale), 0.0)
         )
         self._token_before = os.environ.get(_TOKEN)
-        _set_token(secrets.token_hex(32))
-        connect = functools.partial(_start_head, self._private.path / _TEMPORARY)
-        self._connector = _connect("on this machine", connect)
+        token = secrets.token_hex(32)
+        _set_token(token)
+        if self._dashboard:
+            self.token_file = self._private.path / "token"
+            self.token_file.touch(0o600)
+            self.token_file.write_text(token + "\n")
+        self._connector = _connect("on this machine", self._start_head)
         try:
             self._connector.wait(self._limit_s)
         except BaseException as error:  # Ctrl-C as well may arrive when half of it runs
@@ -239,6 +251,43 @@ class Session:
             if isinstance(error, Interrupted) or not isinstance(error, Exception):
                 raise
             raise SpecError(f"Ray does not start on this machine: {error}; --executor local needs none") from error
+
+    def _start_head(self) -> None:
+        """Start a Ray of our own, with its files in our directory, and connect to it."""
+        import ray
+
+        assert self._private is not None
+        with (
+            _compat.keep_signal_handlers(),
+            _compat.separate_process_groups(),
+            _compat.start_core_daemons_only(dashboard=self._dashboard),
+            _compat.release_lock_while_waiting(),
+        ):
+            context = ray.init(
+                num_cpus=max(1, round(count_usable_cpus())),
+                include_dashboard=self._dashboard,
+                dashboard_host=LOOPBACK,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=80 * 2**20,
+                **_compat.make_head_arguments(self._private.path / _TEMPORARY, LOOPBACK),
+            )
+        self.dashboard_url = context.dashboard_url or ""
+
+    def describe_dashboard(self) -> str:
+        """Returns where Ray's dashboard is, and how it is opened."""
+        if self._private is None:
+            where = f" at http://{self.dashboard_url}" if self.dashboard_url else ""
+            return f"--ray-dashboard has no effect: this cluster has a dashboard of its own{where}, or none"
+        if not self.dashboard_url or self.token_file is None:
+            return "Ray's dashboard could not be started; see ray.log in the run directory"
+        return f"Ray's dashboard: http://{self.dashboard_url} (it asks for the token in {self.token_file})"
+
+    @property
+    def ray_directory(self) -> Path:
+        """The directory of the session of a Ray of our own, as Ray names it."""
+        assert self._private is not None
+        return self._private.path / _TEMPORARY / "session_latest"
 
     def nodes(self) -> list[dict[str, Any]]:
         """Ray's record of each node that is reachable: NodeID, NodeManagerHostname, Resources ...
@@ -287,26 +336,6 @@ class Session:
         _set_token(self._token_before)
 
 
-def _start_head(directory: Path) -> None:
-    """Start a Ray of our own, with its files in a directory, and connect to it."""
-    import ray
-
-    with (
-        _compat.keep_signal_handlers(),
-        _compat.separate_process_groups(),
-        _compat.start_core_daemons_only(),
-        _compat.release_lock_while_waiting(),
-    ):
-        ray.init(
-            num_cpus=max(1, round(count_usable_cpus())),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=80 * 2**20,
-            **_compat.make_head_arguments(directory, LOOPBACK),
-        )
-
-
 def _set_token(token: str | None) -> None:
     """Set the token of this process and of those that it starts; None: the one that Ray finds."""
     if token is None:
@@ -351,6 +380,11 @@ def _find_processes(directory: Path) -> list[Any]:
             if any(str(directory) in word for word in words):
                 found.append(process)
     return found
+
+
+def bind_replica() -> None:
+    """Let the present replica of Ray Serve listen on its node's address alone; called in its constructor."""
+    _compat.bind_replica_to_node()
 
 
 def _terminate(processes: list[Any], patience_s: float) -> None:

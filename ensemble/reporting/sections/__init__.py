@@ -1,63 +1,56 @@
-"""The sections of the report and of the closing summary, one file for each topic.
+"""The sections of the page and of the closing summary, one file for each topic.
 
 Each file has one or both of these functions; a new section is a file here and a line in the list that is named:
 
-- `compose(data: ReportData) -> Content`: the section's HTML or figures, None where there is nothing to show;
-  listed in `SECTIONS` of `ensemble.reporting.report`.
+- `tabulate(state: RunState, ledger: Ledger) -> list[Table]`: its tables in the view "Details"; listed in
+  `TABLES` of `ensemble.reporting.dashboard.tables`.
 - `summarize(state: RunState, ledger: Ledger) -> list[Line]`: its lines in the closing summary; listed in
   `SUMMARIES` of `ensemble.reporting.summary`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ensemble.reporting.page import Panel
+from ensemble.reporting.ranking import finite_or_none
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from ensemble.meter import Ledger
-    from ensemble.reporting.scores import Scores
-    from ensemble.store import RunState
-    from ensemble.store.member import Event
-
-log = logging.getLogger(__name__)
-
-#: HTML, or figures side by side; None: no section.
-Content = str | Sequence[Panel] | None
 #: A label, empty where it is that of the line before, and a text.
 Line = tuple[str, str]
+#: What a cell shows: a text, a number as the page writes numbers, or a text with what it is sorted by.
+Cell = str | float | None | tuple[str, float | str | None]
+#: A column's name, and its class: "text" or "".
+Column = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class ReportData:
-    """All that is known of a run, which every section is composed from.
+class Table:
+    """A table with a row for each member, role or quantity.
 
     Attributes:
-        events: the event log.  state: its fold.  ledger: CPU time and energy.
-        scores: metrics of the members' saved predictions.
+        id: names it in the page.  text: what to know of it.
+        of_members: whether the first cell of each row is a member's name.
     """
 
-    events: Sequence[Event]
-    state: RunState
-    ledger: Ledger
-    scores: Scores
+    id: str
+    title: str
+    text: str
+    head: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    of_members: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns it as JSON holds it: no number is NaN or infinite, each has six significant digits."""
+        rows = [[_plain(cell) for cell in row] for row in self.rows]
+        return {**vars(self), "head": [list(column) for column in self.head], "rows": rows}
 
 
-def draw(make: Callable[..., go.Figure | str], *args: Any) -> go.Figure | str:
-    """Returns `make(*args)`, or the reason why it failed: one figure that fails takes no other with it."""
-    try:
-        return make(*args)
-    except Exception as error:
-        return explain_failure(make.__name__, error)
-
-
-def explain_failure(part: str, error: Exception) -> str:
-    """Logs that a part of the report failed, and returns the sentence that stands in its place."""
-    detail = error if log.isEnabledFor(logging.DEBUG) else None
-    log.warning("the report's %s failed: %s: %s", part, type(error).__name__, error, exc_info=detail)
-    return f"It cannot be shown: {type(error).__name__}: {error}."
+def _plain(cell: Cell) -> Any:
+    if isinstance(cell, tuple):
+        shown, key = cell
+        return [shown, key if isinstance(key, str) else _plain(key)]
+    if cell is None or isinstance(cell, str):
+        return cell
+    known = finite_or_none(cell)
+    return None if known is None else float(f"{known:.6g}")

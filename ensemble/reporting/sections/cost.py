@@ -6,23 +6,26 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ensemble.reporting import text
-from ensemble.reporting.page import Panel
-from ensemble.reporting.sections import Content, Line, ReportData, draw, impact
-from ensemble.reporting.sections.notices import describe_unread, start_time
-from ensemble.reporting.theme import ROLE_WORDS
+from ensemble.reporting.sections import Line, impact
+from ensemble.reporting.sections.notices import describe_unread
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
     from ensemble.meter.ledger import LedgerRow
     from ensemble.store import RunState
 
-CPU = (
-    "CPU time",
-    "What processor time went into. Work that serves all members alike is a row of its own, not divided.",
-)
-ENERGY = "What the energy of the nodes went into, idle energy by who had reserved the cores and GPUs."
-MEASURED = " The whole of the nodes was measured."
-ESTIMATED = " Estimated from how busy the processors were, not measured: not evidence of a saving."
+#: The roles of the ledger in words.
+ROLE_WORDS = {
+    "startup": "starting up",
+    "prepare": "preparing samples",
+    "feed": "feeding",
+    "train": "training",
+    "profile": "measuring members",
+    "orchestrate": "orchestrating",
+    "ray": "Ray",
+    "idle": "idle, reserved by nobody",
+    "other": "other processes",
+}
 IDLE = "reservation"
 #: What energy was shared out by.
 METHOD_WORDS = {
@@ -33,25 +36,6 @@ METHOD_WORDS = {
     "share": "declared share of the GPU",
     "dynamic": "dynamic energy of the parts",
 }
-
-
-def compose(data: ReportData) -> Content:
-    """Returns CPU time and energy by what they went into, and power over time."""
-    from ensemble.reporting import figures
-
-    origin = data.ledger.total.origin
-    note = ESTIMATED if origin == "estimated" else ""
-    shared = text.origins(row.origin for row in data.ledger.rows if row.energy_j)
-    energy = ENERGY + (MEASURED if origin == "measured" else note)
-    power = draw(figures.power_over_time, data.ledger, start_time(data.events))
-    reading = f"Of whole nodes, {origin}.{note}"
-    if data.ledger.total.idle_j:
-        reading += " Dotted: what a node would have drawn while nothing ran."
-    return [
-        Panel("cpu", *CPU, draw(figures.cpu_seconds, data.ledger), "half"),
-        Panel("energy", f"Energy ({shared})", energy, draw(figures.joules_by_role, data.ledger), "half"),
-        Panel("power", f"Power over time ({origin})", reading, power),
-    ]
 
 
 def summarize(state: RunState, ledger: Ledger) -> list[Line]:

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ensemble.reporting import text
-from ensemble.reporting.page import Cell, escape, number_cell, paragraph, table
-from ensemble.reporting.sections import Content, ReportData
-from ensemble.reporting.sections.cost import METHOD_WORDS, sum_methods
-from ensemble.reporting.theme import ROLE_WORDS, ROLES
+from ensemble.reporting.sections import Cell, Column, Table
+from ensemble.reporting.sections.cost import METHOD_WORDS, ROLE_WORDS, sum_methods
 
 if TYPE_CHECKING:
     from ensemble.meter.ledger import Ledger, LedgerRow, Total
     from ensemble.meter.origin import Origin
+    from ensemble.store import RunState
 
 MEMBERS = (
     "Direct is what a member used itself. Full adds its part of what serves several: of preparing and feeding by "
@@ -26,16 +25,15 @@ ROLE = (
 )
 
 
-def compose(data: ReportData) -> Content:
-    """Returns a table of members and one of roles; None where nothing was used."""
-    ledger = data.ledger
+def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
+    """Returns a table of members and one of roles; none where nothing was used."""
     if not ledger.rows:
-        return None
-    members = _tabulate_members(ledger) if ledger.by_member() else ""
-    return members + _tabulate_roles(ledger)
+        return []
+    members = [_tabulate_members(ledger)] if ledger.by_member() else []
+    return [*members, _tabulate_roles(ledger)]
 
 
-def _tabulate_members(ledger: Ledger) -> str:
+def _tabulate_members(ledger: Ledger) -> Table:
     whole, full = ledger.total, ledger.by_member(full=True)
     direct = {member: ledger.member(member) for member in full}
     of_member: dict[str | None, list[LedgerRow]] = {}
@@ -47,14 +45,15 @@ def _tabulate_members(ledger: Ledger) -> str:
     rows = []
     for place, (member, total) in enumerate(direct.items()):
         origins = list(dict.fromkeys((total.origin, full[member].origin)))
-        cells = [Cell(escape(member), place), number_cell(total.energy_j), number_cell(full[member].energy_j)]
+        cells: list[Cell] = [(member, place), total.energy_j, full[member].energy_j]
         cells += [_seconds(total.cpu_s), _seconds(full[member].cpu_s)]
-        mixed = [Cell(", full ".join(origins))] if origin == "J" else []
+        mixed = [", full ".join(origins)] if origin == "J" else []
         rows.append([*cells, *_cells(whole, total, of_member.get(member, [])), *mixed])
-    return paragraph(MEMBERS + _describe_origin(known)) + table([*head, *_head(whole, origin)], rows)
+    text_of_it = MEMBERS + _describe_origin(known)
+    return Table("cost_of_members", "Cost by member", text_of_it, [*head, *_head(whole, origin)], rows, True)
 
 
-def _tabulate_roles(ledger: Ledger) -> str:
+def _tabulate_roles(ledger: Ledger) -> Table:
     whole, roles = ledger.total, ledger.by_role()
     known = [total.origin for total in roles.values()]
     origin = text.joules_head(known)
@@ -62,13 +61,13 @@ def _tabulate_roles(ledger: Ledger) -> str:
     rows = []
     for place, (role, total) in enumerate(roles.items()):
         of_role = [row for row in ledger.rows if row.role == role]
-        dot = f'<span class="dot" style="background:{ROLES.get(role, "#8a94a3")}"></span>'
-        cells = [Cell(dot + escape(ROLE_WORDS.get(role, role)), place), number_cell(total.energy_j)]
-        cells += [number_cell(_sum_members(view, role)) for view in (ledger.rows, ledger.full_rows)]
+        cells: list[Cell] = [(ROLE_WORDS.get(role, role), place), total.energy_j]
+        cells += [_sum_members(view, role) for view in (ledger.rows, ledger.full_rows)]
         cells.append(_seconds(total.cpu_s))
-        mixed = [Cell(total.origin)] if origin == "J" else []
+        mixed = [total.origin] if origin == "J" else []
         rows.append([*cells, *_cells(whole, total, of_role), *mixed])
-    return paragraph(ROLE + _describe_origin(known)) + table([*head, *_head(whole, origin)], rows)
+    text_of_it = ROLE + _describe_origin(known)
+    return Table("cost_of_roles", "Cost by role", text_of_it, [*head, *_head(whole, origin)], rows)
 
 
 def _describe_origin(origins: Iterable[Origin]) -> str:
@@ -77,7 +76,7 @@ def _describe_origin(origins: Iterable[Origin]) -> str:
     return f" All joules and watts are {known.pop()}." if len(known) == 1 else ""
 
 
-def _head(whole: Total, origin: str) -> list[tuple[str, str]]:
+def _head(whole: Total, origin: str) -> list[Column]:
     """Columns of both tables; those of which nothing is known in this run are left out."""
     idle = [("idle J", "")] if whole.idle_j else []
     on_gpus = [("GPU-s", "")] if whole.gpu_s is not None else []
@@ -86,17 +85,16 @@ def _head(whole: Total, origin: str) -> list[tuple[str, str]]:
 
 
 def _cells(whole: Total, total: Total, rows: list[LedgerRow]) -> list[Cell]:
-    idle = [number_cell(total.idle_j)] if whole.idle_j else []
+    idle = [total.idle_j] if whole.idle_j else []
     on_gpus = [_seconds(total.gpu_s)] if whole.gpu_s is not None else []
-    watts = [number_cell(total.mean_w), number_cell(total.peak_w)]
-    return [*idle, *watts, *on_gpus, _methods_cell(rows)]
+    return [*idle, total.mean_w, total.peak_w, *on_gpus, _describe_methods(rows)]
 
 
-def _methods_cell(rows: list[LedgerRow]) -> Cell:
+def _describe_methods(rows: list[LedgerRow]) -> str:
     methods = sum_methods(rows)
     whole = sum(methods.values())
     words = [f"{METHOD_WORDS.get(method, method)} {joules / whole:.0%}" for method, joules in methods.items()]
-    return Cell(escape(", ".join(words)))
+    return ", ".join(words)
 
 
 def _sum_members(rows: Iterable[LedgerRow], role: str) -> float | None:
@@ -105,5 +103,5 @@ def _sum_members(rows: Iterable[LedgerRow], role: str) -> float | None:
     return sum(joules) if joules else None
 
 
-def _seconds(value: float | None) -> Cell:
-    return number_cell(None if not value else round(value, 1))
+def _seconds(value: float | None) -> float | None:
+    return round(value, 1) if value else None

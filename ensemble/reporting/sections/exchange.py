@@ -6,30 +6,37 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
-from ensemble.reporting.page import Cell, escape, table
 from ensemble.reporting.ranking import rank_members
-from ensemble.reporting.sections import Content, Line, ReportData
+from ensemble.reporting.sections import Cell, Line, Table
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
     from ensemble.store import MemberState, RunState
 
 
-def compose(data: ReportData) -> Content:
-    """Returns a table with a row for each member; None while no epoch has ended."""
-    if not any(member.history for member in data.state.members.values()):
-        return None
-    head, rows = tabulate(rank_members(data.state))
+TITLE = "Where their time went"
+TEXT = (
+    "All epochs of a member added up, as its first worker saw them, without evaluation. Shared batches come from "
+    "the stream, own ones the member has prepared for itself."
+)
+
+
+def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
+    """Returns a table with a row for each member; none while no epoch has ended."""
+    if not any(member.history for member in state.members.values()):
+        return []
+    head, rows = list_columns(rank_members(state))
 
     def cell(name: str, value: str | float | None) -> Cell:
         if value is None or isinstance(value, str):
-            return Cell(escape(value or ""), value)
+            return value
         if name in SHARES:
-            return Cell(f"{value:.1%}", value)
-        return Cell(text.memory(value) if name == SENT else text.number(value), value)
+            return f"{value:.1%}", value
+        return (text.memory(value), value) if name == SENT else value
 
     kinds = [(name, "text" if isinstance(value, str) else "") for name, value in zip(head, rows[0], strict=True)]
-    return table(kinds, [[cell(*pair) for pair in zip(head, row, strict=True)] for row in rows])
+    shown = [[cell(*pair) for pair in zip(head, row, strict=True)] for row in rows]
+    return [Table("exchange", TITLE, TEXT, kinds, shown, of_members=True)]
 
 
 def summarize(state: RunState, ledger: Ledger) -> list[Line]:
@@ -44,7 +51,7 @@ def summarize(state: RunState, ledger: Ledger) -> list[Line]:
     return [("exchange", f"{line}, {text.memory(sent)} sent by each worker in all" if sent else line)]
 
 
-def tabulate(members: Iterable[MemberState]) -> tuple[list[str], list[list[str | float | None]]]:
+def list_columns(members: Iterable[MemberState]) -> tuple[list[str], list[list[str | float | None]]]:
     """A head, and a row for each member: the columns that say something for at least one of them."""
     measured = [measure_member(member) for member in members]
     head = [name for name in measured[0] if any(each[name] not in (None, 0) for each in measured)]
@@ -81,6 +88,9 @@ def measure_member(member: MemberState) -> dict[str, str | float | None]:
         "compression": name_of("compression"),
         "communicator": name_of("communicator"),
         **dict(zip(SHARES, shares, strict=True)),
+        "waited, s": waited_s or None,
+        "shared batches": _add_up(member, "shared_batches"),
+        "own batches": _add_up(member, "private_batches"),
         SENT: _add_up(member, "sent_bytes"),
         "loss scale": next(scales, None),
         "skipped steps": _add_up(member, "skipped_steps"),

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ensemble.reporting import text
-from ensemble.reporting.page import Panel
-from ensemble.reporting.sections import Content, Line, ReportData, draw
+from ensemble.reporting.sections import Line
 from ensemble.reporting.sections.notices import describe_bad_record, describe_end_of_sharing, describe_lost_feeder
 
 if TYPE_CHECKING:
@@ -15,27 +14,7 @@ if TYPE_CHECKING:
     from ensemble.store import RunState
     from ensemble.store.member import Event
 
-BATCHES = (
-    "Batches by member",
-    "Taken from the shared stream, or prepared by the member for itself; and how long it waited for data.",
-)
 IDLE = 0.5  # workers busy for less than this share of the time do not limit the stream
-
-
-def compose(data: ReportData) -> Content:
-    """Returns samples prepared and consumed, batches by member, and what held the streams up."""
-    from ensemble.reporting import figures
-
-    sent = sum(total["sent_bytes"] for total in figures.feeder_totals(data.events).values())
-    lines = (_describe_reuse(data.ledger), nodes_line(data.state, sent), ring_line(data.state))
-    reuse = "; ".join(line for line in lines if line)
-    held_up = "".join(f"{line[:1].upper()}{line[1:]}. " for line in bottleneck_lines(data.state))
-    levels = f"{held_up}Mean levels from the first sample to the last."
-    return [
-        Panel("reuse", "Samples prepared and consumed", reuse, draw(figures.pipeline_reuse, data.events), "half"),
-        Panel("batches", *BATCHES, draw(figures.batches_by_member, data.state), "half"),
-        Panel("levels", "Bottleneck", levels, draw(figures.queue_levels, data.state)),
-    ]
 
 
 def summarize(state: RunState, ledger: Ledger) -> list[Line]:
@@ -56,8 +35,8 @@ def _describe_reuse(ledger: Ledger) -> str:
     return line + (f"; {text.number(reuse.skipped)} could not be prepared" if reuse.skipped else "")
 
 
-def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
-    """Returns what limited the stream of each of the newest cohorts, the evidence, and what would help."""
+def bottlenecks(state: RunState) -> dict[int, str]:
+    """Returns what limits the stream of each cohort, the evidence, and what would help, in words."""
     from pipelines.feeder.statistics import bottleneck
 
     found = []
@@ -70,19 +49,26 @@ def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
         }
         if (what := bottleneck(levels)) is not None:
             found.append((cohort, what, levels, reported))
-    lines = []
-    for cohort, what, levels, reported in found[-most:]:
+    lines = {}
+    for cohort, what, levels, reported in found:
         where = "" if len(found) == 1 else f" in cohort {cohort}"
         waited = f"a member waited {levels.get('waiting', 0.0):.0%} of the time"
         if what == "members":
-            lines.append(f"the members{where} ({waited})")
+            lines[cohort] = f"the members{where} ({waited})"
         elif what == "links":
             used = f"links were used {levels.get('link', 0.0):.0%}"
-            lines.append(f"the links between nodes{where} ({waited}, {used}): try sharing='node'")
+            lines[cohort] = f"the links between nodes{where} ({waited}, {used}): try sharing='node'"
         else:
             advice = _advise(state, cohort, levels.get("workers", 0.0), reported)
-            lines.append(f"preparation{where} ({waited}): {advice}")
-    return lines + ([f"and of {text.count(len(found) - most, 'earlier cohort')}"] if len(found) > most else [])
+            lines[cohort] = f"preparation{where} ({waited}): {advice}"
+    return lines
+
+
+def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
+    """Returns what limits the streams of the newest cohorts, a line each."""
+    lines = list(bottlenecks(state).values())
+    left_out = len(lines) - most
+    return lines[-most:] + ([f"and of {text.count(left_out, 'earlier cohort')}"] if left_out > 0 else [])
 
 
 def _advise(state: RunState, cohort: int, busy: float, feeders: Mapping[str, Event]) -> str:
@@ -102,32 +88,6 @@ def _advise(state: RunState, cohort: int, busy: float, feeders: Mapping[str, Eve
     if cpus is None or workers + 1 <= cpus:
         return f"try prep_workers={2 * workers if cpus is None else min(2 * workers, int(cpus))}"
     return f"{text.count(workers, 'worker')} on {cpus:g} cores, lighter stages or more cores would help"
-
-
-def ring_line(state: RunState) -> str | None:
-    """Returns the memory of the feeders' rings as a sentence; None where no feeder has reported it."""
-    rings = sorted({(e["capacity"], e["ring_bytes"]) for e in state.feeders.values() if e.get("ring_bytes")})
-    if not rings:
-        return None
-    each = [f"{text.number(capacity)} samples in {text.memory(nbytes)}" for capacity, nbytes in rings]
-    return f"a node's ring holds {' or '.join(each)} of shared memory, however many members read it"
-
-
-def nodes_line(state: RunState, sent_bytes: int) -> str | None:
-    """Returns which cohorts several nodes fed together, and in which design, as a sentence; None where there is
-    none.
-    """
-    designs: dict[int, str] = {}
-    for (_, cohort), event in sorted(state.feeders.items()):
-        group = event.get("group") or {}
-        if len(group.get("nodes") or ()) > 1:
-            design = f"{group['design']} design"
-            if group["design"] in ("single", "multi"):
-                design += f", {text.count(group['preparers'], 'preparer')}"
-            designs[cohort] = f"{len(group['nodes'])} nodes shared one stream in cohort {cohort} ({design})"
-    if not designs:
-        return None
-    return f"{', '.join(designs.values())}; {text.memory(sent_bytes)} were sent between nodes"
 
 
 def bad_record_lines(state: RunState, most: int = 3) -> list[str]:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from ensemble.meter.impact import UNITS, Impact, Quantity, Work, assess_impact
 from ensemble.reporting import text
-from ensemble.reporting.page import Cell, escape, paragraph, table
 from ensemble.reporting.ranking import finite_or_none, metric, rank_members
-from ensemble.reporting.sections import Content, Line, ReportData
+from ensemble.reporting.sections import Cell, Line, Table
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
@@ -57,11 +56,11 @@ def summarize(state: RunState, ledger: Ledger) -> list[Line]:
     return [line for line in lines if line[1]]
 
 
-def compose(data: ReportData) -> Content:
-    """Returns a table with a row for each quantity; None where no node has told its energy."""
-    state, impact = data.state, run_impact(data.state, data.ledger)
+def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
+    """Returns a table with a row for each quantity; none where no node has told its energy."""
+    impact = run_impact(state, ledger)
     if impact.energy.total is None:
-        return None
+        return []
     units = [name for name in UNITS if name not in impact.reasons]
     head = [("", "text"), ("whole run", ""), *((f"per {_unit(name, state)}", "") for name in units)]
     is_given = any(each.given for each in impact.quantities)
@@ -69,13 +68,12 @@ def compose(data: ReportData) -> Content:
     for each in impact.quantities:
         if each.total is not None:
             values = (each.total, *(each.per[name] for name in units))
-            cells = [Cell("" if v is None else escape(_amount(each, v)), v) for v in values]
-            given = [Cell(escape(", ".join(each.given)))] if is_given else []
-            rows.append([Cell(each.name, each.name), *cells, Cell(each.origin, each.origin), *given])
+            cells: list[Cell] = [None if v is None else (_amount(each, v), v) for v in values]
+            rows.append([each.name, *cells, each.origin, *([", ".join(each.given)] if is_given else [])])
     notes = [f"No {each.name}: {each.reason}." for each in impact.quantities if each.total is None]
     notes += [f"Nothing per {UNITS[name]}: {reason}." for name, reason in impact.reasons.items()]
-    body = table([*head, ("energy", "text"), *([("given", "text")] if is_given else [])], rows)
-    return paragraph(" ".join([METHOD, *notes])) + body
+    head = [*head, ("energy", "text"), *([("given", "text")] if is_given else [])]
+    return [Table("impact", "What the energy amounts to", " ".join([METHOD, *notes]), head, rows)]
 
 
 def _epochs(state: RunState) -> list[Event]:

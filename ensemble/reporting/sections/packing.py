@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
-from ensemble.reporting.page import Cell, number_cell, paragraph, table
-from ensemble.reporting.sections import Content, ReportData
+from ensemble.reporting.sections import Cell, Table
 
 if TYPE_CHECKING:
+    from ensemble.meter import Ledger
     from ensemble.store import MemberState, RunState
 
 HEAD = (
@@ -27,14 +26,13 @@ HEAD = (
 )
 
 
-def compose(data: ReportData) -> Content:
-    """Returns a paragraph and a table; None where nothing was measured."""
-    state = data.state
+def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
+    """Returns a table with a row for each member; none where nothing was measured."""
     if not state.profiles:
-        return None
+        return []
     known = {member: profile for profile in state.profiles.values() for member in profile["members"]}
     rows = [_row(member, known.get(member.id)) for member in state.members.values()]
-    return "".join(map(paragraph, describe_plan(state))) + table(HEAD, rows)
+    return [Table("packing", "How they were packed", " ".join(describe_plan(state)), HEAD, rows, of_members=True)]
 
 
 def describe_plan(state: RunState) -> list[str]:
@@ -61,22 +59,22 @@ def describe_plan(state: RunState) -> list[str]:
 def _row(member: MemberState, profile: Mapping[str, Any] | None) -> list[Cell]:
     width = str(member.identity.get("workers", 1))
 
-    def measured(name: str, scale: float = 1.0) -> Cell:
+    def measured(name: str, scale: float = 1.0) -> float | None:
         by_width = (profile or {}).get(name) or {}
         found = by_width.get(width, by_width.get(int(width)))  # JSON keys are strings
-        return number_cell(None if found is None else found * scale)
+        return None if found is None else float(found) * scale
 
     devices = sorted({device for device in member.devices if device is not None})
     where = member.place + (f", GPU {', '.join(map(str, devices))}" if devices else "")
     return [
-        Cell(escape(member.id), member.number),
-        Cell(width, int(width)),
-        Cell(escape(where), where),
-        number_cell(member.cohort),
+        (member.id, member.number),
+        int(width),
+        where,
+        member.cohort,
         measured("step_s", 1e3),
         measured("samples_per_s"),
-        number_cell(member.training_rate),
+        member.training_rate,
         measured("cpus"),
-        number_cell(member.identity.get("cpus_per_worker")),
-        number_cell((profile or {}).get("memory_gb")),
+        member.identity.get("cpus_per_worker"),
+        (profile or {}).get("memory_gb"),
     ]

@@ -73,11 +73,18 @@ def drain() -> tuple[dict[str, float | None], dict[str, float | None]]:
     }
 
 
+def thread_state(pid: int, thread: int) -> str:
+    """The state of a thread, as /proc has it: "T" where it is stopped."""
+    return Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def stop_head() -> list[bool]:
     """Whether the head answers: before it is stopped, while it is, and when it goes on."""
     [head] = [each for each in psutil.Process().children() if each.name() == "gcs_server"]
     answers = [_compat.is_head_answering(20.0)]
     head.send_signal(signal.SIGSTOP)
+    while any(thread_state(head.pid, thread.id) != "T" for thread in head.threads()):
+        time.sleep(0.01)  # each of its threads stops by itself
     answers.append(_compat.is_head_answering(1.0))
     head.send_signal(signal.SIGCONT)
     return [*answers, _compat.is_head_answering(20.0)]

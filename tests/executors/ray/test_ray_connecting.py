@@ -6,6 +6,7 @@ A start that was given up disturbs neither the program nor a later one.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -67,6 +68,13 @@ def start_run(directory: Path, *options: str, **more: str) -> subprocess.Popen[s
     )
 
 
+def accept(listener: socket.socket, run: subprocess.Popen[str]) -> socket.socket:
+    """The next connection of a run that waits for a cluster."""
+    while not select.select([listener], [], [], 0.5)[0]:
+        assert run.poll() is None, run.communicate()
+    return listener.accept()[0]
+
+
 def check_interrupted(run: subprocess.Popen[str], directory: Path, status: int) -> None:
     """Check what it printed and left. Ray's own words are in a file, which is named, or there are none."""
     out, err = run.communicate(timeout=LIMIT_S)
@@ -82,7 +90,7 @@ def test_a_signal_ends_a_run_that_waits_for_a_silent_cluster(
 ) -> None:
     address = "{}:{}".format(*silent.getsockname())
     with start_run(tmp_path, RAY_ADDRESS=address) as run:
-        connections = [silent.accept()[0] for _ in range(2)]  # our own look, then Ray
+        connections = [accept(silent, run) for _ in range(2)]  # our own look, then Ray
         if number == signal.SIGTERM:  # after some seconds Ray reports that it has no answer
             log = tmp_path / "run" / "ray.log"
             wait_until(lambda: log.exists() and log.stat().st_size > 0, "Ray's report")

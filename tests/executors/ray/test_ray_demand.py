@@ -405,10 +405,11 @@ def test_thousands_of_members_are_planned_in_the_blink_of_an_eye(world: World) -
     assert sum(count for request, count in found.items() if request.ray_id is None) <= MOST_PENDING
 
 
-def test_leases_of_a_thousand_nodes_are_compared_with_their_members_in_the_blink_of_an_eye(world: World) -> None:
+def time_release(world: World, count: int) -> float:
+    """CPU-seconds in which the leases of so many nodes are compared with the members on them."""
     run = Run(world.make([]), "run", "cuda", [])
     nodes, part = list[tuple[str, Node]](), Bundle(4.0, 16.0, 1)
-    for n in range(1000):
+    for n in range(count):
         gpus = tuple(f"GPU-{n}-{g}" for g in range(4))
         node = Node(name=f"node-{n}", cpus=16.0, gpus=("A",) * 4, gpu_ids=gpus, memory_gb=64.0, host="host")
         nodes.append((node.name, node))
@@ -419,9 +420,18 @@ def test_leases_of_a_thousand_nodes_are_compared_with_their_members_in_the_blink
         run.manager._leases.held[node.name] = leases
     run.say_demand()
     world.cluster.clock += 2 * KEPT_S
-    began = time.process_time()
-    assert run.manager.release_unused(nodes) == []
-    assert time.process_time() - began < 0.3  # 0.04 s on a machine with nothing else to do
+    times = []
+    for _ in range(3):
+        began = time.process_time()
+        assert run.manager.release_unused(nodes) == []
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+def test_leases_of_many_nodes_are_compared_with_their_members_in_a_time_proportional_to_them(world: World) -> None:
+    """0.04 s for a thousand nodes on a machine with nothing else to do; were each compared with all, 16 times."""
+    few, many = time_release(world, 250), time_release(world, 1000)
+    assert many < 10 * few
 
 
 def test_members_of_many_ranks_are_planned_across_a_thousand_nodes_in_the_blink_of_an_eye(world: World) -> None:

@@ -106,6 +106,7 @@ def cluster(machine: dict[str, str]) -> Iterator[dict[str, str]]:
         yield {**machine, **head}
 
 
+@pytest.mark.slow
 def test_a_raylet_that_was_narrowed_lends_the_gpus_that_it_sees(tmp_path: Path, cluster: dict[str, str]) -> None:
     assert drive("whole", tmp_path, cluster) == ["finished"] * 5
     shown = given(tmp_path / "whole")
@@ -157,6 +158,7 @@ def test_two_runs_share_a_cluster(tmp_path: Path, cluster: dict[str, str]) -> No
         assert gpu != other or ended_at <= began_too or ended_too <= began, "two have one GPU at the same time"
 
 
+@pytest.mark.slow
 def test_a_cluster_does_not_lend_a_broken_gpu_again(tmp_path: Path) -> None:
     environment = make_machine(tmp_path, ",".join(["A100:80"] * 4))
     with start_head(environment, ["--num-cpus", "2"]) as head:
@@ -165,6 +167,7 @@ def test_a_cluster_does_not_lend_a_broken_gpu_again(tmp_path: Path) -> None:
     run.find_quarantined("XID 79: GPU has fallen")
 
 
+@pytest.mark.slow
 def test_members_use_of_lent_gpus_what_others_leave(tmp_path: Path) -> None:
     environment = make_machine(tmp_path, "A100:80,A100:80", "GPU-0 held 79\nGPU-1 held 40\n")
     with start_head(environment, ["--num-cpus", "2"]) as head:

@@ -192,15 +192,23 @@ def test_a_job_ends_with_the_status_of_its_run_and_mistakes_are_one_line(
 ) -> None:
     run_dir = tmp_path / "run"
     to = ("submit", spec, "--address", head.url, "--run-dir", run_dir)
-    code, out, err = head.call(*to, "--name", "good", "--follow")
+    code, out, err = head.call(*to, "--name", "good", "--dashboard-port", "0", "--follow")
     assert code == 0, out + err
     assert out.startswith("ensemble-good\n") and "2/2 finished" in out
+    page = re.search(
+        r"live page: http://127\.0\.0\.1:\d+/ on \S+; the address with its token is in (\S+) there", out
+    )
+    assert page is not None and "token=" not in out, (
+        "what Ray shows of the job leads to its page, without the token"
+    )
+    assert not Path(page[1]).exists(), "it goes with the page"
     assert {member.state for member in fold(read_events(run_dir / "events.jsonl")).members.values()} == {
         "finished"
     }
     shown = head.ask(SHOW, head.url)
     assert shown["metadata"] == {
-        "ensemble": "good", "run_dir": str(run_dir), "progress": f"ensemble status {run_dir}"
+        "ensemble": "good", "run_dir": str(run_dir), "progress": f"ensemble status {run_dir}",
+        "live_page": f"ensemble dashboard {run_dir}",
     }  # fmt: skip
     [agent] = [name for name in shown["actors"] if name.startswith("run/")]
     assert re.fullmatch(rf"run/{re.escape(socket.gethostname())}/agent-[0-9a-f]+", agent)

@@ -1,0 +1,70 @@
+"""Finds the names of classes: given by the user, or kept by the source of the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ensemble.artifact.layout import ArtifactError
+from ensemble.spec import Recipe
+from ensemble.spec.task import Task
+
+if TYPE_CHECKING:
+    from ensemble.spec import Ensemble
+
+NAMED = ("classification", "multilabel")
+
+
+def find_classes(
+    ensemble: Ensemble, task: Task, count: int, given: Sequence[str] | None
+) -> tuple[str, ...] | None:
+    """The names of the classes or labels, in order; None where they are not known, or the task has none.
+
+    Args:
+        count: how many there are.
+        given: by the user.
+
+    Raises:
+        ArtifactError: other names are given than there are classes, or one is there twice.
+    """
+    if given is not None:
+        if task.kind not in NAMED:
+            raise ArtifactError(f"classes are given, but the task is {task.kind}, which has none")
+        if len(given) != count or len(set(given)) != count:
+            raise ArtifactError(f"classes must be {count} different names, got {len(given)}: {', '.join(given)}")
+        return tuple(given)
+    names = find_known_classes(ensemble, task)
+    return names if len(names) == count else None
+
+
+def find_known_classes(ensemble: Ensemble, task: Task) -> tuple[str, ...]:
+    """The names that the sources of a run's data have for its classes or labels; empty where they have none."""
+    if task.kind not in NAMED:
+        return ()
+    target = ensemble.recipe.target if isinstance(ensemble.recipe, Recipe) else "label"
+    for pipeline in (ensemble.valid, ensemble.test, ensemble.train):
+        source = getattr(pipeline, "source", None)
+        names = _read_names(getattr(source, "source", source), target)
+        if names:
+            return names
+    return ()
+
+
+def _read_names(source: Any, target: str) -> tuple[str, ...]:
+    """The names that a source knows: of folders, of a data set's `classes`, of a Hugging Face `ClassLabel`."""
+    if getattr(source, "kind", None) == "parquet":
+        return _read_parquet_names(source.files[0].path, target)
+    known = getattr(source, "classes", None) or getattr(getattr(source, "dataset", None), "classes", None)
+    return tuple(map(str, known)) if isinstance(known, list | tuple) else ()
+
+
+def _read_parquet_names(path: str, target: str) -> tuple[str, ...]:
+    import pyarrow.parquet
+
+    metadata = pyarrow.parquet.read_schema(path).metadata or {}
+    try:
+        feature = json.loads(metadata[b"huggingface"])["info"]["features"][target]
+        return tuple(map(str, feature["names"]))
+    except (KeyError, TypeError, ValueError):
+        return ()

@@ -1,0 +1,107 @@
+"""Lays out predictions as columns of a Parquet file, by task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ensemble.combine.conformal import Conformal, ConformalInterval
+from ensemble.spec.task import Task
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Array = npt.NDArray[Any]
+
+
+def make_columns(
+    index: Array,
+    outputs: Mapping[str, Array],
+    task: Task,
+    classes: Sequence[str],
+    conformal: Sequence[Conformal] = (),
+) -> pyarrow.Table:
+    """A table of predictions with a row for each sample.
+
+    Args:
+        index: int64 [b].
+        outputs: `values` [b, ...], laid out by the task; any other name is an uncertainty [b, ...].
+        classes: names of the classes or labels; others than there are columns of values are not used.
+        conformal: what predicts sets and intervals from the values.
+
+    Returns:
+        `index`, and by task:
+
+        - classification: `class`, `class_name` where names are known, `probabilities`.
+        - multilabel: `labels` (numbers of those of at least 0.5), `label_names` where known, `probabilities`.
+        - regression: `prediction`.  gaussian: `mean`, `variance`.  quantiles: `quantiles`.  free: `values`.
+
+        What has more axes than one row is a list, or a list of lists. Then the uncertainties, by name, and
+        conformal predictions: `set_thr` and `set_aps` (numbers of the classes in it), or `low` and `high`.
+    """
+    import pyarrow
+
+    values = outputs["values"]
+    is_named = values.ndim > 1 and len(classes) == values.shape[-1]
+    columns: dict[str, Any] = {"index": pyarrow.array(index)}
+    if task.kind == "classification":
+        best = values.argmax(axis=-1)
+        columns["class"] = to_arrow(best)
+        if is_named:
+            columns["class_name"] = _name(best, classes)
+        columns["probabilities"] = to_arrow(values)
+    elif task.kind == "multilabel":
+        chosen = [np.flatnonzero(row >= 0.5) for row in values]
+        columns["labels"] = pyarrow.array(chosen, pyarrow.list_(pyarrow.int64()))
+        if is_named:
+            names = [[classes[int(label)] for label in row] for row in chosen]
+            columns["label_names"] = pyarrow.array(names, pyarrow.list_(pyarrow.string()))
+        columns["probabilities"] = to_arrow(values)
+    elif task.kind == "gaussian":
+        columns["mean"], columns["variance"] = to_arrow(values[..., 0]), to_arrow(values[..., 1])
+    else:
+        name = {"regression": "prediction", "quantiles": "quantiles"}.get(task.kind, "values")
+        columns[name] = to_arrow(values)
+    for name, value in outputs.items():
+        if name != "values":
+            columns[name] = to_arrow(value)
+    for each in conformal:
+        columns |= _predict_conformal(each, values, index)
+    return pyarrow.table(columns)
+
+
+def _predict_conformal(conformal: Conformal, values: Array, index: Array) -> dict[str, Any]:
+    """Columns of sets of classes, where a sample has one position and one label, or of the bounds of intervals."""
+    import pyarrow
+
+    if isinstance(conformal, ConformalInterval):
+        low, high = conformal.predict(values)
+        return {"low": to_arrow(low), "high": to_arrow(high)}
+    inside = conformal.predict(values, index)
+    if inside.ndim != 2:
+        return {}
+    sets = [np.flatnonzero(row) for row in inside]
+    return {f"set_{conformal.method}": pyarrow.array(sets, pyarrow.list_(pyarrow.int64()))}
+
+
+def _name(best: Array, classes: Sequence[str]) -> Any:
+    import pyarrow
+
+    codes = to_arrow(best)
+    names = pyarrow.array(list(classes))
+    if best.ndim == 1:
+        return names.take(codes)
+    return pyarrow.array(np.asarray(classes, dtype=object)[best].tolist())
+
+
+def to_arrow(values: Array) -> Any:
+    """An array [b, ...] as a column of b numbers, or of b lists of equal lengths."""
+    import pyarrow
+
+    column = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
+    for length in reversed(values.shape[1:]):
+        column = pyarrow.FixedSizeListArray.from_arrays(column, length)
+    return column

@@ -1,0 +1,262 @@
+"""Exports the combined members of a run as an artifact."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.artifact import layout
+from ensemble.artifact.card import make_card
+from ensemble.artifact.classes import find_classes
+from ensemble.artifact.preprocessing import Division, Input, divide
+from ensemble.combine import load
+from ensemble.meter import ledger
+from ensemble.spec import Recipe
+from pipelines.errors import SampleError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ensemble.combine.model import EnsembleModel
+    from ensemble.spec import Ensemble
+    from ensemble.store import RunDir, RunState
+    from pipelines import Pipeline
+
+#: Samples with which a program is traced and checked.
+SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """What an artifact is made of."""
+
+    run: RunDir
+    state: RunState
+    ensemble: Ensemble
+    model: EnsembleModel
+    division: Division
+    given: dict[str, Tensor]  # of the program
+    prepared: dict[str, Tensor]  # of the model: the same samples
+
+
+def export(
+    run_dir: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    onnx: bool = False,
+    preprocessing: bool = True,
+    uncertainty: bool = True,
+    classes: Sequence[str] | None = None,
+) -> Path:
+    """Write the combined, calibrated model of a run to a folder that predicts with torch alone.
+
+    The programs in it are held against `load(run_dir)` on samples of the run's validation data: on the CPU they
+    must be bitwise equal to it. `ensemble.artifact.layout` has the files.
+
+    Example:
+        ensemble.export("runs/digits", "digits")
+        # elsewhere: torch.export.load("digits/model.pt2").module()({"image": images})
+
+    Args:
+        run_dir: of a run whose members, or some of them, finished.
+        out: the folder, a new one or an artifact, which is replaced.
+        onnx: write model.onnx, too; needs the extra `onnx`.
+        preprocessing: let the program begin with the last stages of the validation pipeline, as far as they have
+            twins in torch; else it takes what the pipeline gives.
+        uncertainty: write uncertainty.pt2, too, where the task has uncertainties.
+        classes: names of the classes or labels, in order; None takes those of the data's source, where it has
+            any.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ArtifactError: `out` is something else than an artifact, the model cannot be exported (with what to write
+            instead), the exported one computes something else, or `classes` does not fit.
+        CombineError: as `load` does.
+        WriteError: it could not be written.
+    """
+    path = Path(out).expanduser().absolute()
+    layout.check_target(path)
+    if onnx:
+        from ensemble.artifact.onnx import check_installed
+
+        check_installed()
+    sources = _collect(run_dir, preprocessing)
+    layout.write_folder(path, lambda folder: _write(folder, sources, onnx, uncertainty, classes))
+    return path
+
+
+def _collect(run_dir: str | os.PathLike[str], preprocessing: bool) -> _Sources:
+    from ensemble.artifact.program import find_fields
+    from ensemble.store import RunDir, fold, read_events
+
+    run = RunDir(run_dir)
+    model = load(run_dir)
+    state = fold(read_events(run.events))
+    ensemble = run.load_ensemble(state.header.get("code"))
+    assert isinstance(ensemble.recipe, Recipe)
+    pipeline = ensemble.valid if ensemble.valid is not None else ensemble.pipeline(_params(state, model))
+    count = min(SAMPLES, len(pipeline))
+    whole = _take(pipeline, count)
+    whole.pop(ensemble.recipe.target, None)
+    fields = _list_fields(model) or find_fields(model, whole)
+    division = divide(pipeline, fields, fold=preprocessing)
+    try:
+        given = _take(division.prepared, count)
+    except SampleError:  # the first samples differ in size, which the program's stages make one
+        given, whole = _take(division.prepared, 1), _take(pipeline, 1)
+    return _Sources(run, state, ensemble, model, division, given, {name: whole[name] for name in fields})
+
+
+def _list_fields(model: EnsembleModel) -> list[str]:
+    """The fields that the members' models are called with, as their training has shown; none where it has not."""
+    fields = dict[str, None]()
+    for call in model.calls.values():
+        seen = None if call.seen is None else call.seen.call
+        if seen is None or call.recipe.predict is not None or None in (*seen.args, *seen.kwargs.values()):
+            return []
+        fields |= dict.fromkeys(seen.fields)
+    return list(fields)
+
+
+def _params(state: RunState, model: EnsembleModel) -> Mapping[str, Any]:
+    return state.members[model.member_ids[0]].params
+
+
+def _take(pipeline: Pipeline, count: int) -> dict[str, Tensor]:
+    """A batch of the first samples of a pipeline; of a single one twice."""
+    if pipeline.random_stage is None:
+        pipeline = pipeline.without_randomness()
+    batch = next(iter(pipeline.take(count).loader(count, epochs=1)))
+    return {
+        name: value.clone() if count > 1 else value.repeat(2, *[1] * (value.dim() - 1))
+        for name, value in batch.items()
+        if name != "index"
+    }
+
+
+def _write(folder: Path, sources: _Sources, onnx: bool, uncertainty: bool, classes: Sequence[str] | None) -> None:
+    import torch
+
+    from ensemble.artifact import program as programs
+
+    model, division = sources.model, sources.division
+    with torch.no_grad():
+        values = programs.as_outputs(model(sources.prepared))
+    names = find_classes(sources.ensemble, model.task, values["values"].shape[-1], classes)
+    batches = _cut_batches(sources.given, sources.prepared)
+    traced = _save_checked(folder / layout.PROGRAM, model, division, batches)
+    uncertain = None
+    if uncertainty and model.task.kind != "free":
+        with _with_uncertainty(model):
+            _save_checked(folder / layout.UNCERTAINTY, model, division, batches)
+            with torch.no_grad():
+                uncertain = programs.as_outputs(model(sources.prepared))
+    programs.save_weights(folder / layout.WEIGHTS, model)
+    apart = None
+    if onnx:
+        from ensemble.artifact.onnx import save_onnx
+
+        with torch.no_grad():
+            apart = save_onnx(folder / layout.ONNX, traced, [(given, model(whole)) for given, whole in batches])
+    record = _describe(sources, values, uncertain, names)
+    used = ledger(_read_events(sources.run)).as_dict()
+    _write_json(folder / layout.RECORD, record)
+    _write_json(folder / layout.LEDGER, used)
+    card = make_card(record, sources.ensemble, sources.state, used, onnx_difference=apart)
+    (folder / layout.CARD).write_text(card)
+
+
+def _cut_batches(
+    given: Mapping[str, Tensor], prepared: Mapping[str, Tensor]
+) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Batches of the same samples in several sizes, for the program and for the model."""
+    count = len(next(iter(given.values())))
+    return [
+        ({k: v[:size] for k, v in given.items()}, {k: v[:size] for k, v in prepared.items()})
+        for size in sorted({1, 2, count})
+    ]
+
+
+def _save_checked(path: Path, model: nn.Module, division: Division, batches: Sequence[Any]) -> Any:
+    from ensemble.artifact import program as programs
+
+    traced = programs.trace(programs.Program(division.make_modules(), model), batches[-1][0], division.inputs)
+    programs.save_program(path, traced)
+    programs.check_equal(path, model, batches)
+    return traced
+
+
+@contextlib.contextmanager
+def _with_uncertainty(model: EnsembleModel) -> Iterator[None]:
+    """Let the model give uncertainties, too."""
+    model.uncertainty = True
+    try:
+        yield
+    finally:
+        model.uncertainty = False
+
+
+def _read_events(run: RunDir) -> list[dict[str, Any]]:
+    from ensemble.store import read_events
+
+    return read_events(run.events)
+
+
+def _describe(
+    sources: _Sources,
+    values: Mapping[str, Tensor],
+    uncertain: Mapping[str, Tensor] | None,
+    classes: Sequence[str] | None,
+) -> dict[str, Any]:
+    """The record of the artifact; see `layout.read_record`."""
+    from ensemble.store import versions
+
+    run, state, model = sources.run, sources.state, sources.model
+    task = model.task
+    combined = state.combined or {}
+    weights = dict(zip(model.member_ids, model.weights.tolist(), strict=True))
+    return {
+        "v": layout.VERSION,
+        "kind": layout.KIND,
+        "name": sources.ensemble.name,
+        "run_id": run.info["run_id"],
+        "created": time.time(),
+        "versions": versions(),
+        "task": task.as_record(),
+        "fields": {name: _describe_input(name, found) for name, found in sources.division.inputs.items()},
+        "outputs": _describe_outputs(values),
+        "uncertainty": None if uncertain is None else _describe_outputs(uncertain),
+        "classes": None if classes is None else list(classes),
+        "members": model.member_ids,
+        "weights": weights,
+        "method": model.method,
+        "calibration": combined.get("calibration"),
+        "conformal": combined.get("conformal"),
+        "stages": sources.division.describe(),
+    }
+
+
+def _describe_input(name: str, found: Input) -> dict[str, Any]:
+    axes = iter((f"{name}_height", f"{name}_width"))
+    shape: list[int | str] = ["batch", *(next(axes) if size is None else size for size in found.shape)]
+    least = {"least": list(found.least)} if found.least else {}
+    return {"shape": shape, "dtype": found.dtype, **least}
+
+
+def _describe_outputs(values: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {
+        name: {"shape": ["batch", *value.shape[1:]], "dtype": str(value.dtype).removeprefix("torch.")}
+        for name, value in values.items()
+    }
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,120 @@
+"""An artifact on disk: its files, how they are written whole or not at all, and its record.
+
+    model.pt2             a `torch.export` program: a batch (field -> tensor [b, ...]) to values [b, ...]
+    uncertainty.pt2       where the task has them: the same batch to values and uncertainties [b, ...], by name
+    model.safetensors     the weights of both, by the names that the loaded ensemble gives them
+    model.onnx            on request: the same as model.pt2
+    artifact.json         what they take and return, how it is to be read (`read_record`)
+    README.md             the model card
+    ledger.json           what the run used
+
+The folder needs torch alone. Nothing in it is a pickle, but `torch.export.load` unpickles parts of a .pt2 file
+that say so: load no artifact that you do not trust.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ensemble.store.files import StoreError, fsync_directory, make_write_error
+
+VERSION = 1
+KIND = "ray-ensemble artifact"
+PROGRAM, UNCERTAINTY, WEIGHTS, ONNX = "model.pt2", "uncertainty.pt2", "model.safetensors", "model.onnx"
+RECORD, CARD, LEDGER = "artifact.json", "README.md", "ledger.json"
+
+
+class ArtifactError(StoreError):
+    """An artifact cannot be made or used; the message is one line that says what is wrong and what to do."""
+
+
+def is_artifact(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder is an artifact, of whatever version."""
+    try:
+        found = json.loads((Path(path) / RECORD).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("kind") == KIND
+
+
+def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What artifact.json says.
+
+    Returns:
+        - `kind`, `v`; `name`, `run_id`, `created` (unix time) of the run; `versions`.
+        - `task`: as `ensemble.spec.task` records it.
+        - `fields`: field -> {"shape", "dtype"} of what the program takes. A shape is a list of numbers and, for
+          what may vary, names: "batch" first; `least`: name -> smallest size of those that have one.
+        - `outputs`: name -> {"shape", "dtype"} of model.pt2; `uncertainty`: the same of uncertainty.pt2, or None.
+        - `classes`: names of the classes or labels, or None.
+        - `members`, `weights`, `method`, `calibration`, `conformal`: how the members are one model.
+        - `stages`: {"in_program", "of_caller"}: what is done to a record before the model, in order; each a name
+          and a record by which `predict` does it, or None where it is the user's own function.
+
+    Raises:
+        ArtifactError: this is no artifact, or one of a newer version.
+    """
+    file = Path(path) / RECORD
+    if not is_artifact(path):
+        raise ArtifactError(f"no artifact here: {file} does not exist or is none; make one with `ensemble export`")
+    record: dict[str, Any] = json.loads(file.read_text())
+    if record["v"] > VERSION:
+        raise ArtifactError(f"{path} was made by a newer ray-ensemble; upgrade ray-ensemble to read it")
+    return record
+
+
+def check_target(path: Path) -> None:
+    """Raises where an artifact cannot be put: what is there is none, and not an empty folder.
+
+    Raises:
+        ArtifactError: see above.
+    """
+    if not os.path.lexists(path) or (is_artifact(path) and not path.is_symlink()):
+        return
+    if path.is_symlink() or not path.is_dir() or any(path.iterdir()):
+        raise ArtifactError(f"{path} exists and is no artifact; choose another folder, or remove it")
+
+
+def write_folder(path: Path, write: Callable[[Path], None]) -> None:
+    """Make the folder with what `write(temporary)` puts into it, or leave all as it was; an artifact is replaced.
+
+    Raises:
+        ArtifactError: there is something else at `path`.
+        WriteError: it could not be written.
+    """
+    check_target(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    former = temporary.with_suffix(".old")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir(mode=0o755)
+        write(temporary)
+        for file in temporary.iterdir():
+            _flush(file)
+        fsync_directory(temporary)
+        if is_artifact(path):
+            os.rename(path, former)
+        os.rename(temporary, path)
+        fsync_directory(path.parent)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if former.exists() and not path.exists():
+            os.rename(former, path)
+        if isinstance(error, OSError):
+            raise make_write_error(path, error) from None
+        raise
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def _flush(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

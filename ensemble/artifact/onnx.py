@@ -1,0 +1,78 @@
+"""Writes a program as ONNX, and holds it against the model by onnxruntime. Needs the extra `onnx`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ensemble.artifact.layout import ArtifactError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.export import ExportedProgram
+
+TOLERANCE = 1e-5
+_NEEDED = ("onnx", "onnxscript", "onnxruntime")
+
+
+def check_installed() -> None:
+    """Raises where what writes and runs ONNX is not installed.
+
+    Raises:
+        ArtifactError: see above.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ArtifactError(
+            f"ONNX needs {', '.join(missing)}, not installed here: pip install 'ray-ensemble[onnx]'"
+        )
+
+
+def save_onnx(
+    path: Path, program: ExportedProgram, batches: Sequence[tuple[Mapping[str, Tensor], Tensor]]
+) -> float:
+    """Write a program as ONNX, if onnxruntime computes what the model computes.
+
+    Args:
+        path: of the file.
+        program: takes one batch and returns one tensor.
+        batches: pairs of a batch and the values that the model gives for it.
+
+    Returns:
+        The largest difference between the two.
+
+    Raises:
+        ArtifactError: it cannot be written, or differs by more than `TOLERANCE`.
+    """
+    import numpy as np
+    import onnxruntime
+    import torch
+
+    from ensemble.artifact.program import silence
+
+    names = list(batches[0][0])
+    try:
+        with silence():
+            made = torch.onnx.export(
+                program, input_names=names, output_names=["values"], dynamo=True, verbose=False, optimize=True
+            )
+            assert made is not None
+            made.save(path, external_data=False)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        apart = 0.0
+        for batch, values in batches:
+            given = {name: value.numpy() for name, value in batch.items()}
+            found = session.run(["values"], given)[0]
+            apart = max(apart, float(np.abs(found.astype(np.float64) - values.double().numpy()).max(initial=0.0)))
+    except Exception as error:  # of torch, onnxscript or onnxruntime, which share no class
+        reason = " ".join(str(error).split())
+        raise ArtifactError(
+            f"the model cannot be written as ONNX: {type(error).__name__}: {reason[:200]}; export without --onnx"
+        ) from error
+    if not apart <= TOLERANCE:
+        raise ArtifactError(
+            f"ONNX differs from load() by {apart:.3g}, more than {TOLERANCE:g}; export without --onnx"
+        )
+    return apart

@@ -1,0 +1,226 @@
+"""Predicts for whole data sets: batch by batch, from an artifact or a run, to a Parquet file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.artifact import layout
+from ensemble.artifact.data import find_image_field, open_source, prepare_for_program, prepare_for_run
+from ensemble.artifact.layout import ArtifactError
+from ensemble.combine.conformal import Conformal, load_conformal
+from ensemble.spec.task import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pipelines import Pipeline
+
+SPLITS = ("valid", "test", "shifted")
+#: Bytes of predictions that are written together.
+GROUP_BYTES = 16 << 20
+
+Batch = Mapping[str, "Tensor"]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model, what it predicts, and how records become its batches.
+
+    Attributes:
+        compute: maps a batch on `device` to values and uncertainties, by name.
+        task: what is predicted.
+        classes: their names, as far as they are known.
+        pipeline: the samples to predict for, in order.
+        device: where the model is.
+        conformal: what predicts sets and intervals from the values.
+    """
+
+    compute: Callable[[Batch], Mapping[str, Tensor]]
+    task: Task
+    classes: Sequence[str]
+    pipeline: Pipeline
+    device: str
+    conformal: Sequence[Conformal] = ()
+
+
+def predict(
+    model: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] = "predictions.parquet",
+    *,
+    split: str | None = None,
+    uncertainty: bool = False,
+    prepared: bool = False,
+    batch_size: int = 256,
+    device: str | None = None,
+) -> int:
+    """Predict for all records of a data set, and write the predictions to a Parquet file, whole or not at all.
+
+    Batches are prepared, computed and written one after the other, so that the memory in use does not grow with
+    the data. Rows are in the order of the records, which `index` numbers. `ensemble.artifact.columns` has the
+    columns.
+
+    Args:
+        model: an artifact, or the directory of a run.
+        data: a file or folder of records like those that the run read (`ensemble.artifact.data.FORMATS`); they are
+            prepared by the stages of the run's validation pipeline.
+        out: the file.
+        split: instead of data, the run's own valid, test or shifted split.
+        uncertainty: add the columns of the uncertainties, and of conformal predictions.
+        prepared: with an artifact: the data are what its program takes, no stage is to be run.
+        batch_size: samples that are computed at once.
+        device: of torch; None takes a GPU where there is one.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        ArtifactError: the model, the split or the data are not there, or the data do not fit the model.
+        CombineError: as `load` does.
+        PipelineError: a record cannot be read or prepared.
+        WriteError: the file cannot be written.
+    """
+    from ensemble.store.files import write_atomically
+
+    if (data is None) == (split is None):
+        raise ArtifactError("give data to predict for, or --split with a run, and not both")
+    target = Path(out).expanduser().absolute()
+    if target.is_dir() or not target.parent.is_dir():
+        raise ArtifactError(f"cannot write {target}: it is a folder, or its folder does not exist")
+    predictor = open_predictor(model, data, split, uncertainty=uncertainty, prepared=prepared, device=device)
+    rows: list[int] = []
+    write_atomically(target, lambda file: rows.append(_write(file, predictor, batch_size)))
+    return rows[0]
+
+
+def open_predictor(
+    model: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None,
+    split: str | None,
+    *,
+    uncertainty: bool,
+    prepared: bool,
+    device: str | None,
+) -> Predictor:
+    """Open a model and the data that it is to predict for; see `predict`."""
+    import torch
+
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if layout.is_artifact(model):
+        if split is not None:
+            raise ArtifactError(
+                f"--split {split} needs the run: {model} is an artifact, which has no data of its own"
+            )
+        assert data is not None
+        return _open_artifact(Path(model), data, where, uncertainty=uncertainty, prepared=prepared)
+    if not (Path(model) / "run.json").exists():
+        raise ArtifactError(f"{model} is neither an artifact nor a run directory")
+    if prepared:
+        raise ArtifactError("--prepared is for artifacts: a run prepares records itself")
+    return _open_run(model, data, split, where, uncertainty=uncertainty)
+
+
+def _open_artifact(path: Path, data: Any, device: str, *, uncertainty: bool, prepared: bool) -> Predictor:
+    from ensemble.artifact.program import as_outputs, load_program
+
+    record = layout.read_record(path)
+    file = path / (layout.UNCERTAINTY if uncertainty else layout.PROGRAM)
+    if not file.exists():
+        reason = "the task has none, or it was exported without" if uncertainty else "it is incomplete"
+        raise ArtifactError(f"{path} has no {file.name}: {reason}")
+    fields = list(record["fields"])
+    pipeline = prepare_for_program(
+        record, open_source(data, fields[0] if len(fields) == 1 else None), prepared=prepared
+    )
+    program = load_program(file, device)
+    return Predictor(
+        lambda batch: as_outputs(program({name: batch[name] for name in fields})),
+        Task.from_record(record["task"]),
+        record["classes"] or (),
+        pipeline,
+        device,
+        _load_conformal(record["conformal"]) if uncertainty else (),
+    )
+
+
+def _load_conformal(records: Mapping[str, Any] | None) -> list[Conformal]:
+    """What the run's `combined` event says of conformal prediction."""
+    return [load_conformal(record) for record in (records or {}).values()]
+
+
+def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertainty: bool) -> Predictor:
+    from ensemble.artifact.classes import find_known_classes
+    from ensemble.artifact.program import as_outputs
+    from ensemble.combine import load
+    from ensemble.spec import Recipe
+    from ensemble.store import RunDir, fold, read_events
+
+    run = RunDir(model)
+    loaded = load(model, uncertainty=uncertainty).to(device)
+    state = fold(read_events(run.events))
+    ensemble = run.load_ensemble(state.header.get("code"))
+    assert isinstance(ensemble.recipe, Recipe)
+    target = ensemble.recipe.target
+    if split is not None:
+        found = getattr(ensemble, split) if split in SPLITS else None
+        if found is None:
+            there = [name for name in SPLITS if getattr(ensemble, name) is not None]
+            raise ArtifactError(f"the run has no split {split!r} (it has: {', '.join(there)})")
+        pipeline = found.without_randomness()
+    elif ensemble.valid is None:
+        raise ArtifactError("the run has no validation pipeline, whose stages would prepare the data")
+    else:
+        source = open_source(data, find_image_field(ensemble.valid.source))
+        pipeline = prepare_for_run(ensemble.valid, source, target)
+    return Predictor(
+        lambda batch: as_outputs(loaded({name: each for name, each in batch.items() if name != target})),
+        loaded.task,
+        find_known_classes(ensemble, loaded.task),
+        pipeline,
+        device,
+        _load_conformal((state.combined or {}).get("conformal")) if uncertainty else (),
+    )
+
+
+def _write(file: Path, predictor: Predictor, batch_size: int) -> int:
+    """Write the predictions, and return how many rows there are."""
+    import pyarrow
+    import pyarrow.parquet
+
+    writer: Any = None
+    rows, waiting = 0, list[Any]()
+    try:
+        for table in _compute(predictor, batch_size):
+            rows += len(table)
+            waiting.append(table)
+            if writer is None:
+                writer = pyarrow.parquet.ParquetWriter(file, table.schema)
+            if sum(each.nbytes for each in waiting) >= GROUP_BYTES:
+                writer.write_table(pyarrow.concat_tables(waiting))
+                waiting.clear()
+        if waiting:
+            writer.write_table(pyarrow.concat_tables(waiting))
+    finally:
+        if writer is not None:
+            writer.close()
+    return rows
+
+
+def _compute(predictor: Predictor, batch_size: int) -> Iterator[Any]:
+    """The predictions, a table for each batch."""
+    import torch
+
+    from ensemble.artifact.columns import make_columns
+
+    for batch in predictor.pipeline.loader(batch_size, epochs=1):
+        index = batch.pop("index").numpy().copy()
+        if not len(index):  # all of its records were skipped
+            continue
+        with torch.inference_mode():
+            outputs = predictor.compute(batch.to(predictor.device))
+        arrays = {name: value.cpu().numpy() for name, value in outputs.items()}
+        yield make_columns(index, arrays, predictor.task, predictor.classes, predictor.conformal)

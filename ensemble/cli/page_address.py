@@ -1,0 +1,72 @@
+"""Says where the live page is: with its token on a terminal, else in a private file.
+
+What is printed elsewhere is kept, and often read by others: the file of a batch job, `nohup.out`, the output of a
+Ray job, which its page shows to all who may see the cluster's jobs. There the address has no token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import TextIO
+
+from ensemble.spec import SpecError
+
+
+class PageAddress:
+    """Announces the address of a page, each time that it has a new token, while the context lasts.
+
+    Args:
+        is_shown: whether what is printed goes to a terminal.
+    """
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self._is_shown = is_shown
+        self._file: Path | None = None
+
+    def announce(self, url: str) -> None:
+        """Print an address, or where the file with it is.
+
+        Raises:
+            SpecError: the file cannot be made; what fails later is only said, for a browser has the page by then.
+        """
+        if self._is_shown:
+            say(f"live page, for one browser: {url}")
+            return
+        is_first = self._file is None
+        try:
+            self._write(url)
+        except OSError as error:
+            if is_first:
+                raise SpecError(
+                    f"cannot write the page's address: {error}; TMPDIR can name another folder"
+                ) from None
+            say(f"cannot write the page's address for a further browser: {error}")
+        if is_first:
+            where = f"{url.partition('?')[0]} on {socket.gethostname()}"
+            say(f"live page: {where}; the address with its token is in {self._file} there")
+
+    def _write(self, url: str) -> None:
+        file = self._file = self._file or Path(tempfile.mkdtemp(prefix="ensemble-page-")) / "address"
+        # Not truncated: all addresses have one length, and what is written over needs no space on a full disk.
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+        with open(descriptor, "w") as opened:
+            opened.write(url + "\n")
+
+    def __enter__(self) -> PageAddress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            shutil.rmtree(self._file.parent, ignore_errors=True)
+
+
+def say(line: str, file: TextIO | None = None) -> None:
+    """Print a line, on standard output if no other is given, if it can be written."""
+    with contextlib.suppress(OSError):
+        print(line, file=file or sys.stdout, flush=True)

@@ -1,0 +1,142 @@
+"""Intervals of figures on a split: how far they would move on other samples of the same kind.
+
+The bootstrap (Efron 1979) draws n of the n samples with replacement, `draws` times, and measures each draw.
+Samples are drawn, never single positions: the steps of one sequence are not independent. The interval lies between
+two quantiles of the drawn figures. A draw repeats samples, so that an error of calibration is larger in draws than
+in the sample, as it is larger in the sample than in truth: its interval is the basic one (Davison and Hinkley
+1997, section 5.2), which turns the distances of the draws to the other side of the figure.
+
+Draws are the same for all figures, so the difference of two models is drawn in pairs: much of what moves with the
+samples moves both, and the difference is known better than either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ensemble.combine.metrics import AreasUnderCurve, Array, Figures
+from ensemble.combine.tasks.base import Statistic
+from ensemble.spec.split_metrics import SplitMetricLike, compute, name_of
+from ensemble.spec.task import Task
+
+DRAWS = 1000
+SLOW_DRAWS = 200
+"""Draws of `Resampled` and of areas under curves, which take longer than sums."""
+
+FEWEST_DRAWS = 100
+MOST_COUNTS = 20_000_000
+"""Samples times draws beyond which fewer draws are made: two models of ten classes take about a second then."""
+
+CHUNK = 4_000_000
+"""Samples times draws that are held at once."""
+
+BIASED = ("ece", "ece_debiased", "calibration_error")
+"""Figures whose intervals are basic: means of absolute deviations, which chance makes larger. None is below 0."""
+
+Interval = list[float]
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """Metrics of a whole split that are computed anew for each draw; of the first `SLOW_DRAWS` only."""
+
+    metrics: Sequence[SplitMetricLike]
+    values: Array
+    target: Array
+    task: Task
+
+    def __call__(self, counts: Array | None = None) -> Figures:
+        """The figures of d resamples (see `metrics.Sums`); NaN where one is not defined."""
+        if counts is None:
+            found = compute(self.metrics, self.values, self.target, self.task)
+            return {name: np.array([value]) for name, value in found.items()}
+        draws = [np.repeat(np.arange(len(self.values)), own.astype(np.int64)) for own in counts]
+        rows = [compute(self.metrics, self.values[own], self.target[own], self.task) for own in draws]
+        return {name: np.array([row.get(name, np.nan) for row in rows]) for name in map(name_of, self.metrics)}
+
+
+SLOW = (Resampled, AreasUnderCurve)
+
+
+def draw(
+    statistics: Mapping[str, Iterable[Statistic]], n: int, draws: int = DRAWS, seed: int = 0
+) -> dict[str, Figures]:
+    """Figures of resamples, float64 [draws] each, by the names of their statistics.
+
+    Args:
+        statistics: name -> functions of counts [d, n]. All see the same draws.
+        n: samples.
+    """
+    draws = int(np.clip(MOST_COUNTS // n, FEWEST_DRAWS, draws))
+    rng = np.random.default_rng(seed)
+    found: dict[str, dict[str, list[Array]]] = {name: {} for name in statistics}
+    size = max(1, CHUNK // n)
+    for start in range(0, draws, size):
+        rows = range(start, min(start + size, draws))
+        counts = np.stack([np.bincount(rng.integers(0, n, n), minlength=n) for _ in rows]).astype(np.float64)
+        for name, functions in statistics.items():
+            for function in functions:
+                few = counts[: max(0, SLOW_DRAWS - start)] if isinstance(function, SLOW) else counts
+                for metric, values in (function(few) if len(few) else {}).items():
+                    found[name].setdefault(metric, []).append(values)
+    return {name: {metric: np.concatenate(each) for metric, each in of.items()} for name, of in found.items()}
+
+
+def find_interval(
+    estimate: float, drawn: Array, level: float = 0.95, *, is_biased: bool = False
+) -> Interval | None:
+    """The interval [low, high] of a figure; None where it is not defined in most draws.
+
+    Args:
+        is_biased: whether it is the basic interval, else that between two quantiles of the draws.
+    """
+    drawn = drawn[np.isfinite(drawn)]
+    if len(drawn) < 2 or not np.isfinite(estimate):
+        return None
+    low, high = map(float, np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2]))
+    if is_biased:  # it is made to hold the figure, of which all draws may lie to one side
+        return [min(2 * estimate - high, estimate), max(2 * estimate - low, estimate)]
+    return [low, high]
+
+
+def intervals(
+    statistics: Mapping[str, Sequence[Statistic]], n: int, level: float = 0.95, draws: int = DRAWS, seed: int = 0
+) -> dict[str, dict[str, Interval]]:
+    """Intervals of figures of several models, and of the difference of the first to the second.
+
+    Args:
+        statistics: model -> its statistics (`TaskMath.statistics`).
+        n: samples.
+        level: the share of repetitions in which such an interval holds the true figure, roughly.
+
+    Returns:
+        model -> figure -> [low, high]; under "difference" those of the first minus the second model.
+    """
+    estimates = {
+        name: {metric: float(value[0]) for function in functions for metric, value in function(None).items()}
+        for name, functions in statistics.items()
+    }
+    drawn = draw(statistics, n, draws, seed)
+    if len(estimates) > 1:
+        first, second, *_ = estimates
+        shared = [metric for metric in estimates[first] if metric in estimates[second]]
+        estimates["difference"] = {m: estimates[first][m] - estimates[second][m] for m in shared}
+        drawn["difference"] = {m: drawn[first][m] - drawn[second][m] for m in shared}
+    found: dict[str, dict[str, Interval]] = {}
+    for name, figures in estimates.items():
+        found[name] = {}
+        for metric, value in figures.items():
+            is_biased = metric in BIASED
+            interval = find_interval(value, drawn[name][metric], level, is_biased=is_biased)
+            if interval is not None:
+                is_error = is_biased and name != "difference"
+                found[name][metric] = [max(0.0, bound) for bound in interval] if is_error else interval
+    return found
+
+
+def find_noise(intervals: Mapping[str, Mapping[str, Interval]]) -> list[str]:
+    """The figures of which the difference may be chance: its interval holds 0."""
+    return [metric for metric, (low, high) in intervals.get("difference", {}).items() if low <= 0 <= high]

@@ -1,0 +1,185 @@
+"""The mathematics of one task: how predictions are checked, mixed, measured, calibrated and selected.
+
+Everything is numpy; scikit-learn and SciPy are imported only by what fits something.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from ensemble.combine import methods
+from ensemble.combine.methods import Criterion
+from ensemble.combine.metrics import Array, CombineError, Curve, Figures, find_known
+from ensemble.spec.objectives import infer_mode
+from ensemble.spec.split_metrics import SplitMetricLike, compute, name_of
+from ensemble.spec.task import Task
+
+Statistic = Callable[[Array | None], Figures]
+"""Figures of d resamples, float64 [d] each, of how often each holds each sample, [d, n]; None: once, d = 1."""
+
+
+class Stack(Protocol):
+    """A fitted regression on the members' predictions."""
+
+    def predict(self, values: Sequence[Array], /) -> Array:
+        """One set of values float64 [n, ...] of the members' [n, ...]."""
+
+    def shares(self) -> Array:
+        """How much each member weighs, float64 [m], sum 1."""
+
+
+@dataclass(frozen=True)
+class TaskMath(ABC):
+    """What can be done with predictions of one task; `values` and `target` as `ensemble.spec.task` lays them out.
+
+    Attributes:
+        task: the task.
+        criteria: names by which greedy selection may choose; the first is the default, and what `weighted`
+            minimizes.
+        calibration: what `fit_calibration` fits, "temperature" or "variance_scale"; None for tasks without one.
+        tail: how many axes of `values` come after those of `target`.
+    """
+
+    task: Task
+    criteria: ClassVar[tuple[str, ...]] = ()
+    calibration: ClassVar[str | None] = None
+    tail: ClassVar[int] = 0
+
+    @property
+    def default_criterion(self) -> str:
+        """The criterion by which members are selected unless another one is the objective."""
+        return self.criteria[0]
+
+    # Checks
+
+    @abstractmethod
+    def explain_invalid(self, values: Array) -> str | None:
+        """Returns why `values` are no predictions of this task; None where they are."""
+
+    def normalise(self, values: Array) -> Array:
+        """Values without what rounding did to them."""
+        return values
+
+    def check_target(self, values: Array, target: Array) -> None:
+        """Raise `CombineError` unless `target` [n, ...] fits `values`, with n > 0."""
+        if target.shape != values.shape[: values.ndim - self.tail] or not len(target):
+            axes = "".join(f", {name}" for name in self._tail_names())
+            raise CombineError(
+                f"expected {self.task.kind} values [n, ...{axes}] and targets [n, ...] with n > 0, got "
+                f"{list(values.shape)} and {list(target.shape)}"
+            )
+        if not find_known(target).any():
+            raise CombineError(f"none of the {target.size} targets takes part: all are ignored")
+
+    def _tail_names(self) -> tuple[str, ...]:
+        return ()
+
+    # Metrics
+
+    @abstractmethod
+    def statistics(self, values: Array, target: Array) -> list[Statistic]:
+        """The task's own figures, as functions of resamples."""
+
+    def measure(
+        self, values: Array, target: Array, split_metrics: Sequence[SplitMetricLike] = ()
+    ) -> dict[str, float]:
+        """The task's figures and the `split_metrics`; without those that are undefined for these samples.
+
+        Raises:
+            CombineError: the target does not fit.
+            SpecError: a split metric has no meaning for the task.
+        """
+        values, target = np.asarray(values), np.asarray(target)
+        self.check_target(values, target)
+        found = {
+            name: float(value[0])
+            for statistic in self.statistics(values, target)
+            for name, value in statistic(None).items()
+        }
+        found |= compute([m for m in split_metrics if name_of(m) not in found], values, target, self.task)
+        return {name: value for name, value in found.items() if math.isfinite(value)}
+
+    def reliability(self, values: Array, target: Array) -> Curve | None:
+        """The reliability curve: (mean confidence, accuracy, rows) of each bin; None unless of probabilities."""
+        return None
+
+    # Combination
+
+    def mix(self, values: Sequence[Array], weights: Array) -> Array:
+        """One prediction, float64 [n, ...], of the members' by their weights [m]."""
+        return methods.mix(values, weights)
+
+    @abstractmethod
+    def criterion(self, target: Array, name: str) -> Criterion:
+        """The criterion of that name, for these targets."""
+
+    @abstractmethod
+    def guess(self, values: Array, target: Array) -> Array:
+        """What who knows only the targets predicts for each sample, in the shape of `values`."""
+
+    def choose_criterion(self, objective: str | None, mode: str | None) -> str:
+        """Returns the criterion of greedy selection: the objective where it is one, else the default."""
+        if objective in self.criteria and infer_mode(objective) == mode:
+            return objective
+        return self.default_criterion
+
+    def weighted_weights(self, values: Sequence[Array], target: Array) -> Array:
+        """The weights of least default criterion (see `methods.minimize_loss`)."""
+        return methods.minimize_loss(values, self._check(values, target, None))
+
+    def greedy_weights(
+        self, values: Sequence[Array], target: Array, criterion: str | None = None, rounds: int = 50
+    ) -> Array:
+        """Weights never worse by the criterion than the best member (see `methods.select_greedily`)."""
+        return methods.select_greedily(values, self._check(values, target, criterion), rounds)
+
+    def selection_order(self, values: Sequence[Array], target: Array, most: int) -> list[int]:
+        """The members in the order in which they improve the average most (see `methods.order_greedily`)."""
+        return methods.order_greedily(values, self._check(values, target, None), most)
+
+    def is_at_least_best(self, values: Sequence[Array], target: Array, weights: Array, criterion: str) -> bool:
+        """Whether the mixture is not worse by the criterion, on these rows, than the best single member."""
+        return methods.is_at_least_best(values, weights, self._check(values, target, criterion))
+
+    def _check(self, values: Sequence[Array], target: Array, criterion: str | None) -> Criterion:
+        for own in values:
+            self.check_target(own, target)
+        name = self.default_criterion if criterion is None else criterion
+        if name not in self.criteria:
+            raise CombineError(f"{name!r} is no criterion of {self.task.kind} (valid: {', '.join(self.criteria)})")
+        return self.criterion(np.asarray(target), name)
+
+    def explain_no_stack(self) -> str | None:
+        """Returns why members of this task cannot be stacked; None where they can."""
+        return None
+
+    @abstractmethod
+    def fit_stack(self, values: Sequence[Array], target: Array) -> tuple[Any, Array]:
+        """Fit a stack on these rows.
+
+        Returns:
+            The stack, and its out-of-fold predictions of the same rows, to calibrate on.
+
+        Raises:
+            CombineError: the task has none, or there are too few rows.
+        """
+
+    # Calibration
+
+    def explain_no_calibration(self) -> str | None:
+        """Returns why predictions of this task are not calibrated; None where they are."""
+        return None
+
+    def fit_calibration(self, values: Array, target: Array) -> float:
+        """The factor, 1.0 for none, that makes the NLL on these rows least."""
+        return 1.0
+
+    def calibrate(self, values: Array, factor: float) -> Array:
+        """Calibrated values, float64; unchanged for a factor of 1."""
+        return np.asarray(values, dtype=np.float64)

@@ -1,0 +1,66 @@
+"""Outputs of any kind, of which nothing is known: combined and measured by the user's functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from ensemble.combine.methods import Criterion
+from ensemble.combine.metrics import Array, CombineError
+from ensemble.combine.tasks.base import Statistic, TaskMath
+
+NO_MIX = (
+    "nothing says how outputs of the task free are combined: declare Ensemble.combine as a function "
+    "combine(values [m, n, ...]) -> [n, ...]"
+)
+NO_CALIBRATION = "nothing says what outputs of the task free mean, so nothing is calibrated"
+
+
+class FreeMath(TaskMath):
+    """Whatever the recipe's outputs are."""
+
+    def explain_invalid(self, values: Array) -> str | None:
+        """Returns why `values` are no outputs; None where they are."""
+        if not values.size:
+            return "there are no samples"
+        return None if np.isfinite(values).all() else f"outputs of shape {list(values.shape)} hold NaN or infinity"
+
+    def check_target(self, values: Array, target: Array) -> None:
+        """Raise `CombineError` unless there is a target for each sample."""
+        if len(values) != len(target) or not len(target):
+            raise CombineError(f"expected n > 0 targets for {len(values)} samples, got {len(target)}")
+
+    def statistics(self, values: Array, target: Array) -> list[Statistic]:
+        """None: only the user's metrics."""
+        return []
+
+    @property
+    def default_criterion(self) -> str:
+        """There is none."""
+        raise CombineError(NO_MIX)
+
+    def mix(self, values: Sequence[Array], weights: Array) -> NoReturn:
+        """There is no way but the user's function."""
+        raise CombineError(NO_MIX)
+
+    def criterion(self, target: Array, name: str) -> Criterion:
+        """There is none."""
+        raise CombineError(NO_MIX)
+
+    def guess(self, values: Array, target: Array) -> NoReturn:
+        """There is none."""
+        raise CombineError(NO_MIX)
+
+    def explain_no_stack(self) -> str:
+        """There is no way but the user's function."""
+        return NO_MIX
+
+    def fit_stack(self, values: Sequence[Array], target: Array) -> NoReturn:
+        """There is none."""
+        raise CombineError(NO_MIX)
+
+    def explain_no_calibration(self) -> str:
+        """Nothing is known of the outputs."""
+        return NO_CALIBRATION

@@ -1,0 +1,101 @@
+"""One number for each position: values are points [n, ...], targets floats [n, ...].
+
+Positions, the several targets of a sample included, are pooled: errors of targets with different units should be
+scaled before they are learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from ensemble.combine.methods import Criterion
+from ensemble.combine.metrics import Array, CombineError, Figures, Rows, Sums, find_known, flatten
+from ensemble.combine.tasks.base import Statistic, TaskMath
+from ensemble.combine.tasks.stacks import PointStacker, fit_point_stack
+
+NO_SPREAD = "points have no spread to calibrate; predict mean and variance (task gaussian) or quantiles"
+
+
+class FloatMath(TaskMath):
+    """What tasks with float targets have in common."""
+
+    def explain_invalid(self, values: Array) -> str | None:
+        """Returns why `values` are no finite predictions [n, ...]; None where they are."""
+        if values.ndim <= self.tail:
+            return f"outputs of shape {list(values.shape)} are not values [n, ...] of the task {self.task.kind}"
+        if not values.size:
+            return "there are no samples"
+        if not np.isfinite(values).all():
+            return f"outputs of shape {list(values.shape)} hold NaN or infinity"
+        return None
+
+    def check_target(self, values: Array, target: Array) -> None:
+        """Raise `CombineError` unless `target` [n, ...] has a number for each position of `values`."""
+        super().check_target(values, target)
+        if np.isinf(target).any():
+            raise CombineError("targets must be finite (NaN takes no part), found infinity")
+
+
+class RegressionMath(FloatMath):
+    """Points; an ensemble's are the weighted mean of its members'."""
+
+    criteria: ClassVar[tuple[str, ...]] = ("rmse", "mae")
+
+    def statistics(self, values: Array, target: Array) -> list[Statistic]:
+        """rmse, mae, r2 and pearson."""
+        rows = flatten(np.asarray(values, dtype=np.float64), target)
+        return [Sums(rows.sum_by_sample(point_columns(rows)), finish_points)]
+
+    def criterion(self, target: Array, name: str) -> Criterion:
+        """rmse or mae, for these targets."""
+        view, scale = find_errors(target)
+        if name == "rmse":
+            return Criterion(
+                view, lambda e: (float(np.mean((e / scale) ** 2)),), lambda e: 2 * e / scale**2 / e.size
+            )
+        return Criterion(view, lambda e: (float(np.mean(np.abs(e / scale))),))
+
+    def guess(self, values: Array, target: Array) -> Array:
+        """The mean of the targets."""
+        return np.broadcast_to(target[find_known(target)].mean(), values.shape)
+
+    def explain_no_calibration(self) -> str:
+        """Points have no spread."""
+        return NO_SPREAD
+
+    def fit_stack(self, values: Sequence[Array], target: Array) -> tuple[PointStacker, Array]:
+        """A ridge regression with coefficients not below 0 (see `stacks`)."""
+        for own in values:
+            self.check_target(own, target)
+        return fit_point_stack(values, target)
+
+
+def find_errors(target: Array) -> tuple[Callable[[Array], Array], float]:
+    """The view of a member that its errors are, [k, 1], and the targets' scale, by which scores have no unit."""
+    known = target[find_known(target)]
+    scale = float(known.std()) or float(np.abs(known).max()) or 1.0
+    return lambda values: (flatten(np.asarray(values, dtype=np.float64), target).values - known)[:, None], scale
+
+
+def point_columns(rows: Rows) -> Array:
+    """What `finish_points` needs of each row, [8, k]. Sums of squares are of differences to the mean, so that
+    targets far from 0 cost no precision.
+    """
+    y, p = rows.target - rows.target.mean(), rows.values - rows.values.mean()
+    error = rows.values - rows.target
+    return np.stack([np.ones(len(y)), error**2, np.abs(error), y, y**2, p, p**2, p * y])
+
+
+def finish_points(sums: Array) -> Figures:
+    """rmse, mae, r2 (1 for a perfect prediction, 0 for the mean) and pearson; NaN for targets that do not vary."""
+    count, squared, absolute, y, yy, p, pp, py = sums
+    vary, spread, shared = yy - y**2 / count, pp - p**2 / count, py - p * y / count
+    return {
+        "rmse": np.sqrt(squared / count),
+        "mae": absolute / count,
+        "r2": np.where(vary > 0, 1 - squared / vary, np.nan),
+        "pearson": np.where((vary > 0) & (spread > 0), np.clip(shared / np.sqrt(vary * spread), -1, 1), np.nan),
+    }

@@ -1,0 +1,176 @@
+"""More epochs for the members of a run that has ended: who gets them, and what that means for their schedules.
+
+Training longer is the same training only where nothing depends on its length. A learning-rate schedule may: it is
+computed from the number of steps that was declared, before and after an extension. What happens to it:
+
+- `constant`, `step`, `damped`, `capped_linear` are functions of the step alone: the weights are those of a
+  training that was declared with all epochs.
+- `cosine` and `polynomial` have reached their end: with `end` above 0 the rate stays there, which is said; with
+  `end=0` nothing would be learnt, which is refused.
+- A function of the user's (`Recipe.schedule`, or a train function) is refused where it reads the number of steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ensemble.spec import Ensemble, Recipe
+from ensemble.spec.member import as_member
+from ensemble.spec.options import SCHEDULES, resolve_with_hyperparameters
+from ensemble.store import MemberState, RunDir, RunState, StoreError
+
+#: Schedules that come to an end with the declared number of steps.
+ENDING = ("cosine", "polynomial")
+_INSTEAD = "`ensemble add --from MEMBER --warm` trains a clone with a schedule of its own"
+
+
+@dataclass(frozen=True)
+class Extension:
+    """More epochs for members of a run.
+
+    Attributes:
+        epochs: of each of them from now on.
+        members: name -> its number of epochs before.
+        notes: what to know about it, one line each.
+    """
+
+    epochs: int
+    members: dict[str, int]
+    notes: list[str] = field(default_factory=list)
+
+    def as_event(self) -> dict[str, Any]:
+        """The field `extended` of the `run_started` event."""
+        return {"epochs": self.epochs, "members": self.members, "notes": self.notes}
+
+
+def plan_extension(run_dir: RunDir, state: RunState, ensemble: Ensemble, epochs: int) -> Extension | None:
+    """Plan to train the members of a run for `epochs` epochs each.
+
+    Members that were pruned or cancelled, stopped early, or failed for good stay as they are, and so do those that
+    were declared with as many epochs or more.
+
+    Returns:
+        The plan; None where the members have that many epochs and have not ended: a resume is all that it takes.
+
+    Raises:
+        StoreError: no member can be trained further, has fewer epochs, or would be trained as it was declared.
+    """
+    code = state.header.get("code")
+    able = [m for m in state.members.values() if m.state in ("finished", "waiting") or m.is_resumable(code)]
+    if not able:
+        raise StoreError(f"{run_dir.path}: no member finished or can go on, so none can have more epochs")
+    able = [member for member in able if member.early_stopping is None]
+    if not able:
+        raise StoreError(f"{run_dir.path}: its members stopped early, so they have no use for more epochs")
+    present = {member.id: int(member.identity["epochs"]) for member in able}
+    shorter = [member for member in able if present[member.id] < epochs]
+    most = max(present.values())
+    if not shorter:
+        if most == epochs and any(member.state != "finished" for member in able):
+            return None
+        raise StoreError(
+            f"{run_dir.path}: its members train for {most} epochs already; give more than that, not {epochs}"
+        )
+    for member in shorter:
+        if member.checkpoint is not None and not run_dir.valid_checkpoint(member).exists():
+            raise StoreError(
+                f"{run_dir.valid_checkpoint(member)}, the checkpoint from which {member.id} would go on, "
+                "is not there any more"
+            )
+    _refuse_functions(ensemble)
+    notes = dict.fromkeys(note for m in shorter for note in (_check_schedule(m), _explain_average(m)) if note)
+    return Extension(epochs, {member.id: present[member.id] for member in shorter}, list(notes))
+
+
+def extend_ensemble(ensemble: Ensemble, epochs: int) -> Ensemble:
+    """The declaration with at least so many epochs for the ensemble and for each member; 0 changes nothing."""
+    if not epochs:
+        return ensemble
+    members = ensemble.members
+    if members is not None:
+        declared = [as_member(number, given) for number, given in enumerate(members)]
+        members = [
+            dataclasses.replace(m, epochs=epochs) if m.epochs is not None and m.epochs < epochs else m
+            for m in declared
+        ]
+    return dataclasses.replace(ensemble, epochs=max(ensemble.epochs, epochs), members=members)
+
+
+def find_extended_epochs(state: RunState) -> int:
+    """The number of epochs to which members of a run were extended; 0 where none was."""
+    extended = [m.identity["epochs"] for m in state.members.values() if m.identity.get("extended_from")]
+    return max(extended, default=0)
+
+
+def _check_schedule(member: MemberState) -> str | None:
+    """What a longer training means for the member's schedule, if it is a named one that ends."""
+    declared: Mapping[str, Any] | None = member.identity.get("schedule")
+    if declared is None or declared["name"] not in ENDING:
+        return None
+    options = resolve_with_hyperparameters("schedule", declared, SCHEDULES, member.params)
+    name, before = declared["name"], member.identity.get("extended_from") or member.identity["epochs"]
+    if not options["end"]:
+        raise StoreError(
+            f"the schedule {name!r} of {member.id} ends with the learning rate 0 after its {before} epochs: in "
+            f"further ones nothing would be learnt; {_INSTEAD}"
+        )
+    return (
+        f"the schedule {name!r} has ended after {before} epochs: the learning rate stays at {options['end']:g} of "
+        "the declared one, which is not what a training declared with all epochs would do"
+    )
+
+
+def _explain_average(member: MemberState) -> str | None:
+    """What a longer training means for averaged weights that begin with a part of all epochs."""
+    averaging, before = member.identity.get("averaging"), member.identity.get("extended_from")
+    if not averaging or averaging["name"] != "swa" or averaging["start"] >= 1:
+        return None
+    return (
+        f"SWA goes on with the average that began after {averaging['start']:g} of the declared "
+        f"{before or member.identity['epochs']} epochs"
+    )
+
+
+def _refuse_functions(ensemble: Ensemble) -> None:
+    """Refuse functions of the user that compute a schedule from the number of all steps."""
+    recipe = ensemble.recipe
+    loop = recipe.train if isinstance(recipe, Recipe) else recipe
+    if isinstance(recipe, Recipe) and loop is None:
+        if recipe.schedule is not None and reads_parameter(recipe.schedule, 2):
+            raise StoreError(
+                "Recipe.schedule reads the number of all steps, which a longer training changes: the rate would "
+                f"jump, or the schedule has ended; {_INSTEAD}"
+            )
+    elif loop is not None and reads_attribute(loop, "steps"):
+        raise StoreError(
+            "the train function reads `member.steps`, the number of all steps, which a longer training changes: "
+            f"what it computes from that has ended; {_INSTEAD}"
+        )
+
+
+def reads_parameter(function: Callable[..., Any], position: int) -> bool:
+    """Whether a function reads its parameter at a position; True where that cannot be seen."""
+    if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
+        return True
+    code = function.__code__
+    if position >= code.co_argcount:
+        return True
+    name = code.co_varnames[position]
+    return any(
+        name in (each.argval if isinstance(each.argval, tuple) else (each.argval,))
+        for each in dis.get_instructions(code)
+        if each.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE"))
+    )
+
+
+def reads_attribute(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function, or one that is defined in it, reads an attribute or a global of this name."""
+    codes = [function.__code__] if isinstance(function, types.FunctionType) else []
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return any(name in code.co_names for code in codes)

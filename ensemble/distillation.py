@@ -1,0 +1,190 @@
+"""`distill`: trains one model on what the ensemble of a run predicts, and says what is lost by that."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ensemble.api import submit
+from ensemble.combine.distilled_loss import DISTILLED, PROBABILITIES, DistilledLoss, Teacher, digest_combination
+from ensemble.controller.clones import recover_declaration
+from ensemble.run import Event, Run
+from ensemble.spec import Ensemble, Recipe, SpecError, unknown_name
+from ensemble.spec.recipe import has_own_loop
+from ensemble.spec.task import CLASSIFICATION, Task
+from ensemble.spec.validation import check_number
+from ensemble.store import MemberState, RunDir, RunState, StoreError, fold, read_events
+from ensemble.store.files import write_json
+
+TEMPERATURE = 2.0
+#: The figures that are compared, as far as a task has them.
+FIGURES = ("nll", "ece", "accuracy", "subset_accuracy", "rmse")
+
+
+def distill(
+    run_dir: str | os.PathLike[str],
+    student_dir: str | os.PathLike[str] | None = None,
+    *,
+    member: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    model: Callable[[dict[str, Any]], Any] | None = None,
+    epochs: int | None = None,
+    temperature: float | None = None,
+    weight: float = 0.9,
+    executor: str | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    accept_code: bool = False,
+) -> Run:
+    """Train one model, the student, on what the ensemble of a run predicts on the training batches.
+
+    It is a run of its own, with one member: metered, resumable, reported. The ensemble is loaded by the student's
+    workers, so its run directory must stay as it is until the student has finished. `compare` says what is lost.
+
+    Args:
+        run_dir: of a run that has finished and combined its members.
+        student_dir: of the student's run; `RUN_DIR-distilled` unless given. If the student has a run there
+            already, it is continued.
+        member: whose declaration the student has; the best one's unless given.
+        params: hyperparameters that differ.
+        model: `model(params) -> nn.Module`, instead of the recipe's.
+        epochs: of the student; as many as the member's unless given.
+        temperature: of the distance between probabilities, 2 unless given; other tasks have none.
+        weight: of the distance to the ensemble in the loss; the rest is the recipe's own loss.
+        executor: the one of the run unless given.
+        on_event, accept_code: as in `submit`.
+
+    Raises:
+        SpecError: an argument is invalid, or what the run trains cannot be distilled; the message says why.
+        StoreError: there is no such run, or no combination.
+    """
+    run = RunDir(run_dir)
+    state = fold(read_events(run.events))
+    parent = _find_parent(run, state, member)
+    ensemble = run.load_ensemble(state.header.get("code"))
+    declared = declare_student(
+        run,
+        state,
+        ensemble,
+        parent,
+        params=params or {},
+        model=model,
+        epochs=epochs,
+        temperature=temperature,
+        weight=weight,
+    )
+    path = Path(student_dir) if student_dir is not None else run.path.with_name(f"{run.path.name}-distilled")
+    return submit(declared, path, executor or state.executor or "ray", on_event, accept_code=accept_code)
+
+
+def declare_student(
+    run: RunDir,
+    state: RunState,
+    ensemble: Ensemble,
+    parent: MemberState,
+    *,
+    params: Mapping[str, Any],
+    model: Callable[[dict[str, Any]], Any] | None,
+    epochs: int | None,
+    temperature: float | None,
+    weight: float,
+) -> Ensemble:
+    """The declaration of a student's run; see `distill`."""
+    recipe, task = ensemble.recipe, _find_task(run, state)
+    if not isinstance(recipe, Recipe) or has_own_loop(recipe):
+        raise SpecError(
+            f"{run.path} was trained by a train function, whose loss is its own: load the ensemble in it "
+            "(ensemble.load) and add the distance to its predictions"
+        )
+    if temperature is not None and task.kind not in PROBABILITIES:
+        raise SpecError(f"a temperature softens probabilities; the task is {task.kind}")
+    check_number("temperature", temperature, low=0, above=True, optional=True)
+    check_number("weight", weight, low=0)
+    if weight > 1:
+        raise SpecError(f"weight must be from 0 to 1, got {weight!r}")
+    known = {name for each in state.members.values() for name in each.params}
+    for name in params:
+        if name not in known and model is None:
+            raise SpecError(unknown_name(f"{parent.id} has no hyperparameter", name, sorted(known)))
+    teacher = Teacher(str(run.path), digest_combination(state))
+    loss = DistilledLoss(
+        dataclasses.replace(recipe, task=task), teacher, task, temperature or TEMPERATURE, float(weight)
+    )
+    own = recover_declaration(parent)
+    student = dataclasses.replace(
+        own,
+        params={**own.params, **params},
+        epochs=epochs or own.epochs,
+        seed=1 + max(int(each.identity["seed"]) for each in state.members.values()),
+        weights="uniform",
+    )
+    made = dataclasses.replace(
+        recipe, loss=loss, inputs=(), label_smoothing=None, task=task, model=model or recipe.model
+    )
+    return dataclasses.replace(
+        ensemble,
+        name=f"{ensemble.name}-distilled",
+        recipe=made,
+        members=[student],
+        search=None,
+        weights="uniform",
+        combine="average",
+    )
+
+
+def _find_parent(run: RunDir, state: RunState, member: str | None) -> MemberState:
+    """The member whose declaration the student has."""
+    combined = state.combined
+    if combined is None or not combined.get("weights") or not combined.get("metrics"):
+        why = (combined or {}).get("reason") or "its members have not been combined"
+        raise StoreError(f"{run.path} has no ensemble to learn from: {why}")
+    name = member or str(combined["best_member"])
+    if name not in state.members:
+        raise SpecError(unknown_name(f"{run.path} has no member", name, list(state.members)))
+    return state.members[name]
+
+
+def _find_task(run: RunDir, state: RunState) -> Task:
+    record = (state.combined or {}).get("task")
+    task = CLASSIFICATION if record is None else Task.from_record(record)
+    if task.kind not in DISTILLED:
+        why = {
+            "quantiles": "the distance between two sets of quantiles has no agreed meaning",
+            "free": "nothing says what its outputs mean",
+        }
+        raise SpecError(f"{run.path} predicts {task.kind}, which is not distilled: {why[task.kind]}")
+    return task
+
+
+def compare(run_dir: str | os.PathLike[str], student_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The figures of an ensemble, of its best member and of the student, each calibrated where the run calibrates.
+
+    Returns:
+        A row each of "ensemble", "best member", "student": `model`, `split`, and the figures of the task. The
+        student's has `lost`, name -> its figure minus the ensemble's. The rows are written to `distillation.json`
+        in the student's run directory.
+
+    Raises:
+        StoreError: one of the runs has no figures.
+    """
+    teacher, student = (fold(read_events(RunDir(path).events)).combined for path in (run_dir, student_dir))
+    for path, combined in ((run_dir, teacher), (student_dir, student)):
+        if combined is None or not combined.get("metrics"):
+            why = (combined or {}).get("reason") or "nothing finished"
+            raise StoreError(f"{RunDir(path).path} has no figures to compare: {why}")
+    assert teacher is not None and student is not None
+    figures = {
+        "ensemble": teacher["metrics"]["ensemble"],
+        "best member": teacher["best_calibrated"] or teacher["metrics"]["best"],
+        "student": student["metrics"]["ensemble"],
+    }
+    rows: list[dict[str, Any]] = [
+        {"model": name, "split": teacher["split"], **{key: known[key] for key in FIGURES if key in known}}
+        for name, known in figures.items()
+    ]
+    rows[2]["split"] = student["split"]
+    rows[2]["lost"] = {key: rows[2][key] - rows[0][key] for key in FIGURES if key in rows[0] and key in rows[2]}
+    write_json(RunDir(student_dir).path / "distillation.json", rows)
+    return rows

@@ -1,0 +1,313 @@
+"""What the live page tells about quality and hyperparameters: of saved predictions and finished members.
+
+Both documents are made anew when members have finished, not with every event. Neither function raises: where
+something cannot be computed, `missing` says why in one line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ensemble.reporting.dashboard.task_plots import plot_task
+from ensemble.reporting.model_figures import list_figures
+from ensemble.reporting.ranking import finite_or_none, rank_members
+from ensemble.reporting.sections import quality as quality_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ensemble.combine.aligned import Aligned
+    from ensemble.combine.metrics import Array
+    from ensemble.combine.tasks import TaskMath
+    from ensemble.store import RunDir, RunState
+
+Document = dict[str, Any]
+
+#: Members of which predictions are read, those of the combined model and the best first.
+MOST_MEMBERS = 300
+MOST_BYTES = 256 * 2**20
+#: Members in the matrix of disagreement, and on the curve of what each added member gains.
+MOST_COMPARED = 50
+MOST_ADDED = 40
+MOST_ROWS = 100_000  # positions that the matrix of disagreement looks at, evenly chosen
+#: How members are combined while the run has not combined them itself: the default of `Ensemble.combine`.
+METHOD = "greedy"
+#: Those whose combined predictions follow from weights, or from a fit on the same predictions.
+METHODS = ("average", "weighted", "greedy", "stack")
+SO_FAR = "Not the run's result: the members that have finished so far, combined by greedy selection."
+
+
+def read_importances(run_dir: RunDir, state: RunState) -> Document:
+    """How much each hyperparameter matters to the objective: the document `importances`."""
+    from ensemble.search.importance import NoImportancesError, compute_importances
+
+    try:
+        shares, method = compute_importances(state)
+    except NoImportancesError as error:
+        return {"importances": [], "method": "", "missing": str(error)}
+    except Exception as error:
+        why = f"The importances cannot be computed: {_explain(error)}."
+        return {"importances": [], "method": "", "missing": why}
+    found = [[name, share] for name, share in shares.items() if finite_or_none(share) is not None]
+    return {"importances": found, "method": method, "missing": None}
+
+
+def read_quality(run_dir: RunDir, state: RunState) -> Document:
+    """Members and combined model on the same samples, from the predictions in the run directory.
+
+    Returns:
+        The document `quality`:
+
+        - `task`: its kind; `figures`: the figures of models (`model_figures.Figure`), those that say most first.
+        - `split`: what the figures are of; `rows`: its samples; `left_out`: finished members that were not read.
+        - `members`: id -> figures by name.  `best`: the best by the objective on the validation split.
+        - `combined`: the same of the combined model; `combination`: its method, members, weights, calibration,
+          note, and whether it is `so_far` only, because the run has not combined its members.
+        - `intervals`, `noise`: as in the `combined` event; None where it has none.
+        - `curves`: reliability of `best` and `combined`: [confidence, accuracy, samples] of each bin.
+        - `plots`: what else shows whether models are right and calibrated (`task_plots`).
+        - `gain`: figures of the plain average of k members, each added where it improves the `criterion` on the
+          validation split most.
+        - `disagreement`: how far two members differ on the same samples, in a `unit`: "share" or "value".
+        - `tables`: uncertainty, conformal prediction, shifted samples (`sections.quality`).
+        - `missing`: why there is nothing.
+    """
+    try:
+        return _measure(run_dir, state)
+    except Exception as error:
+        return _nothing(f"The saved predictions cannot be compared: {_explain(error)}.")
+
+
+def _explain(error: Exception) -> str:
+    """What was raised, in one line; an error of this project or of the operating system says enough itself."""
+    from ensemble.combine import CombineError
+    from ensemble.store import StoreError
+
+    why = " ".join(str(error).split())
+    return why if isinstance(error, (CombineError, StoreError, OSError)) else f"{type(error).__name__}: {why}"
+
+
+def _measure(run_dir: RunDir, state: RunState) -> Document:
+    from ensemble.combine.aligned import read_aligned
+    from ensemble.combine.tasks import find_math
+
+    combined = state.combined or {}
+    chosen = _choose_members(run_dir, state)
+    valid = read_aligned(run_dir, chosen, "valid")
+    split, shown = "valid", valid
+    if combined.get("split") != "valid":
+        test = read_aligned(run_dir, chosen, "test")
+        if test.members and test.target is not None:
+            split, shown = "test", test
+    if not shown.members or (shown.target is None and shown.task.kind != "free"):
+        return _nothing("No member has saved predictions with their true targets yet.")
+    task_math = find_math(shown.task)
+    rows = dict(zip(shown.members, shown.values, strict=True))
+    best = combined.get("best_member")
+    best = best if best in rows else shown.members[0]  # they are ranked
+    document = _nothing(None) | {
+        "task": shown.task.kind,
+        "split": split,
+        "rows": len(shown.index),
+        "members": _measure_members(task_math, shown, combined, best),
+        "best": best,
+        "disagreement": _disagreement(shown),
+        "left_out": sum(m.state == "finished" for m in state.members.values()) - len(rows),
+        "tables": [table.as_dict() for table in quality_tables.tabulate(state)],
+    }
+    both = [member for member in valid.members if member in rows]
+    known, measured = valid.select(both), shown.select(both)
+    models = {"best": rows[best]}
+    if known.target is not None and both and task_math.criteria:
+        document["criterion"] = task_math.default_criterion
+        document["gain"] = _gain_curve(task_math, known, measured)
+    if combined:
+        document |= _describe_combined(combined)
+        values = _combine_again(task_math, combined, known, measured, document["left_out"])
+        models |= {} if values is None else {"combined": values}
+    elif both and task_math.criteria:
+        values, fields = _combine_so_far(state, task_math, known, measured)
+        document |= fields
+        models["combined"] = values
+    if shown.target is not None:
+        curves = {of: task_math.reliability(values, shown.target) for of, values in models.items()}
+        if combined.get("reliability"):
+            curves["combined"] = combined["reliability"]["ensemble"]
+        document["curves"] = {of: curve for of, curve in curves.items() if curve}
+        document["plots"] = plot_task(shown.task, models, shown.target)
+    ranking = (state.objective, state.direction)
+    names = [*(document["combined"] or {}), *(name for each in document["members"].values() for name in each)]
+    document["figures"] = [figure.as_record() for figure in list_figures(names, shown.task, ranking)]
+    return document
+
+
+def _nothing(missing: str | None) -> Document:
+    return {
+        "task": "classification",
+        "figures": [],
+        "split": "valid",
+        "rows": 0,
+        "members": {},
+        "combined": None,
+        "combination": None,
+        "intervals": None,
+        "noise": None,
+        "best": None,
+        "curves": {},
+        "plots": [],
+        "criterion": None,
+        "gain": [],
+        "disagreement": None,
+        "tables": [],
+        "left_out": 0,
+        "missing": missing,
+    }
+
+
+def _choose_members(run_dir: RunDir, state: RunState) -> list[str]:
+    """Finished members, those of the combined model first, then the best, as far as they can be held in memory."""
+    finished = [member.id for member in rank_members(state) if member.state == "finished"]
+    known = set(finished)
+    order = [member for member in (state.combined or {}).get("members", []) if member in known]
+    chosen: list[str] = []
+    size = 0
+    for member in dict.fromkeys([*order, *finished]):
+        paths = [run_dir.predictions(member, split) for split in ("valid", "test")]
+        size += sum(path.stat().st_size for path in paths if path.exists())
+        if chosen and (size > MOST_BYTES or len(chosen) == MOST_MEMBERS):
+            break
+        chosen.append(member)
+    return sorted(chosen, key=finished.index)
+
+
+def _measure_members(
+    task_math: TaskMath, shown: Aligned, combined: Mapping[str, Any], best: str
+) -> dict[str, dict[str, float]]:
+    """The figures of each member; of functions that the user gave only the run knows them, of the best member."""
+    measured = (combined.get("metrics") or {}).get("best") or {}
+    found: dict[str, dict[str, float]] = {member: {} for member in shown.members}
+    if shown.target is not None:
+        more = _list_split_metrics(task_math, measured)
+        for member, values in zip(shown.members, shown.values, strict=True):
+            found[member] = task_math.measure(values, shown.target, more)
+    if combined.get("best_member") == best:
+        found[best] = {**measured, **found[best]}
+    return found
+
+
+def _list_split_metrics(task_math: TaskMath, measured: Mapping[str, float]) -> list[str]:
+    """The metrics of the whole split which the run reported and whose names say how to compute them."""
+    from ensemble.spec.split_metrics import KNOWN
+
+    return [name for name in measured if name in KNOWN and task_math.task.kind in KNOWN[name].kinds]
+
+
+def _describe_combined(combined: Mapping[str, Any]) -> Document:
+    """The fields of the combined model that the run has made."""
+    names = ("method", "members", "weights", "temperature", "calibration", "note", "reason")
+    fields: Document = {
+        "combination": {name: combined.get(name) for name in names} | {"so_far": False},
+        "intervals": combined.get("intervals"),
+        "noise": combined.get("noise"),
+    }
+    if combined.get("metrics"):
+        fields["combined"] = combined["metrics"]["ensemble"]
+    return fields
+
+
+def _combine_again(
+    task_math: TaskMath, combined: Mapping[str, Any], valid: Aligned, shown: Aligned, left_out: int
+) -> Array | None:
+    """What the combined model predicts on the shown split; None where the members at hand do not determine it."""
+    weights = combined.get("weights") or {}
+    if not weights or not set(weights) <= set(shown.members) or combined.get("method") not in METHODS:
+        return None
+    if combined["method"] == "stack":
+        if left_out or valid.target is None:
+            return None
+        values = task_math.fit_stack(valid.values, valid.target)[0].predict(shown.values)
+    else:
+        part = shown.select(list(weights))
+        values = task_math.mix(part.values, np.array(list(weights.values())))
+    calibration = combined.get("calibration") or {"value": combined.get("temperature")}
+    return task_math.calibrate(values, float(calibration.get("value") or 1.0))
+
+
+def _gain_curve(task_math: TaskMath, valid: Aligned, shown: Aligned) -> list[Document]:
+    """Figures on the shown split after each added member; the members are chosen on the validation split."""
+    assert valid.target is not None and shown.target is not None
+    curve: list[Document] = []
+    average: Array | None = None
+    for k, i in enumerate(task_math.selection_order(valid.values, valid.target, MOST_ADDED), start=1):
+        added = shown.values[i]
+        average = added if average is None else task_math.mix([average, added], np.array([1 - 1 / k, 1 / k]))
+        curve.append(
+            {"members": k, "added": shown.members[i], **task_math.measure(np.asarray(average), shown.target)}
+        )
+    return curve
+
+
+def _disagreement(shown: Aligned) -> Document | None:
+    """How far two members differ, of the best members, by rank."""
+    if len(shown.members) < 2:
+        return None
+    kind = shown.task.kind
+    rows = [_thin(_decide(shown, values)) for values in shown.values[:MOST_COMPARED]]
+    if len({len(row) for row in rows}) > 1:
+        return None
+    if kind in ("classification", "multilabel"):
+        what = "name different classes" if kind == "classification" else "decide otherwise on a label"
+        unit, reading, compare = "share", f"Share of samples for which two members {what}.", _share_of_different
+    else:
+        unit, compare = "value", _root_mean_square
+        what = "outputs" if kind == "free" else "predictions, in the unit of the target"
+        reading = f"Root mean square difference of two members' {what}."
+    return {
+        "members": shown.members[:MOST_COMPARED],
+        "matrix": [[compare(a, b) for b in rows] for a in rows],
+        "unit": unit,
+        "reading": reading,
+    }
+
+
+def _decide(shown: Aligned, values: Array) -> Array:
+    """What a member decides at each position that takes part: a class, a label, a number; [k]."""
+    from ensemble.combine.metrics import find_known
+
+    flat: Array = shown.task.decide(values).ravel()
+    return flat if shown.task.kind == "free" or shown.target is None else flat[find_known(shown.target).ravel()]
+
+
+def _thin(row: Array) -> Array:
+    if len(row) <= MOST_ROWS:
+        return row
+    thinned: Array = row[np.linspace(0, len(row) - 1, MOST_ROWS).astype(int)]
+    return thinned
+
+
+def _share_of_different(first: Array, second: Array) -> float:
+    return round(float(np.mean(first != second)), 5)
+
+
+def _root_mean_square(first: Array, second: Array) -> float:
+    return float(f"{np.sqrt(np.mean((first.astype(np.float64) - second) ** 2)):.6g}")
+
+
+def _combine_so_far(
+    state: RunState, task_math: TaskMath, valid: Aligned, shown: Aligned
+) -> tuple[Array, Document]:
+    """What the members finished so far would predict together, and the fields of the document about them."""
+    from ensemble.combine.combination import fit
+
+    assert shown.target is not None
+    criterion = task_math.choose_criterion(state.objective, state.direction)
+    combination = fit(METHOD, valid.values, valid.target, task=task_math.task, objective=criterion)
+    predicted = combination.predict(shown.values)
+    weights = {m: float(w) for m, w in zip(valid.members, combination.weights, strict=True) if w > 0}
+    about = {"method": combination.method, "members": list(weights), "weights": weights, "so_far": True}
+    factor = {"method": task_math.calibration, "value": combination.temperature, "reason": None}
+    about |= {"temperature": combination.temperature, "calibration": factor, "note": SO_FAR}
+    about["reason"] = combination.reason
+    return predicted, {"combined": task_math.measure(predicted, shown.target), "combination": about}

@@ -1,0 +1,96 @@
+"""Power over time of each node, thinned while it grows, so that a long run is no larger than a short one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ensemble.store.member import Event
+    from ensemble.store.state import RunState
+
+MOST = 1500  # points of a node
+GAP_S = 2.0  # between two readings, from which on nobody measured meanwhile
+
+#: Begin and end in Unix seconds, mean watts, of them idle (None where that is not known).
+Point = tuple[float, float, float, float | None]
+
+
+class PowerSeries:
+    """The readings of all nodes.
+
+    Attributes:
+        last: the last `power` event of each node.
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[str, Event] = {}
+        self._points: dict[str, list[Point]] = {}
+        self._sources: dict[str, dict[str, None]] = {}
+        self._new: list[tuple[Any, ...]] = []
+
+    def apply(self, event: Event) -> None:
+        """Adds the reading of a `power` event."""
+        if event["type"] != "power":
+            return
+        node, watts = event["node"], event.get("watts")
+        self.last[node] = event
+        if watts is None:
+            return
+        length = event.get("interval_s") or 0.0
+        idle = [part.get("idle_j") for part in event.get("parts") or ()]
+        idle_j = None if not idle or None in idle or not length else sum(idle) / length
+        end = event["t"]
+        point = (
+            round(end - length, 3),
+            round(end, 3),
+            round(watts, 3),
+            None if idle_j is None else round(idle_j, 3),
+        )
+        points = self._points.setdefault(node, [])
+        points.append(point)
+        self._new.append((node, *point))
+        self._sources.setdefault(node, {})[event.get("source") or ""] = None
+        if len(points) > 2 * MOST:
+            self._points[node] = _halve(points)
+
+    def take(self) -> list[tuple[Any, ...]]:
+        """Returns the readings since the last call, each with its node."""
+        new, self._new = self._new, []
+        return new
+
+    def since(self, t: float) -> list[tuple[Any, ...]]:
+        """Returns the points that end at `t` or later, each with its node."""
+        return [(node, *point) for node, points in self._points.items() for point in points if point[1] >= t]
+
+    def describe(self, state: RunState) -> list[dict[str, Any]]:
+        """Returns each node's points, with where they come from."""
+        return [
+            {
+                "node": node,
+                "origin": self.last[node].get("origin"),
+                "sources": [source for source in self._sources[node] if source],
+                "points": points,
+            }
+            for node, points in self._points.items()
+        ]
+
+
+def _halve(points: list[Point]) -> list[Point]:
+    """Returns means of neighbours; two that do not touch are not merged."""
+    halved: list[Point] = []
+    i = 0
+    while i < len(points):
+        first, second = points[i], points[i + 1] if i + 1 < len(points) else None
+        if second is None or second[0] - first[1] > GAP_S:
+            halved.append(first)
+            i += 1
+            continue
+        weights = [max(end - begin, 1e-6) for begin, end, *_ in (first, second)]
+        idle = None if None in (first[3], second[3]) else _mean(weights, (first[3] or 0.0, second[3] or 0.0))
+        halved.append((first[0], second[1], _mean(weights, (first[2], second[2])), idle))
+        i += 2
+    return halved
+
+
+def _mean(weights: list[float], values: tuple[float, float]) -> float:
+    return round(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights), 3)

@@ -1,0 +1,282 @@
+"""The rows of a run's documents: members, their attempts, nodes, and what was used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ensemble.reporting.dashboard.run_section import member_state
+from ensemble.reporting.ranking import finite_or_none, metric
+from ensemble.reporting.sections import cost as cost_section
+from ensemble.reporting.sections import turnaround
+from ensemble.reporting.time_left import fraction_done, member_epochs, member_left_s
+
+if TYPE_CHECKING:
+    from ensemble.meter.ledger import Ledger, Total
+    from ensemble.store.member import Event, MemberState
+    from ensemble.store.state import RunState
+
+#: What `member_row` returns, in its order.
+COLUMNS = (
+    *(
+        "id",
+        "number",
+        "state",
+        "epoch",
+        "epochs",
+        "step",
+        "steps",
+        "done",
+        "metric",
+        "metrics",
+        "params",
+        "options",
+    ),
+    *(
+        "workers",
+        "node",
+        "place",
+        "devices",
+        "shares",
+        "cohort",
+        "attempts",
+        "failures",
+        "samples_per_s",
+        "left_s",
+    ),
+    *(
+        "waited",
+        "synced",
+        "memory_gb",
+        "error",
+        "reason",
+        "advice",
+        "first_epoch",
+        "checkpoint",
+        "lineage",
+        "code",
+        "private",
+    ),
+)
+COST_COLUMNS = (
+    *("cpu_s", "energy_j", "origin", "full_cpu_s", "full_energy_j", "full_origin", "idle_j"),
+    *("mean_w", "peak_w", "gpu_s"),
+)
+_OPTIONS = (
+    "precision",
+    "optimizer",
+    "schedule",
+    "batch_size",
+    "accumulate",
+    "compression",
+    "communicator",
+    "seed",
+)
+_USUAL = {"accumulate": 1}
+
+#: What helps against a failure, by its reason.
+ADVICE = {
+    "nan": "The loss was not a number. A lower learning rate, a warm-up or clipped gradients may help: clone the "
+    "member with changes.",
+    "oom": "It ran out of memory. A smaller batch with accumulation needs less; memory_gb or gpus_per_worker "
+    "in its Resources give it more.",
+    "lost": "Its process or node was ended from outside. `ensemble resume` goes on from its checkpoint.",
+    "hang": "It made no step for a long time. Look into its log for what it waits for.",
+    "disk": "The disk is full. Make room, then `ensemble resume`.",
+    "error": "The recipe raised an error; the traceback is in the log. Mend it, then `ensemble run` again.",
+}
+
+
+def member_row(state: RunState, member: MemberState, *, is_lost: bool = False) -> list[Any]:
+    """Returns a member's row, by `COLUMNS`.
+
+    Args:
+        is_lost: whether the process that drives the run is gone.
+    """
+    own = member.identity
+    last = member.history[-1] if member.history else {}
+    train_s, waited_s, sync_s = (_add_up(member, name) for name in ("train_s", "waited_s", "sync_s"))
+    train_s = train_s or _add_up(member, "wall_s")  # older logs have no other
+    left_s = member_left_s(state, member) if state.ended is None and not is_lost else None
+    failed = member.reason if member.error else None
+    workers = own.get("workers", 1)
+    return [
+        *(member.id, member.number, member_state(state, member, is_lost=is_lost)),
+        *(member.epoch, member_epochs(state, member)),
+        *(
+            member.step,
+            member.steps,
+            _round(fraction_done(state, member)),
+            _score(metric(member, state.objective)),
+        ),
+        {name: _score(value) for name, value in member.metrics.items()},
+        {name: _plain(value) for name, value in own.get("params", {}).items()},
+        _describe_options(own),
+        *(workers, member.node, member.place, [d for d in member.devices if d is not None]),
+        {"cpus": own.get("cpus_per_worker"), "gpus": own.get("gpus_per_worker")},
+        *(member.cohort, member.attempts, member.failures, _short(member.training_rate), _short(left_s)),
+        *(_share(waited_s, train_s), _share(sync_s, train_s), _short(last.get("memory_gb"))),
+        *(member.error, member.reason, ADVICE.get(failed or "") if failed else None, member.first_epoch),
+        *((member.checkpoint or {}).get("epoch"), own.get("lineage"), member.code, _private_share(member)),
+    ]
+
+
+def _private_share(member: MemberState) -> float | None:
+    """Returns the share of its batches that a member prepared for itself."""
+    shared, private = (_add_up(member, name) for name in ("shared_batches", "private_batches"))
+    return _share(private, shared + private)
+
+
+def _add_up(member: MemberState, name: str) -> float:
+    return sum(epoch.get(name) or 0 for epoch in member.history)
+
+
+def list_spans(member: MemberState) -> list[list[Any]]:
+    """Returns a member's attempts: number, node, devices, cohort, placed, started, ended, how it ended."""
+    return [
+        [
+            *(span.attempt, span.node, [d for d in span.devices if d is not None], span.cohort),
+            *(span.placed, span.started, span.ended, span.outcome or "running"),
+        ]
+        for span in member.spans
+    ]
+
+
+def list_nodes(state: RunState, power: Mapping[str, Event], *, is_lost: bool = False) -> list[dict[str, Any]]:
+    """Returns each node with its GPUs.
+
+    Args:
+        power: the last `power` event of each node.
+        is_lost: whether the process that drives the run is gone.
+    """
+    is_over = is_lost or state.ended is not None
+    return [_describe_node(state, name, power.get(name, {}), is_over=is_over) for name in state.nodes]
+
+
+def _describe_node(state: RunState, name: str, power: Event, *, is_over: bool) -> dict[str, Any]:
+    info = state.nodes[name].info
+    length = power.get("interval_s") or 0.0
+    by_device = {part.get("device"): part for part in power.get("parts") or () if part.get("kind") == "gpu"}
+    gpus = []
+    for i, gpu in enumerate(info.get("gpu_ids") or ()):
+        part = by_device.get(gpu, {})
+        activity = part.get("activity")
+        broken = state.quarantined.get(gpu)
+        memory, free = _at(info.get("gpu_memory_gb"), i), _at(info.get("gpu_free"), i)
+        gpus.append(
+            {
+                "id": gpu,
+                "name": _at(info.get("gpus"), i),
+                "memory_gb": _short(memory),
+                "free_gb": None if memory is None or free is None else _short(memory * free),
+                "share": _at(info.get("gpu_shares"), i),
+                "parent": _at(info.get("gpu_parents"), i),
+                "use": None if activity is None else _share(sum(seconds for *_, seconds in activity), length),
+                "watts": _short(part["energy_j"] / length)
+                if part.get("energy_j") is not None and length
+                else None,
+                "quarantined": broken["detail"] if broken else None,
+            }
+        )
+    described = info.get("power") or {}
+    busy = power.get("busy_s")
+    return {
+        "name": name,
+        "cpus": info.get("cpus"),
+        "memory_gb": _short(info.get("memory_gb")),
+        "gpus": gpus,
+        "watts": None if is_over else _short(state.nodes[name].watts),
+        "watts_origin": power.get("origin") or described.get("origin"),
+        "power_source": described.get("source"),
+        "cpu_use": _short(busy / length) if busy is not None and length and not is_over else None,
+        "note": info.get("no_gpus") or None,
+        "gone": bool(info) and not info.get("cpus") and not info.get("gpus"),
+    }
+
+
+def describe_cost(state: RunState, ledger: Ledger) -> dict[str, Any]:
+    """Returns what was used: by member, by role, by both, and in sentences."""
+    direct, full = ledger.by_member(), ledger.by_member(full=True)
+    roles, full_j = ledger.by_role(), dict[str, float]()
+    by_member_role: dict[str, dict[str, list[float | None]]] = {}
+    for row in ledger.rows:
+        sums = by_member_role.setdefault(row.member or "", {}).setdefault(row.role, [0.0, None])
+        sums[0] = (sums[0] or 0.0) + row.cpu_s
+        if row.energy_j is not None:
+            sums[1] = (sums[1] or 0.0) + row.energy_j
+    for each in ledger.full_rows if state.ended is not None else ():  # of a large run they take half a second
+        if each.energy_j is not None and each.member is not None:
+            full_j[each.role] = full_j.get(each.role, 0.0) + each.energy_j
+    return {
+        "members": {
+            "columns": list(COST_COLUMNS),
+            "rows": {name: _cost_row(direct.get(name), full[name]) for name in full if name in state.members},
+        },
+        "roles": [
+            {
+                "role": role,
+                "word": cost_section.ROLE_WORDS.get(role, role),
+                "cpu_s": total.cpu_s,
+                "energy_j": total.energy_j,
+                "origin": total.origin,
+                "full_j": full_j.get(role),
+            }
+            for role, total in roles.items()
+        ],
+        "lines": [list(line) for line in (*cost_section.summarize(state, ledger), *turnaround.summarize(state))],
+        "by_member_role": by_member_role,
+    }
+
+
+def _cost_row(direct: Total | None, full: Total) -> list[Any]:
+    own = [direct.cpu_s, direct.energy_j, direct.origin] if direct else [0.0, None, "unavailable"]
+    rest = [direct.idle_j, direct.mean_w, direct.peak_w, direct.gpu_s] if direct else [None] * 4
+    return [*own, full.cpu_s, full.energy_j, full.origin, *rest]
+
+
+def _describe_options(identity: Mapping[str, Any]) -> str:
+    """Returns how a member is trained beside its hyperparameters, such as "bf16, batch_size 64"."""
+    parts = []
+    for name in _OPTIONS:
+        value = identity.get(name)
+        value = value.get("name") if isinstance(value, dict) else value
+        if value is not None and value != _USUAL.get(name):
+            parts.append(str(value) if name in ("precision", "optimizer", "schedule") else f"{name} {value}")
+    return ", ".join(parts)
+
+
+def _at(values: Any, i: int) -> Any:
+    return values[i] if values is not None and i < len(values) else None
+
+
+def _share(part: float | None, whole: float) -> float | None:
+    return None if part is None or not whole else _round(min(1.0, part / whole))
+
+
+def _round(value: float) -> float:
+    return round(value, 4)
+
+
+def _score(value: Any) -> float | None:
+    """A metric to nine significant digits, so that four decimals of it are those of the log's number."""
+    known = finite_or_none(value)
+    return None if known is None else float(f"{known:.9g}")
+
+
+def _short(value: Any) -> float | None:
+    """A number to six significant digits; None for what is none."""
+    known = finite_or_none(value)
+    return None if known is None else float(f"{known:.6g}")
+
+
+def _plain(value: Any) -> Any:
+    """A hyperparameter's value as JSON holds it, NaN and infinities as words."""
+    if isinstance(value, float) and finite_or_none(value) is None:
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if _is_list(value) else value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes))

@@ -1,0 +1,167 @@
+"""Finds the runs in a folder and says of each how it stands: the list that a page of several runs shows.
+
+A run is read when its log has changed, and at most once a second; of one that has ended, or that has lost
+its controller, only its row is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ensemble.reporting.dashboard.run_section import describe_head
+from ensemble.reporting.status import SILENT_S, describe_lost_controller
+from ensemble.store import RunDir, RunStatus, StoreError
+from ensemble.store.event_handlers import EVENT_ERRORS
+
+LEVELS = 2
+SCAN_S = 2.0
+#: Directories that are looked into, and seconds that reading runs may take before what is known is shown.
+MOST_DIRECTORIES, READ_S = 10_000, 0.5
+
+#: Of a log, by which one is told from another.
+HEAD_BYTES = 256
+
+#: What the list shows, from the section `run` of a run's document.
+FIELDS = ("name", "state", "started", "updated", "counts", "done", "best", "objective")
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory is a run's."""
+    return any((path / name).is_file() for name in ("run.json", "events.jsonl"))
+
+
+def make_key(path: Path) -> str:
+    """Names a run in addresses, without naming its directory."""
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Returns the run directories in a folder, up to two levels deep, in the order of their names.
+
+    Hidden directories and symbolic links are left out: nothing outside the folder is served.
+    """
+    budget = MOST_DIRECTORIES
+
+    def walk(directory: Path, levels: int) -> Iterator[Path]:
+        nonlocal budget
+        try:
+            with os.scandir(directory) as entries:
+                names = sorted(
+                    entry.name
+                    for entry in entries
+                    if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+                )
+        except OSError:
+            return
+        for name in names:
+            budget -= 1
+            if budget < 0:
+                return
+            if is_run(directory / name):
+                yield directory / name
+            elif levels > 1:
+                yield from walk(directory / name, levels - 1)
+
+    return list(walk(folder, LEVELS))
+
+
+@dataclass
+class _Known:
+    """What is known of one run: its row, the log that it was made from, and what it can be continued from."""
+
+    row: dict[str, Any]
+    stamp: tuple[int, ...] | None = None
+    head: bytes = b""
+    status: RunStatus | None = None
+    is_lost: bool = False
+    read_at: float = 0.0
+
+
+class RunList:
+    """The runs below a folder, or the one run in a directory; called by one thread at a time.
+
+    Args:
+        path: of the folder or of the run, which need not be there yet where `is_one`.
+        is_one: whether it is a run directory.
+    """
+
+    def __init__(self, path: Path, *, is_one: bool) -> None:
+        self._path, self._is_one = path, is_one
+        self._known: dict[str, _Known] = {}
+        self._next_scan = 0.0
+        self.paths: dict[str, Path] = {}
+
+    def update(self, heads: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns a row for each run; of some in a large folder it has no more than the name at first.
+
+        Args:
+            heads: by key, how runs stand that are followed anyway (`describe_head`); their logs are not read here.
+        """
+        now = time.monotonic()
+        if now >= self._next_scan:
+            self.scan()
+        for key, head in heads.items():
+            if key in self.paths:
+                self._known[key].row = {**head, "key": key, "dir": str(self.paths[key])}
+        for key in sorted(self.paths.keys() - heads.keys(), key=lambda key: self._known[key].read_at):
+            self._read(key, self.paths[key])
+            if time.monotonic() > now + READ_S:
+                break
+        return [self._known[key].row for key in self.paths]
+
+    def scan(self) -> None:
+        """Looks for runs."""
+        found = [self._path] if self._is_one or is_run(self._path) else find_runs(self._path)
+        self.paths = {make_key(path): path for path in found}
+        self._known = {
+            key: self._known.get(key) or _Known(_name_row(key, path)) for key, path in self.paths.items()
+        }
+        self._next_scan = time.monotonic() + SCAN_S
+
+    def _read(self, key: str, path: Path) -> None:
+        known, run_dir = self._known[key], RunDir(path)
+        known.read_at, stamp = time.monotonic(), None
+        try:
+            found = os.stat(run_dir.events)
+            stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+            if stamp == known.stamp and known.status is None:  # nothing follows before the log changes
+                return
+            with open(run_dir.events, "rb") as file:
+                head = file.read(HEAD_BYTES)
+            if known.status is None or known.stamp is None or head != known.head or stamp[1] < known.stamp[1]:
+                known.status = RunStatus.load(run_dir)
+            elif stamp != known.stamp:
+                known.status.update()
+            status = known.status
+            lost = describe_lost_controller(run_dir, status.state, silent_s=SILENT_S)
+            is_lost = lost is not None
+            if stamp == known.stamp and is_lost == known.is_lost:
+                if is_lost:
+                    known.status = None
+                return
+            row = describe_head(path.name, status.state, lost)
+        except OSError:
+            self._known[key] = _Known(_name_row(key, path, "not started"), read_at=known.read_at)
+            return
+        except (StoreError, *EVENT_ERRORS):
+            self._known[key] = _Known(_name_row(key, path, "unreadable"), stamp, read_at=known.read_at)
+            return
+        known.row = {**row, "key": key, "dir": str(path)}
+        known.stamp, known.head, known.is_lost = stamp, head, is_lost
+        known.status = status if status.state.ended is None else None
+
+
+def _name_row(key: str, path: Path, said: str = "not read yet") -> dict[str, Any]:
+    row = dict.fromkeys(FIELDS) | {
+        "name": path.name,
+        "state": {"word": said, "tone": "soft"},
+        "counts": {},
+        "done": 0.0,
+    }
+    return {"key": key, "dir": str(path), **row}

@@ -1,0 +1,179 @@
+/** Sends requests to the run, asks before those that cannot be taken back, and says what became of them. */
+
+import { openDialog } from "./dialog.js";
+import { h, setText } from "./dom.js";
+import { count, visible } from "./format.js";
+
+const ACTIVE = new Set(["waiting", "measuring", "placed", "running", "moved"]);
+
+/**
+ * Sends `{ verb, ...body }`; says what was sent, and later what the run answers. Returns the request's id, or null.
+ * `onAnswer(done, said)` is told the answer, or why there is none.
+ */
+export async function send(page, verb, body, onAnswer) {
+  const what = `${verb}${body.member ? ` ${body.member}` : body.from ? ` a clone of ${body.from}` : ""}`;
+  try {
+    const { request } = await page.source.act({ verb, ...body });
+    page.sent.set(request, { what: visible(what), toast: page.shell.say(`Sent: ${visible(what)}.`), onAnswer });
+    if (verb === "stop") page.setStopping(true);
+    tellAnswers(page);
+    return request;
+  } catch (error) {
+    sayRefusal(page, `${visible(what)}: not done, ${error.message}`);
+    onAnswer?.(false, error.message);
+    return null;
+  }
+}
+
+/** Says the run's answers to requests of this page that have not been told yet. */
+export function tellAnswers(page) {
+  for (const answer of page.store.answers) {
+    const sent = page.sent.get(answer.request);
+    if (sent === undefined) continue;
+    page.sent.delete(answer.request);
+    sent.toast.remove();
+    const said = visible(answer.said ?? "");
+    if (answer.done) page.shell.say(`${sent.what}: ${said}`, "good");
+    else sayRefusal(page, `${sent.what}: refused, ${said}`);
+    if (answer.verb === "stop" && !answer.done) page.setStopping(false);
+    sent.onAnswer?.(answer.done, said);
+  }
+}
+
+/** Says a refusal, and keeps it among the notices of this page. */
+function sayRefusal(page, text) {
+  page.shell.say(text, "bad");
+  page.store.addNotice("warning", text);
+}
+
+/** The line that says how a run that stands still goes on; null where nothing is to be said. */
+function resumeHint(page) {
+  const { state, dir } = page.store.run;
+  if (!["stopped", "interrupted"].includes(state.word)) return null;
+  return h("p", { class: "soft small", "data-mark": "resume" }, "To go on: ", h("kbd", {}, `ensemble resume ${visible(dir)}`));
+}
+
+/** The verbs that make sense for a member now: of pause, resume, cancel, add. */
+export function verbsFor(page, member) {
+  if (!page.source.live) return [];
+  const verbs = new Set(page.store.run?.actions ?? []);
+  const isPaused = member.state === "paused";
+  const isActive = ACTIVE.has(member.state);
+  return ["pause", "resume", "cancel", "add"].filter((verb) => {
+    if (verb === "pause") return isActive && verbs.has(verb);
+    if (verb === "resume") return isPaused && verbs.has(verb);
+    if (verb === "cancel") return (isActive || isPaused) && verbs.has(verb);
+    return verbs.has(verb);
+  });
+}
+
+/** The buttons for one member. */
+export function memberButtons(page, member) {
+  const { id } = member;
+  const make = {
+    pause: () => h("button", { type: "button", onclick: () => page.act("pause", { member: id }) }, "Pause"),
+    resume: () => h("button", { type: "button", onclick: () => page.act("resume", { member: id }) }, "Resume"),
+    cancel: () => h("button", { type: "button", class: "danger", onclick: () => askCancel(page, [id]) }, "Cancel …"),
+    add: () => h("button", { type: "button", onclick: () => askClone(page, id) }, "Clone with changes …"),
+  };
+  const buttons = verbsFor(page, member).map((verb) => make[verb]());
+  return buttons.length > 0 || !page.source.live ? buttons : [resumeHint(page)];
+}
+
+/** The buttons for the whole run. */
+export function runButtons(page) {
+  if (!page.source.live) return [];
+  const verbs = new Set(page.store.run?.actions ?? []);
+  const buttons = [];
+  if (verbs.has("pause")) buttons.push(h("button", { type: "button", onclick: () => askPause(page) }, "Pause all …"));
+  if (verbs.has("resume")) buttons.push(h("button", { type: "button", onclick: () => page.act("resume") }, "Resume all"));
+  if (verbs.has("stop")) buttons.push(h("button", { type: "button", class: "danger", onclick: () => askStop(page) }, "Stop the run …"));
+  return buttons.length > 0 ? buttons : [resumeHint(page)];
+}
+
+function askPause(page) {
+  openDialog({
+    title: "Pause all members?", confirm: "Pause all",
+    body: h("p", {}, "They write a checkpoint and give up their places; the run lives on, and they go on when they are resumed."),
+    onConfirm: () => void page.act("pause"),
+  });
+}
+
+/** Asks whether to stop the run, and how. */
+export function askStop(page) {
+  const atOnce = h("input", { type: "checkbox" });
+  openDialog({
+    title: "Stop the run?", confirm: "Stop the run", danger: true,
+    body: [
+      h("p", {}, "Members write a checkpoint and end. ", h("kbd", {}, "ensemble resume"), " goes on from there."),
+      h("label", { class: "check" }, atOnce, "At once: no checkpoint is written, work since the last one is lost"),
+    ],
+    onConfirm: () => void page.act("stop", atOnce.checked ? { at_once: true } : {}),
+  });
+}
+
+/** Asks whether to cancel members. */
+export function askCancel(page, ids) {
+  const which = ids.length === 1 ? visible(ids[0]) : count(ids.length, "member");
+  openDialog({
+    title: `Cancel ${which}?`, confirm: `Cancel ${which}`, danger: true,
+    body: h("p", {}, `${ids.length === 1 ? "It ends" : "They end"} for good and will not be part of the combined model. To go on later, pause instead.`),
+    onConfirm: () => ids.forEach((member) => page.act("cancel", { member })),
+  });
+}
+
+/** Asks for the changes of a clone of a member. */
+export function askClone(page, id) {
+  const member = page.store.members.get(id);
+  const fields = Object.entries(member.params ?? {}).map(([name, given]) => {
+    const before = typeof given === "string" ? given : JSON.stringify(given);
+    const input = h("input", { type: "text", name, value: before, autocomplete: "off", spellcheck: "false", "data-before": before });
+    input.addEventListener("input", () => input.classList.toggle("changed", input.value !== before));
+    return { name, given, before, input };
+  });
+  const warm = h("input", { type: "radio", name: "start", value: "warm", disabled: member.checkpoint === null });
+  const scratch = h("input", { type: "radio", name: "start", value: "scratch", checked: true });
+  const problem = h("p", { class: "bad", role: "alert" });
+  const progress = h("p", { class: "soft", role: "status" });
+  openDialog({
+    title: `Clone ${visible(id)}`, confirm: "Add the clone",
+    body: [
+      h("p", { class: "soft" }, "The new member has this one's declaration with what you change here. A value is JSON or text."),
+      h("div", { class: "fields" }, fields.map((field) => h("label", {}, h("span", {}, visible(field.name)), field.input))),
+      h("fieldset", { class: "plain" }, h("legend", {}, "Starts"),
+        h("label", { class: "check" }, scratch, "from scratch"),
+        h("label", { class: "check" }, warm, member.checkpoint === null ? "warm: it has no checkpoint yet" : `warm: with its weights after ${count(member.checkpoint, "epoch")}; optimizer and epochs begin anew`)),
+      problem, progress,
+    ],
+    onConfirm: async () => {
+      const empty = fields.find((field) => field.input.value.trim() === "" && field.before !== "");
+      if (empty !== undefined) {
+        setText(problem, `${visible(empty.name)} needs a value.`);
+        empty.input.focus();
+        return false;
+      }
+      setText(problem, "");
+      setText(progress, "Sent; the run has not answered yet.");
+      const asked = { from: id, warm: warm.checked, params: changes(fields) };
+      const [done, said] = await new Promise((resolve) => page.act("add", asked, (...answer) => resolve(answer)));
+      setText(progress, "");
+      setText(problem, done ? "" : `Not added: ${said}`);
+      return done;
+    },
+  });
+}
+
+function changes(fields) {
+  const changed = fields.filter((field) => field.input.value !== field.before);
+  return Object.fromEntries(changed.map((field) => [field.name, parseValue(field.input.value, field.given)]));
+}
+
+/** What a field says: JSON where it is JSON, else text; a hyperparameter that is text stays text. */
+export function parseValue(text, before) {
+  if (typeof before === "string") return text;
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text.trim();
+  }
+}

@@ -1,0 +1,310 @@
+/** Starts the page: opens a run, follows it, shows a view, and paces the drawing. */
+
+import { send, tellAnswers } from "./actions.js";
+import { layOutForPrint } from "./print.js";
+import { formatRoute, parseRoute } from "./route.js";
+import { buildShell } from "./shell.js";
+import { openSource } from "./source.js";
+import { Store } from "./store.js";
+import { VIEWS } from "./views/index.js";
+
+const INTERVAL_MS = 200; // at most 5 drawings a second
+const REST = 3; // times the last drawing's duration pass before the next
+const TICK_MS = 1000;
+const RETRY_MS = 5000;
+const RENEW_MS = 2000;
+const DIAGNOSE_MS = 2000;
+const LIST_MS = 30000;
+const DOCUMENTS = ["curves", "quality", "importances", "tables"];
+
+/** The whole page. Views get it as `page`: `{ store, source, route, runs, views, go, act }`. */
+class App {
+  constructor(root) {
+    this.store = new Store();
+    this.source = openSource();
+    this.store.isLive = this.source.live;
+    this.route = parseRoute(location.hash);
+    this.runs = [];
+    this.views = VIEWS;
+    this.connection = this.source.live ? "opening" : "frozen";
+    this.trouble = null;
+    this.changed = new Set();
+    this.pending = false;
+    this.drawnAt = -INTERVAL_MS;
+    this.tookMs = 0;
+    this.view = null;
+    this.opened = undefined; // no run and no list yet
+    this.following = false;
+    this.wanted = new Set();
+    this.renewing = new Set();
+    this.sent = new Map(); // requests of this page that the run has not answered yet
+    this.stopping = null; // the state in which the run was asked to stop, until it has another one
+    this.shell = buildShell(root, this);
+    this.store.subscribe((changed) => this.note(changed));
+    addEventListener("hashchange", () => this.follow());
+    addEventListener("keydown", (event) => this.shell.press(event));
+    document.addEventListener("visibilitychange", () => this.schedule());
+    addEventListener("beforeprint", () => this.print());
+    addEventListener("afterprint", () => this.endPrint());
+    setInterval(() => this.tick(), TICK_MS);
+    setInterval(() => this.renewRuns(), LIST_MS);
+  }
+
+  async start() {
+    try {
+      this.runs = await this.source.runs();
+    } catch (error) {
+      this.fail(error);
+    }
+    await this.follow();
+  }
+
+  /** The key of the run that the address means; null where the list of runs is to be shown. */
+  key() {
+    if (!this.source.live) return "frozen";
+    if (this.route.run !== null) return this.route.run;
+    return this.runs.length === 1 && this.route.view !== "runs" ? this.runs[0].key : null;
+  }
+
+  /** Does what the address says: opens its run, selects, filters, shows its view. */
+  async follow() {
+    const route = parseRoute(location.hash);
+    this.route = route;
+    const key = this.key();
+    this.following = true; // the address is the source now: it is not written
+    if (key !== this.opened) await this.open(key);
+    this.store.setFilter(route.filter);
+    this.store.select(route.select);
+    this.following = false;
+    this.show();
+  }
+
+  async open(key) {
+    this.close?.();
+    this.close = null;
+    this.opened = key;
+    this.stopping = null;
+    this.store.clear();
+    if (key === null) {
+      this.close = this.source.followRuns({ onData: (runs) => this.noteRuns(runs), onState: (state) => this.setConnection(state) });
+      return;
+    }
+    this.source.open(key);
+    try {
+      const state = await this.source.document("state");
+      if (key !== this.opened) return; // another run was opened meanwhile
+      this.store.load(state);
+      this.trouble = null;
+    } catch (error) {
+      this.fail(error);
+      return;
+    }
+    if (!this.source.live) {
+      for (const name of DOCUMENTS) await this.fetchDocument(name); // they are here: printing needs them at once
+      return;
+    }
+    this.close = this.source.follow(() => [this.store.offset, this.store.log], {
+      onData: (change) => this.apply(change),
+      onReset: () => this.reload(),
+      onState: (state) => this.setConnection(state),
+    });
+  }
+
+  async reload() {
+    const key = this.opened;
+    this.opened = null;
+    await this.open(key);
+    this.wanted.clear();
+    this.fetchNeeds();
+    this.note(new Set(["reset"]));
+  }
+
+  apply(change) {
+    for (const name of this.store.apply(change)) this.renew(name);
+  }
+
+  /** Fetches a stale document again after a while, once for all changes until then: making one takes the server long. */
+  renew(name) {
+    if (this.renewing.has(name)) return;
+    this.renewing.add(name);
+    setTimeout(() => {
+      this.renewing.delete(name);
+      this.wanted.delete(name);
+      this.fetchNeeds();
+    }, RENEW_MS);
+  }
+
+  fail(error) {
+    if (error.status === 401 || error.status === 403) this.trouble = "This page's key is not valid any more. Open the address that `ensemble dashboard` printed last.";
+    else if (error.status === undefined) this.trouble = "The server does not answer. If it has ended, start `ensemble dashboard` again and open the address that it prints.";
+    else this.trouble = `The run cannot be read: ${error.message}.`;
+    this.note(new Set(["trouble"]));
+  }
+
+  setConnection(state) {
+    if (state === this.connection) return;
+    this.connection = state;
+    if (state === "live") this.trouble = null;
+    else this.diagnose();
+    this.note(new Set(["connection"]));
+  }
+
+  /** Says why the stream is lost, until it is there again: a stream itself is told no more than that it is. */
+  async diagnose() {
+    while (this.connection === "lost") {
+      try {
+        await this.source.runs();
+      } catch (error) {
+        if (this.connection === "lost") this.fail(error);
+      }
+      await new Promise((resolve) => setTimeout(resolve, DIAGNOSE_MS));
+    }
+  }
+
+  /** Beside a run, which has a stream of its own, the list is asked for now and then. */
+  async renewRuns() {
+    if (!this.source.live || !this.opened || document.hidden || this.connection !== "live") return;
+    try {
+      this.noteRuns(await this.source.runs());
+    } catch {
+      // the stream says when the server is lost
+    }
+  }
+
+  noteRuns(runs) {
+    this.runs = runs;
+    this.note(new Set(["runs"]));
+    if (this.opened === null && this.key() !== null) this.follow();
+  }
+
+  note(changed) {
+    for (const name of changed) this.changed.add(name);
+    if (changed.has("selection") || changed.has("filter")) this.writeRoute();
+    if (changed.has("answers")) tellAnswers(this);
+    this.schedule();
+  }
+
+  tick() {
+    if (this.store.run === null || this.store.run.ended !== null || this.connection !== "live") return;
+    this.note(new Set(["clock"]));
+  }
+
+  /** Puts selection and filter into the address without a step in the history. */
+  writeRoute() {
+    if (this.store.run === null || this.following) return;
+    const route = { ...this.route, select: [...this.store.selection], filter: this.store.filter };
+    const hash = formatRoute(route);
+    if (hash === location.hash) return;
+    this.route = route;
+    history.replaceState(null, "", hash);
+  }
+
+  /** Opens a view; `options`: `member`, `run`, `select`, `filter`. Selection and filter stay unless given. */
+  go(view, options = {}) {
+    const route = { view, run: this.route.run, member: null, select: [...this.store.selection], filter: this.store.filter };
+    location.hash = formatRoute({ ...route, ...options });
+  }
+
+  /** The address of a view, as of `go`. */
+  link(view, options = {}) {
+    const route = { view, run: this.route.run, member: null, select: [...this.store.selection], filter: this.store.filter };
+    return formatRoute({ ...route, ...options });
+  }
+
+  /** Sends a request to the run and shows the answer; `body` as of the server's `actions`. */
+  act(verb, body = {}, onAnswer = undefined) {
+    return send(this, verb, body, onAnswer);
+  }
+
+  setStopping(isStopping) {
+    this.stopping = isStopping ? this.store.run.state.word : null;
+    this.note(new Set(["run"]));
+  }
+
+  /** Whether the run was asked to stop from this page and has not yet. */
+  isStopping() {
+    if (this.stopping !== this.store.run?.state.word || this.store.run.ended !== null) this.stopping = null;
+    return this.stopping !== null;
+  }
+
+  show() {
+    const wanted = this.opened === null ? "runs" : this.route.view;
+    const next = VIEWS.find((view) => view.id === wanted) ?? VIEWS[0];
+    const key = `${this.opened}/${next.id}/${next.id === "member" ? this.route.member : ""}`;
+    if (this.view?.key !== key) {
+      this.view?.mounted.close();
+      const root = this.shell.freshRoot(next);
+      this.view = { key, view: next, root, drawn: 0, mounted: next.mount(root, this) };
+    }
+    this.route = { ...this.route, view: next.id };
+    this.fetchNeeds();
+    this.note(new Set(["view"]));
+  }
+
+  /** Fetches the documents that the shown view needs and which are absent or stale. */
+  async fetchNeeds() {
+    if (this.view === null || this.store.run === null) return;
+    for (const name of this.view.view.needs) {
+      if (DOCUMENTS.includes(name) && !this.wanted.has(name)) await this.fetchDocument(name);
+    }
+  }
+
+  async fetchDocument(name) {
+    this.wanted.add(name);
+    if (name === "curves") this.store.expectCurves();
+    const key = this.opened;
+    try {
+      const document = await this.source.document(name);
+      if (key !== this.opened || document === null) return;
+      this.store.loadDocument(name, document);
+      this.trouble = null;
+    } catch (error) {
+      if (key === this.opened) this.fail(error);
+      setTimeout(() => this.wanted.delete(name) && this.fetchNeeds(), RETRY_MS);
+    }
+  }
+
+  /** Has a document be fetched again when a view that needs it is opened. */
+  forget(name) {
+    if (this.source.live) this.wanted.delete(name);
+  }
+
+  print() {
+    if (this.store.run !== null) this.printed = layOutForPrint(this);
+  }
+
+  endPrint() {
+    this.printed?.();
+    this.printed = null;
+  }
+
+  schedule() {
+    if (this.pending || this.changed.size === 0 || document.hidden) return;
+    this.pending = true;
+    const since = performance.now() - this.drawnAt;
+    const rest = Math.max(INTERVAL_MS, REST * this.tookMs) - since;
+    const frame = () => requestAnimationFrame(() => this.draw());
+    if (rest > 0) setTimeout(frame, rest);
+    else frame();
+  }
+
+  draw() {
+    this.pending = false;
+    if (document.hidden || this.view === null) return;
+    const begun = performance.now();
+    const changed = this.changed;
+    this.changed = new Set();
+    this.shell.update(changed);
+    if (this.store.run !== null || this.view.view.id === "runs") {
+      this.view.mounted.update(changed);
+      this.view.drawn += 1;
+      this.view.root.setAttribute("data-drawn", this.view.drawn);
+    }
+    document.body.setAttribute("data-offset", this.store.offset ?? "");
+    this.drawnAt = performance.now();
+    this.tookMs = this.drawnAt - begun;
+    this.schedule();
+  }
+}
+
+new App(document.getElementById("app")).start();

@@ -1,0 +1,154 @@
+/** The end of a member's log, as it grows: follows, pauses, and keeps a bounded number of lines. */
+
+import { fill, h, setText } from "./dom.js";
+import { count } from "./format.js";
+
+const MOST_LINES = 4000;
+const MOST_WAITING = 2 ** 20; // characters that are kept while it is paused or hidden
+const DRAW_MS = 200;
+const ESCAPES = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\))/g;
+const CONTROL = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
+
+/** Text of a log without colours and control characters; of a line that was overwritten, what stands there at last. */
+export function cleanLog(text) {
+  return text.replace(ESCAPES, "").replace(/\r\n/g, "\n").replace(/[^\n]*\r/g, "").replace(CONTROL, "\ufffd");
+}
+
+/** Shows a member's log; `{ root, close() }`. A frozen source shows the end that it holds. */
+export function logTail(page, member) {
+  return new LogTail(page, member);
+}
+
+class LogTail {
+  constructor(page, member) {
+    this.waiting = "";
+    this.pieces = []; // [text node, its number of line ends], oldest first
+    this.lines = 0;
+    this.cut = false; // whether older lines are not shown
+    this.begun = false;
+    this.paused = false;
+    this.timer = null;
+    this.text = h("pre", { class: "log", tabindex: "0", role: "log", "aria-live": "off", "aria-label": `Log of ${member}` });
+    this.about = h("span", { class: "soft small" });
+    this.pause = h("button", { type: "button", "aria-pressed": "false", onclick: () => this.setPaused(!this.paused) }, "Hold");
+    const follow = h("input", { type: "checkbox", checked: true });
+    this.follow = follow;
+    follow.addEventListener("change", () => this.scroll());
+    this.text.addEventListener("wheel", () => this.notice(), { passive: true });
+    this.text.addEventListener("keydown", () => this.notice());
+    const tools = page.source.live ? [h("label", { class: "check" }, follow, "Follow"), this.pause] : [];
+    this.root = h("section", { class: "card", "aria-label": "Log" },
+      h("div", { class: "card-head" }, h("h3", {}, "Log"), this.about, h("span", { class: "grow" }), tools), this.text);
+    this.visibility = () => this.plan();
+    document.addEventListener("visibilitychange", this.visibility);
+    this.begin(page, member);
+  }
+
+  begin(page, member) {
+    if (!page.source.live) {
+      const frozen = page.source.log(member);
+      if (frozen === null) setText(this.about, "not in this page; it lies in the run directory");
+      this.text.hidden = frozen === null;
+      this.receive(frozen ?? "");
+      return;
+    }
+    this.end = page.source.followLog(member, {
+      onData: (piece) => {
+        if (!this.begun) this.cut = piece.from > 0;
+        this.begun = true;
+        this.receive(piece.text);
+      },
+      onReset: () => this.clear(),
+      onState: (state) => {
+        this.state = state;
+        this.tell();
+      },
+    });
+  }
+
+  receive(text) {
+    this.waiting = (this.waiting + text).slice(-MOST_WAITING);
+    this.plan();
+  }
+
+  clear() {
+    this.waiting = "";
+    this.pieces = [];
+    this.lines = 0;
+    this.begun = false;
+    fill(this.text);
+  }
+
+  plan() {
+    if (this.timer !== null || this.paused || document.hidden || this.waiting === "") return;
+    this.timer = setTimeout(() => this.draw(), this.pieces.length === 0 ? 0 : DRAW_MS);
+  }
+
+  draw() {
+    this.timer = null;
+    if (this.paused || document.hidden) return;
+    const whole = this.waiting.lastIndexOf("\n") + 1 || this.waiting.length; // half a line waits for its end
+    const text = cleanLog(this.waiting.slice(0, whole));
+    this.waiting = this.waiting.slice(whole);
+    if (text === "") return;
+    const node = document.createTextNode(text);
+    const ends = text.split("\n").length - 1;
+    this.pieces.push([node, ends]);
+    this.lines += ends;
+    this.text.appendChild(node);
+    this.drop();
+    this.scroll();
+    this.tell();
+  }
+
+  /** Removes the oldest lines beyond the most that are kept. */
+  drop() {
+    while (this.lines > MOST_LINES) {
+      const [node, ends] = this.pieces[0];
+      const over = this.lines - MOST_LINES;
+      if (ends <= over) {
+        node.remove();
+        this.pieces.shift();
+        this.lines -= ends;
+      } else {
+        node.data = node.data.split("\n").slice(over).join("\n");
+        this.pieces[0][1] = ends - over;
+        this.lines -= over;
+      }
+      this.cut = true;
+    }
+  }
+
+  tell() {
+    const parts = [this.lines ? `${this.cut ? "the last " : ""}${count(this.lines, "line")}` : "nothing yet"];
+    if (this.paused) parts.push("held");
+    if (this.state === "lost") parts.push("connection lost, trying again");
+    setText(this.about, parts.join(", "));
+  }
+
+  /** Scrolling up ends following; scrolling to the end begins it again. */
+  notice() {
+    requestAnimationFrame(() => {
+      const { scrollTop, clientHeight, scrollHeight } = this.text;
+      this.follow.checked = scrollTop + clientHeight >= scrollHeight - 24;
+    });
+  }
+
+  scroll() {
+    if (this.follow.checked) this.text.scrollTop = this.text.scrollHeight;
+  }
+
+  setPaused(paused) {
+    this.paused = paused;
+    this.pause.setAttribute("aria-pressed", String(paused));
+    setText(this.pause, paused ? "Go on" : "Hold");
+    this.tell();
+    this.plan();
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    document.removeEventListener("visibilitychange", this.visibility);
+    this.end?.();
+  }
+}

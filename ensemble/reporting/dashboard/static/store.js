@@ -1,0 +1,328 @@
+/** The run as the page knows it: the server's documents, its changes, and what the reader selected. No DOM. */
+
+import { filterProblem, matcher } from "./filter.js";
+
+export const SERIES = [
+  "#3b82c4", "#d97a2b", "#2f9e77", "#c2558f", "#8a6fd1", "#b08f1e", "#24a0b3", "#cc4f4f", "#7a9a3a", "#a3714a",
+];
+export const HIGHLIGHT = "#d97a2b";
+export const NEUTRAL = "#8a94a3";
+export const STATES = {
+  waiting: "#b4bcc8", placed: "#b4bcc8", running: "#3b82c4", moved: "#8fbbdf", finished: "#2f9e77", pruned: "#c9992a",
+  paused: "#8a94a3", stopped: "#8a94a3", interrupted: "#8a94a3", cancelled: "#8a6fd1", failed: "#cc4f4f",
+};
+
+const SECTIONS = ["run", "nodes", "streams", "cost"];
+const MOST_NOTICES = 2000;
+const MOST_EPOCHS = 2000; // of one member; beyond that every other one is dropped
+const MOST_POWER = 3000; // points of one node; beyond that pairs are averaged
+
+/** Holds one run's documents and the reader's selection, filter and hovered member; tells subscribers what changed. */
+export class Store {
+  constructor() {
+    this.subscribers = new Set();
+    this.selection = new Set();
+    this.slots = new Map();
+    this.filter = "";
+    this.hover = null;
+    this.isLive = true; // else the clock stands still
+    this.clear();
+  }
+
+  /** Forgets the documents, not the selection and the filter. */
+  clear() {
+    this.version = 0;
+    this.offset = null;
+    this.log = null;
+    this.run = null;
+    this.columns = [];
+    this.members = new Map();
+    this.order = [];
+    this.spans = new Map();
+    this.nodes = [];
+    this.streams = [];
+    this.notices = [];
+    this.cost = null;
+    this.power = { nodes: [] };
+    this.curves = null;
+    this.quality = null;
+    this.importances = null;
+    this.tables = null;
+    this.waitingEpochs = null;
+    this.answers = [];
+    this.logNow = 0;
+    this.heardAt = 0;
+    this.shown = null;
+  }
+
+  /** Takes a whole `state` document. */
+  load(state) {
+    this.clear();
+    this.offset = state.offset;
+    this.log = state.log;
+    this.hear(state.now);
+    for (const name of SECTIONS) this[name] = state[name] ?? this[name];
+    this.bareCost();
+    this.notices = (state.notices ?? []).slice(-MOST_NOTICES);
+    this.power = state.power ?? this.power;
+    this.columns = state.members.columns;
+    for (const [id, row] of Object.entries(state.members.rows)) this.setMember(id, row);
+    this.sortOrder();
+    for (const [id, spans] of Object.entries(state.spans ?? {})) this.spans.set(id, spans);
+    this.tell(["run", "members", "spans", "nodes", "streams", "notices", "cost", "power", "selection"]);
+  }
+
+  /** Takes one of the documents `curves`, `quality`, `importances`, `tables`. */
+  loadDocument(name, document) {
+    this[name] = document;
+    if (document.members) document.members = bare(document.members);
+    if (name === "curves") {
+      for (const curve of Object.values(document.members)) curve.values = bare(curve.values);
+      const late = (this.waitingEpochs ?? []).filter(([offset]) => offset > document.offset);
+      this.waitingEpochs = null;
+      for (const [, epochs] of late) this.applyEpochs(epochs);
+    }
+    this.tell([name]);
+  }
+
+  /** Says that `curves` was asked for: epochs that arrive before it are kept for it. */
+  expectCurves() {
+    if (this.curves === null) this.waitingEpochs ??= [];
+  }
+
+  /** Applies a change. Returns the names of documents that are stale by it. */
+  apply(change) {
+    const changed = [];
+    this.offset = change.offset ?? this.offset;
+    this.hear(change.now);
+    for (const name of SECTIONS) {
+      if (change[name] === undefined) continue;
+      this[name] = change[name];
+      changed.push(name);
+    }
+    if (change.cost) this.bareCost();
+    if (change.members) {
+      const before = this.members.size;
+      for (const [id, row] of Object.entries(change.members)) this.setMember(id, row);
+      if (this.members.size !== before) this.sortOrder();
+      changed.push("members");
+    }
+    if (change.spans) {
+      for (const [id, spans] of Object.entries(change.spans)) this.spans.set(id, spans);
+      changed.push("spans");
+    }
+    if (change.notices?.length) this.applyNotices(change.notices, changed);
+    if (change.power?.length) {
+      this.applyPower(change.power);
+      changed.push("power");
+    }
+    if (change.epochs?.length && this.waitingEpochs !== null) this.waitingEpochs.push([change.offset, change.epochs]);
+    else if (change.epochs?.length && this.curves !== null) {
+      this.applyEpochs(change.epochs);
+      changed.push("curves");
+    }
+    if (change.answers?.length) {
+      this.answers = [...this.answers, ...change.answers].slice(-100);
+      changed.push("answers");
+    }
+    this.tell(changed);
+    return change.stale ?? [];
+  }
+
+  bareCost() {
+    if (this.cost == null) return;
+    this.cost.members.rows = bare(this.cost.members.rows);
+    this.cost.by_member_role = bare(this.cost.by_member_role ?? {});
+  }
+
+  setMember(id, row) {
+    const member = {};
+    this.columns.forEach((name, i) => (member[name] = row[i] ?? null));
+    member.id = id;
+    member.params = bare(member.params ?? {});
+    member.metrics = bare(member.metrics ?? {});
+    this.members.set(id, member);
+  }
+
+  sortOrder() {
+    this.order = [...this.members.keys()].sort((a, b) => (this.members.get(a).number ?? 0) - (this.members.get(b).number ?? 0));
+  }
+
+  applyEpochs(epochs) {
+    for (const [id, epoch, t, values] of epochs) {
+      const curve = (this.curves.members[id] ??= { epoch: [], t: [], values: bare({}) });
+      let keep = curve.epoch.length;
+      while (keep > 0 && curve.epoch[keep - 1] >= epoch) keep -= 1;
+      curve.epoch.length = keep;
+      curve.t.length = keep;
+      for (const series of Object.values(curve.values)) series.length = Math.min(series.length, keep);
+      if (values === null) continue;
+      curve.epoch.push(epoch);
+      curve.t.push(t);
+      for (const name of new Set([...Object.keys(curve.values), ...Object.keys(values)])) {
+        const series = (curve.values[name] ??= []);
+        while (series.length < keep) series.push(null);
+        series.push(values[name] ?? null);
+      }
+      if (curve.epoch.length > MOST_EPOCHS) thin(curve);
+    }
+  }
+
+  /** Adds notices; after a reconnect some are known already. */
+  applyNotices(notices, changed) {
+    const last = new Set(this.notices.slice(-MOST_NOTICES / 2).map((each) => `${each.at_s} ${each.text}`));
+    const fresh = notices.filter((each) => !last.has(`${each.at_s} ${each.text}`));
+    if (fresh.length === 0) return;
+    this.notices = [...this.notices, ...fresh].slice(-MOST_NOTICES);
+    changed.push("notices");
+  }
+
+  /** Adds a notice of this page's own, such as a refusal. */
+  addNotice(level, text) {
+    if (this.run === null) return;
+    const notice = { at_s: Math.max(0, this.now() - (this.run.started ?? this.now())), level, text };
+    this.notices = [...this.notices, notice].slice(-MOST_NOTICES);
+    this.tell(["notices"]);
+  }
+
+  applyPower(points) {
+    for (const [name, begin, end, power, idle] of points) {
+      let node = this.power.nodes.find((each) => each.node === name);
+      if (node === undefined) {
+        node = { node: name, origin: this.nodes.find((each) => each.name === name)?.watts_origin ?? null, sources: [], points: [] };
+        this.power.nodes.push(node);
+      }
+      const last = node.points.at(-1);
+      if (last !== undefined && begin < last[1] - 1e-6) continue; // known already
+      node.points.push([begin, end, power, idle]);
+      if (node.points.length > MOST_POWER) node.points = halved(node.points);
+    }
+  }
+
+  hear(now) {
+    if (typeof now !== "number") return;
+    this.logNow = now;
+    this.heardAt = performance.now();
+  }
+
+  /** The present time by the log's clock, in Unix seconds; an ended run's end; the last event where nothing drives the run. */
+  now() {
+    if (this.run === null) return 0;
+    if (this.run.ended !== null) return this.run.ended;
+    if (this.run.driver) return this.run.updated ?? this.logNow;
+    if (!this.isLive) return this.logNow;
+    return this.logNow + (performance.now() - this.heardAt) / 1000;
+  }
+
+  /** Calls `listener(changed)` with a Set of section names after every change; returns what ends that. */
+  subscribe(listener) {
+    this.subscribers.add(listener);
+    return () => this.subscribers.delete(listener);
+  }
+
+  tell(sections) {
+    if (sections.length === 0) return;
+    const changed = new Set(sections);
+    if (changed.has("members") || changed.has("filter")) this.shown = null;
+    for (const listener of [...this.subscribers]) listener(changed);
+  }
+
+  /** The member that is best so far, or null. */
+  best() {
+    return this.run?.best?.member ?? null;
+  }
+
+  /** A member's colour: its own where there are ten at most, or while it is selected; else neutral, the best marked. */
+  colour(id) {
+    if (this.members.size <= SERIES.length) return SERIES[Math.max(0, this.order.indexOf(id)) % SERIES.length];
+    if (this.selection.has(id)) return SERIES[this.slots.get(id) % SERIES.length];
+    return id === this.best() ? HIGHLIGHT : NEUTRAL;
+  }
+
+  /** True where others are selected and this one is not: it is drawn pale. */
+  isPale(id) {
+    return this.selection.size > 0 && !this.selection.has(id);
+  }
+
+  /** Selects these members and no others. */
+  select(ids) {
+    const next = new Set(ids);
+    if (next.size === this.selection.size && [...next].every((id) => this.selection.has(id))) return;
+    this.selection = next;
+    for (const id of [...this.slots.keys()]) if (!next.has(id)) this.slots.delete(id);
+    this.giveSlots();
+    this.tell(["selection"]);
+  }
+
+  /** Selects a member, or no longer. */
+  toggle(id) {
+    const next = new Set(this.selection);
+    if (!next.delete(id)) next.add(id);
+    this.select(next);
+  }
+
+  /** Gives each selected member the first colour that no other one has. */
+  giveSlots() {
+    const taken = new Set(this.slots.values());
+    let slot = 0;
+    for (const id of this.selection) {
+      if (this.slots.has(id)) continue;
+      while (taken.has(slot)) slot += 1;
+      this.slots.set(id, slot);
+      taken.add(slot);
+    }
+  }
+
+  /** Sets the filter's text. */
+  setFilter(text) {
+    if (text === this.filter) return;
+    this.filter = text;
+    this.tell(["filter"]);
+  }
+
+  /** Sets the member under the pointer, or null. */
+  setHover(id) {
+    if (id === this.hover) return;
+    this.hover = id;
+    this.tell(["hover"]);
+  }
+
+  /** The members that pass the filter, in the order of their numbers. */
+  visible() {
+    if (this.shown === null) {
+      const passes = this.filter.trim() === "" ? null : matcher(this.filter);
+      this.shown = passes === null ? this.order : this.order.filter((id) => passes(this.members.get(id)));
+    }
+    return this.shown;
+  }
+
+  /** What is wrong with the filter, in one line, or null. */
+  problem() {
+    return this.members.size === 0 ? null : filterProblem(this.filter, this.members.values());
+  }
+}
+
+/** The same keys without a prototype: a member, metric or hyperparameter may be called `constructor` or `__proto__`. */
+function bare(object) {
+  return Object.assign(Object.create(null), object);
+}
+
+function thin(curve) {
+  const keep = (_, i) => i % 2 === 0 || i === curve.epoch.length - 1;
+  const values = Object.entries(curve.values).map(([name, series]) => [name, series.filter(keep)]);
+  curve.t = curve.t.filter(keep);
+  curve.epoch = curve.epoch.filter(keep);
+  curve.values = bare(Object.fromEntries(values));
+}
+
+function halved(points) {
+  const pairs = [];
+  for (let i = 0; i + 1 < points.length; i += 2) {
+    const [a, b] = [points[i], points[i + 1]];
+    const [left, right] = [a[1] - a[0], b[1] - b[0]];
+    const mean = (column) => (a[column] === null || b[column] === null ? null : (a[column] * left + b[column] * right) / (left + right || 1));
+    pairs.push([a[0], b[1], mean(2), mean(3)]);
+  }
+  if (points.length % 2) pairs.push(points.at(-1));
+  return pairs;
+}

@@ -1,0 +1,333 @@
+/** The view "Cost": CPU-seconds and joules by role and member, with their origin; power over time; what it amounts to. */
+
+import { Chart } from "../canvas_chart.js";
+import { card, choice } from "../card.js";
+import { fill, h, setText } from "../dom.js";
+import { cpu, joules, number, share, timeUnit, visible, watts } from "../format.js";
+import { SERIES } from "../store.js";
+
+const SHOWN = 40; // members with a bar of their own, until the reader asks for all
+const GAP_S = 2; // between two samples of power, from which on nobody measured
+const ROLES = {
+  startup: "#9aa5b4", prepare: "#d97a2b", feed: "#c9992a", train: "#3b82c4", profile: "#4f9d9d", orchestrate: "#8a6fd1", ray: "#24a0b3", idle: "#b3a68c",
+  other: "#6d7683",
+};
+const UNUSED = new Set(["idle", "other"]);
+const ESTIMATED = "Estimated joules are CPU-seconds with a weight, from how busy the processors were. They were not measured: not evidence of a saving.";
+const EMISSIONS = "Emissions are kWh × PUE × carbon intensity by the location-based method: offsets are never subtracted, the manufacture of the machines is not " +
+  "included. All is of the whole run, failed and pruned members included.";
+const SORTS = [["direct", "direct use"], ["full", "full use"], ["number", "number"], ["name", "name"]];
+
+export const costView = {
+  id: "cost",
+  title: "Cost",
+  needs: [],
+  shown: (store) => store.run !== null,
+  mount(root, page) {
+    const view = new CostView(root, page);
+    return { update: (changed) => view.update(changed), close: () => view.close() };
+  },
+};
+
+class CostView {
+  constructor(root, page) {
+    this.page = page;
+    this.first = true;
+    this.quantity = "cpu";
+    this.isFull = false;
+    this.sort = "direct";
+    this.all = false;
+    this.tiles = h("dl", { class: "tiles" });
+    this.origin = h("p", { class: "before-figures warn", role: "note", hidden: true }, ESTIMATED);
+    this.roles = card({ title: "The whole run by role", table: () => this.tabulateRoles() });
+    this.members = card({ title: "Members", table: () => this.tabulateMembers() });
+    this.power = new Chart({ title: "Power over time", height: 300, table: () => this.tabulatePower() });
+    this.lines = h("section", { class: "card" });
+    this.rows = h("div", {});
+    this.note = h("p", { class: "reading" });
+    this.more = h("button", { type: "button", onclick: () => this.set({ all: !this.all }) });
+    this.legend = h("div", { class: "chart-legend" });
+    fill(this.members.body, this.buildControls(), this.legend, this.rows, this.note, this.more);
+    fill(root, this.tiles, this.origin, h("div", { class: "grid below" }, this.roles.root, this.members.root, this.power.card.root, this.lines));
+  }
+
+  close() {
+    this.power.close();
+  }
+
+  buildControls() {
+    return h("div", { class: "figure-tools" },
+      choice("Show", [["cpu", "CPU-seconds"], ["energy", "joules"]], this.quantity, (quantity) => this.set({ quantity })),
+      choice("View", [["direct", "direct, by role"], ["full", "full: with the shared work"]], "direct", (view) => this.setView(view)),
+      (this.sorting = choice("Sort by", SORTS, this.sort, (sort) => this.set({ sort }))));
+  }
+
+  /** Shows direct or full use; who sorted by the one sorts by the other now. */
+  setView(view) {
+    const sort = ["direct", "full"].includes(this.sort) ? view : this.sort;
+    this.sorting.querySelector("select").value = sort;
+    this.set({ isFull: view === "full", sort });
+  }
+
+  set(choice) {
+    Object.assign(this, choice);
+    this.drawMembers();
+  }
+
+  update(changed) {
+    const isNew = this.first || changed.has("view") || changed.has("reset");
+    this.first = false;
+    const { store } = this.page;
+    if (isNew || changed.has("cost") || changed.has("run")) this.drawTiles();
+    if (isNew || changed.has("cost")) {
+      this.drawRoles();
+      this.drawLines();
+    }
+    if (isNew || changed.has("cost") || changed.has("selection") || changed.has("filter")) this.drawMembers();
+    if (isNew || changed.has("power")) this.drawPower();
+    this.origin.hidden = !this.origins().has("estimated") && store.run.totals?.energy_origin !== "estimated";
+  }
+
+  /** The origins of all joules on the page. */
+  origins() {
+    const { cost, power } = this.page.store;
+    const found = new Set((cost?.roles ?? []).filter((each) => each.energy_j !== null).map((each) => each.origin));
+    for (const node of power.nodes) if (node.points.length) found.add(node.origin);
+    return found;
+  }
+
+  drawTiles() {
+    const { run, cost } = this.page.store;
+    const totals = run.totals ?? {};
+    const roles = (cost?.roles ?? []).filter((each) => !UNUSED.has(each.role));
+    const top = [...roles].sort((a, b) => b.cpu_s - a.cpu_s)[0];
+    const origin = totals.energy_origin ?? "unavailable";
+    const known = Number.isFinite(totals.energy_j);
+    const power = Number.isFinite(totals.watts);
+    const spent = roles.reduce((sum, each) => sum + each.cpu_s, 0);
+    const nodes = (cost?.roles ?? []).filter((each) => each.energy_j !== null).reduce((sum, each) => sum + each.energy_j, 0);
+    fill(this.tiles,
+      tile("CPU time", cpu(totals.cpu_s), top && spent ? `measured; ${share(top.cpu_s / spent)} ${top.word}` : "measured"),
+      tile(known ? `Energy (${origin})` : "Energy", known ? joules(totals.energy_j) : "unavailable", known ? (nodes > totals.energy_j * 1.001 ? `of ${joules(nodes)} for the whole of the nodes` : "of the run's processes") : "no node has a power source that could be read"),
+      tile(power ? `Power now (${totals.watts_origin ?? "unavailable"})` : "Power now", power ? watts(totals.watts) : "–", run.ended === null ? "of all nodes" : "the run has ended"));
+  }
+
+  drawRoles() {
+    const { cost } = this.page.store;
+    const roles = cost?.roles ?? [];
+    if (!roles.some((each) => each.cpu_s > 0 || each.energy_j)) {
+      this.roles.explain("No process has reported what it used yet.");
+      return;
+    }
+    this.roles.explain(null);
+    const origins = [...this.roleOrigins()].join(" + ");
+    this.roles.read("What processor time and energy went into; idle energy by who had reserved the cores and GPUs." + (origins ? ` The joules are ${origins}.` : ""));
+    const bars = [this.roleBar("CPU-seconds (measured)", roles.filter((each) => !UNUSED.has(each.role)), (each) => each.cpu_s, cpu)];
+    if (roles.some((each) => each.energy_j)) bars.push(this.roleBar(`joules (${origins})`, roles, (each) => each.energy_j ?? 0, joules));
+    else bars.push(h("p", { class: "absent" }, "There is no energy to share out: no node has a power source that could be read, or none has reported."));
+    fill(this.roles.body, bars);
+    this.roles.update();
+  }
+
+  roleOrigins() {
+    return new Set((this.page.store.cost?.roles ?? []).filter((each) => each.energy_j).map((each) => each.origin));
+  }
+
+  roleBar(title, roles, amountOf, format) {
+    const shown = roles.filter((each) => amountOf(each) > 0);
+    const total = shown.reduce((sum, each) => sum + amountOf(each), 0);
+    const parts = shown.map((each) => part(each.role, amountOf(each) / total, `${visible(each.word)}: ${format(amountOf(each))}`));
+    const keys = shown.map((each) => key(each.role, `${visible(each.word)} ${format(amountOf(each))}, ${share(amountOf(each) / total)}`));
+    return h("div", { class: "role-bar", "data-mark": title.split(" ")[0] }, h("p", { class: "dots-title" }, `${title}: ${format(total)}`), h("div", { class: "bar-track tall", "aria-hidden": "true" }, parts), h("div", { class: "chart-legend" }, keys));
+  }
+
+  /** Rows `{ id, name, parts: [[role, amount]], direct, full, origin }` of members and of what belongs to none, for the chosen quantity. */
+  listRows() {
+    const { store } = this.page;
+    const { cost } = store;
+    const at = Object.fromEntries(cost.members.columns.map((name, i) => [name, i]));
+    const which = this.quantity === "cpu" ? 0 : 1;
+    const [direct, full] = this.quantity === "cpu" ? ["cpu_s", "full_cpu_s"] : ["energy_j", "full_energy_j"];
+    const rolesOf = (id) => (Object.hasOwn(cost.by_member_role, id) ? Object.entries(cost.by_member_role[id]) : []);
+    const rows = [];
+    for (const id of store.visible()) {
+      if (!Object.hasOwn(cost.members.rows, id)) continue;
+      const row = cost.members.rows[id];
+      const parts = rolesOf(id).map(([role, sums]) => [role, sums[which] ?? 0]).filter(([, amount]) => amount > 0);
+      const extra = Math.max(0, (row[at[full]] ?? 0) - (row[at[direct]] ?? 0));
+      rows.push({ id, name: visible(id), number: store.members.get(id).number, parts: this.isFull && extra > 0 ? [...parts, ["shared", extra]] : parts, direct: row[at[direct]], full: row[at[full]], origin: this.quantity === "cpu" ? "measured" : this.isFull ? row[at.full_origin] : row[at.origin] });
+    }
+    const others = rolesOf("").map(([role, sums]) => [role, sums[which] ?? 0]).filter(([, amount]) => amount > 0);
+    return { rows: this.sorted(rows), others };
+  }
+
+  sorted(rows) {
+    const order = { direct: (a, b) => (b.direct ?? -1) - (a.direct ?? -1), full: (a, b) => (b.full ?? -1) - (a.full ?? -1), number: (a, b) => a.number - b.number, name: (a, b) => a.name.localeCompare(b.name, "en", { numeric: true }) };
+    return rows.sort((a, b) => order[this.sort](a, b) || a.number - b.number);
+  }
+
+  drawMembers() {
+    const { cost } = this.page.store;
+    if (!cost || Object.keys(cost.members.rows).length === 0) {
+      this.members.explain("No member has used anything yet.");
+      return;
+    }
+    this.members.explain(null);
+    const { rows, others } = this.listRows();
+    const origins = new Set(rows.filter((each) => (this.isFull ? each.full : each.direct) !== null).map((each) => each.origin));
+    origins.delete("unavailable");
+    const of = this.quantity === "cpu" ? "CPU-seconds, measured" : `Joules, ${[...origins].join(" and ") || "unavailable"}`;
+    this.members.read(`${of}. Direct is what a member used itself. Full adds its part of what serves several: of preparing and feeding by the samples that it consumed, of all else by the time for which its ranks held places.`);
+    const shown = this.all ? rows : rows.slice(0, SHOWN);
+    const shared = others.filter(([role]) => !UNUSED.has(role));
+    const unused = this.quantity === "energy" ? others.filter(([role]) => UNUSED.has(role)) : [];
+    const extra = [];
+    if (!this.isFull && shared.length) extra.push({ name: "shared, by all", parts: shared });
+    if (unused.length) extra.push({ name: "not the run's", parts: unused });
+    const amount = (row) => row.parts.reduce((sum, [, each]) => sum + each, 0);
+    // What all share may be a hundred times a member's: its bar is cut off rather than theirs made invisible.
+    const largest = Math.max(...rows.map(amount), 0);
+    const most = Math.max(largest, Math.min(Math.max(...extra.map(amount), 0), largest ? 3 * largest : Infinity), 1e-9);
+    const nodes = [...shown, ...extra].map((row) => this.memberRow(row, amount(row), most, origins.size > 1));
+    const focused = this.rows.contains(document.activeElement) ? document.activeElement.closest("[data-member]")?.dataset.member : undefined;
+    fill(this.rows, nodes);
+    if (focused !== undefined) [...this.rows.children].find((each) => each.dataset.member === focused)?.querySelector("button")?.focus();
+    this.drawLegend([...shown, ...extra]);
+    const left = rows.slice(SHOWN).reduce((sum, row) => sum + amount(row), 0);
+    this.more.hidden = rows.length <= SHOWN;
+    setText(this.more, this.all ? `only ${SHOWN}` : `all ${number(rows.length)}`);
+    setText(this.note, this.all || rows.length <= SHOWN ? "" : `${number(rows.length - SHOWN)} other members: ${this.quantity === "cpu" ? cpu(left) : joules(left)} together.`);
+    this.members.update();
+  }
+
+  memberRow(row, total, most, isMixed) {
+    const { store } = this.page;
+    const format = this.quantity === "cpu" ? cpu : joules;
+    const known = row.id === undefined || (this.isFull ? row.full : row.direct) !== null;
+    const figure = known ? format(total, isMixed && row.origin ? row.origin : undefined) : "unavailable";
+    const name = row.id === undefined
+      ? h("span", { class: "bar-name soft" }, row.name)
+      : h("button", { type: "button", class: "name-button", "aria-pressed": String(store.selection.has(row.id)), title: row.name, onclick: () => store.toggle(row.id) }, row.name);
+    const parts = row.parts.map(([role, each]) => part(role, each / Math.max(most, total), `${row.name}, ${this.wordOf(role)}: ${format(each)}`));
+    return h("div", { class: `bar-row wide ${row.id !== undefined && store.isPale(row.id) ? "pale" : ""}`, "data-member": row.id },
+      name, h("span", { class: total > most ? "bar-track cut" : "bar-track", title: total > most ? "cut off: longer than the scale" : null }, parts), h("span", { class: "bar-value figures" }, figure));
+  }
+
+  wordOf(role) {
+    if (role === "shared") return "its part of the shared work";
+    return visible(this.page.store.cost.roles.find((each) => each.role === role)?.word ?? role);
+  }
+
+  drawLegend(rows) {
+    const roles = [...new Set(rows.flatMap((row) => row.parts.map(([role]) => role)))];
+    const keyOf = roles.join(" ");
+    if (keyOf === this.legendOf) return;
+    this.legendOf = keyOf;
+    fill(this.legend, roles.map((role) => key(role, this.wordOf(role))));
+  }
+
+  drawPower() {
+    const { run, power } = this.page.store;
+    const nodes = power.nodes.filter((node) => node.points.length > 0);
+    if (nodes.length === 0) {
+      this.power.explain("There is no power reading: no node has a source that could be read, or none has reported yet.");
+      return;
+    }
+    const begin = run.started ?? nodes[0].points[0][0];
+    const end = Math.max(...nodes.map((node) => node.points.at(-1)[1]));
+    const [scale, unit] = timeUnit(end - begin);
+    const origins = [...new Set(nodes.map((node) => node.origin))].sort().join(" + ");
+    const hasIdle = nodes.some((node) => node.points.some((each) => each[3]));
+    this.power.read(`Of whole nodes, ${origins}.${origins.includes("estimated") ? ` Dashed: estimated. ${ESTIMATED}` : ""}${hasIdle ? " Dotted: what a node would have drawn while nothing ran." : ""}`);
+    this.power.draw(() => {
+      const series = nodes.flatMap((node, i) => this.powerLines(node, SERIES[i % SERIES.length], begin, scale, unit, nodes.length === 1));
+      return {
+        x: { kind: "linear", values: [0, (end - begin) / scale], title: `${unit} since the start` },
+        y: { kind: "linear", values: series.flatMap((each) => each.points.map((at) => at.y).filter((at) => at !== null)), zero: true, pad: 0.04, title: `watts (${origins})` },
+        series,
+        said: nodes.map((node) => `${visible(node.node)}: ${watts(node.points.at(-1)[2])} ${node.origin}`).join("; "),
+      };
+    });
+  }
+
+  powerLines(node, colour, begin, scale, unit, isAlone) {
+    const sources = (node.sources ?? []).map(visible).join(", ");
+    const name = `${visible(node.node)}, ${node.origin}${sources ? ` (${sources})` : ""}`;
+    const line = (column, words) => curveOf(node.points, column).map(([t, y]) => ({
+      x: (t - begin) / scale, y, get text() { return `${visible(node.node)}, ${words}\n${number((t - begin) / scale)} ${unit}: ${watts(y)}`; },
+    }));
+    const drawn = [{ name, colour, line: "line", width: 1.6, dash: node.origin === "estimated" ? [6, 4] : null, area: isAlone, points: line(2, node.origin) }];
+    if (node.points.some((each) => each[3])) drawn.push({ name: `${visible(node.node)}, idle`, colour, line: "line", width: 1.2, dash: [2, 3], points: line(3, "idle") });
+    return drawn;
+  }
+
+  drawLines() {
+    const lines = this.page.store.cost?.lines ?? [];
+    this.lines.hidden = lines.length === 0;
+    const row = ([label, text]) => [h("dt", {}, visible(label)), h("dd", {}, visible(text))];
+    fill(this.lines, h("h3", {}, "In words"), lines.some(([label]) => label === "emissions") ? h("p", { class: "reading" }, EMISSIONS) : null, h("dl", { class: "said" }, lines.map(row)));
+  }
+
+  tabulateRoles() {
+    const { cost } = this.page.store;
+    const own = (role) => sumOf(Object.entries(cost.by_member_role).filter(([id]) => id !== "").map(([, roles]) => (Object.hasOwn(roles, role) ? roles[role][1] : null)));
+    const rows = cost.roles.map((each) => [visible(each.word), cpu(each.cpu_s || null), joules(each.energy_j), joules(own(each.role)), joules(each.full_j), each.energy_j === null ? "unavailable" : each.origin]);
+    return { head: ["role", "CPU time", "energy", "direct: members' own", "full: what members bear", "origin of energy"], rows };
+  }
+
+  tabulateMembers() {
+    const { cost } = this.page.store;
+    const at = Object.fromEntries(cost.members.columns.map((name, i) => [name, i]));
+    const rows = this.listRows().rows.map(({ id, name }) => {
+      const row = cost.members.rows[id];
+      const of = (column) => row[at[column]] ?? null;
+      return [name, cpu(of("cpu_s")), cpu(of("full_cpu_s")), joules(of("energy_j")), joules(of("full_energy_j")), joules(of("idle_j")), watts(of("mean_w")), watts(of("peak_w")), cpu(of("gpu_s")), [...new Set([of("origin"), of("full_origin")].filter(Boolean))].join(", full ")];
+    });
+    return { head: ["member", "CPU time", "full CPU time", "energy", "full energy", "idle energy", "mean W", "peak W", "GPU time", "origin of energy"], rows };
+  }
+
+  tabulatePower() {
+    const begin = this.page.store.run.started ?? 0;
+    const rows = this.page.store.power.nodes.flatMap((node) => node.points.map(([from, to, power, idle]) => [visible(node.node), rangeOf(from - begin, to - begin), watts(power), watts(idle), node.origin]));
+    return { head: ["node", "seconds since the start", "power", "idle", "origin"], rows };
+  }
+}
+
+/** `[time, watts|null]` of a node: both ends of each interval; null between stretches that nobody measured. */
+function curveOf(points, column) {
+  const curve = [];
+  let last = null;
+  for (const point of points) {
+    if (point[column] === null) continue;
+    const isApart = last === null || point[0] - last > GAP_S;
+    if (isApart && last !== null) curve.push([last, null]);
+    curve.push([isApart ? point[0] : last, point[column]], [point[1], point[column]]);
+    last = point[1];
+  }
+  return curve;
+}
+
+function rangeOf(from, to) {
+  return `${from.toFixed(1)} – ${to.toFixed(1)}`;
+}
+
+function sumOf(amounts) {
+  const known = amounts.filter((each) => each !== null && each !== undefined);
+  return known.length ? known.reduce((sum, each) => sum + each, 0) : null;
+}
+
+function colourOf(role) {
+  return Object.hasOwn(ROLES, role) ? ROLES[role] : SERIES[9];
+}
+
+function part(role, of, title) {
+  return h("span", { class: role === "shared" ? "part shared" : "part", title, "data-role": role, style: { width: `${100 * of}%`, "background-color": role === "shared" ? "#8a94a3" : colourOf(role) } });
+}
+
+function key(role, words) {
+  return h("span", { class: "chart-key" }, h("span", { class: "chart-dot", style: { background: role === "shared" ? "#8a94a3" : colourOf(role) } }), words);
+}
+
+function tile(label, figure, note) {
+  return h("div", { class: "tile" }, h("dt", {}, label), h("dd", { class: "figure" }, figure), h("dd", { class: "note" }, note));
+}

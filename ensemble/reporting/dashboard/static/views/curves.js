@@ -1,0 +1,311 @@
+/** The view "Curves": any figure of every epoch over epochs, time or samples. */
+
+import { AXES, band, bandPositions, extent, positions, quantile, smooth } from "../curve_series.js";
+import { fill, h, setText } from "../dom.js";
+import { betterWords, findFigure } from "../figures.js";
+import { clock, count, hyperparameters, number, score, visible } from "../format.js";
+import { LineChart, limits } from "../line_chart.js";
+import { card, choice, roving, tick } from "../card.js";
+import { HIGHLIGHT, SERIES } from "../store.js";
+
+const OTHERS = { train_loss: "training loss", lr: "learning rate", samples_per_s: "samples/s" };
+const MANY = 100; // members from which on quartiles are drawn unless told otherwise
+const MOST_STRONG = 40; // selected members drawn one by one; more lie on the canvas in their colours
+const OUTLYING = 0.02; // share of values left outside at each end where outliers are left away
+const HEIGHT = 330;
+const settings = { metrics: null, axis: "epoch", log: false, weight: 0, quartiles: null, outliers: true, zoom: null };
+
+export const curvesView = {
+  id: "curves",
+  title: "Curves",
+  needs: ["curves"],
+  shown: () => true,
+  mount(root, page) {
+    const view = new CurvesView(root, page);
+    return { update: (changed) => view.update(changed), close: () => view.close() };
+  },
+};
+
+/** What a figure is called on the page. */
+export function figureName(name) {
+  return OTHERS[name] ?? visible(name);
+}
+
+class CurvesView {
+  constructor(root, page) {
+    this.page = page;
+    this.store = page.store;
+    this.cache = new Map();
+    this.panels = new Map();
+    this.known = "";
+    this.chips = h("div", { class: "chips", role: "group", "aria-label": "figures" });
+    this.controls = h("div", { class: "figure-tools" });
+    this.legend = h("div", { class: "keys-of", role: "group", "aria-label": "selected members" });
+    this.legendKeys = roving(this.legend);
+    this.absent = h("p", { class: "absent", hidden: true });
+    this.grid = h("div", { class: "panels" });
+    fill(root, h("div", { class: "figure-tools" }, this.chips, this.controls), this.legend, this.absent, this.grid);
+    this.buildControls();
+  }
+
+  buildControls() {
+    const shown = h("output", { class: "figures" });
+    const slider = h("input", {
+      type: "range", min: "0", max: "0.98", step: "0.02", value: String(settings.weight), "aria-label": "smoothing",
+      oninput: () => [setText(shown, slider.value), this.set({ weight: Number(slider.value) })],
+    });
+    setText(shown, String(settings.weight));
+    this.reset = h("button", { type: "button", class: "minor", hidden: true, onclick: () => this.set({ zoom: null }) }, "whole range");
+    this.samples = h("div", { class: "slot" });
+    fill(this.controls,
+      this.samples,
+      tick("log axis", settings.log, (log) => this.set({ log })),
+      h("label", { class: "choice" }, h("span", {}, "smoothing"), slider, shown),
+      tick("quartiles", settings.quartiles ?? this.store.members.size >= MANY, (quartiles) => this.set({ quartiles })),
+      tick("outliers", settings.outliers, (outliers) => this.set({ outliers })),
+      this.reset);
+  }
+
+  set(changes) {
+    Object.assign(settings, changes);
+    if ("axis" in changes) settings.zoom = null;
+    this.update(new Set(["settings"]));
+  }
+
+  /** Figures that any member has reported, the objective first. */
+  figures() {
+    const names = new Set(this.store.run.metrics ?? []);
+    for (const curve of Object.values(this.store.curves?.members ?? {})) for (const name of Object.keys(curve.values)) names.add(name);
+    const others = Object.keys(OTHERS).filter((name) => names.has(name));
+    return [...[...names].filter((name) => !(name in OTHERS)), ...others];
+  }
+
+  update(changed) {
+    if (changed.has("reset")) this.cache.clear();
+    if (changed.size === 1 && changed.has("clock")) return;
+    if (changed.size === 1 && changed.has("hover")) {
+      for (const each of this.panels.values()) each.chart.showHover(this.store.hover);
+      return;
+    }
+    const ids = this.store.visible().filter((id) => this.curve(id) !== undefined);
+    const reason = this.reason(ids);
+    this.absent.hidden = reason === null;
+    if (reason !== null) setText(this.absent, reason);
+    this.grid.hidden = reason !== null;
+    if (this.store.curves === null) return;
+    this.offer();
+    this.reset.hidden = settings.zoom === null;
+    this.drawLegend(ids);
+    if (reason === null) this.drawPanels(ids);
+  }
+
+  reason(ids) {
+    if (this.store.curves === null) return "The curves are being loaded.";
+    if (ids.length) return null;
+    return this.store.members.size && this.store.filter ? "No member that passes the filter has finished an epoch." : "No epoch has ended yet.";
+  }
+
+  curve(id) {
+    const all = this.store.curves?.members;
+    const found = all && Object.hasOwn(all, id) ? all[id] : undefined;
+    return found?.epoch.length ? found : undefined;
+  }
+
+  /** Offers the figures and axes that there are. */
+  offer() {
+    const names = this.figures();
+    settings.metrics = (settings.metrics ?? []).filter((name) => names.includes(name));
+    if (settings.metrics.length === 0) settings.metrics = names.filter((name) => !(name in OTHERS)).slice(0, 2);
+    if (settings.metrics.length === 0) settings.metrics = names.slice(0, 1);
+    const known = JSON.stringify([names, settings.metrics, settings.axis, this.store.run.samples]);
+    if (known === this.known) return;
+    this.known = known;
+    const focused = this.chips.contains(document.activeElement) ? document.activeElement.dataset.metric : null;
+    fill(this.chips, names.map((name) => h("button", {
+      type: "button", class: "toggle", "data-metric": name, "aria-pressed": String(settings.metrics.includes(name)), onclick: () => this.flip(name),
+    }, figureName(name))));
+    if (focused !== null) [...this.chips.children].find((each) => each.dataset.metric === focused)?.focus();
+    const axes = Object.entries(AXES).filter(([name]) => name !== "samples" || this.store.run.samples);
+    fill(this.samples, choice("over", axes.map(([name, [text]]) => [name, text]), settings.axis, (axis) => this.set({ axis })));
+  }
+
+  flip(name) {
+    const chosen = new Set(settings.metrics);
+    if (!chosen.delete(name)) chosen.add(name);
+    if (chosen.size) this.set({ metrics: this.figures().filter((each) => chosen.has(each)) });
+  }
+
+  /** Which members are drawn one by one: those selected, all while they are few, and the best. */
+  strong(ids) {
+    const { store } = this;
+    const chosen = ids.filter((id) => store.selection.has(id));
+    const few = store.selection.size === 0 && store.members.size <= SERIES.length;
+    return new Set([...(few ? ids : chosen.slice(0, MOST_STRONG)), store.best()].filter((id) => id !== null));
+  }
+
+  drawLegend(ids) {
+    const { store } = this;
+    const named = [...this.strong(ids)].filter((id) => this.curve(id) && ids.includes(id));
+    const left = ids.filter((id) => store.selection.has(id)).length - named.filter((id) => store.selection.has(id)).length;
+    const key = JSON.stringify([named, named.map((id) => store.colour(id)), [...store.selection], left, store.best()]);
+    if (key === this.legendKey) return;
+    this.legendKey = key;
+    const focused = this.legend.contains(document.activeElement) ? document.activeElement.dataset.member : null;
+    fill(this.legend,
+      named.map((id) => h("button", {
+        type: "button", class: "member-key", "data-member": id, "aria-pressed": String(store.selection.has(id)),
+        onclick: () => store.toggle(id), onpointerenter: () => store.setHover(id), onpointerleave: () => store.setHover(null),
+      }, h("span", { class: "swatch", style: { background: this.colour(id) } }), h("span", { class: "name" }, visible(id)), id === store.best() && h("span", { class: "soft" }, " best"))),
+      left > 0 && h("span", { class: "soft" }, `and ${count(left, "other")} selected`));
+    if (focused !== null) [...this.legend.children].find((each) => each.dataset?.member === focused)?.focus();
+    this.legendKeys.refresh();
+  }
+
+  colour(id) {
+    const { store } = this;
+    return id === store.best() && !store.selection.has(id) && store.members.size > SERIES.length ? HIGHLIGHT : store.colour(id);
+  }
+
+  /** The points of a member's figure; kept until the member has others. */
+  series(id, metric) {
+    const curve = this.curve(id);
+    const values = Object.hasOwn(curve.values, metric) ? curve.values[metric] : [];
+    const last = curve.t.length - 1;
+    const key = `${settings.axis} ${settings.weight} ${last} ${curve.t[last]} ${values.length}`;
+    const name = JSON.stringify([id, metric]);
+    let found = this.cache.get(name);
+    if (found?.key !== key) {
+      const { run, spans } = this.store;
+      const first = spans.get(id)?.[0];
+      const origins = { run: run.started ?? curve.t[0], own: first?.[5] ?? first?.[4] ?? curve.t[0], samples: run.samples };
+      const xs = positions(curve, settings.axis, origins).slice(0, values.length);
+      found = { key, xs, raw: values, ys: smooth(values, settings.weight) };
+      this.cache.set(name, found);
+    }
+    return found;
+  }
+
+  drawPanels(ids) {
+    for (const [metric, each] of this.panels) {
+      if (settings.metrics.includes(metric)) continue;
+      each.chart.close();
+      each.card.root.remove();
+      this.panels.delete(metric);
+    }
+    settings.metrics.forEach((metric, i) => {
+      if (!this.panels.has(metric)) this.panels.set(metric, this.makePanel(metric));
+      const { root } = this.panels.get(metric).card;
+      if (this.grid.children[i] !== root) this.grid.insertBefore(root, this.grid.children[i] ?? null);
+    });
+    const strong = this.strong(ids);
+    for (const metric of settings.metrics) this.drawPanel(metric, ids, strong);
+  }
+
+  makePanel(metric) {
+    const name = figureName(metric);
+    const box = card({ title: name, table: () => this.tabulate(metric), onPick: (id) => this.store.toggle(id), onShown: () => this.update(new Set(["settings"])) });
+    const chart = new LineChart({
+      label: `${name}: curves of the members. Arrow keys go from line to line, Enter selects.`,
+      height: HEIGHT,
+      onHover: (id) => this.store.setHover(id),
+      onPick: (id) => this.store.toggle(id),
+      onZoom: (zoom) => this.set({ zoom: zoom && zoom[1] > zoom[0] ? zoom : null }),
+      describe: (series, index) => this.describe(metric, series, index),
+    });
+    box.body.appendChild(chart.root);
+    box.root.dataset.metric = metric;
+    return { card: box, chart };
+  }
+
+  drawPanel(metric, ids, strong) {
+    const { store } = this;
+    const { card: box, chart } = this.panels.get(metric);
+    const lines = ids.map((id) => this.line(id, metric, strong)).filter((line) => line.ys.length);
+    const front = lines.filter((line) => line.strong);
+    const series = [...lines.filter((line) => !line.strong), ...front];
+    const quartiles = (settings.quartiles ?? lines.length >= MANY) && lines.length >= 4;
+    if (metric === "loss") series.push(...front.map((line) => this.trainingLine(line)).filter(Boolean));
+    const range = extent(series, settings.log, ...(settings.zoom ?? []));
+    const absent = range?.y ? null : `No value to draw${settings.log ? ": none is above zero" : ""}.`;
+    box.read(absent ?? this.reading(metric, lines, front, quartiles));
+    if (absent !== null || box.asTable) {
+      box.update();
+      return;
+    }
+    const whole = settings.axis === "epoch";
+    const kind = { epoch: "whole", samples: "number" }[settings.axis] ?? "time";
+    const [lo, hi] = settings.zoom ?? [whole ? range.x[0] : Math.min(0, range.x[0]), Math.max(range.x[1], range.x[0] + (whole ? 1 : 1e-6))];
+    const span = settings.outliers ? range.y : inner(series, range.y, settings.log);
+    const [low, high] = limits(span, settings.log);
+    chart.draw({
+      series,
+      band: quartiles ? band(lines, bandPositions(lines)) : [],
+      x: { lo, hi, whole: range.x[1] - range.x[0], label: AXES[settings.axis][1], kind },
+      y: { lo: low, hi: high, log: settings.log },
+      paleness: lines.length <= 30 ? 0.5 : store.selection.size || quartiles ? 0.22 : 0.5,
+      zoomed: settings.zoom !== null,
+    });
+  }
+
+  line(id, metric, strong) {
+    const { xs, ys, raw } = this.series(id, metric);
+    const best = id === this.store.best();
+    const front = strong.has(id);
+    const colour = front ? this.colour(id) : this.store.colour(id);
+    return { id, xs, ys, colour, strong: front, best, width: best || this.store.selection.has(id) ? 2.4 : 1.6, behind: front && settings.weight ? raw : null };
+  }
+
+  trainingLine(line) {
+    const { xs, ys } = this.series(line.id, "train_loss");
+    return ys.length ? { ...line, xs, ys, behind: null, best: false, dash: "2 3", width: 1.2 } : null;
+  }
+
+  reading(metric, lines, front, quartiles) {
+    const others = lines.length - front.length;
+    const parts = [count(lines.length, "member"), betterWords(findFigure(this.store.run.figures, metric))].filter(Boolean);
+    if (others && front.length) parts.push(`${number(others)} of them pale`);
+    if (quartiles) parts.push("band: quartiles and median of those that came so far");
+    if (metric === "loss" && front.some((line) => this.series(line.id, "train_loss").ys.length)) parts.push("dotted: loss on the training batches");
+    if (settings.weight) parts.push(`smoothed, ${settings.weight}; behind it as measured`);
+    if (this.store.curves.thinned) parts.push("long curves are thinned");
+    return `${parts.join("; ")}.`;
+  }
+
+  describe(metric, series, index) {
+    const member = this.store.members.get(series.id);
+    const raw = this.series(series.id, metric).raw[index];
+    const curve = this.curve(series.id);
+    const value = series.ys[index] === raw ? score(raw) : `${score(series.ys[index])} smoothed, ${score(raw)} measured`;
+    const at = (curve?.t[index] ?? 0) - (this.store.run.started ?? 0);
+    return [series.id, `${figureName(metric)} ${value}`, `epoch ${(curve?.epoch[index] ?? 0) + 1}, ${clock(at)} after the start`, hyperparameters(member?.params)];
+  }
+
+  tabulate(metric) {
+    const { better } = findFigure(this.store.run.figures, metric);
+    const up = better === null ? metric !== "train_loss" : better === "higher";
+    const rows = [];
+    for (const id of this.store.visible()) {
+      const curve = this.curve(id);
+      const values = curve && Object.hasOwn(curve.values, metric) ? curve.values[metric] : [];
+      let best = -1;
+      values.forEach((value, i) => value !== null && (best < 0 || (up ? value > values[best] : value < values[best])) && (best = i));
+      if (best < 0) continue;
+      const last = values.findLast((value) => value !== null);
+      rows.push({ key: id, member: id, cells: [id, number(curve.epoch.length), score(last), score(values[best]), String(curve.epoch[best] + 1), clock(curve.t.at(-1) - (this.store.run.started ?? 0))] });
+    }
+    return { caption: `${figureName(metric)} of each member, as measured.`, head: ["member", "epochs", "last", up ? "highest" : "lowest", "at epoch", "last after"], rows };
+  }
+
+  close() {
+    for (const { chart } of this.panels.values()) chart.close();
+    this.store.setHover(null);
+  }
+}
+
+/** The span of most values: a share of them at each end lies outside. */
+function inner(series, whole, log) {
+  const values = series.flatMap(({ ys }) => ys).filter((value) => value !== null && value !== undefined && (!log || value > 0));
+  if (values.length < 50) return whole;
+  const sorted = Float64Array.from(values).sort();
+  return [quantile(sorted, OUTLYING), quantile(sorted, 1 - OUTLYING)];
+}

@@ -1,0 +1,334 @@
+/** The view "Ensemble": the combined model against its members, calibration, what each added member gains, disagreement. */
+
+import { Chart } from "../canvas_chart.js";
+import { card } from "../card.js";
+import { extent } from "../scales.js";
+import { fill, h, setText } from "../dom.js";
+import { betterWords, byFigure, capital, compareToBest, findFigure, heading, intervalWords } from "../figures.js";
+import { count, number, score, share, significant, visible } from "../format.js";
+import { plainTable } from "../plain_table.js";
+import { HIGHLIGHT, NEUTRAL, SERIES } from "../store.js";
+import { disagreementCard } from "./matrix.js";
+import { plotChart } from "./task_plots.js";
+
+const SHOWN = 30; // members beside the combined model
+const BINS = 15; // of the calibration
+const COMPARED = 2; // figures that members are compared by
+const ACCENT = SERIES[0];
+const EXTRA = { stack: " A stack weighs each class of each member; these are their shares in all.", function: " The run's function sees all members alike." };
+const RELIABILITY = {
+  classification: { x: "confidence", y: "accuracy", reading: "How often a model is right when it is so sure. On the diagonal it is calibrated, below it too sure; larger dots hold more samples." },
+  multilabel: { x: "predicted probability", y: "share of labels that are there", reading: "How often a label is there when a model gives it such a probability. On the diagonal it is calibrated; larger dots hold more labels." },
+};
+
+export const ensembleView = {
+  id: "ensemble",
+  title: "Ensemble",
+  needs: ["quality"],
+  shown: (store) => store.run !== null,
+  mount(root, page) {
+    const view = new EnsembleView(root, page);
+    return { update: (changed) => view.update(changed), close: () => view.close() };
+  },
+};
+
+class EnsembleView {
+  constructor(root, page) {
+    this.page = page;
+    this.drawn = null;
+    this.built = null;
+    this.charts = [];
+    this.head = h("h2", { class: "first-head" });
+    this.note = h("p", { class: "reading", role: "status" });
+    this.tiles = h("dl", { class: "tiles" });
+    this.absent = h("p", { class: "absent", hidden: true });
+    this.grid = h("div", { class: "grid below" });
+    fill(root, this.head, this.note, this.tiles, this.absent, this.grid);
+  }
+
+  /** The cards of a task; those of another one are taken down. */
+  build({ task, figures, plots }) {
+    const compared = figures.slice(0, COMPARED);
+    const key = JSON.stringify([task, compared, plots.map(({ id }) => id)]);
+    if (key === this.built) return;
+    this.built = key;
+    this.close();
+    const pick = (id) => this.page.store.toggle(id);
+    const words = RELIABILITY[task];
+    this.compared = compared;
+    this.versus = card({ title: "Combined model and members", table: () => this.tabulateMembers() });
+    this.calibration = words === undefined ? null : new Chart({ title: "Calibration", width: "half", height: 320, reading: words.reading, table: () => this.tabulateBins() });
+    this.bins = words === undefined ? null : new Chart({ title: `Samples by ${words.x}`, width: "half", height: 320, table: () => this.tabulateBins(), reading: "How many samples each bin of the calibration holds: where there are few, its dots say little." });
+    this.plots = plots.map((plot) => [plot.id, plotChart(plot)]);
+    this.gains = task === "free" ? [] : compared.map((figure) => [figure, new Chart({ title: `Gain of each added member, ${heading(figure)}`, width: "half", height: 280, pick, table: () => this.tabulateGain() })]);
+    this.weights = card({ title: "Weights of the combination", width: "half", table: () => this.tabulateWeights() });
+    this.matrix = disagreementCard(this.page);
+    this.tables = h("div", { class: "grid wrapping" });
+    this.charts = [this.calibration, this.bins, ...this.plots.map(([, each]) => each), ...this.gains.map(([, each]) => each)].filter(Boolean);
+    fill(this.grid, this.versus.root, this.calibration?.card.root, this.bins?.card.root, this.plots.map(([, each]) => each.root), this.tables,
+      this.gains.map(([, chart]) => chart.card.root), this.weights.root, this.matrix.root);
+  }
+
+  close() {
+    for (const chart of this.charts) chart.close();
+    this.charts = [];
+  }
+
+  update(changed) {
+    const { store } = this.page;
+    const quality = store.quality;
+    if (this.drawn === quality && this.drawn !== null && !changed.has("selection") && !changed.has("view") && !changed.has("run")) return;
+    const isNew = this.drawn !== quality || changed.has("view");
+    this.drawn = quality;
+    this.quality = quality?.missing === null || quality?.missing === undefined ? quality : null;
+    this.combination = this.quality?.combination ?? fromRun(store.run.combined);
+    this.drawHead();
+    if (quality === null) return this.explainAll("The saved predictions are being compared.");
+    if (this.quality === null) return this.explainAll(quality.missing);
+    this.build(quality);
+    this.grid.hidden = false;
+    this.absent.hidden = true;
+    this.drawVersus();
+    this.drawGains();
+    this.drawWeights();
+    if (!isNew) return this.matrix.mark();
+    this.matrix.draw(quality.disagreement, Object.keys(quality.members).length);
+    this.drawCalibration();
+    fill(this.tables, quality.tables.map((table) => h("div", { class: "half" }, plainTable(table))));
+    this.tables.hidden = quality.tables.length === 0;
+    for (const [id, chart] of this.plots) chart.draw(quality.plots.find((each) => each.id === id), this.nameModels());
+  }
+
+  nameModels() {
+    return { best: `best member (${visible(this.quality.best)})`, combined: this.combination?.so_far ? "combined so far" : "combined" };
+  }
+
+  /** One sentence in the place of all figures. */
+  explainAll(reason) {
+    this.grid.hidden = true;
+    setText(this.absent, sentence(reason));
+    this.absent.hidden = false;
+  }
+
+  /** What the combined model is, in the words of the run; what it would be, where the run has none yet. */
+  drawHead() {
+    const { quality, combination } = this;
+    const soFar = combination?.so_far === true;
+    const running = this.page.store.run.ended === null;
+    setText(this.head, soFar ? "What the combined model would be so far" : "The combined model");
+    const words = [];
+    if (soFar) words.push(`Not the run's result: ${count(Object.keys(quality.members).length, "finished member")} combined by greedy selection. ${running ? "The run combines its members at its end, as it was declared." : "The run ended without combining its members."}`);
+    else if (combination?.note) words.push(`${sentence(combination.note)}`);
+    if (combination?.reason) words.push(`${combination.members?.length ? "Note" : "None"}: ${sentence(combination.reason)}`);
+    if (quality !== null && quality.rows) words.push(`All figures are of the same ${number(quality.rows)} samples of the ${quality.split} split.`);
+    if (quality !== null && quality.split === "valid") words.push("Members were selected on these samples, so the combined figures are optimistic.");
+    if (quality?.left_out) words.push(`${count(quality.left_out, "finished member")} not compared: without usable predictions, or too many to hold at once.`);
+    setText(this.note, words.join(" "));
+    fill(this.tiles, this.listTiles());
+    this.tiles.hidden = this.tiles.children.length === 0;
+  }
+
+  listTiles() {
+    const { quality, combination } = this;
+    const combined = quality?.combined;
+    const tiles = [];
+    for (const figure of combined ? quality.figures : []) {
+      const value = combined[figure.name];
+      if (!Number.isFinite(value)) continue;
+      const [words, tone] = compareToBest(figure, value, quality.members[quality.best]?.[figure.name], quality.noise);
+      const interval = intervalWords(quality.intervals?.ensemble?.[figure.name]);
+      const about = [betterWords(figure), interval && `95 % interval ${interval}`].filter(Boolean).join("; ");
+      tiles.push(tile(capital(figure.label), score(value), words, tone, about));
+    }
+    if (combination?.members?.length) tiles.push(tile("Method", combination.method, `${count(combination.members.length, "member")} with a weight; ${describeCalibration(combination)}`));
+    return tiles;
+  }
+
+  drawVersus() {
+    const { members, combined, split, intervals, best } = this.quality;
+    const measured = this.rankMembers().filter((id) => this.compared.some(({ name }) => Number.isFinite(members[id][name])));
+    const shown = measured.slice(0, SHOWN);
+    const left = measured.length - shown.length;
+    const whiskers = intervals?.ensemble ? " A bar is the 95 % interval of the figure (bootstrap over samples)." : "";
+    this.versus.explain(null);
+    this.versus.read(`Each dot is a model; the line is the combined one. The axes do not begin at 0.${whiskers} "Best" is the member with the best objective on validation; on the ${split === "valid" ? "validation" : visible(split)} samples measured here another may be better.${left > 0 ? ` The best ${SHOWN} members by ${visible(this.compared[0]?.label ?? "")}; ${left} more in the table.` : ""}`);
+    if (this.compared.length === 0) return this.versus.explain("No figure of this task follows from saved predictions alone: declare Recipe.split_metrics.");
+    const blocks = this.compared.map((figure) => {
+      const metric = figure.name;
+      const spans = { combined: intervals?.ensemble?.[metric], best: intervals?.best?.[metric] };
+      const values = [...shown.map((id) => members[id][metric]), combined?.[metric], ...(spans.combined ?? []), ...(spans.best ?? [])].filter(Number.isFinite);
+      const [low, high] = extent(values);
+      const span = high - low || Math.abs(high) || 1;
+      const at = (given) => 4 + (92 * (given - low)) / span;
+      const rows = shown.map((id) => this.dotRow(id, members[id][metric], combined?.[metric], at, id === best ? spans.best : undefined));
+      if (combined) rows.unshift(dotRow("combined", combined[metric], combined[metric], at, "combined", HIGHLIGHT, spans.combined));
+      const title = heading(figure);
+      return h("div", { class: "dots", role: "list", "aria-label": title, "data-metric": metric }, h("p", { class: "dots-title" }, title), rows);
+    });
+    fill(this.versus.body, h("div", { class: "dot-blocks" }, blocks));
+    this.versus.update();
+  }
+
+  rankMembers() {
+    const { members } = this.quality;
+    const orders = this.compared.map((figure) => [figure.name, byFigure(figure)]);
+    return Object.keys(members).sort((a, b) => orders.reduce((found, [name, order]) => found || order(members[a][name], members[b][name]), 0));
+  }
+
+  dotRow(id, given, combined, at, span) {
+    const { store } = this.page;
+    const colour = store.selection.has(id) ? store.colour(id) : id === this.quality.best ? ACCENT : NEUTRAL;
+    const button = h("button", { type: "button", class: "name-button", "aria-pressed": String(store.selection.has(id)), title: visible(id), onclick: () => store.toggle(id) }, visible(id));
+    const row = dotRow(button, given, combined, at, id === this.quality.best ? "best" : "", colour, span);
+    row.setAttribute("data-member", id);
+    row.classList.toggle("pale", store.isPale(id));
+    return row;
+  }
+
+  curveNames() {
+    const names = this.nameModels();
+    return [["best", names.best, ACCENT], ["combined", names.combined, HIGHLIGHT]].filter(([which]) => this.quality.curves[which]?.length);
+  }
+
+  drawCalibration() {
+    if (this.calibration === null) return;
+    const { curves, members, best, combined, task } = this.quality;
+    const words = RELIABILITY[task];
+    const names = this.curveNames();
+    if (names.length === 0) {
+      this.calibration.explain("There are no probabilities to compare with the true classes.");
+      this.bins.explain("There are no probabilities to compare with the true classes.");
+      return;
+    }
+    const ece = { best: members[best]?.ece, combined: combined?.ece };
+    const all = names.flatMap(([which]) => curves[which]);
+    const rows = Math.max(...names.map(([which]) => curves[which].reduce((sum, [, , many]) => sum + many, 0)));
+    const lowest = Math.min(...all.map(([confidence, right]) => Math.min(confidence, right))) - 0.05;
+    const low = Math.max(0, Math.min(0.5, lowest));
+    const point = (name) => ([confidence, right, many]) => ({
+      x: confidence, y: right, size: 2.5 + 8 * Math.sqrt(many / (rows || 1)), text: `${name}\n${words.x} ${confidence.toFixed(3)}\n${words.y} ${right.toFixed(3)}\n${count(many, "sample")}`,
+    });
+    this.calibration.draw({
+      x: { kind: "linear", values: [low, 1], title: words.x },
+      y: { kind: "linear", values: [low, 1], title: words.y },
+      series: [
+        { name: "calibrated", colour: NEUTRAL, line: "line", dash: [5, 4], width: 1, still: true, points: [{ x: low, y: low }, { x: 1, y: 1 }] },
+        ...names.map(([which, name, colour]) => ({ name: Number.isFinite(ece[which]) ? `${name}, ECE ${score(ece[which])}` : name, colour, line: "line", shape: "dot", points: curves[which].map(point(name)) })),
+      ],
+      said: names.map(([which, name]) => `${name}, ECE ${score(ece[which])}`).join("; "),
+    });
+    const bar = (aside) => ([confidence, , many]) => ({ x: binOf(confidence), y: many, aside, size: 7, text: `${words.x} from ${binOf(confidence)}\n${count(many, "sample")}` });
+    this.bins.draw({
+      x: { kind: "category", values: all.map(([confidence]) => binOf(confidence)), title: `${words.x}, from … (bins of 1/${BINS})` },
+      y: { kind: "linear", values: all.map(([, , many]) => many), zero: true, title: "samples" },
+      series: names.map(([which, name, colour], i) => ({ name, colour, shape: "bar", points: curves[which].map(bar(names.length > 1 ? 0.56 * (i - 0.5) : 0)) })),
+    });
+  }
+
+  drawGains() {
+    const { gain: curve, combined, split, figures, criterion } = this.quality;
+    for (const [figure, chart] of this.gains) {
+      const metric = figure.name;
+      const points = (curve ?? []).filter((each) => Number.isFinite(each[metric]));
+      if (points.length === 0) {
+        chart.explain("It needs saved validation predictions of finished members, and a figure to choose them by.");
+        continue;
+      }
+      const chosen = findFigure(figures, criterion);
+      chart.read(`The plain average of the best members for ${count(1, "member")} to ${points.length}, each added where it ${chosen.better === "higher" ? "raises" : "lowers"} the ${visible(chosen.label)} on the validation split most; measured on the ${split} split.`);
+      const { store } = this.page;
+      chart.draw({
+        x: { kind: "linear", values: points.map((each) => each.members), pad: 0.03, whole: true, title: "members" },
+        y: { kind: "linear", values: [...points.map((each) => each[metric]), combined?.[metric] ?? points[0][metric]], pad: 0.08, title: visible(figure.label) },
+        series: [
+          { name: "average of the members so far", colour: ACCENT, line: "line", shape: "dot", size: 4, points: points.map((each) => ({
+            id: each.added, x: each.members, y: each[metric], pale: store.isPale(each.added), colour: store.selection.has(each.added) ? store.colour(each.added) : null,
+            text: `${count(each.members, "member")}\nadded ${visible(each.added)}\n${visible(figure.label)} ${score(each[metric])}`,
+          })) },
+          ...(Number.isFinite(combined?.[metric]) ? [{ name: `combined (${this.combination?.method ?? "weighted"})`, colour: HIGHLIGHT, line: "line", dash: [6, 4], still: true, points: [{ x: 1, y: combined[metric] }, { x: points.at(-1).members, y: combined[metric] }] }] : []),
+        ],
+        said: `${score(points[0][metric])} with one member, ${score(points.at(-1)[metric])} with ${points.length}`,
+      });
+    }
+  }
+
+  drawWeights() {
+    const weights = Object.entries(this.combination?.weights ?? {}).sort((a, b) => b[1] - a[1]);
+    if (weights.length === 0) {
+      this.weights.explain(this.combination?.reason ? sentence(this.combination.reason) : "No members have been combined.");
+      return;
+    }
+    this.weights.explain(null);
+    const most = weights[0][1];
+    const { store } = this.page;
+    const rows = weights.slice(0, SHOWN).map(([id, part]) => h("div", { class: `bar-row ${store.isPale(id) ? "pale" : ""}`, "data-member": id },
+      h("button", { type: "button", class: "name-button", "aria-pressed": String(store.selection.has(id)), title: visible(id), onclick: () => store.toggle(id) }, visible(id)),
+      h("span", { class: "bar-track" }, h("span", { class: "part", style: { width: `${(100 * part) / most}%`, background: HIGHLIGHT } })),
+      h("span", { class: "bar-value figures" }, share(part))));
+    const extra = EXTRA[this.combination.method] ?? "";
+    this.weights.read(`Share of each member in the combined model (${this.combination.method}).${extra}${weights.length > SHOWN ? ` The ${SHOWN} largest of ${weights.length}.` : ""}`);
+    fill(this.weights.body, rows);
+    this.weights.update();
+  }
+
+  tabulateMembers() {
+    const { members, combined, intervals, figures } = this.quality;
+    const names = figures.filter(({ name }) => [combined, ...Object.values(members)].some((each) => Number.isFinite(each?.[name])));
+    const weights = this.combination?.weights ?? {};
+    const row = (name, metrics, weight) => [name, ...names.map((each) => score(metrics[each.name])), weight === undefined ? "–" : share(weight)];
+    const rows = this.rankMembers().map((id) => row(visible(id), members[id], Object.hasOwn(weights, id) ? weights[id] : undefined));
+    const spans = [["ensemble", "combined"], ["best", visible(this.quality.best)], ["difference", "combined less the best"]].filter(([which]) => intervals?.[which])
+      .map(([which, name]) => [`${name}, 95 % interval`, ...names.map((each) => intervalWords(intervals[which][each.name]) || "–"), "–"]);
+    return { head: ["model", ...names.map((each) => visible(each.label)), "weight"], rows: [...(combined ? [row("combined", combined)] : []), ...spans, ...rows] };
+  }
+
+  tabulateBins() {
+    const { x, y } = RELIABILITY[this.quality.task];
+    const rows = this.curveNames().flatMap(([which, name]) => this.quality.curves[which].map(([confidence, right, many]) => [name, confidence.toFixed(3), right.toFixed(3), number(many)]));
+    return { head: ["model", x, y, "samples"], rows };
+  }
+
+  tabulateGain() {
+    const names = this.quality.figures.filter(({ name }) => this.quality.gain.some((each) => Number.isFinite(each[name])));
+    const rows = this.quality.gain.map((each) => [String(each.members), visible(each.added), ...names.map(({ name }) => score(each[name]))]);
+    return { head: ["members", "added", ...names.map(({ label }) => visible(label))], rows };
+  }
+
+  tabulateWeights() {
+    const rows = Object.entries(this.combination.weights).sort((a, b) => b[1] - a[1]).map(([id, part]) => [visible(id), share(part)]);
+    return { head: ["member", "weight"], rows };
+  }
+}
+
+function fromRun(combined) {
+  return combined === null || combined === undefined ? null : { ...combined, so_far: false };
+}
+
+function sentence(text) {
+  const clean = visible(text).trim();
+  return /[.!?]$/.test(clean) ? clean : `${clean}.`;
+}
+
+function binOf(confidence) {
+  return (Math.max(0, Math.ceil(confidence * BINS) - 1) / BINS).toFixed(2);
+}
+
+function tile(label, figure, note, tone = "", about = "") {
+  return h("div", { class: "tile" }, h("dt", {}, label), h("dd", { class: "figure" }, figure), h("dd", { class: `note ${tone}` }, note), about && h("dd", { class: "note" }, about));
+}
+
+function describeCalibration({ temperature, calibration }) {
+  const method = calibration?.method ?? "temperature";
+  const factor = calibration ? calibration.value : temperature;
+  if (!Number.isFinite(factor) || factor === 1 || calibration?.method === null) return calibration?.reason ? `not calibrated: ${visible(calibration.reason)}` : "not calibrated";
+  if (method === "variance_scale") return `variances times ${significant(factor, 3)}: ${factor > 1 ? "it was too sure" : "it was not sure enough"}`;
+  return `temperature ${significant(factor, 3)}: ${factor > 1 ? "softened, it was too sure" : "sharpened, it was not sure enough"}`;
+}
+
+function dotRow(name, given, combined, at, tag, colour, span) {
+  const marks = [Number.isFinite(combined) ? h("span", { class: "dot-line", style: { left: `${at(combined)}%` } }) : null];
+  if (span) marks.push(h("span", { class: "dot-span", title: `95 %: ${intervalWords(span)}`, style: { left: `${at(span[0])}%`, width: `${at(span[1]) - at(span[0])}%`, color: colour } }));
+  if (Number.isFinite(given)) marks.push(h("span", { class: `dot-mark ${tag === "combined" ? "big" : ""}`, style: { left: `${at(given)}%`, background: colour } }));
+  return h("div", { class: "dot-row", role: "listitem" },
+    h("span", { class: "dot-name" }, name, tag === "best" ? h("span", { class: "tag", title: "best on validation" }, "best") : null), h("span", { class: "dot-track" }, marks), h("span", { class: "bar-value figures" }, score(given)));
+}

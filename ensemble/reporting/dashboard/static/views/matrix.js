@@ -1,0 +1,70 @@
+/** The card of the disagreement between members: a matrix whose strongest cells are the pairs that differ most. */
+
+import { card } from "../card.js";
+import { fill, h, svg } from "../dom.js";
+import { score, share, visible } from "../format.js";
+
+const NUMBERED = 12; // members in a matrix whose cells bear numbers
+const LEFT = 128;
+
+/** Builds the card: `root`, `draw(disagreement, total)`, `mark()` where the selection has changed. */
+export function disagreementCard(page) {
+  let found = null;
+  const self = card({ title: "Disagreement of members", width: "half", table: () => tabulate(found) });
+  const { store } = page;
+  function mark() {
+    for (const head of self.body.querySelectorAll(".matrix-head")) {
+      const isChosen = store.selection.has(head.getAttribute("data-member"));
+      head.classList.toggle("chosen", isChosen);
+      head.setAttribute("aria-pressed", String(isChosen));
+    }
+  }
+  function draw(disagreement, total) {
+    found = disagreement;
+    if (!found || found.members.length < 2) {
+      self.explain("It needs two members with saved predictions.");
+      return;
+    }
+    self.explain(null);
+    const { members, matrix } = found;
+    const most = Math.max(...matrix.flat(), 1e-9);
+    self.read(`${found.reading} Members that differ gain more together. The strongest colour is ${shown(found, most)}.${total > members.length ? ` The best ${members.length} of ${total} members.` : ""}`);
+    const side = Math.max(11, Math.min(34, Math.floor(420 / members.length)));
+    const cells = matrix.flatMap((row, i) => row.map((part, j) => cell(found, side, i, j, part, most)));
+    const heads = members.map((id, i) => head(page, id, i, side));
+    const ranks = members.map((_, j) => (side < 16 && j % 5 ? null : svg("text", { x: LEFT + (j + 0.5) * side, y: 12, "text-anchor": "middle" }, j + 1)));
+    const [width, height] = [LEFT + members.length * side + 2, 18 + members.length * side + 2];
+    fill(self.body, h("div", { class: "scroll" }, svg("svg", { class: "matrix", width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `Disagreement of ${members.length} members` }, ranks, heads, cells)));
+    mark();
+    self.update();
+  }
+  return { root: self.root, draw, mark };
+}
+
+function cell(found, side, i, j, part, most) {
+  const { members } = found;
+  const words = i === j ? visible(members[i]) : `${visible(members[i])} and ${visible(members[j])}: ${shown(found, part)}`;
+  const opacity = i === j ? 0 : 0.06 + 0.8 * (part / most);
+  const [x, y] = [LEFT + j * side, 18 + i * side];
+  const isNumbered = members.length <= NUMBERED && i !== j && found.unit === "share";
+  const label = isNumbered ? svg("text", { x: x + 0.5 * side, y: y + 0.5 * side + 4, "text-anchor": "middle", class: opacity > 0.5 ? "on-mark" : null }, (100 * part).toFixed(part < 0.0995 ? 1 : 0)) : null;
+  return svg("g", {}, svg("title", {}, words), svg("rect", { "data-mark": `${i},${j}`, x, y, width: side - 1, height: side - 1, "fill-opacity": opacity }), label);
+}
+
+function head(page, id, i, side) {
+  const choose = () => page.store.toggle(id);
+  const press = (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), choose());
+  const name = visible(id);
+  return svg("text", {
+    x: LEFT - 6, y: 22 + (i + 0.5) * side, "text-anchor": "end", class: "matrix-head", "data-member": id, tabindex: "0", role: "button", onclick: choose, onkeydown: press,
+  }, svg("title", {}, name), `${name.length > 14 ? `${name.slice(0, 13)}…` : name} ${i + 1}`);
+}
+
+function tabulate(found) {
+  const { members, matrix } = found;
+  return { head: ["member", ...members.map((_, i) => String(i + 1))], rows: members.map((id, i) => [`${i + 1} ${visible(id)}`, ...matrix[i].map((part, j) => (i === j ? "–" : shown(found, part)))]) };
+}
+
+function shown({ unit }, part) {
+  return unit === "share" ? share(part) : score(part);
+}

@@ -1,0 +1,159 @@
+/** The columns of the table of members. */
+
+import { h, setAttribute, setText } from "../dom.js";
+import { findFigure, heading } from "../figures.js";
+import { ABSENT, cpu, duration, joules, number, score, share, value, visible } from "../format.js";
+import { STATES } from "../store.js";
+
+const USUAL = ["state", "epoch", "metric", "place", "waited", "left_s", "cpu_s", "energy_j"];
+const MOST_PARAMS = 6; // that are shown at first
+const SAMPLE = 200; // rows that a column's width is measured on
+const CHARACTER_PX = 8.3;
+const MOST_SHOWN = 120; // characters of a text in a cell; in print they are on several lines
+
+/** All columns that a run has, in their order. */
+export function allColumns(store) {
+  const { run } = store;
+  const cost = costOf(store);
+  const params = (run?.params ?? []).map((name) => param(store, name));
+  const others = (run?.metrics ?? []).slice(1).map((name) => metric(findFigure(run.figures, name)));
+  return [
+    { id: "selected", title: "✓", about: "Selected", width: 34, fixed: true, text: true, up: false, value: (row) => Number(store.selection.has(row.id)), show: box },
+    { id: "number", title: "#", about: "Number, in the order of declaration", width: 56, value: (row) => row.number, show: plain((row) => String(row.number ?? "")) },
+    { id: "id", title: "member", about: "Name", width: 168, fixed: true, text: true, value: (row) => row.id, show: name(store) },
+    { id: "state", title: "state", about: "State", width: 118, text: true, value: (row) => row.state, show: state },
+    { id: "error", title: "error", about: "Why it failed", width: 220, text: true, value: (row) => row.error, show: clipped((row) => row.error) },
+    { id: "epoch", title: "epoch", about: "Finished epochs of all", width: 104, value: (row) => row.done, show: epoch },
+    { id: "metric", title: visible(run?.objective ?? "metric"), about: `The objective, ${heading(findFigure(run?.figures, run?.objective ?? ""))}, in validation`, width: metricWidth(run?.objective), value: (row) => row.metric, show: plain((row) => score(row.metric)) },
+    ...others,
+    ...params,
+    { id: "place", title: "place", about: "Node and device", width: 158, text: true, value: (row) => row.place, show: clipped((row) => row.place) },
+    { id: "waited", title: "waits", about: "Share of its time in training that it waited for samples", width: 74, value: (row) => row.waited, show: plain((row) => share(row.waited)) },
+    { id: "synced", title: "syncs", about: "Share of the last epoch that its workers spent in exchanging gradients", width: 74, value: (row) => row.synced, show: plain((row) => share(row.synced)) },
+    { id: "samples_per_s", title: "samples/s", about: "Samples trained on in a second", width: 92, value: (row) => row.samples_per_s, show: plain((row) => number(row.samples_per_s)) },
+    { id: "left_s", title: "left", about: "Time left", width: 108, value: (row) => row.left_s, show: plain((row) => duration(row.left_s)) },
+    { id: "attempts", title: "attempts", about: "Attempts", width: 84, value: (row) => row.attempts, show: plain((row) => number(row.attempts)) },
+    { id: "workers", title: "workers", about: "Data-parallel workers", width: 80, value: (row) => row.workers, show: plain((row) => number(row.workers)) },
+    { id: "cohort", title: "cohort", about: "The members that share a stream", width: 76, value: (row) => row.cohort, show: plain((row) => number(row.cohort)) },
+    { id: "memory_gb", title: "memory", about: "Memory in GB", width: 90, value: (row) => row.memory_gb, show: plain((row) => (row.memory_gb === null ? ABSENT : `${number(row.memory_gb)} GB`)) },
+    { id: "cpu_s", title: "CPU time", about: "CPU-seconds of its own processes", width: 94, value: (row) => cost(row.id, "cpu_s"), show: plain((row) => cpu(cost(row.id, "cpu_s"))) },
+    energy(store, cost),
+    { id: "options", title: "options", about: "How it is trained beside its hyperparameters", width: 210, text: true, value: (row) => row.options, show: clipped((row) => row.options) },
+  ];
+}
+
+/** The columns that are shown until the reader chooses others: a Set of ids. */
+export function defaultColumns(store) {
+  const varied = (store.run?.varied ?? []).slice(0, MOST_PARAMS).map((each) => `param ${each}`);
+  const failed = (store.run?.counts?.failed ?? 0) > 0 ? ["error"] : [];
+  const usual = store.run?.ended == null ? USUAL : USUAL.filter((id) => id !== "left_s");
+  return new Set([...usual, ...varied, ...failed]);
+}
+
+/** Reads a figure of a member's cost: `costOf(store)(id, "cpu_s")`; null where it is not known. */
+export function costOf(store) {
+  const members = store.cost?.members;
+  if (members == null) return () => null;
+  const at = new Map(members.columns.map((each, i) => [each, i]));
+  return (id, column) => (Object.hasOwn(members.rows, id) ? members.rows[id][at.get(column)] : null) ?? null;
+}
+
+/** Members' joules: the head names their origin where all have the same, else each cell names its own. */
+function energy(store, cost) {
+  const members = store.cost?.members;
+  const at = members?.columns.indexOf("origin");
+  const origins = new Set(members == null ? [] : Object.values(members.rows).map((row) => row[at]));
+  origins.delete("unavailable");
+  const one = origins.size === 1 ? [...origins][0] : null;
+  return {
+    id: "energy_j", title: one === null ? "energy" : `energy (${one})`, about: "Energy that its own work used, and how that is known", width: 172,
+    value: (row) => cost(row.id, "energy_j"),
+    show: plain((row) => joules(cost(row.id, "energy_j"), one === null ? cost(row.id, "origin") : null)),
+  };
+}
+
+function param(store, name) {
+  let widest = name.length + 2;
+  let isText = false;
+  let seen = 0;
+  for (const member of store.members.values()) {
+    if ((seen += 1) > SAMPLE) break;
+    const given = member.params?.[name];
+    widest = Math.max(widest, value(given).length);
+    isText ||= given !== undefined && given !== null && typeof given !== "number";
+  }
+  return {
+    id: `param ${name}`, title: visible(name), about: `Hyperparameter ${visible(name)}`, text: isText,
+    width: Math.round(Math.min(200, Math.max(64, widest * CHARACTER_PX + 28))),
+    value: (row) => sortable(row.params?.[name]), show: clipped((row) => (row.params?.[name] === undefined ? null : value(row.params[name]))),
+  };
+}
+
+function sortable(given) {
+  if (given === undefined || given === null || typeof given === "number") return given ?? null;
+  return typeof given === "object" ? JSON.stringify(given) : String(given);
+}
+
+function metricWidth(name) {
+  return Math.round(Math.min(190, Math.max(86, (name ?? "").length * CHARACTER_PX + 40)));
+}
+
+function metric(figure) {
+  const { name } = figure;
+  return {
+    id: `metric ${name}`, title: visible(name), about: `${heading(figure)}, in validation`, width: metricWidth(name),
+    value: (row) => row.metrics?.[name] ?? null, show: plain((row) => score(row.metrics?.[name])),
+  };
+}
+
+function plain(text) {
+  return (cell, row) => setText(cell, text(row));
+}
+
+function clipped(text) {
+  return (cell, row) => {
+    const shown = text(row);
+    setText(cell, shown === null || shown === undefined ? ABSENT : shorten(visible(shown)));
+    setAttribute(cell, "title", shown);
+    cell.classList.add("clip");
+  };
+}
+
+function shorten(text) {
+  return text.length > MOST_SHOWN ? `${text.slice(0, MOST_SHOWN)}…` : text;
+}
+
+function box(cell, row, isSelected) {
+  if (cell.firstChild === null) cell.appendChild(h("span", { class: "box", "aria-hidden": "true" }));
+  cell.firstChild.classList.toggle("on", isSelected);
+}
+
+function name(store) {
+  return (cell, row) => {
+    if (cell.firstChild === null) {
+      cell.append(h("span", { class: "dot" }), h("a", { tabindex: "-1" }));
+      cell.classList.add("clip", "name");
+    }
+    const [dot, link] = cell.children;
+    dot.style.backgroundColor = store.colour(row.id);
+    if (setText(link, visible(row.id)).dataset.of !== row.id) {
+      link.dataset.of = row.id;
+      link.setAttribute("href", `#member?member=${encodeURIComponent(row.id)}`);
+      link.setAttribute("title", visible(row.id));
+    }
+  };
+}
+
+function state(cell, row) {
+  if (cell.firstChild === null) cell.append(h("span", { class: "dot" }), h("span", {}));
+  cell.firstChild.style.backgroundColor = STATES[row.state] ?? STATES.waiting;
+  setText(cell.lastChild, row.state ?? ABSENT);
+}
+
+function epoch(cell, row) {
+  if (cell.firstChild === null) cell.append(h("span", {}), h("span", { class: "meter", "aria-hidden": "true" }, h("span", {})));
+  setText(cell.firstChild, row.epochs === null ? number(row.epoch) : `${row.epoch ?? 0} / ${row.epochs}`);
+  const width = `${Math.round(100 * (row.done ?? 0))}%`;
+  const bar = cell.lastChild.firstChild;
+  if (bar.style.width !== width) bar.style.width = width;
+}

@@ -1,0 +1,153 @@
+/** All members in a table: sorted, filtered, with the columns that the reader wants. */
+
+import { askCancel, askClone, verbsFor } from "../actions.js";
+import { fill, h, setText } from "../dom.js";
+import { count } from "../format.js";
+import { createTable } from "../table.js";
+import { allColumns, defaultColumns } from "./member_columns.js";
+
+const STORED = "ensemble-columns";
+const SORT = { column: "number", up: true };
+
+export const membersView = {
+  id: "members",
+  title: "Members",
+  needs: [],
+  shown: () => true,
+  mount(root, page) {
+    return new Members(root, page);
+  },
+};
+
+class Members {
+  constructor(root, page) {
+    this.page = page;
+    this.changes = readStored();
+    this.known = "";
+    this.table = createTable({
+      label: "Members", sort: { ...(page.memberSort ?? SORT) },
+      onSort: (sort) => (page.memberSort = { ...sort }),
+      onOpen: (id) => page.go("member", { member: id }),
+      onToggle: (id) => page.store.toggle(id),
+      onRange: (ids) => page.store.select([...page.store.selection, ...ids]),
+      onHover: (id) => page.store.setHover(id),
+      isSelected: (id) => page.store.selection.has(id),
+      rowClass: (row) => (row.id === page.store.best() ? "top" : null),
+    });
+    this.count = h("p", { class: "soft", role: "status" });
+    this.bulk = h("div", { class: "buttons", hidden: true });
+    this.chooser = h("details", { class: "chooser" }, h("summary", { class: "button" }, "Columns"));
+    this.chooser.addEventListener("toggle", () => this.chooser.open && this.drawChooser());
+    this.chooser.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      this.chooser.open = false;
+      this.chooser.firstChild.focus();
+      event.preventDefault();
+    });
+    this.table.root.addEventListener("click", (event) => this.follow(event));
+    const all = h("button", { type: "button", onclick: () => page.store.select(page.store.visible()) }, "Select all shown");
+    this.all = all;
+    fill(root, h("div", { class: "toolbar" }, this.count, this.bulk, h("span", { class: "grow" }), all, this.chooser), this.table.root);
+  }
+
+  update(changed) {
+    const { store } = this.page;
+    const rows = ["members", "filter", "cost", "run", "view", "columns", "reset"];
+    if (rows.some((name) => changed.has(name))) this.drawRows(store);
+    else if (changed.has("selection")) this.table.draw();
+    const shown = store.visible().length;
+    setText(this.count, shown === store.members.size ? count(shown, "member") : `${count(shown, "member")} of ${store.members.size}`);
+    this.all.disabled = shown === 0;
+    if (["selection", "view", "run", "members"].some((name) => changed.has(name))) this.drawBulk();
+  }
+
+  drawRows(store) {
+    const columns = this.chosenColumns();
+    const known = columns.map((column) => `${column.id} ${column.title} ${column.width}`).join("|");
+    if (known !== this.known) {
+      this.known = known;
+      this.table.setColumns(columns);
+    }
+    this.table.setRows(store.visible(), (id) => store.members.get(id), columns);
+  }
+
+  /** A plain click on a name opens the member's page, with the present selection and filter. */
+  follow(event) {
+    const link = event.target.closest("a");
+    if (link === null || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    this.page.go("member", { member: link.dataset.of });
+  }
+
+  chosenColumns() {
+    const all = allColumns(this.page.store);
+    const usual = defaultColumns(this.page.store);
+    return all.filter((column) => column.fixed || (this.changes[column.id] ?? usual.has(column.id)));
+  }
+
+  drawChooser() {
+    const shown = new Set(this.chosenColumns().map((column) => column.id));
+    const boxes = allColumns(this.page.store).filter((column) => !column.fixed).map((column) => {
+      const box = h("input", { type: "checkbox", onchange: () => this.choose(column.id, box.checked) });
+      box.checked = shown.has(column.id);
+      return h("label", { title: column.about }, box, column.title);
+    });
+    this.chooser.querySelector("fieldset")?.remove();
+    const usual = h("button", { type: "button", onclick: () => this.chooseUsual() }, "As at first");
+    this.chooser.appendChild(h("fieldset", { class: "menu" }, h("legend", { class: "soft" }, "Columns shown"), boxes, usual));
+  }
+
+  choose(id, isShown) {
+    this.changes[id] = isShown;
+    writeStored(this.changes);
+    this.page.note(new Set(["columns"]));
+  }
+
+  chooseUsual() {
+    this.changes = {};
+    writeStored(this.changes);
+    this.drawChooser();
+    this.page.note(new Set(["columns"]));
+  }
+
+  /** The requests that can be made for the selected members, each with the number of those it is for. */
+  drawBulk() {
+    const { page } = this;
+    const able = { pause: [], resume: [], cancel: [], add: [] };
+    for (const id of page.store.selection) {
+      const member = page.store.members.get(id);
+      for (const verb of member === undefined ? [] : verbsFor(page, member)) able[verb].push(id);
+    }
+    const key = JSON.stringify(able);
+    if (key === this.bulkKey) return;
+    this.bulkKey = key;
+    const each = (verb) => () => able[verb].forEach((member) => page.act(verb, { member }));
+    const button = (label, onclick, kind) => h("button", { type: "button", class: kind, onclick }, label);
+    fill(this.bulk,
+      able.pause.length > 0 && button(`Pause ${able.pause.length}`, each("pause")),
+      able.resume.length > 0 && button(`Resume ${able.resume.length}`, each("resume")),
+      able.cancel.length > 0 && button(`Cancel ${able.cancel.length} …`, () => askCancel(page, able.cancel), "danger"),
+      page.store.selection.size === 1 && able.add.length === 1 && button("Clone with changes …", () => askClone(page, able.add[0])));
+    this.bulk.hidden = this.bulk.children.length === 0;
+  }
+
+  close() {
+    this.table.close();
+  }
+}
+
+function readStored() {
+  try {
+    return JSON.parse(localStorage.getItem(STORED)) ?? {};
+  } catch {
+    return {}; // no storage, or something else wrote there
+  }
+}
+
+function writeStored(changes) {
+  try {
+    localStorage.setItem(STORED, JSON.stringify(changes));
+  } catch {
+    // it holds for this page alone
+  }
+}

@@ -1,0 +1,165 @@
+"""The process of one logger.
+
+    python -m ensemble.reporting.loggers.process_main '{"name": ..., "run_dir": ..., "options": ...,
+        "temporary": ...}'
+
+Its standard input gets one line, when the run ends: `{"last": EVENT}`, the event that will be logged last, null
+where that is in the log already. When it is closed the controller is gone, and this process ends at once. To its
+standard output it writes JSON, a line each: `{"failed": TEXT}` when it begins to fail, `{"works": true}` when it
+works again, and at the end `{"ended": true, "missing": TEXT}`, TEXT null where everything was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import json
+import os
+import queue
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ensemble.reporting.loggers.base import Kept, Logger, LostRecordsError
+from ensemble.reporting.loggers.follower import Follower, describe_missing
+from ensemble.store import RunDir
+from ensemble.store.files import group_read_mode, make_directory
+
+FOLLOW_S = 1.0  # between two looks at the log
+WORK_SHARE = 0.1  # of the time that a logger works at most, until the run ends
+RETRY_S, LONGEST_RETRY_S = 5.0, 300.0  # after a failure; doubled with each one that follows
+
+Say = Callable[[dict[str, Any]], None]
+
+
+def make_logger(name: str, run_dir: RunDir, options: Mapping[str, Any]) -> Logger:
+    """The logger of a name; imports no library."""
+    module = importlib.import_module(f"ensemble.reporting.loggers.{name}")
+    logger: Logger = module.make(run_dir, options)
+    return logger
+
+
+class LoggerProcess:
+    """The loop of the process: follows the log, tries again after a failure, ends on request.
+
+    Args:
+        name, options: of the logger.
+        requests: what the controller sends.
+        say: sends a message to the controller.
+    """
+
+    def __init__(
+        self, name: str, run_dir: RunDir, options: Mapping[str, Any], requests: queue.Queue[Any], say: Say
+    ) -> None:
+        self._name, self._run_dir, self._options = name, run_dir, options
+        self._requests, self._say = requests, say
+        self._kept = Kept(run_dir, name, options)
+        self._follower: Follower | None = None
+        self._failures = 0
+
+    def run(self) -> None:
+        """Follow the log until the run ends."""
+        pause_s = 0.0
+        while (request := self._wait(pause_s)) is None:
+            pause_s = self._catch_up()
+        self._end(request["last"])
+
+    def _wait(self, seconds: float) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = self._requests.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        return found
+
+    def _catch_up(self) -> float:
+        """Write what is new; returns the seconds to wait before the next time."""
+        began = time.monotonic()
+        try:
+            self._try(lambda follower: follower.catch_up())
+        except Exception as error:
+            self._failures += 1
+            if self._failures == 1:
+                self._say({"failed": describe(error)})
+            return min(LONGEST_RETRY_S, RETRY_S * 2.0 ** (self._failures - 1))
+        if self._failures:
+            self._failures = 0
+            self._say({"works": True})
+        return max(FOLLOW_S, (time.monotonic() - began) * (1 / WORK_SHARE - 1))
+
+    def _end(self, last: dict[str, Any] | None) -> None:
+        missing = None
+        try:
+            self._try(lambda follower: follower.end(last))
+            self._close()
+        except Exception as error:
+            missing = f"{describe(error)}; {describe_missing(self._run_dir, self._kept)}"
+        self._say({"ended": True, "missing": missing})
+
+    def _try(self, step: Callable[[Follower], None]) -> None:
+        try:
+            step(self._get_follower())
+        except LostRecordsError:  # once more, from the first event on
+            self._close()
+            step(self._get_follower())
+        except Exception:
+            with contextlib.suppress(Exception):
+                self._close()
+            raise
+
+    def _get_follower(self) -> Follower:
+        if self._follower is None:
+            logger = make_logger(self._name, self._run_dir, self._options)
+            self._follower = Follower(self._run_dir, logger, self._kept)
+        return self._follower
+
+    def _close(self) -> None:
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            follower.close()
+
+
+def describe(error: Exception) -> str:
+    """An error in one line of at most 300 characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _receive(requests: queue.Queue[Any], temporary: str) -> None:
+    """Pass on what the controller sends; when it is gone, end this process and remove its temporary directory."""
+    for line in sys.stdin:
+        requests.put(json.loads(line))
+    shutil.rmtree(temporary, ignore_errors=True)
+    os._exit(1)
+
+
+def main() -> None:
+    """Run the process."""
+    given = json.loads(sys.argv[1])
+    output = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no message
+    requests = queue.Queue[Any]()
+    threading.Thread(target=_receive, args=[requests, given["temporary"]], name="controller", daemon=True).start()
+    run_dir = RunDir(given["run_dir"])
+    make_directory(run_dir.loggers)
+    os.umask(0o027 if group_read_mode(run_dir.path) else 0o077)
+    with open(run_dir.loggers / f"{given['name']}.lock", "ab") as lock:
+        # That of a controller that was killed may be ending.
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        process = LoggerProcess(
+            given["name"],
+            run_dir,
+            given["options"],
+            requests,
+            lambda message: print(json.dumps(message), file=output, flush=True),
+        )
+        process.run()
+    os._exit(0)  # libraries' threads and exit handlers may wait for a server
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""The processes of a run's loggers, as the controller sees them: started, listened to, ended in bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ensemble.spec import LoggerOptions
+from ensemble.store import RunDir
+from ensemble.store.files import make_directory
+from pipelines.child_processes import child_environment, reap
+
+log = logging.getLogger(__name__)
+
+MOST_STARTS = 3  # of a process that dies
+#: Time limit for the end: for imports and a database, of which MLflow's take 5 s of CPU time, and for each member,
+#: of which W&B takes 0.05 s. A machine on which others are at work may take many times as long.
+END_S, END_MEMBER_S = 120.0, 0.5
+LOOK_S = 0.5  # between two looks for a request that the run ends at once
+
+
+class _Process:
+    """The process of one logger, and those that its library starts."""
+
+    def __init__(self, run_dir: RunDir, options: LoggerOptions) -> None:
+        self.name = options.name
+        self._messages = run_dir.loggers / f"{self.name}.log"
+        self._temporary = tempfile.mkdtemp(prefix="ensemble-logger-")  # its path is short, as sockets' must be
+        given = {"name": self.name, "run_dir": str(run_dir.path), "options": dataclasses.asdict(options)}
+        command = [sys.executable, "-P", "-m", "ensemble.reporting.loggers.process_main"]
+        self._buffer, self._used_s, self._began = b"", 0.0, time.monotonic()
+        with open(self._messages, "ab") as messages:
+            self._process = subprocess.Popen(
+                [*command, json.dumps({**given, "temporary": self._temporary})],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=messages,
+                env=child_environment() | {"TMPDIR": self._temporary},
+                process_group=0,  # Ctrl-C is for the controller
+            )
+        assert self._process.stdout is not None
+        self.output = self._process.stdout.fileno()
+        os.set_blocking(self.output, False)
+        self.is_open = True  # whether more messages may come
+
+    def read(self) -> list[dict[str, Any]]:
+        """New messages of the process."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.output, 2**16):
+                self._buffer += data
+            self.is_open = False
+        *lines, self._buffer = self._buffer.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def request_end(self, last: dict[str, Any] | None) -> None:
+        """Ask it to write what is left, and to end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"last": last}).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def make_usage(self, node: str) -> dict[str, Any]:
+        """A `usage` event with the CPU time of it and of the processes that its library has started."""
+        if self._process.returncode is None:
+            found = [process.cpu_times() for process in self._list_processes()]
+            self._used_s = max(self._used_s, sum(times.user + times.system for times in found))
+        who = {"node": node, "role": "orchestrate", "member": None, "rank": None, "pid": self._process.pid}
+        for_s = time.monotonic() - self._began
+        return {"type": "usage", **who, "cpu_s": self._used_s, "origin": "measured", "for_s": for_s}
+
+    def _list_processes(self) -> list[Any]:
+        import psutil
+
+        try:
+            process = psutil.Process(self._process.pid)
+            return [process, *process.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def close(self) -> None:
+        """End it and the processes that its library has started, and wait for it."""
+        if self._process.returncode is not None:
+            return
+        for process in reversed(self._list_processes()):
+            with contextlib.suppress(Exception):
+                process.send_signal(signal.SIGKILL)
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        self._used_s = max(self._used_s, reap(self._process) or 0.0)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if self._messages.stat().st_size == 0:
+                self._messages.unlink()
+
+
+class LoggerProcesses:
+    """The loggers of a run.
+
+    Args:
+        run_dir: of the run.
+        loggers: their options.
+    """
+
+    def __init__(self, run_dir: RunDir, loggers: Sequence[LoggerOptions]) -> None:
+        self._run_dir, self._loggers = run_dir, loggers
+        self._processes: dict[str, _Process] = {}
+        self._starts: dict[str, int] = {}
+        self._closed: list[_Process] = []  # their CPU time is still reported
+
+    def start(self) -> None:
+        """Start a process for each logger, once the run's start is in the log."""
+        for options in self._loggers:
+            self._start(options)
+
+    def _start(self, options: LoggerOptions) -> None:
+        make_directory(self._run_dir.loggers)
+        self._starts[options.name] = self._starts.get(options.name, 0) + 1
+        self._processes[options.name] = _Process(self._run_dir, options)
+
+    def read(self) -> list[dict[str, Any]]:
+        """News of the loggers, as `logger` events; a process that has died is started again."""
+        events = []
+        for options in self._loggers:
+            process = self._processes.get(options.name)
+            if process is None:
+                continue
+            events += [event for message in process.read() if (event := _as_event(process.name, message))]
+            if not process.is_open:
+                events.append(self._replace(options, process))
+        for event in events:
+            if event["state"] != "works":
+                log.warning("%s", describe_logger(event))
+        return events
+
+    def _replace(self, options: LoggerOptions, process: _Process) -> dict[str, Any]:
+        self._close(process)
+        again = self._starts[process.name] < MOST_STARTS
+        if again:
+            self._start(options)
+        detail = f"its process died; see {self._run_dir.loggers / process.name}.log"
+        return _make_event(process.name, "failing" if again else "ended", detail)
+
+    def make_usage(self, node: str) -> list[dict[str, Any]]:
+        """`usage` events of all processes of loggers.
+
+        Args:
+            node: where the controller runs, and they.
+        """
+        return [process.make_usage(node) for process in (*self._processes.values(), *self._closed)]
+
+    def end(self, last: dict[str, Any] | None, members: int) -> list[str]:
+        """Let all loggers write what is left, and end them, at once where the run is asked to end so.
+
+        Args:
+            last: the event that will be logged last; None if it is in the log.
+            members: of the run, for the time limit.
+
+        Returns:
+            What could not be written, a line for each logger that lacks something.
+        """
+        limit_s = END_S + END_MEMBER_S * members
+        until = time.monotonic() + limit_s
+        gone = [options.name for options in self._loggers if options.name not in self._processes]
+        lines = [f"{name}: its process died; the log's end is missing" for name in gone if self._starts]
+        waiting = list(self._processes.values())
+        with selectors.DefaultSelector() as selector:
+            for process in waiting:
+                process.request_end(last)
+                selector.register(process.output, selectors.EVENT_READ)
+            while waiting and time.monotonic() < until and not self._is_hurried():
+                selector.select(LOOK_S)
+                for process in list(waiting):
+                    ended = next((each for each in process.read() if "ended" in each), None)
+                    if ended is None and process.is_open:
+                        continue
+                    waiting.remove(process)
+                    selector.unregister(process.output)
+                    missing = ended["missing"] if ended else "its process died; the log's end is missing"
+                    lines += [f"{process.name}: {missing}"] if missing else []
+        when = "before the run was to end at once" if self._is_hurried() else f"within {limit_s:.0f} s"
+        late = f"has not ended {when}; the log's end is missing"
+        lines += [f"{process.name}: {late}" for process in waiting]
+        self.close()
+        return lines
+
+    def _is_hurried(self) -> bool:
+        """Whether the run was asked to end at once, as by a second Ctrl-C."""
+        for path in self._run_dir.requests.glob("stop-*.json"):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                if json.loads(path.read_text()).get("at_once"):
+                    return True
+        return False
+
+    def close(self) -> None:
+        """End all processes at once; a later start of the run goes on where they have come to."""
+        for process in list(self._processes.values()):
+            self._close(process)
+
+    def _close(self, process: _Process) -> None:
+        process.close()
+        self._closed.append(self._processes.pop(process.name))
+
+
+def _as_event(name: str, message: dict[str, Any]) -> dict[str, Any] | None:
+    if "failed" in message:
+        return _make_event(name, "failing", f"{message['failed']}; it is tried again")
+    return _make_event(name, "works", "") if "works" in message else None
+
+
+def _make_event(name: str, state: str, detail: str) -> dict[str, Any]:
+    return {"type": "logger", "logger": name, "state": state, "detail": detail}
+
+
+def describe_logger(event: dict[str, Any]) -> str:
+    """A `logger` event as a sentence."""
+    how = {"failing": "fails, the run goes on", "works": "works again", "ended": "has ended, the run goes on"}
+    detail = f": {event['detail']}" if event["detail"] else ""
+    return f"the logger {event['logger']} {how[event['state']]}{detail}"

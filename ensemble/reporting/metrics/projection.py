@@ -1,0 +1,283 @@
+"""Computes the metrics of a run from its state and its account: pure functions.
+
+Counters never fall. CPU time is summed up as it is reported. Energy of an interval is shared out anew when another
+process reports its part of it, so that of a run in progress only what is settled counts
+(`ensemble.meter.account.Account.settle`); once the run has ended all of it does, and equals `ledger.json`.
+
+A member has series of its own from its first place until `KEPT_S` after its end, by the clock of the log, which is
+long enough for its last interval to be settled and for the final values to be scraped. Of too many, those that
+train come first, then those that have just ended, then those that wait for another place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ensemble.meter.account import Account, Sums
+from ensemble.meter.origin import Origin, from_ticks, weakest
+from ensemble.meter.proportional_split import Owner
+from ensemble.reporting import text
+from ensemble.reporting.metrics import families as f
+from ensemble.reporting.model_figures import describe_figure, read_task
+from ensemble.reporting.ranking import best_member, finite_or_none, metric
+from ensemble.reporting.sections.turnaround import measure_turnaround
+from ensemble.reporting.time_left import epochs_done_and_left, fraction_done
+from ensemble.store.member import ENDED
+
+if TYPE_CHECKING:
+    from ensemble.reporting.metrics.families import Family
+    from ensemble.store import MemberState, RunState
+
+KEPT_S = 300.0
+MOST_MEMBERS = 1000
+MOST_LETTERS = 200  # of a label's value
+
+
+class Sample(NamedTuple):
+    """The value of one series; the labels are in the order of the family's."""
+
+    family: Family
+    labels: tuple[str, ...]
+    value: float
+
+
+@dataclass(slots=True)
+class Used:
+    """CPU time and energy in ticks; the origins of the energy's parts, none where no energy is known."""
+
+    cpu: int = 0
+    energy: int = 0
+    origins: set[Origin] = field(default_factory=set)
+
+
+def project(run: str, state: RunState, account: Account, most_members: int = MOST_MEMBERS) -> Iterator[Sample]:
+    """Yields the samples of a run.
+
+    Args:
+        run: value of the label `run`, which no other run has.
+        account: of the same events as the state; it is settled here.
+        most_members: how many members may have series of their own.
+    """
+    account.settle()
+    members, left_out = select_members(state, most_members)
+    used = _sum_up(account.sums if state.ended is None else account.sum_up())
+    yield from project_run(run, state, account, used)
+    yield Sample(f.LEFT_OUT, (run,), left_out)
+    yield from _project_members(run, state, account, members, used)
+    cohorts = {member.cohort for member in members}
+    yield from project_streams(run, state, account, cohorts)
+
+
+#: Families of which no series ever has to end, for collectors that cannot end any.
+LASTING = frozenset(
+    (f.RUN_MEMBERS, f.RUN_PROGRESS, f.RUN_BEST, f.RUN_RATE, f.RUN_MODELS, f.RUN_CPU, f.RUN_ENERGY, f.RUN_PREPARED)
+) | frozenset(
+    (f.RUN_CONSUMED, f.RUN_REUSE, f.STREAM_PREPARED, f.STREAM_CONSUMED, f.STREAM_SKIPPED, f.STREAM_REUSE)
+)
+
+
+def project_lasting(run: str, state: RunState, account: Account) -> Iterator[Sample]:
+    """Yields the samples of the families in `LASTING`, none of which is about a member; see `project`."""
+    account.settle()
+    samples = (*project_run(run, state, account), *project_streams(run, state, account))
+    return (sample for sample in samples if sample.family in LASTING)
+
+
+def select_members(state: RunState, most: int) -> tuple[list[MemberState], int]:
+    """The members that have series of their own, in their order, and how many more should have."""
+    now = state.updated or 0.0
+    ranks = {"running": 0, "placed": 0}
+    found = [
+        (1 if member.state in ENDED else ranks.get(member.state, 2), member)
+        for member in state.members.values()
+        if member.attempts and (member.state not in ENDED or now - _find_end(member) <= KEPT_S)
+    ]
+    chosen = sorted(found, key=lambda each: (each[0], each[1].number))[:most]
+    return sorted((member for _, member in chosen), key=lambda member: member.number), len(found) - len(chosen)
+
+
+def _find_end(member: MemberState) -> float:
+    """When the member's last attempt ended, in Unix seconds."""
+    last = member.spans[-1] if member.spans else None
+    return -math.inf if last is None else last.ended or last.placed
+
+
+# -- the run ------------------------------------------------------------------------------------------------------
+
+
+def project_run(
+    run: str, state: RunState, account: Account, used: Mapping[tuple[str, str], Used] | None = None
+) -> Iterator[Sample]:
+    """Yields the samples of the run as a whole and of its nodes.
+
+    Args:
+        used: by role; None: it is summed up here, from an account that is settled.
+    """
+    used = _sum_up(account.sums if state.ended is None else account.sum_up()) if used is None else used
+    facts = (state.name, state.run_id, state.executor, state.mode, state.objective or "", state.direction or "")
+    yield Sample(f.RUN_INFO, tuple(map(clean, (run, *facts))), 1)
+    states = Counter(str(member.state) for member in state.members.values())
+    states["waiting"] += max(0, (state.declared or 0) - len(state.members))
+    for name in ("waiting", "placed", "running", "paused", "stopped", "finished", "pruned", "failed", "cancelled"):
+        yield Sample(f.RUN_MEMBERS, (run, name), states[name])
+    done, left = epochs_done_and_left(state)
+    if done + left > 0:
+        yield Sample(f.RUN_PROGRESS, (run,), done / (done + left))
+    leader = best_member(state)
+    if leader is not None and (value := metric(leader, state.objective)) is not None:
+        yield Sample(f.RUN_BEST, (run, clean(state.objective)), value)
+    yield from _project_combined(run, state)
+    rates = (member.samples_per_s or 0.0 for member in state.members.values() if member.state == "running")
+    yield Sample(f.RUN_RATE, (run,), math.fsum(rates))
+    if (turnaround := measure_turnaround(state)) is not None:
+        yield Sample(f.RUN_MODELS, (run,), turnaround.per_minute)
+    if state.updated is not None:
+        yield Sample(f.RUN_UPDATED, (run,), state.updated)
+    yield from _project_roles(run, state, account, used)
+    samples = account.reader.samples
+    prepared, consumed = samples.prepared + samples.private, samples.consumed + samples.private
+    yield Sample(f.RUN_PREPARED, (run,), prepared)
+    yield Sample(f.RUN_CONSUMED, (run,), consumed)
+    if prepared:
+        yield Sample(f.RUN_REUSE, (run,), consumed / prepared)
+    for name, node in account.reader.nodes.items() if state.ended is None else ():
+        if node.power and (watts := node.power[-1].watts) is not None:
+            yield Sample(f.NODE_POWER, (run, clean(name), node.power[-1].origin), watts)
+
+
+def _project_combined(run: str, state: RunState) -> Iterator[Sample]:
+    """Yields the samples of the combined model, once there is one."""
+    combined = state.combined or {}
+    task, split = read_task(combined), str(combined.get("split") or "")
+    for of, metrics in (combined.get("metrics") or {}).items():
+        for name, value in (metrics or {}).items():
+            if (known := finite_or_none(value)) is not None:
+                better = describe_figure(name, task, (state.objective, state.direction)).better or ""
+                yield Sample(f.RUN_COMBINED, (run, clean(name), of, split, better), known)
+    for of, intervals in (combined.get("intervals") or {}).items():
+        for name, ends in (intervals or {}).items():
+            for end, value in zip(("low", "high"), ends or (), strict=False):
+                yield Sample(f.RUN_COMBINED_BOUND, (run, clean(name), of, end), float(value))
+    for part, value in (combined.get("uncertainty") or {}).items():
+        if (known := finite_or_none(value)) is not None:
+            yield Sample(f.RUN_UNCERTAINTY, (run, clean(part)), known)
+
+
+def _project_roles(
+    run: str, state: RunState, account: Account, used: Mapping[tuple[str, str], Used]
+) -> Iterator[Sample]:
+    new_of_ray = 0 if state.ended is not None else account.count_new_ray_cpu()
+    for (what, role), use in used.items():
+        if what != "role":
+            continue
+        if use.cpu:
+            ticks = use.cpu - (new_of_ray if role == "ray" else 0)
+            yield Sample(f.RUN_CPU, (run, clean(role)), from_ticks(ticks))
+        if use.origins:
+            yield Sample(f.RUN_ENERGY, (run, clean(role), weakest(use.origins)), from_ticks(use.energy))
+
+
+def _sum_up(sums: Sums) -> dict[tuple[str, str], Used]:
+    """What was used over all nodes, by ("role", name) and ("member", name)."""
+    found: dict[tuple[str, str], Used] = {}
+    for (owner, _), use in sums.uses.items():
+        for key in _list_keys(owner):
+            total = found.get(key)
+            if total is None:
+                total = found[key] = Used()
+            total.cpu += use.cpu
+            for ticks, origin in use.energy.values():
+                total.energy += ticks
+                total.origins.add(origin)
+    return found
+
+
+def _list_keys(owner: Owner) -> tuple[tuple[str, str], ...]:
+    role = ("role", owner.role)
+    return (role,) if owner.member is None else (role, ("member", owner.member))
+
+
+# -- members and streams ------------------------------------------------------------------------------------------
+
+
+def _project_members(
+    run: str,
+    state: RunState,
+    account: Account,
+    members: list[MemberState],
+    used: Mapping[tuple[str, str], Used],
+) -> Iterator[Sample]:
+    objective, nothing = clean(state.objective or ""), Used()
+    power = _measure_power(account, members) if state.ended is None else {}
+    for member in members:
+        who = (run, clean(member.id))
+        cohort = "" if member.cohort is None else str(member.cohort)
+        yield Sample(f.MEMBER_INFO, (*who, member.state, clean(member.place), cohort), 1)
+        yield Sample(f.MEMBER_PROGRESS, who, fraction_done(state, member))
+        yield Sample(f.MEMBER_EPOCHS, who, member.epoch)
+        if (value := metric(member, state.objective)) is not None:
+            yield Sample(f.MEMBER_OBJECTIVE, (*who, objective), value)
+        if member.state == "running" and member.samples_per_s is not None:
+            yield Sample(f.MEMBER_RATE, who, member.samples_per_s)
+        yield Sample(f.MEMBER_WAITED, who, from_ticks(account.reader.waited.get(member.id, 0)))
+        use = used.get(("member", member.id), nothing)
+        yield Sample(f.MEMBER_CPU, who, from_ticks(use.cpu))
+        if use.origins:
+            yield Sample(f.MEMBER_ENERGY, (*who, weakest(use.origins)), from_ticks(use.energy))
+        elif member.id in power:  # a counter begins at 0, from where a rate is known
+            yield Sample(f.MEMBER_ENERGY, (*who, power[member.id][1]), 0.0)
+        if member.id in power:
+            watts, origin = power[member.id]
+            yield Sample(f.MEMBER_POWER, (*who, origin), watts)
+
+
+def _measure_power(account: Account, members: list[MemberState]) -> dict[str, tuple[float, Origin]]:
+    """The mean power of each member that holds a place, in the intervals that are still open, and its origin."""
+    recent = _sum_up(account.sum_up_recent())
+    spans = {
+        name: (node.power[0].start, node.power[-1].end)
+        for name, node in account.reader.nodes.items()
+        if node.power
+    }
+    found = {}
+    for member in members:
+        use, window = recent.get(("member", member.id)), spans.get(member.node or "")
+        if use is None or not use.origins or window is None or member.state not in ("placed", "running"):
+            continue
+        held_s = sum(
+            max(0.0, min(span.ended or math.inf, window[1]) - max(span.placed, window[0])) for span in member.spans
+        )
+        if held_s > 0:
+            found[member.id] = (from_ticks(use.energy) / held_s, weakest(use.origins))
+    return found
+
+
+def project_streams(
+    run: str, state: RunState, account: Account, cohorts: set[int | None] | None = None
+) -> Iterator[Sample]:
+    """Yields the samples of streams: of these cohorts, or of all."""
+    for (node, cohort), (prepared, consumed, skipped) in account.reader.samples.by_stream.items():
+        if cohorts is not None and cohort not in cohorts:
+            continue
+        which = (run, clean(node), str(cohort))
+        yield Sample(f.STREAM_PREPARED, which, prepared)
+        yield Sample(f.STREAM_CONSUMED, which, consumed)
+        yield Sample(f.STREAM_SKIPPED, which, skipped)
+        if prepared:
+            yield Sample(f.STREAM_REUSE, which, consumed / prepared)
+        last = state.feeders.get((node, cohort), {})
+        if state.ended is None and last:
+            yield Sample(f.STREAM_WORKERS, which, last.get("workers") or 0)
+            for queue, level in (last.get("fullness") or {}).items():
+                if level is not None:
+                    yield Sample(f.STREAM_LEVEL, (*which, clean(queue)), level)
+
+
+def clean(value: str) -> str:
+    """A label's value that any reader of the format takes: without control characters, in UTF-8, not too long."""
+    shown = text.visible(value).encode("utf-8", "backslashreplace").decode().replace("\n", " ")
+    return shown if len(shown) <= MOST_LETTERS else shown[: MOST_LETTERS - 1] + "…"

@@ -1,0 +1,96 @@
+"""Writes what a run has found as two files for programs: every epoch as a table, and the results of its members.
+
+    metrics.csv     a row for each member and epoch, the columns of `EPOCH_COLUMNS` and one for each metric
+    results.json    the run, its members as `ensemble status --json` has them, the combined model, totals
+
+They are derived from the event log, at the end of the run and where it is stopped. What was used in detail is in
+`ledger.json` and `ledger.csv`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from ensemble.meter.ledger import Ledger, Total
+from ensemble.reporting.loggers.points import epoch_values
+from ensemble.reporting.model_figures import compare
+from ensemble.reporting.ranking import best_member, front_members
+from ensemble.reporting.status import status_rows
+from ensemble.store import RunState
+
+VERSION = 1
+
+#: What each column of `metrics.csv` holds; the metrics follow, by their names in loggers.
+EPOCH_COLUMNS = {
+    "member": "name of the member",
+    "epoch": "its own epoch, from 0",
+    "attempt": "the attempt that trained it",
+    "t": "when it ended, in Unix seconds",
+    "samples": "samples in it",
+    "wall_s": "seconds that it took, evaluation included",
+}
+
+
+def format_metrics(state: RunState) -> str:
+    """The epochs of the members' final lineages as comma-separated values, member by member; numbers have all
+    their digits, and a value that is not known is empty.
+    """
+    epochs = [
+        (member.id, epoch, epoch_values(epoch)) for member in state.members.values() for epoch in member.history
+    ]
+    metrics = sorted({name for _, _, values in epochs for name in values})
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*EPOCH_COLUMNS, *metrics])
+    for member, epoch, values in epochs:
+        known = [epoch.get(name) for name in EPOCH_COLUMNS if name != "member"]
+        writer.writerow([member, *known, *(values.get(name) for name in metrics)])
+    return text.getvalue()
+
+
+def make_results(state: RunState, ledger: Ledger) -> dict[str, Any]:
+    """What `results.json` holds, plain JSON values.
+
+    Returns:
+        `run`: name, id, how it ended, objective, seconds.  `members`: rows of `status_rows`, each with its
+        hyperparameters and the rest of its identity.  `best`, `front`: names of members.  `combined`: the event of
+        that type, or None.  `figures`: what each metric of the combined model is called, in which direction it is
+        better, its unit.  `totals`: of the run, and by role.
+    """
+    best, ended = best_member(state), state.ended or {}
+    rows = [
+        {**row, "params": state.members[row["member"]].params, "identity": state.members[row["member"]].identity}
+        for row in status_rows(state, ledger)
+    ]
+    shown = compare(state.combined, (state.objective, state.direction))
+    combined = {name: value for name, value in (state.combined or {}).items() if name not in ("v", "t", "type")}
+    return {
+        "v": VERSION,
+        "run": {
+            "name": state.name,
+            "run_id": state.run_id,
+            "state": {"run_finished": "finished", "run_stopped": "stopped"}.get(ended.get("type", ""), "running"),
+            "reason": ended.get("reason"),
+            "executor": state.executor,
+            "mode": state.mode,
+            "objective": state.objective,
+            "direction": state.direction,
+            "epochs": state.epochs,
+            "started": state.started,
+            "updated": state.updated,
+            "wall_s": state.wall_s,
+        },
+        "members": rows,
+        "best": best.id if best is not None else None,
+        "front": [member.id for member in front_members(state)],
+        "combined": combined or None,
+        "figures": {each.figure.name: each.figure.as_record() for each in shown},
+        "totals": _as_record(ledger.run)
+        | {"roles": {name: _as_record(of) for name, of in ledger.by_role().items()}},
+    }
+
+
+def _as_record(total: Total) -> dict[str, Any]:
+    return {"cpu_s": total.cpu_s, "energy_j": total.energy_j, "energy_origin": total.origin}

@@ -1,0 +1,164 @@
+"""What the combined model is worth: its figures beside the best member, what of them is noise, how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ensemble.reporting import text
+from ensemble.reporting.model_figures import compare, read_task
+from ensemble.reporting.ranking import finite_or_none
+from ensemble.reporting.sections import Line, Table
+
+if TYPE_CHECKING:
+    from ensemble.meter import Ledger
+    from ensemble.spec.task import Task
+    from ensemble.store import RunState
+
+#: In a line of figures.
+MOST_FIGURES = 3
+#: What the parts of the uncertainty mean.
+PARTS = {
+    "total": "of the combined prediction",
+    "aleatoric": "in the data, as the members see it: no further member removes it",
+    "epistemic": "between the members: more data or members would lower it",
+    "disagreement": "the probability that two members name different classes",
+}
+#: Of the parts of the uncertainty but the disagreement, which is a probability.
+UNITS = {
+    "classification": "nats",
+    "multilabel": "nats",
+    "gaussian": "(unit of the target)²",
+    "regression": "(unit of the target)²",
+    "quantiles": "(unit of the target)",
+}
+#: Of the records of the event, which numbers are figures.
+SHOWN = {"conformal": ("level", "coverage", "size", "empty"), "shifted": ("auroc", "aupr", "fpr95")}
+#: In which direction the fields of the tables are better.
+DIRECTIONS = {"auroc": "higher", "aupr": "higher", "fpr95": "lower", "size": "lower"}
+#: What the fields of the tables are called.
+WORDS = {
+    "auroc": "AUROC",
+    "aupr": "AUPR",
+    "fpr95": "false alarms at 95 % found",
+    "coverage": "coverage",
+    "size": "mean size",
+    "empty": "share of empty sets",
+    "thr": "sets of the most probable classes (THR)",
+    "aps": "adaptive sets (APS)",
+    "absolute": "intervals of one width (absolute residual)",
+    "normalised": "intervals in standard deviations (normalised residual)",
+    "cqr": "intervals from quantiles (CQR)",
+}
+
+
+def summarize(state: RunState, ledger: Ledger) -> list[Line]:
+    """Returns lines for the closing summary, which has the figures as a table."""
+    return describe_quality(state)
+
+
+def describe_figures(state: RunState) -> list[Line]:
+    """Returns the first figures of the combined model in a line; none where there is none."""
+    combined = state.combined or {}
+    shown = compare(combined, (state.objective, state.direction))[:MOST_FIGURES]
+    if not shown:
+        return []
+    figures = ", ".join(
+        f"{each.figure.heading} {text.score(each.value)} ({each.describe_difference()})" for each in shown
+    )
+    return [("combined", f"{figures}; on the {combined.get('split')} split")]
+
+
+def describe_quality(state: RunState) -> list[Line]:
+    """Returns why there is no combined model, or how sure it is: calibration, uncertainty, conformal sets, samples
+    that are shifted.
+    """
+    combined = state.combined or {}
+    if combined.get("reason") and not combined.get("metrics"):
+        return [("combined", f"none: {combined['reason']}")]
+    lines = [*_describe_calibration(combined), *_describe_uncertainty(combined)]
+    for field in SHOWN:
+        for name, figures in list_records(combined, field):
+            words = ", ".join(f"{_word(key)} {text.score(value)}" for key, value in figures.items())
+            lines.append(f"{field}, {name}: {words}")
+    return [("" if at else "combined", line) for at, line in enumerate(lines)]
+
+
+def _describe_calibration(combined: Mapping[str, Any]) -> Iterator[str]:
+    calibration = combined.get("calibration") or {}
+    if calibration.get("method") is None and calibration.get("reason"):
+        yield f"not calibrated: {calibration['reason']}"
+    elif calibration.get("method") == "variance_scale":
+        yield f"calibrated: variances times {calibration['value']:.3g}"
+
+
+def _describe_uncertainty(combined: Mapping[str, Any]) -> Iterator[str]:
+    parts = dict(_read_numbers(combined.get("uncertainty")))
+    with_unit = [f"{name} {text.score(value)}" for name, value in parts.items() if name != "disagreement"]
+    if with_unit:
+        pure = f", disagreement {text.score(parts['disagreement'])}" if "disagreement" in parts else ""
+        yield f"uncertainty: {', '.join(with_unit)}{_unit(read_task(combined), '')}{pure}, means of the samples"
+
+
+def tabulate(state: RunState) -> list[Table]:
+    """Returns the tables of the view "Ensemble": uncertainty, conformal prediction, shifted samples."""
+    combined = state.combined or {}
+    tables = []
+    uncertainty = list(_read_numbers(combined.get("uncertainty")))
+    if uncertainty:
+        reading = "Means of the samples. Each sample has its own: `uncertainty.csv`, load(..., uncertainty=True)."
+        head = [("part", "text"), ("mean", ""), ("unit", "text"), ("", "text")]
+        task = read_task(combined)
+        rows = [[name, text.score(v), _unit(task, name).removeprefix(" "), PARTS[name]] for name, v in uncertainty]
+        tables.append(Table("uncertainty", "Uncertainty", reading, head, rows))
+    for id, title, reading, first in (
+        (
+            "conformal",
+            "Conformal prediction",
+            "Sets and intervals that hold the true value with a guaranteed probability, if the samples of both "
+            "splits are exchangeable; calibrated on the validation split, measured on the test split.",
+            "method",
+        ),
+        (
+            "shifted",
+            "Shifted samples",
+            "How well each score of uncertainty tells shifted samples from usual ones: AUROC 0.5 is chance.",
+            "score",
+        ),
+    ):
+        found = list_records(combined, id)
+        keys = [key for key in SHOWN[id] if any(key in figures for _, figures in found)]
+        if keys:
+            head = [(first, "text"), *((_head(key), "") for key in keys)]
+            rows = [[_word(name), *(text.score(figures.get(key)) for key in keys)] for name, figures in found]
+            tables.append(Table(id, title, reading, head, rows))
+    return tables
+
+
+def _word(name: str) -> str:
+    """What a field is called."""
+    return WORDS.get(name, name.replace("_", " "))
+
+
+def _head(name: str) -> str:
+    better = DIRECTIONS.get(name)
+    return f"{_word(name)} ({better} is better)" if better else _word(name)
+
+
+def list_records(combined: Mapping[str, Any], field: str) -> list[tuple[str, dict[str, float]]]:
+    """Returns the figures of each method or score of a field of the event: `conformal` or `shifted`."""
+    shown = SHOWN[field]
+    return [
+        (name, {key: value for key, value in _read_numbers(record) if key in shown})
+        for name, record in (combined.get(field) or {}).items()
+    ]
+
+
+def _read_numbers(record: Mapping[str, Any] | None) -> Iterator[tuple[str, float]]:
+    for name, value in (record or {}).items():
+        if (known := finite_or_none(value)) is not None:
+            yield name, known
+
+
+def _unit(task: Task, part: str) -> str:
+    return "" if part == "disagreement" or task.kind not in UNITS else f" {UNITS[task.kind]}"

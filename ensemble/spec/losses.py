@@ -1,0 +1,209 @@
+"""Losses that are chosen by name, `Recipe(loss="cross_entropy")`: one value for each sample.
+
+A loss is averaged over everything but the samples: labels, steps, pixels, quantiles. Positions whose target is
+`IGNORED` or NaN take no part; the loss of a sample that has no other is 0. Losses are computed in float32 (float64
+for a model in float64), whatever the member's precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ensemble.spec.task import IGNORED, Kind, Task
+from ensemble.spec.validation import SpecError, check_choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: The losses, with the kind of task that each is for; None: it follows from the target.
+LOSSES: Mapping[str, Kind | None] = {
+    "cross_entropy": "classification",
+    "binary_cross_entropy": None,
+    "mse": "regression",
+    "huber": "regression",
+    "gaussian_nll": "gaussian",
+    "pinball": "quantiles",
+}
+_NO_INPUTS = ("index", "weight")
+
+
+@dataclass(frozen=True)
+class NamedLoss:
+    """A loss function `loss(model, batch) -> [b]`.
+
+    Attributes:
+        name: one of `LOSSES`.
+        target: the field of the target.
+        inputs: the fields that the model is called with, in this order; empty: the only other one.
+        label_smoothing: share of the target that goes to all classes alike, in training.
+        levels: of the quantiles.
+    """
+
+    name: str
+    target: str
+    inputs: tuple[str, ...] = ()
+    label_smoothing: float = 0.0
+    levels: tuple[float, ...] = ()
+
+    def __call__(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
+        """The loss of each sample, [b]."""
+        outputs = model(*(batch[name] for name in self.inputs or self._find_input(batch)))
+        return self.compute(outputs, batch[self.target], training=getattr(model, "training", False))
+
+    def _find_input(self, batch: Mapping[str, Any]) -> list[str]:
+        fields = [name for name in batch if name != self.target and name not in _NO_INPUTS]
+        if len(fields) != 1:
+            raise SpecError(
+                f"the model can be called with {', '.join(fields) or 'no field'}: say with which, and in which "
+                f"order, by Recipe(inputs=...)"
+            )
+        return fields
+
+    def compute(self, outputs: Any, target: Tensor, *, training: bool = False) -> Tensor:
+        """The loss of each sample, [b].
+
+        Args:
+            outputs: of the model; for "gaussian_nll" a tuple (mean, variance), or a dict of both.
+            target: [b, ...].
+            training: whether labels are smoothed.
+        """
+        if self.name == "cross_entropy":
+            return _cross_entropy(outputs, target, self.label_smoothing if training else 0.0)
+        if self.name == "gaussian_nll":
+            return _gaussian_nll(outputs, target)
+        outputs = _widen(outputs)
+        if self.name == "pinball":
+            return _pinball(outputs, target, self.levels)
+        return _elementwise(self.name, outputs, target)
+
+
+def as_loss(given: Any, target: str, inputs: tuple[str, ...], label_smoothing: float, task: Task | None) -> Any:
+    """The function that a Recipe's loss stands for: itself, or that of a name.
+
+    Raises:
+        SpecError: there is no such loss, or options do not fit it.
+    """
+    name = given.name if isinstance(given, NamedLoss) else given
+    if not isinstance(name, str):
+        for option, value in (("inputs", inputs), ("label_smoothing", label_smoothing)):
+            if value:
+                raise SpecError(
+                    f"Recipe.{option} is for a loss that is given by its name ({', '.join(LOSSES)}); a function "
+                    "does that itself"
+                )
+        return given
+    check_choice("Recipe.loss", name, list(LOSSES))
+    if label_smoothing and name != "cross_entropy":
+        raise SpecError(f"Recipe.label_smoothing is for loss='cross_entropy', not for {name!r}")
+    kind = LOSSES[name]
+    if name == "pinball" and (task is None or task.kind != "quantiles"):
+        raise SpecError("Recipe.loss='pinball' needs the quantiles: task=quantiles(0.1, 0.5, 0.9)")
+    if kind is not None and task is not None and task.kind not in (kind, "free"):
+        raise SpecError(f"Recipe.loss={name!r} is for the task {kind!r}, not for {task.kind!r}")
+    return NamedLoss(name, target, inputs, label_smoothing, task.levels if task is not None else ())
+
+
+def implied_task(loss: Any) -> Task | None:
+    """The task that a named loss is for; None where it leaves that open."""
+    kind = LOSSES[loss.name] if isinstance(loss, NamedLoss) else None
+    return None if kind is None or kind == "quantiles" else Task(kind)
+
+
+def _widen(outputs: Any) -> Tensor:
+    """Outputs in float32 at least."""
+    import torch
+
+    if not isinstance(outputs, torch.Tensor) or not outputs.is_floating_point():
+        raise SpecError(f"the model returned {type(outputs).__name__}, and the loss needs a tensor of floats")
+    return outputs if outputs.dtype == torch.float64 else outputs.float()
+
+
+def _mean(losses: Tensor, counted: Tensor) -> Tensor:
+    """The mean over all axes but the first, [b], of what counts; 0 where nothing does."""
+    import torch
+
+    losses, counted = losses.reshape(len(losses), -1), counted.reshape(len(counted), -1)
+    sums = torch.where(counted, losses, 0.0).sum(dim=1)
+    return sums / counted.sum(dim=1).clamp(min=1)
+
+
+def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float) -> Tensor:
+    from torch.nn.functional import cross_entropy
+
+    scores = _move_classes(_widen(outputs), target)
+    losses = cross_entropy(scores, target, reduction="none", ignore_index=IGNORED, label_smoothing=label_smoothing)
+    return _mean(losses, target != IGNORED)
+
+
+def _move_classes(scores: Tensor, target: Tensor) -> Tensor:
+    """Scores with the classes on axis 1, where torch has them; they may be on the last one."""
+    at_1 = scores.dim() == target.dim() + 1 and scores.shape[2:] == target.shape[1:]
+    at_last = scores.shape[:-1] == target.shape
+    if at_1 and (scores.dim() == 2 or not at_last):
+        return scores
+    if at_last and not at_1:
+        return scores.movedim(-1, 1)
+    why = "both axis 1 and the last may be that of the classes" if at_1 else "they do not fit"
+    raise SpecError(
+        f"cross_entropy: scores of shape {list(scores.shape)} for a target of shape {list(target.shape)}: {why}; "
+        "give a loss function of your own"
+    )
+
+
+def _known(target: Tensor) -> tuple[Tensor, Tensor]:
+    """The target with 0 where there is none, and where there is one."""
+    import torch
+
+    counted = ~torch.isnan(target) if target.is_floating_point() else target != IGNORED
+    return torch.where(counted, target, torch.zeros((), dtype=target.dtype, device=target.device)), counted
+
+
+def _fit(outputs: Tensor, target: Tensor, what: str) -> Tensor:
+    """Outputs in the shape of the target, from which they may differ by a last axis of 1."""
+    if outputs.shape == (*target.shape, 1):
+        return outputs.squeeze(-1)
+    if outputs.shape != target.shape:
+        raise SpecError(
+            f"{what}: outputs of shape {list(outputs.shape)} for a target of shape {list(target.shape)}"
+        )
+    return outputs
+
+
+def _elementwise(name: str, outputs: Tensor, target: Tensor) -> Tensor:
+    from torch.nn import functional
+
+    outputs = _fit(outputs, target, name)
+    known, counted = _known(target)
+    functions: dict[str, Any] = {
+        "binary_cross_entropy": functional.binary_cross_entropy_with_logits,
+        "mse": functional.mse_loss,
+        "huber": functional.huber_loss,
+    }
+    return _mean(functions[name](outputs, known.to(outputs.dtype), reduction="none"), counted)
+
+
+def _gaussian_nll(outputs: Any, target: Tensor) -> Tensor:
+    from torch.nn.functional import gaussian_nll_loss
+
+    parts = [outputs["mean"], outputs["variance"]] if isinstance(outputs, Mapping) else outputs
+    if not isinstance(parts, list | tuple) or len(parts) != 2:
+        raise SpecError("gaussian_nll: the model returns (mean, variance), or a dict of 'mean' and 'variance'")
+    mean, variance = (_fit(_widen(part), target, "gaussian_nll") for part in parts)
+    known, counted = _known(target)
+    return _mean(gaussian_nll_loss(mean, known.to(mean.dtype), variance, full=True, reduction="none"), counted)
+
+
+def _pinball(outputs: Tensor, target: Tensor, levels: tuple[float, ...]) -> Tensor:
+    import torch
+
+    if outputs.shape != (*target.shape, len(levels)):
+        raise SpecError(
+            f"pinball: outputs of shape {list(outputs.shape)} for a target of shape {list(target.shape)} and "
+            f"{len(levels)} quantiles: they are the last axis"
+        )
+    known, counted = _known(target)
+    at = torch.tensor(levels, dtype=outputs.dtype, device=outputs.device)
+    below = known.to(outputs.dtype).unsqueeze(-1) - outputs
+    return _mean(torch.maximum(at * below, (at - 1) * below), counted.unsqueeze(-1).expand_as(below))

@@ -1,0 +1,249 @@
+"""Metrics of a whole split that are no means over its samples, by name, and how they are computed.
+
+They are computed by scikit-learn from predictions as `ensemble.spec.task` lays them out. The positions of samples
+(steps, pixels, several targets) count like samples of their own; those whose target is IGNORED or NaN are left
+out.
+
+- Of classes: with two classes, `f1`, `precision`, `recall`, `roc_auc` and `average_precision` are of the second
+  class; with more, and of labels, the mean over the classes or labels (`..._macro`). A class counts as predicted
+  where it is the most probable, a label where its probability is 0.5 or more.
+- Of numbers: a Gaussian predicts its mean, quantiles predict the one nearest to the median.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ensemble.spec.task import IGNORED, Kind, Task
+from ensemble.spec.validation import SpecError, unknown_name
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+#: A name of `KNOWN`, or `f(values [n, ...], target [n, ...]) -> float`, reported under the function's name.
+SplitMetricLike = str | Callable[..., float]
+
+
+@dataclass(frozen=True)
+class SplitMetric:
+    """What is known of a metric by its name.
+
+    Attributes:
+        mode: whether it is better when large or small.
+        kinds: the tasks of whose predictions it can be computed.
+    """
+
+    mode: Literal["max", "min"]
+    kinds: tuple[Kind, ...]
+
+
+_CLASSES: tuple[Kind, ...] = ("classification",)
+_LABELS: tuple[Kind, ...] = ("classification", "multilabel")
+_NUMBERS: tuple[Kind, ...] = ("regression", "gaussian", "quantiles")
+
+KNOWN: dict[str, SplitMetric] = {
+    **dict.fromkeys(
+        (
+            "roc_auc",
+            "roc_auc_macro",
+            "average_precision",
+            "average_precision_macro",
+            "f1",
+            "f1_macro",
+            "f1_micro",
+            "precision",
+            "precision_macro",
+            "recall",
+            "recall_macro",
+        ),
+        SplitMetric("max", _LABELS),
+    ),
+    **dict.fromkeys(
+        ("balanced_accuracy", "matthews", "cohen_kappa", "top5_accuracy"), SplitMetric("max", _CLASSES)
+    ),
+    **dict.fromkeys(("r2", "explained_variance", "pearson", "spearman"), SplitMetric("max", _NUMBERS)),
+    **dict.fromkeys(("mse", "rmse", "mae", "medae"), SplitMetric("min", _NUMBERS)),
+}
+
+
+def name_of(metric: SplitMetricLike) -> str:
+    """The name under which a metric is reported."""
+    return metric if isinstance(metric, str) else str(getattr(metric, "__name__", type(metric).__name__))
+
+
+def check_split_metrics(where: str, metrics: Iterable[Any], task: Task | None) -> None:
+    """Raise SpecError for what is neither a function nor the name of a metric that has a meaning for the task.
+
+    Args:
+        where: the name of the option, for error messages.
+        task: None where it is not known yet.
+    """
+    names: list[str] = []
+    for metric in metrics:
+        if isinstance(metric, str):
+            _find(where, metric, task)
+        elif not callable(metric):
+            raise SpecError(f"{where}: {metric!r} is neither a name nor a function f(values, target)")
+        names.append(name_of(metric))
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SpecError(f"{where}: two metrics are called {twice!r}")
+
+
+def _find(where: str, name: str, task: Task | None) -> SplitMetric:
+    if name not in KNOWN:
+        raise SpecError(unknown_name(f"{where} has no metric", name, list(KNOWN)))
+    known = KNOWN[name]
+    if task is not None and task.kind not in known.kinds:
+        fitting = [other for other, metric in KNOWN.items() if task.kind in metric.kinds]
+        have = f"known ones are {', '.join(fitting)}" if fitting else "give functions f(values, target)"
+        raise SpecError(f"{where}: {name!r} has no meaning for {task.kind}; {have}")
+    return known
+
+
+def compute(
+    metrics: Iterable[SplitMetricLike], values: Array, target: Array | None, task: Task
+) -> dict[str, float]:
+    """Metrics of the predictions on a whole split.
+
+    Args:
+        metrics: names of `KNOWN`, and functions.
+        values: float [n, ...], laid out by the task.
+        target: [n, ...]; may be None for functions of a free task.
+
+    Returns:
+        The metrics by name, without those that these samples leave undefined: the AUC of one class, the
+        correlation with a constant.
+
+    Raises:
+        SpecError: a name is unknown, has no meaning for the task, or there is no target.
+    """
+    import numpy as np
+
+    found: dict[str, float] = {}
+    for metric in metrics:
+        if not isinstance(metric, str):
+            found[name_of(metric)] = float(metric(values, target))
+            continue
+        _find("split_metrics", metric, task)
+        if target is None:
+            raise SpecError(f"split_metrics: {metric!r} needs a target, and the samples have none")
+        value = _compute(metric, np.asarray(values), np.asarray(target), task)
+        if np.isfinite(value):
+            found[metric] = float(value)
+    return found
+
+
+def _compute(name: str, values: Array, target: Array, task: Task) -> float:
+    if task.kind == "classification":
+        classes = target.reshape(-1)
+        known = classes != IGNORED
+        return _of_classes(name, values.reshape(-1, values.shape[-1])[known], classes[known])
+    if task.kind == "multilabel":
+        return _of_labels(name, values, target)
+    points, t = task.take_point(values), target.reshape(-1)
+    p, known = points.reshape(-1), t == t
+    return _of_numbers(name, p[known].astype("float64"), t[known].astype("float64"))
+
+
+def _of_classes(name: str, p: Array, t: Array) -> float:
+    """A metric of probabilities [n, C] and classes [n]."""
+    import numpy as np
+    from sklearn import metrics
+
+    if not len(t):
+        return float("nan")
+    classes, predicted = p.shape[1], p.argmax(axis=1)
+    base = name.removesuffix("_macro").removesuffix("_micro")
+    if base in ("roc_auc", "average_precision"):
+        columns = [1] if classes == 2 and not name.endswith("_macro") else range(classes)
+        return _mean_defined(_rank(base, p[:, c], t == c) for c in columns)
+    if base in ("f1", "precision", "recall"):
+        average = "micro" if name == "f1_micro" else "binary"
+        if name.endswith("_macro") or (average == "binary" and classes > 2):
+            average = "macro"
+        score = getattr(metrics, f"{base}_score")
+        labels = None if average == "binary" else np.arange(classes)
+        return float(score(t, predicted, labels=labels, average=average, zero_division=0))
+    if name == "top5_accuracy":
+        best = np.argsort(-p, axis=1, kind="stable")[:, :5]
+        return float((best == t[:, None]).any(axis=1).mean())
+    scores = {
+        "balanced_accuracy": _balanced_accuracy,
+        "matthews": metrics.matthews_corrcoef,
+        "cohen_kappa": metrics.cohen_kappa_score,
+    }
+    return float(scores[name](t, predicted))
+
+
+def _balanced_accuracy(t: Array, predicted: Array) -> float:
+    """The mean recall of the classes that occur; scikit-learn's, which warns of predicted classes that do not."""
+    import numpy as np
+
+    return float(np.mean([np.mean(predicted[t == c] == c) for c in np.unique(t)]))
+
+
+def _of_labels(name: str, p: Array, t: Array) -> float:
+    """A metric of the probabilities [n, L] of labels and int [n, L]; IGNORED entries are left out."""
+    import numpy as np
+    from sklearn import metrics
+
+    p, t = p.reshape(-1, p.shape[-1]), t.reshape(-1, t.shape[-1])
+    known = t != IGNORED
+    base = name.removesuffix("_macro").removesuffix("_micro")
+    if base in ("roc_auc", "average_precision"):
+        return _mean_defined(_rank(base, p[known[:, i], i], t[known[:, i], i] == 1) for i in range(p.shape[1]))
+    score: Any = getattr(metrics, f"{base}_score")
+    predicted = p >= 0.5
+    if name.endswith("_micro"):
+        return float(score(t[known] == 1, predicted[known], zero_division=0))
+    each = [
+        score(t[known[:, i], i] == 1, predicted[known[:, i], i], zero_division=0)
+        for i in range(p.shape[1])
+        if known[:, i].any()
+    ]
+    return float(np.mean(each)) if each else float("nan")
+
+
+def _rank(name: str, score: Array, truth: Array) -> float:
+    """ROC-AUC or average precision of scores [n] for bool [n]; NaN where only one of the two occurs."""
+    from sklearn import metrics
+
+    if truth.all() or not truth.any():
+        return float("nan")
+    compute_score = metrics.roc_auc_score if name == "roc_auc" else metrics.average_precision_score
+    return float(compute_score(truth, score))
+
+
+def _mean_defined(values: Iterable[float]) -> float:
+    """The mean of the numbers that are not NaN; NaN without one."""
+    defined = [value for value in values if value == value]
+    return sum(defined) / len(defined) if defined else float("nan")
+
+
+def _of_numbers(name: str, p: Array, t: Array) -> float:
+    """A metric of predicted and true numbers, float64 [n]."""
+    import numpy as np
+    from sklearn import metrics
+
+    if name in ("pearson", "spearman"):
+        from scipy import stats  # type: ignore[import-untyped]
+
+        if len(t) < 2 or np.ptp(p) == 0 or np.ptp(t) == 0:
+            return float("nan")
+        return float((stats.pearsonr if name == "pearson" else stats.spearmanr)(p, t).statistic)
+    if len(t) < (2 if name in ("r2", "explained_variance") else 1):
+        return float("nan")
+    scores = {
+        "r2": metrics.r2_score,
+        "explained_variance": metrics.explained_variance_score,
+        "mse": metrics.mean_squared_error,
+        "rmse": metrics.root_mean_squared_error,
+        "mae": metrics.mean_absolute_error,
+        "medae": metrics.median_absolute_error,
+    }
+    return float(scores[name](t, p))

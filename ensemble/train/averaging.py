@@ -1,0 +1,143 @@
+"""Averages of a model's weights over steps (EMA) or epochs (SWA), kept beside the model.
+
+What is evaluated, and kept at the end, are then the averages; what is trained are the weights themselves. The
+averages stand in the model's own tensors while it is evaluated, so that whatever holds the model sees them: a
+train function, hooks, a compiled forward. All ranks have the same parameters, so they have the same averages.
+Buffers of rank 0 count (`Optimization.share_buffers`).
+
+Floating-point buffers are averaged like parameters, other buffers are those of the last step. For SWA this is only
+a guess of the running statistics of batch normalization, whose inputs the averaged weights change: they are
+computed anew (`statistics_are_stale`, `torch.optim.swa_utils.update_bn`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
+
+from ensemble.train.batchnorm import BATCH_NORMS
+
+
+class WeightAverage:
+    """The running average of a model's parameters and buffers.
+
+    Args:
+        options: as `ensemble.spec.loops` resolves them.
+        epochs: of the member, as they were declared.
+
+    Attributes:
+        count: how many weights were averaged; the average is in use from the first on.
+    """
+
+    def __init__(self, model: nn.Module, options: Mapping[str, Any], epochs: int) -> None:
+        self.count = 0
+        self._model, self._options = model, options
+        start = options.get("start", 0)
+        self._start = int(start * epochs) if start < 1 else int(start)
+        self._averages: dict[str, Tensor] = {}
+        self._statistics_of = 0  # the count for which statistics were computed
+        self._is_applied = False
+
+    @property
+    def statistics_are_stale(self) -> bool:
+        """Whether batch normalization has running statistics that are not those of the averaged weights."""
+        if self._options["name"] != "swa" or self._statistics_of == self.count:
+            return False
+        return any(
+            isinstance(module, BATCH_NORMS) and module.running_mean is not None for module in self._model.modules()
+        )
+
+    def renew_statistics(self) -> None:
+        """Take the buffers that the model has now for those of the averaged weights; they are in the model."""
+        self._statistics_of = self.count
+
+    def end_step(self, epoch: int, *, is_last: bool, applied: bool) -> None:
+        """Add the weights after a step, where they count.
+
+        Args:
+            epoch: the own epoch, 0-based.
+            is_last: whether it was the epoch's last step.
+            applied: whether it changed the weights.
+        """
+        if self._options["name"] == "ema":
+            if applied:
+                decay = min(self._options["decay"], (1 + self.count) / (10 + self.count))
+                self._add(get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]
+        elif is_last and epoch >= self._start and (epoch - self._start) % self._options["every_epochs"] == 0:
+            self._add(get_swa_multi_avg_fn())  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def _add(self, average: Any) -> None:
+        tensors = self._tensors()
+        if not self._averages:
+            self._averages = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        else:
+            alike: dict[Any, list[str]] = {}
+            for name, tensor in tensors.items():
+                if tensor.is_floating_point() or tensor.is_complex():
+                    alike.setdefault((tensor.device, tensor.dtype), []).append(name)
+                else:
+                    self._averages[name].copy_(tensor)
+            for names in alike.values():
+                average([self._averages[n] for n in names], [tensors[n].detach() for n in names], self.count)
+        self.count += 1
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The model's parameters and persistent buffers, each once, by name."""
+        saved = self._model.state_dict().keys()
+        own = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        return {name: tensor for name, tensor in own.items() if name in saved}
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within the block the model has the averages, where there are any; its buffers then are those to keep."""
+        if not self.count or self._is_applied:
+            yield
+            return
+        tensors = self._tensors()
+        trained = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        copy_into(tensors, self._averages)
+        self._is_applied = True
+        try:
+            yield
+        finally:
+            self._is_applied = False
+            buffers = {name for name, _ in self._model.named_buffers()}
+            copy_into(self._averages, {name: tensors[name] for name in buffers & tensors.keys()})
+            copy_into(tensors, trained)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages and what belongs to them."""
+        return {"count": self.count, "statistics_of": self._statistics_of, "averages": dict(self._averages)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        self.count, self._statistics_of = state["count"], state["statistics_of"]
+        tensors = self._tensors()
+        self._averages = {
+            name: torch.empty_like(tensors[name]).copy_(tensor) for name, tensor in state["averages"].items()
+        }
+
+
+class Measured(nn.Module):
+    """A model as `torch.optim.swa_utils.update_bn` calls it: with a batch, which `measure` knows how to use."""
+
+    def __init__(self, model: nn.Module, measure: Callable[[nn.Module, Any], Any]) -> None:
+        super().__init__()
+        self.model, self._measure = model, measure
+
+    def forward(self, batch: Any) -> Any:
+        """The measures of the batch."""
+        return self._measure(self.model, batch)
+
+
+@torch.no_grad()
+def copy_into(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
+    """Copy each source into the target of its name, in place."""
+    for name, source in sources.items():
+        targets[name].copy_(source)

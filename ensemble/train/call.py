@@ -1,0 +1,109 @@
+"""How a Recipe's model is called and what it predicts, as its first training batch shows.
+
+A Recipe has no function for its outputs: it has `loss(model, batch)`, which calls the model in its own way. Where
+the arguments of that call are fields of the batch, unchanged, the call can be repeated without the loss: it is a
+`Call`, saved in each checkpoint. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ensemble.spec.task import Task
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a model's forward pass, as fields of a batch; None stands for the batch itself.
+
+    Attributes:
+        args: of the positional arguments, in order.
+        kwargs: of the arguments given by name.
+    """
+
+    args: tuple[str | None, ...] = ()
+    kwargs: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields that are arguments, each once."""
+        given = [name for name in (*self.args, *self.kwargs.values()) if name is not None]
+        return list(dict.fromkeys(given))
+
+    def call(self, model: Any, batch: Mapping[str, Any]) -> Any:
+        """What the model returns for a batch.
+
+        Raises:
+            KeyError: the batch lacks a field that is an argument.
+        """
+        args = [batch if name is None else batch[name] for name in self.args]
+        kwargs = {key: batch if name is None else batch[name] for key, name in self.kwargs.items()}
+        return model(*args, **kwargs)
+
+    def as_record(self) -> dict[str, Any]:
+        """The call as JSON; see `from_record`."""
+        return {"args": list(self.args), "kwargs": dict(self.kwargs)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Call:
+        """The call that `as_record` describes."""
+        return cls(tuple(record["args"]), dict(record["kwargs"]))
+
+
+def find_call(args: Sequence[Any], kwargs: Mapping[str, Any], batch: Mapping[str, Any]) -> Call | None:
+    """The call with these arguments; None where one of them is not, by identity, the batch or a field of it."""
+    names: dict[int, str | None] = {id(value): name for name, value in batch.items()}
+    names[id(batch)] = None
+    if not all(id(value) in names for value in (*args, *kwargs.values())):
+        return None
+    return Call(tuple(names[id(value)] for value in args), {key: names[id(v)] for key, v in kwargs.items()})
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a batch has shown of a member; its fields are None where it has shown nothing.
+
+    Attributes:
+        call: how the loss calls the model; None where it computes the arguments.
+        task: what the outputs predict; None where that is neither declared nor clear.
+        reason: why there is no task, for the user.
+        target: dtype (a name) and shape of one sample's target.
+        class_axis: of a classification: the axis of the outputs that holds the classes, 1 or -1; 0 where there is
+            none, because outputs are the logit of the second of two classes.
+    """
+
+    call: Call | None = None
+    task: Task | None = None
+    reason: str | None = None
+    target: tuple[str, tuple[int, ...]] | None = None
+    class_axis: int | None = None
+
+    def as_record(self) -> dict[str, Any]:
+        """The observation as JSON, in two parts, which a checkpoint holds; see `from_checkpoint`."""
+        target = None if self.target is None else {"dtype": self.target[0], "shape": list(self.target[1])}
+        return {
+            "call": None if self.call is None else self.call.as_record(),
+            "outputs": {
+                "task": None if self.task is None else self.task.as_record(),
+                "reason": self.reason,
+                "target": target,
+                "class_axis": self.class_axis,
+            },
+        }
+
+    @classmethod
+    def from_checkpoint(cls, state: Mapping[str, Any]) -> Observation | None:
+        """The observation in a checkpoint; None where it was written before there was one."""
+        outputs, call = state.get("outputs"), state.get("call")
+        if outputs is None:
+            return None
+        target = outputs["target"]
+        return cls(
+            None if call is None else Call.from_record(call),
+            None if outputs["task"] is None else Task.from_record(outputs["task"]),
+            outputs["reason"],
+            None if target is None else (target["dtype"], tuple(target["shape"])),
+            outputs["class_axis"],
+        )

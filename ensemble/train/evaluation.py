@@ -1,0 +1,168 @@
+"""Evaluates a Recipe's member on the validation split: its loss, figures of its task, metrics of the split."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ensemble.spec import Recipe
+from ensemble.spec.split_metrics import KNOWN, compute, name_of
+from ensemble.spec.task import IGNORED, Task
+from ensemble.train.gather import Ratio, compute_once, gather_rows
+from ensemble.train.job import LabelError
+from ensemble.train.member import TrainContext
+from ensemble.train.outputs import FirstCall, OutputError, explain_label_error, to_values
+
+if TYPE_CHECKING:
+    from pipelines import Batch
+
+
+#: Of the samples of a batch: values [b, ...], index [b], target [b, ...].
+Rows = tuple[Tensor, Tensor, Tensor | None]
+
+
+def concatenate_rows(rows: list[Rows]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The rows of all batches; None for what there is not."""
+    if not rows:
+        return None, None, None
+    values, index, target = zip(*rows, strict=True)
+    return torch.cat(values), torch.cat(index), None if target[0] is None else torch.cat(target)
+
+
+@contextlib.contextmanager
+def explaining_label_errors(recipe: Recipe, model: nn.Module, batch: Batch, split: str) -> Iterator[None]:
+    """Raise a LabelError, which is not retried, where a loss in the block fails because a label is no class."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        why = explain_label_error(recipe, model, batch, split)
+        if why is None:
+            raise
+        raise LabelError(why) from error
+
+
+def evaluate(recipe: Recipe, member: TrainContext) -> dict[str, float]:
+    """The metrics of a member after an epoch, over all samples of the validation split; the same on all ranks.
+
+    Raises:
+        OutputError: the outputs are not those of the declared task.
+        SpecError: a metric of the split has no meaning for the task.
+    """
+    member.renew_statistics(_SplitRows(recipe, member).measure)
+    rows = _SplitRows(recipe, member)
+    figures = member.evaluate(rows.measure)
+    member.observer.agree()
+    return {**figures, **rows.split_metrics(figures)}
+
+
+class _SplitRows:
+    """The predictions of this rank on the validation split, kept where a metric of the whole split is wanted."""
+
+    def __init__(self, recipe: Recipe, member: TrainContext) -> None:
+        self._recipe, self._member = recipe, member
+        self._rows: list[Rows] = []
+        self._missing = ""
+
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        """Loss, figures of the task, and the recipe's own metrics of one batch: see `TrainContext.evaluate`."""
+        recipe, observer = self._recipe, self._member.observer
+        with observer.watching(model, batch) as first, explaining_label_errors(recipe, model, batch, "valid"):
+            figures: dict[str, Any] = {"loss": recipe.loss(model, batch)}
+        values, task = self._predict(model, batch, first)
+        target = batch.get(recipe.target)
+        if values is not None and target is not None and task is not None:
+            figures.update(measure_batch(task, values, target))
+        if recipe.metrics is not None:
+            figures.update(recipe.metrics(first.output(), batch))
+        if self._wanted(figures) and values is not None:
+            kept = None if target is None else target.cpu().clone()
+            self._rows.append((values.cpu(), batch["index"].cpu().clone(), kept))
+        return figures
+
+    def _predict(self, model: nn.Module, batch: Batch, first: FirstCall) -> tuple[Tensor | None, Task | None]:
+        """The predictions and the task; None where outputs say nothing, and no task is declared."""
+        recipe, observer = self._recipe, self._member.observer
+        try:
+            if recipe.predict is not None:
+                values = recipe.predict(model, batch).float()
+                return values, observer.find(batch, values).task
+            seen = observer.find(batch)
+            if seen.task is None:
+                raise OutputError(seen.reason or "no task is declared")
+            return to_values(seen.task, first.output(), seen), seen.task
+        except OutputError as error:
+            if recipe.task is not None:
+                raise
+            self._missing = str(error)
+            return None, None
+
+    def _wanted(self, figures: Mapping[str, Any]) -> list[str | Callable[..., float]]:
+        """The metrics of the split that are to be computed, beside these figures."""
+        wanted = list(self._recipe.split_metrics)
+        objective = self._member.objective
+        if objective in KNOWN and objective not in figures and objective not in map(name_of, wanted):
+            wanted.append(objective)
+        return wanted
+
+    def split_metrics(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """The metrics of the whole split, from the predictions of all ranks; all ranks call it together."""
+        wanted, member = self._wanted(figures), self._member
+        if not wanted or not figures:
+            return {}
+        if self._missing:
+            raise OutputError(f"{', '.join(map(name_of, wanted))}: {self._missing}")
+        values, index, target = (gather_rows(member.comm, part) for part in concatenate_rows(self._rows))
+
+        def compute_metrics() -> dict[str, float]:
+            seen = member.observer.seen
+            assert values is not None and index is not None and seen is not None and seen.task is not None
+            order = index.argsort()  # the same for any number of ranks
+            truth = None if target is None else target[order].numpy()
+            return compute(wanted, values[order].numpy(), truth, seen.task)
+
+        found: dict[str, float] = compute_once(member.comm, compute_metrics)
+        return found
+
+
+def measure_batch(task: Task, values: Tensor, target: Tensor) -> dict[str, Any]:
+    """The figures of a task that are means: over the positions of samples that take part.
+
+    - classification: `accuracy`; multilabel: `hamming_accuracy` (of labels), `subset_accuracy` (of samples, all
+      labels right); numbers: `mae` and `rmse`.
+
+    Args:
+        values: [b, ...], laid out by the task.
+        target: [b, ...]; where it does not fit the values, there are no figures.
+    """
+    if task.kind == "classification":
+        if values.shape[:-1] != target.shape:
+            return {}
+        known = target != IGNORED
+        return {"accuracy": _mean_where(known, values.argmax(dim=-1) == target)}
+    if task.kind == "multilabel":
+        if values.shape != target.shape:
+            return {}
+        known = ~target.isnan() if target.is_floating_point() else target != IGNORED
+        right = (values >= 0.5) == (target == 1)
+        complete = (right | ~known).flatten(1).all(dim=1)
+        return {
+            "hamming_accuracy": _mean_where(known, right),
+            "subset_accuracy": _mean_where(known.flatten(1).any(dim=1), complete),
+        }
+    if task.kind == "free":
+        return {}
+    points = task.take_point(values)
+    if points.shape != target.shape:
+        return {}
+    known = ~target.isnan() if target.is_floating_point() else torch.ones_like(target, dtype=torch.bool)
+    error = (points.double() - target.double()).abs()
+    return {"mae": _mean_where(known, error), "rmse": _mean_where(known, error.square(), is_root=True)}
+
+
+def _mean_where(known: Tensor, values: Tensor, is_root: bool = False) -> Ratio:
+    chosen = torch.where(known, values.double(), 0.0)
+    return Ratio(chosen.sum(), known.sum(), is_root)

@@ -1,0 +1,103 @@
+"""Twins of stages in torch: the same arithmetic on whole batches [b, ...], bitwise equal on the CPU.
+
+A twin maps a batch (field -> tensor [b, ...]) to a new one, so that an exported program can begin with the last
+stages of a pipeline. Fields that a stage only passes on, drops or renames may be missing: a program is not given
+those that its model does not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+Batch = dict[str, Tensor]
+
+
+class ScaleModule(nn.Module):
+    """`scale`: (x / 255 - mean) / std, each operation rounded to float32."""
+
+    full: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, field: str, mean: Sequence[float], std: Sequence[float], dtype: str) -> None:
+        super().__init__()
+        self.field = field
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        # As a tensor: by a number, CUDA would multiply by its reciprocal, which rounds differently.
+        for name, numbers in (("full", (255.0,)), ("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(numbers, dtype=torch.float32).reshape(-1, 1, 1))
+
+    def forward(self, batch: Batch) -> Batch:
+        """Images [b, C, H, W] of the dtype."""
+        scaled = (batch[self.field].to(torch.float32) / self.full - self.mean) / self.std
+        return {**batch, self.field: scaled.to(self.dtype)}
+
+
+class CastModule(nn.Module):
+    """`cast` to a floating-point dtype."""
+
+    def __init__(self, field: str, dtype: str) -> None:
+        super().__init__()
+        self.field = field
+        self.dtype: torch.dtype = getattr(torch, dtype)
+
+    def forward(self, batch: Batch) -> Batch:
+        """The field in the dtype."""
+        return {**batch, self.field: batch[self.field].to(self.dtype)}
+
+
+class CenterCropModule(nn.Module):
+    """`center_crop`, of images of any size that is not below the crop's."""
+
+    def __init__(self, field: str, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.field = field
+        self.size = size
+
+    def forward(self, batch: Batch) -> Batch:
+        """Images [b, C, height, width]."""
+        image = batch[self.field]
+        for axis, length in zip((2, 3), self.size, strict=True):
+            # By index: a slice would bind an exported program to the sizes of its example.
+            kept = torch.arange(length, device=image.device) + (image.shape[axis] - length) // 2
+            image = image.index_select(axis, kept)
+        return {**batch, self.field: image}
+
+
+class SelectModule(nn.Module):
+    """`select`."""
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        super().__init__()
+        self.fields = tuple(fields)
+
+    def forward(self, batch: Batch) -> Batch:
+        """The fields in their order."""
+        return {field: batch[field] for field in self.fields if field in batch}
+
+
+class DropModule(nn.Module):
+    """`drop`."""
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        super().__init__()
+        self.fields = tuple(fields)
+
+    def forward(self, batch: Batch) -> Batch:
+        """The other fields."""
+        return {field: value for field, value in batch.items() if field not in self.fields}
+
+
+class RenameModule(nn.Module):
+    """`rename`."""
+
+    def __init__(self, names: Sequence[tuple[str, str]]) -> None:
+        super().__init__()
+        self.names = dict(names)
+
+    def forward(self, batch: Batch) -> Batch:
+        """The same values under their new names."""
+        return {self.names.get(field, field): value for field, value in batch.items()}

@@ -1,0 +1,391 @@
+"""An exported run predicts with torch alone, bitwise as `load` does; what cannot be exported says why."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from artifact_runs import CLASSES, CROP, SCALE, build, declare, link_torch, make_images, run_alone, train
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+import ensemble
+from ensemble import Recipe
+from ensemble.artifact import ArtifactError, is_artifact, read_record
+from ensemble.artifact import program as programs
+from ensemble.artifact.preprocessing import Input
+from ensemble.cli.parser import main
+from pipelines import Pipeline, sources, stages
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in the process that loads artifacts: the number of threads changes the last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("runs") / "images", declare())
+
+
+@pytest.fixture(scope="module")
+def artifact(run: Path) -> Path:
+    return ensemble.export(run, run.parent / "artifact", classes=["a", "b", "c", "d"])
+
+
+@pytest.fixture(scope="module")
+def torch_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return link_torch(tmp_path_factory.mktemp("alone") / "packages")
+
+
+def prepared(images: np.ndarray[Any, Any]) -> torch.Tensor:
+    """The images as the models were trained on them."""
+    made = [SCALE(CROP({"image": image}))["image"] for image in images]
+    return torch.from_numpy(np.stack(made))
+
+
+def bits(value: torch.Tensor) -> bytes:
+    return value.contiguous().numpy().tobytes()
+
+
+def test_a_process_with_torch_alone_predicts_bitwise_as_load_does(
+    run: Path, artifact: Path, torch_alone: Path, tmp_path: Path
+) -> None:
+    images = make_images(7, 33)["image"]
+    torch.save(torch.from_numpy(images), tmp_path / "images")
+    code = f"""
+import torch
+torch.set_num_threads(1)
+images = torch.load({str(tmp_path / "images")!r}, weights_only=True)
+values = torch.export.load("model.pt2").module()({{"image": images}})
+unsure = torch.export.load("uncertainty.pt2").module()({{"image": images}})
+torch.save({{"alone": values, **unsure}}, {str(tmp_path / "values")!r})
+"""
+    done = run_alone(torch_alone, artifact, code)
+    assert done.returncode == 0, done.stderr
+    found = torch.load(tmp_path / "values", weights_only=True)
+    batch = {"image": prepared(images)}
+    values = ensemble.load(run)(batch)
+    unsure = ensemble.load(run, uncertainty=True)(batch)
+    assert len(set(ensemble.load(run).weights.tolist())) == 1 and values.shape == (33, CLASSES)
+    assert bits(found["alone"]) == bits(values)
+    assert set(unsure) == {"values", "total", "aleatoric", "epistemic", "disagreement"}
+    assert {name: bits(found[name]) for name in unsure} == {name: bits(value) for name, value in unsure.items()}
+
+
+def test_the_lines_of_the_model_card_run_where_torch_is_alone(artifact: Path, torch_alone: Path) -> None:
+    lines = (artifact / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    assert len(lines.splitlines()) == 3
+    done = run_alone(torch_alone, artifact, f"{lines}\nassert values.shape == (8, {CLASSES})")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 41])
+def test_a_program_takes_batches_of_any_size(run: Path, artifact: Path, count: int) -> None:
+    images = make_images(3, 41)["image"][:count]
+    program = programs.load_program(artifact / "model.pt2")
+    batch = prepared(images) if count else torch.empty(0, 3, 8, 8)
+    assert bits(program({"image": torch.from_numpy(images)})) == bits(ensemble.load(run)({"image": batch}))
+
+
+def test_the_program_crops_images_of_any_size(run: Path, artifact: Path) -> None:
+    program, model = programs.load_program(artifact / "model.pt2"), ensemble.load(run)
+    for height, width in ((8, 8), (9, 8), (31, 17)):
+        images = np.random.default_rng(height).integers(0, 256, (3, 3, height, width), np.uint8)
+        assert bits(program({"image": torch.from_numpy(images)})) == bits(model({"image": prepared(images)}))
+
+
+def test_without_preprocessing_the_program_takes_what_the_pipeline_gives(run: Path, tmp_path: Path) -> None:
+    made = ensemble.export(run, tmp_path / "bare", preprocessing=False, uncertainty=False)
+    record = read_record(made)
+    assert record["fields"] == {"image": {"shape": ["batch", 3, 8, 8], "dtype": "float32"}}
+    assert [stage["record"]["stage"] for stage in record["stages"]["of_caller"]] == ["center_crop", "scale"]
+    batch = {"image": prepared(make_images(5)["image"])}
+    assert bits(programs.load_program(made / "model.pt2")(batch)) == bits(ensemble.load(run)(batch))
+    assert not (made / "uncertainty.pt2").exists() and record["uncertainty"] is None
+    assert "1. `center_crop(" in (made / "README.md").read_text()
+
+
+def test_the_record_says_what_is_in_the_artifact(run: Path, artifact: Path) -> None:
+    record = read_record(artifact)
+    shape = ["batch", 3, "image_height", "image_width"]
+    assert record["fields"] == {"image": {"shape": shape, "dtype": "uint8", "least": [8, 8]}}
+    assert record["outputs"] == {"values": {"shape": ["batch", CLASSES], "dtype": "float32"}}
+    assert record["task"] == {"kind": "classification"} and record["classes"] == ["a", "b", "c", "d"]
+    assert record["weights"] == {f"member-{i}": pytest.approx(1 / 3) for i in range(3)}
+    assert json.loads((artifact / "ledger.json").read_text())["run"]["cpu_s"] > 0
+    weights = load_file(artifact / "model.safetensors")
+    state = ensemble.load(run).state_dict()
+    assert {name: bits(value) for name, value in weights.items()} == {k: bits(v) for k, v in state.items()}
+
+
+def test_no_sample_and_no_line_of_the_users_code_is_in_an_artifact(artifact: Path) -> None:
+    with zipfile.ZipFile(artifact / "model.pt2") as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    [inputs] = [content for name, content in files.items() if "sample_inputs" in name]
+    given, named = torch.load(io.BytesIO(inputs), weights_only=True)
+    assert named == {} and not given[0]["image"].any()
+    everything = b"".join([*files.values(), *(file.read_bytes() for file in artifact.iterdir())])
+    assert b"artifact_runs.py" not in everything and b"F.relu(" not in everything
+    assert make_images(1)["image"][0].tobytes() not in everything
+
+
+def test_the_card_has_data_members_metrics_calibration_cost_and_versions(run: Path, artifact: Path) -> None:
+    card = (artifact / "README.md").read_text()
+    heads = [line.removeprefix("## ") for line in card.splitlines() if line.startswith("## ")]
+    assert heads[:7] == [
+        "How to load it",
+        "Preprocessing",
+        "Data",
+        "Members",
+        "Metrics",
+        "Calibration",
+        *(["Uncertainty"] if "Uncertainty" in heads else ["What it cost"]),
+    ]
+    assert "| member-2 | 0.3333 | width=4, lr=0.05 |" in card and "| valid | 60 |" in card
+    assert f"| torch | {torch.__version__} |" in card and "J (estimated) |" in card
+    combined = json.loads((run / "results.json").read_text())["combined"]
+    accuracy = next(line for line in card.splitlines() if line.startswith("| accuracy"))
+    assert f"| {combined['metrics']['ensemble']['accuracy']:.4f} [" in accuracy, accuracy
+
+
+def test_exporting_leaves_the_process_and_the_machine_as_they_were(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    before = sorted(run.rglob("*")), torch.random.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
+    random.seed(1)
+    drawn = random.getstate()
+    ensemble.export(run, tmp_path / "out")
+    assert sorted(run.rglob("*")) == before[0] and torch.equal(torch.random.get_rng_state(), before[1])
+    assert torch.backends.mha.get_fastpath_enabled() == before[2] and random.getstate() == drawn
+    assert sorted(os.listdir(tmp_path)) == ["here", "out"] and os.listdir(tmp_path / "here") == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_artifact_is_replaced_and_anything_else_refused(run: Path, artifact: Path, tmp_path: Path) -> None:
+    made = ensemble.export(run, tmp_path / "out", uncertainty=False)
+    first = (made / "artifact.json").read_text()
+    (made / "left").write_text("behind")
+    ensemble.export(run, made, uncertainty=False)
+    assert (made / "artifact.json").read_text() != first and not (made / "left").exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("years")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(made)
+    for name in ("other", "file", "link"):
+        with pytest.raises(ArtifactError, match="exists and is no artifact; choose another folder"):
+            ensemble.export(run, tmp_path / name)
+    assert (tmp_path / "other" / "thesis.tex").read_text() == "years"
+    assert sorted(os.listdir(tmp_path)) == ["file", "link", "other", "out"]
+
+
+def test_an_export_that_fails_keeps_the_artifact_that_was_there(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ensemble.export(run, tmp_path / "out", uncertainty=False)
+    before = {file.name: file.read_bytes() for file in made.iterdir()}
+
+    def fail(*given: Any) -> None:
+        raise OSError(28, "No space left on device", "x")
+
+    monkeypatch.setattr(programs, "save_weights", fail)
+    with pytest.raises(Exception, match="the disk or quota is full"):
+        ensemble.export(run, made)
+    assert {file.name: file.read_bytes() for file in made.iterdir()} == before
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_program_that_computes_something_else_is_refused(run: Path, artifact: Path) -> None:
+    images = torch.from_numpy(make_images(3)["image"])
+    model = ensemble.load(run)
+    other = prepared(make_images(3)["image"]) + 1e-3
+    with pytest.raises(ArtifactError, match=r"gives other values than load\(\): by .* for a batch of 60"):
+        programs.check_equal(artifact / "model.pt2", model, [({"image": images}, {"image": other})])
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, n, batch_first=True, enforce_sorted=False)
+        return self.last(self.lstm(packed)[1][0][0])
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        y = self.last(x[:, 0])
+        if y.sum() > 0:
+            return y
+        return -y
+
+
+class Numpy(Branching):
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return self.last(x[:, 0] + torch.from_numpy(np.tanh(n.numpy()))[:, None].float())
+
+
+@pytest.mark.parametrize(
+    ("network", "line", "advice"),
+    [
+        (Packed, "return self.last(self.lstm(packed)", "keep the padding and read the outputs at lengths - 1"),
+        (Branching, "if y.sum() > 0:", "use torch.where, a mask, or torch.cond"),
+        (Numpy, "np.tanh(n.numpy())", "compute with torch instead of numpy"),
+    ],
+)
+def test_what_cannot_be_exported_is_named_with_the_alternative(
+    network: Callable[[], nn.Module], line: str, advice: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    source = sources.arrays(
+        x=rng.standard_normal((32, 5, 4)).astype(np.float32),
+        n=rng.integers(1, 6, 32),
+        label=rng.integers(0, 2, 32),
+    )
+
+    def call(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return F.cross_entropy(net(batch["x"], batch["n"]), batch["label"], reduction="none")
+
+    pipe = Pipeline(source)
+    recipe = Recipe(model=lambda params: network(), loss=call)
+    run = train(tmp_path / "run", declare(recipe=recipe, members=[{"lr": 0.1}], train=pipe, valid=pipe, test=None))
+    capfd.readouterr()
+    assert main(["export", str(run), str(tmp_path / "out")]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert "test_artifact_export.py:" in err and line in err and advice in err, err
+    assert not (tmp_path / "out").exists()
+
+
+class Flat(nn.Module):
+    """Reads the batch size in the way that an exporter which only runs the code takes for a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(20, 2)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.last(batch["x"].view(len(batch["x"]), -1))
+
+
+def test_len_of_a_tensor_is_no_fixed_batch_size() -> None:
+    model, x = Flat().eval(), torch.randn(9, 5, 4)
+    traced = programs.trace(model, {"x": x[:3]}, {"x": Input((5, 4), "float32")}).module()
+    for samples in (1, 2, 9):
+        assert torch.equal(traced({"x": x[:samples]}), model({"x": x[:samples]}))
+
+
+class Sequence(nn.Module):
+    """A Transformer and an LSTM: torch computes the former otherwise when it may take its fast path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.embed, self.mix = nn.Embedding(20, 8), nn.TransformerEncoder(layer, 2)
+        self.lstm, self.last = nn.LSTM(8, 6, bidirectional=True, batch_first=True), nn.Linear(12, 3)
+
+    def forward(self, words: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.mix(self.embed(words), src_key_padding_mask=~mask)
+        x = self.lstm(x.masked_fill(~mask[:, :, None], 0.0))[0]
+        return self.last((x * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True))
+
+
+def sequence_loss(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return F.cross_entropy(net(batch["words"], mask=batch["mask"]), batch["label"], reduction="none")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_recurrent_and_attention_networks_are_exported_bitwise(tmp_path: Path) -> None:
+    texts = [" ".join(random.Random(i).choices("abcdefgh", k=3 + i % 7)) for i in range(40)]
+    source = sources.arrays(words=texts, label=np.arange(40) % 3)
+    pipe = (
+        Pipeline(source).map(stages.tokenize("words", list("abcdefgh"))).map(stages.pad("words", 9, mask="mask"))
+    )
+    recipe = Recipe(model=lambda params: Sequence(), loss=sequence_loss)
+    run = train(tmp_path / "run", declare(recipe=recipe, members=[{"lr": 0.1}], train=pipe, valid=pipe, test=pipe))
+    made = ensemble.export(run, tmp_path / "out", uncertainty=False)
+    record = read_record(made)
+    assert set(record["fields"]) == {"words", "mask"}
+    assert [stage["record"]["stage"] for stage in record["stages"]["of_caller"]] == ["tokenize", "pad"]
+    batch = {name: value for name, value in next(iter(pipe.loader(17))).items() if name in record["fields"]}
+    assert bits(programs.load_program(made / "model.pt2")(batch)) == bits(ensemble.load(run)(batch))
+
+
+def test_onnx_computes_the_same_within_its_tolerance(run: Path, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    made = ensemble.export(run, tmp_path / "out", onnx=True, uncertainty=False)
+    session = onnxruntime.InferenceSession(made / "model.onnx", providers=["CPUExecutionProvider"])
+    images = make_images(11, 37)["image"]
+    found = session.run(["values"], {"image": images})[0]
+    values = ensemble.load(run)({"image": prepared(images)}).numpy()
+    assert np.abs(found - values).max() <= 1e-5
+    assert "`model.onnx` is the same for ONNX runtimes" in (made / "README.md").read_text()
+
+
+def test_onnx_that_differs_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    from ensemble.artifact import onnx
+
+    monkeypatch.setattr(onnx, "TOLERANCE", -1.0)  # so that any difference, even none, is too large
+    with pytest.raises(ArtifactError, match=r"ONNX differs from load\(\) by .*; export without --onnx"):
+        ensemble.export(run, tmp_path / "out", onnx=True)
+    assert os.listdir(tmp_path) == []
+
+
+def test_names_of_classes_come_from_the_folders_of_the_data(tmp_path: Path) -> None:
+    images = make_images(0)
+    for number, (image, label) in enumerate(zip(images["image"], images["label"], strict=True)):
+        folder = tmp_path / "photos" / ("cat", "dog", "emu", "fox")[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / f"{number}.png"), image.transpose(1, 2, 0))
+    train_source, valid = sources.image_folder(tmp_path / "photos").split(0.5, seed=0)
+    decode = stages.decode_image("image")
+    pipes = {
+        name: Pipeline(s).map(decode).map(CROP).map(SCALE)
+        for name, s in (("train", train_source), ("valid", valid))
+    }
+    run = train(tmp_path / "run", replace(declare(), members=[{"width": 2, "lr": 0.1}], test=None, **pipes))
+    record = read_record(ensemble.export(run, tmp_path / "out", uncertainty=False))
+    assert record["classes"] == ["cat", "dog", "emu", "fox"]
+    assert [stage["record"]["stage"] for stage in record["stages"]["of_caller"]] == ["decode_image"]
+    assert record["fields"]["image"]["dtype"] == "uint8"
+
+
+@pytest.mark.parametrize("classes", [["a", "b"], ["a", "a", "b", "c"]])
+def test_classes_that_do_not_fit_are_refused(run: Path, tmp_path: Path, classes: list[str]) -> None:
+    with pytest.raises(ArtifactError, match="classes must be 4 different names, got"):
+        ensemble.export(run, tmp_path / "out", classes=classes)
+
+
+def test_the_command_lists_the_files(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["export", str(run), str(tmp_path / "out"), "--classes", "a,b,c,d", "--without-uncertainty"]
+    assert main([*names, "--json", str(tmp_path / "files.json")]) == 0
+    out = capsys.readouterr().out
+    files = {Path(row["file"]).name: row["bytes"] for row in json.loads((tmp_path / "files.json").read_text())}
+    assert set(files) == {"model.pt2", "model.safetensors", "artifact.json", "README.md", "ledger.json"}
+    assert f"{files['model.pt2']:,} bytes" in out and is_artifact(tmp_path / "out")
+    assert main(["export", str(tmp_path / "none"), str(tmp_path / "x")]) == 2
+    assert build({"width": 2}).training  # the models of the spec are not touched

@@ -1,0 +1,375 @@
+"""`predict` writes the predictions for any source of records, from an artifact or a run, in the records' order."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from artifact_runs import CROP, SCALE, declare, make_images, train
+
+import ensemble
+from ensemble.artifact import ArtifactError, predict
+from ensemble.artifact import predictor as predicting
+from ensemble.artifact.columns import make_columns
+from ensemble.artifact.data import open_source
+from ensemble.cli.parser import main
+from ensemble.spec.task import Task, quantiles
+from ensemble.store import RunDir, load_predictions
+from pipelines import Pipeline, sources, stages
+from pipelines.errors import PipelineError
+
+NAMES = ["ant", "bee", "cow", "doe"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("runs") / "images", declare())
+
+
+@pytest.fixture(scope="module")
+def artifact(run: Path) -> Path:
+    return ensemble.export(run, run.parent / "artifact", classes=NAMES)
+
+
+def encode(image: np.ndarray[Any, Any]) -> bytes:
+    """A PNG file of an image [C, H, W] in RGB."""
+    return bytes(cv2.imencode(".png", np.ascontiguousarray(image[::-1].transpose(1, 2, 0)))[1])
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same 30 images as pixels, PNG files, a tar file, Parquet."""
+    folder = tmp_path_factory.mktemp("photos")
+    pixels = make_images(21, 30)["image"]
+    files = [encode(image) for image in pixels]
+    (folder / "flat").mkdir()
+    for number, content in enumerate(files):
+        (folder / "flat" / f"{number:03}.png").write_bytes(content)
+    table = pa.table({"image": files, "label": list(range(30)), "note": ["x"] * 30})
+    (folder / "parquet").mkdir()
+    pq.write_table(table.slice(0, 11), folder / "parquet" / "a.parquet")
+    pq.write_table(table.slice(11), folder / "parquet" / "b.parquet", row_group_size=5)
+    with tarfile.open(folder / "photos.tar", "w") as tar:
+        for number in range(30):
+            tar.add(folder / "flat" / f"{number:03}.png", f"{number:03}.png")
+    np.savez(folder / "pixels.npz", image=pixels)
+    np.save(folder / "pixels.npy", pixels)
+    return {"folder": folder, "pixels": pixels}
+
+
+@pytest.fixture(scope="module")
+def decoding(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Any]) -> dict[str, Path]:
+    """A run whose records are PNG files of several sizes, and its artifact."""
+    folder = tmp_path_factory.mktemp("decoding")
+    images = make_images(3)
+    rng = np.random.default_rng(0)
+    files = []
+    for image in images["image"]:
+        larger = np.pad(image, ((0, 0), (0, int(rng.integers(0, 5))), (0, int(rng.integers(0, 5)))))
+        files.append(encode(larger))
+    source = sources.arrays(image=files, label=images["label"])
+    pipe = Pipeline(source).map(stages.decode_image("image")).map(CROP).map(SCALE)
+    run = train(folder / "run", declare(members=[{"width": 2, "lr": 0.1}], train=pipe, valid=pipe, test=None))
+    return {"run": run, "artifact": ensemble.export(run, folder / "artifact", uncertainty=False)}
+
+
+def compute(run: Path, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The probabilities that the loaded ensemble gives for decoded images."""
+    made = np.stack([SCALE(CROP({"image": image}))["image"] for image in images])
+    return ensemble.load(run)({"image": torch.from_numpy(made)}).numpy()
+
+
+def read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    table = pq.read_table(path)
+    names = [name for name in table.column_names if not name.startswith("set_")]  # sets differ in size
+    return {name: np.array(table.column(name).to_pylist()) for name in names}
+
+
+def same(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> bool:
+    """To rounding: how many samples are computed at once may change the last bit."""
+    return found.shape == wanted.shape and bool(np.allclose(found, wanted, rtol=1e-5, atol=1e-6))
+
+
+def test_the_predictions_of_a_runs_split_are_those_of_its_combined_members(run: Path, tmp_path: Path) -> None:
+    assert predict(run, split="test", out=tmp_path / "p.parquet", batch_size=7) == 60
+    found = read(tmp_path / "p.parquet")
+    saved = [load_predictions(RunDir(run).predictions(f"member-{i}", "test")) for i in range(3)]
+    model = ensemble.load(run)
+    pooled = np.mean([each.values for each in saved], axis=0)
+    logs = np.log(np.maximum(pooled, 1e-12)) / model.temperature
+    wanted = np.exp(logs) / np.exp(logs).sum(axis=1, keepdims=True)
+    assert list(found) == ["index", "class", "probabilities"]
+    assert found["index"].tolist() == saved[0].index.tolist() == list(range(60))
+    assert same(found["probabilities"], wanted)
+    assert (found["class"] == wanted.argmax(axis=1)).mean() > 0.98  # unless two are equal to rounding
+
+
+@pytest.mark.parametrize("name", ["pixels.npz", "pixels.npy"])
+@pytest.mark.parametrize("batch_size", [1, 8, 1000])
+def test_an_artifact_predicts_for_arrays(
+    run: Path, artifact: Path, photos: dict[str, Any], tmp_path: Path, name: str, batch_size: int
+) -> None:
+    assert predict(artifact, photos["folder"] / name, tmp_path / "p.parquet", batch_size=batch_size) == 30
+    found = read(tmp_path / "p.parquet")
+    wanted = compute(run, photos["pixels"])
+    assert list(found) == ["index", "class", "class_name", "probabilities"]
+    assert found["index"].tolist() == list(range(30)) and same(found["probabilities"], wanted)
+    assert found["class_name"].tolist() == [NAMES[best] for best in found["class"]]
+
+
+@pytest.mark.parametrize("name", ["flat", "parquet", "photos.tar", "pixels.npz"])
+@pytest.mark.parametrize("model", ["run", "artifact"])
+def test_records_of_every_format_are_prepared_as_the_validation_data_were(
+    decoding: dict[str, Path], photos: dict[str, Any], tmp_path: Path, name: str, model: str
+) -> None:
+    assert predict(decoding[model], photos["folder"] / name, tmp_path / "p.parquet", batch_size=16) == 30
+    found = read(tmp_path / "p.parquet")
+    assert same(found["probabilities"], compute(decoding["run"], photos["pixels"]))
+    assert found["index"].tolist() == list(range(30))
+
+
+def test_images_of_several_sizes_are_cut_before_they_are_put_together(
+    decoding: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "sizes").mkdir()
+    rng = np.random.default_rng(1)
+    images = [rng.integers(0, 256, (3, 8 + i, 20 - i), np.uint8) for i in range(6)]
+    for number, image in enumerate(images):
+        (tmp_path / "sizes" / f"{number}.png").write_bytes(encode(image))
+    assert predict(decoding["artifact"], tmp_path / "sizes", tmp_path / "p.parquet") == 6
+    cut = np.stack([CROP({"image": image})["image"] for image in images])
+    assert same(read(tmp_path / "p.parquet")["probabilities"], compute(decoding["run"], cut))
+
+
+def test_uncertainties_are_columns(run: Path, artifact: Path, photos: dict[str, Any], tmp_path: Path) -> None:
+    for model, out in ((run, tmp_path / "run"), (artifact, tmp_path / "artifact")):
+        predict(model, photos["folder"] / "pixels.npz", out, uncertainty=True)
+    found, other = read(tmp_path / "artifact"), read(tmp_path / "run")
+    names = ["total", "aleatoric", "epistemic", "disagreement"]
+    assert list(found)[-4:] == list(other)[-4:] == names
+    sets = pq.read_table(tmp_path / "artifact").column("set_aps").to_pylist()
+    assert all(best in chosen for best, chosen in zip(found["class"], sets, strict=True))
+    assert 1 < np.mean([len(chosen) for chosen in sets]) <= 4
+    made = np.stack([SCALE(CROP({"image": image}))["image"] for image in photos["pixels"]])
+    wanted = ensemble.load(run, uncertainty=True)({"image": torch.from_numpy(made)})
+    for name in names:
+        assert same(found[name], wanted[name].numpy()) and same(other[name], wanted[name].numpy())
+    assert found["epistemic"].max() > 1e-4
+
+
+def test_an_artifact_without_uncertainties_says_so(
+    decoding: dict[str, Path], photos: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ArtifactError, match=r"has no uncertainty.pt2: the task has none, or it was exported without"
+    ):
+        predict(decoding["artifact"], photos["folder"] / "flat", tmp_path / "p", uncertainty=True)
+
+
+def double(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "image": sample["image"] // 2}
+
+
+def test_a_stage_of_the_users_is_done_by_the_run_and_asked_of_the_artifacts_caller(
+    photos: dict[str, Any], tmp_path: Path
+) -> None:
+    pipe = Pipeline(sources.arrays(**make_images(0))).map(double).map(CROP).map(SCALE)
+    run = train(tmp_path / "run", declare(members=[{"width": 2, "lr": 0.1}], train=pipe, valid=pipe, test=None))
+    made = ensemble.export(run, tmp_path / "artifact", uncertainty=False)
+    with pytest.raises(ArtifactError, match=r"the stage double .* a function of its spec, .* give --prepared"):
+        predict(made, photos["folder"] / "pixels.npz", tmp_path / "p")
+    np.savez(tmp_path / "halved.npz", image=photos["pixels"] // 2)
+    predict(made, tmp_path / "halved.npz", tmp_path / "alone", prepared=True)
+    predict(run, photos["folder"] / "pixels.npz", tmp_path / "run.parquet")
+    wanted = compute(run, photos["pixels"] // 2)
+    assert same(read(tmp_path / "alone")["probabilities"], wanted)
+    assert same(read(tmp_path / "run.parquet")["probabilities"], wanted)
+    assert "`double` (a function of the spec, not in this folder)" in (made / "README.md").read_text()
+
+
+def test_numbers_of_other_types_are_cast_and_other_shapes_refused(artifact: Path, tmp_path: Path) -> None:
+    images = make_images(1, 5)["image"]
+    np.savez(tmp_path / "ok.npz", image=images, more=np.zeros(5))
+    assert predict(artifact, tmp_path / "ok.npz", tmp_path / "p") == 5
+    np.savez(tmp_path / "floats.npz", image=images.astype(np.float64))
+    with pytest.raises(
+        ArtifactError, match=r"'image' of the data is float64 \[3, 8, 8\], but the program takes uint8"
+    ):
+        predict(artifact, tmp_path / "floats.npz", tmp_path / "p")
+    np.savez(tmp_path / "grey.npz", image=images[:, :1])
+    with pytest.raises(ArtifactError, match=r"'image' of the data is uint8 \[1, 8, 8\], but the program takes"):
+        predict(artifact, tmp_path / "grey.npz", tmp_path / "p")
+    np.savez(tmp_path / "named.npz", photo=images, more=np.zeros(5))
+    with pytest.raises(PipelineError, match="no field 'image'"):
+        predict(artifact, tmp_path / "named.npz", tmp_path / "p")
+
+
+def test_a_file_is_written_whole_or_not_at_all(
+    decoding: dict[str, Path], photos: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for file in sorted((photos["folder"] / "flat").iterdir())[:9]:
+        (folder / file.name).write_bytes(file.read_bytes())
+    out = tmp_path / "out" / "p.parquet"
+    out.parent.mkdir()
+    assert predict(decoding["artifact"], folder, out, batch_size=2) == 9
+    before = out.read_bytes()
+    (folder / "999.png").write_bytes(b"no image")
+    with pytest.raises(PipelineError, match=r"999\.png"):
+        predict(decoding["artifact"], folder, out, batch_size=2)
+    assert out.read_bytes() == before and os.listdir(out.parent) == ["p.parquet"]
+
+
+class Counted(sources.Source):
+    """Records that count how many of them were read."""
+
+    kind = "counted"
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def _read(self, index: int) -> dict[str, Any]:
+        self.read += 1
+        return {"image": np.full((3, 8, 8), index % 256, np.uint8)}
+
+    def where(self, index: int) -> str:
+        return str(index)
+
+    def identity(self) -> Any:
+        return None
+
+
+def test_records_are_read_as_their_predictions_are_written(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Counted()
+    monkeypatch.setattr(predicting, "open_source", lambda data, field: source)
+    predictor = predicting.open_predictor(artifact, "x", None, uncertainty=False, prepared=False, device="cpu")
+    tables = predicting._compute(predictor, 50)
+    for batches in (1, 2, 3):
+        assert len(next(tables)) == 50 and source.read < 50 * batches + 10
+
+
+def test_rows_are_written_in_groups(
+    artifact: Path, photos: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predicting, "GROUP_BYTES", 500)
+    predict(artifact, photos["folder"] / "pixels.npz", tmp_path / "p", batch_size=3)
+    file = pq.ParquetFile(tmp_path / "p")
+    assert 1 < file.metadata.num_row_groups < 10 and file.metadata.num_rows == 30
+    assert read(tmp_path / "p")["index"].tolist() == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("task", "shape", "columns"),
+    [
+        (Task("classification"), (5, 3), {"class": (5,), "probabilities": (5, 3)}),
+        (Task("classification"), (5, 7, 3), {"class": (5, 7), "probabilities": (5, 7, 3)}),
+        (Task("regression"), (5,), {"prediction": (5,)}),
+        (Task("regression"), (5, 2), {"prediction": (5, 2)}),
+        (Task("gaussian"), (5, 2), {"mean": (5,), "variance": (5,)}),
+        (Task("gaussian"), (5, 4, 2), {"mean": (5, 4), "variance": (5, 4)}),
+        (quantiles(0.1, 0.5, 0.9), (5, 3), {"quantiles": (5, 3)}),
+        (Task("free"), (5, 3, 4), {"values": (5, 3, 4)}),
+    ],
+)
+def test_columns_follow_the_task(task: Task, shape: tuple[int, ...], columns: dict[str, tuple[int, ...]]) -> None:
+    values = np.random.default_rng(0).random(shape).astype(np.float32)
+    table = make_columns(np.arange(5), {"values": values, "total": values.reshape(5, -1)[:, 0]}, task, ())
+    assert table.column_names == ["index", *columns, "total"]
+    found = {name: np.array(table.column(name).to_pylist()) for name in columns}
+    assert {name: value.shape for name, value in found.items()} == columns
+    if task.kind == "gaussian":
+        assert same(found["mean"], values[..., 0]) and same(found["variance"], values[..., 1])
+    elif task.kind == "classification":
+        assert (found["class"] == values.argmax(-1)).all() and same(found["probabilities"], values)
+    else:
+        assert same(next(iter(found.values())), values)
+
+
+def test_columns_of_several_labels_name_those_that_are_likely() -> None:
+    values = np.array([[0.9, 0.1, 0.5], [0.2, 0.3, 0.4]], np.float32)
+    table = make_columns(np.arange(2), {"values": values}, Task("multilabel"), ["a", "b", "c"])
+    assert table.column("labels").to_pylist() == [[0, 2], []]
+    assert table.column("label_names").to_pylist() == [["a", "c"], []]
+
+
+def test_names_of_classes_stand_beside_each_step() -> None:
+    values = np.zeros((2, 3, 2), np.float32)
+    values[:, 1, 1] = 1
+    table = make_columns(np.arange(2), {"values": values}, Task("classification"), ["a", "b"])
+    assert table.column("class_name").to_pylist() == [["a", "b", "a"]] * 2
+
+
+def test_a_run_names_classes_as_its_data_do(tmp_path: Path) -> None:
+    images = make_images(0)
+    for number, (image, label) in enumerate(zip(images["image"], images["label"], strict=True)):
+        folder = tmp_path / "photos" / NAMES[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.png").write_bytes(encode(image))
+    source = sources.image_folder(tmp_path / "photos")
+    pipe = Pipeline(source).map(stages.decode_image("image")).map(CROP).map(SCALE)
+    run = train(tmp_path / "run", declare(members=[{"width": 2, "lr": 0.1}], train=pipe, valid=pipe, test=None))
+    predict(run, tmp_path / "photos", tmp_path / "p")
+    found = read(tmp_path / "p")
+    assert found["class_name"].tolist() == [NAMES[best] for best in found["class"]]
+
+
+def test_a_table_of_text_is_a_source(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,y,name\n1.5,2,a\n2.5,3,b\n")
+    source = open_source(tmp_path / "t.csv")
+    assert len(source) == 2 and dict(source[1]) == {"x": 2.5, "y": 3, "name": "b"}
+
+
+def test_the_command_writes_and_reports(
+    artifact: Path, photos: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = str(photos["folder"] / "pixels.npz"), str(tmp_path / "p.parquet")
+    assert main(["predict", str(artifact), data, "--out", out, "--uncertainty", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"out": out, "rows": 30}]
+    assert pq.read_table(out).num_columns == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{artifact}", "--out", "{p}"], "give data to predict for, or --split with a run"),
+        (["{artifact}", "--split", "test", "--out", "{p}"], "is an artifact, which has no data"),
+        (["{artifact}", "nothing.npz", "--out", "{p}"], "there is no file or folder 'nothing.npz'"),
+        (["{artifact}", "{run}/run.json", "--out", "{p}"], "is of no known format; data are .parquet"),
+        (["{folder}", "x.npz", "--out", "{p}"], "is neither an artifact nor a run directory"),
+        (["{run}", "--split", "shifted", "--out", "{p}"], "the run has no split 'shifted' (it has: valid, test)"),
+        (["{run}", "x.npz", "--prepared", "--out", "{p}"], "--prepared is for artifacts"),
+        (["{artifact}", "x.npz", "--out", "{folder}"], "it is a folder, or its folder does not exist"),
+    ],
+)
+def test_a_usage_error_is_one_line(
+    run: Path, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    given = {"run": run, "artifact": artifact, "folder": tmp_path, "p": tmp_path / "p"}
+    assert main(["predict", *(word.format(**given) for word in words)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1 and message in err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,150 @@
+"""Every task: exported bitwise, and predicted with the columns of the task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from artifact_runs import declare, train
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ensemble
+from ensemble import Recipe, Task, quantiles
+from ensemble.artifact import predict, read_record
+from ensemble.artifact.program import load_program
+from pipelines import Pipeline, sources, stages
+
+STEPS, FEATURES = 6, 4
+LEVELS = (0.1, 0.5, 0.9)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Net(nn.Module):
+    """An LSTM that answers at each step, or at the last one."""
+
+    def __init__(self, outputs: int, each_step: bool) -> None:
+        super().__init__()
+        self.body, self.head = nn.LSTM(FEATURES, 5, batch_first=True), nn.Linear(5, outputs)
+        self.each_step = each_step
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = self.body(x)[0]
+        return self.head(steps if self.each_step else steps[:, -1])
+
+
+class Gaussian(Net):
+    """Mean and variance."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        mean, raw = super().forward(x).unbind(-1)
+        return mean, F.softplus(raw) + 1e-3
+
+
+def per_step(outputs: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, 1), target.flatten(), reduction="none").view(target.shape).mean(1)
+
+
+def pinball(outputs: Tensor, target: Tensor) -> Tensor:
+    apart = target[:, None] - outputs
+    levels = torch.tensor(LEVELS)
+    return torch.maximum(levels * apart, (levels - 1) * apart).sum(1)
+
+
+def square(outputs: Tensor, target: Tensor) -> Tensor:
+    return (outputs.reshape(target.shape) - target).square()
+
+
+def gaussian_nll(outputs: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+    return F.gaussian_nll_loss(outputs[0], target, outputs[1], reduction="none")
+
+
+def binary(outputs: Tensor, target: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs, target.float(), reduction="none").mean(1)
+
+
+def mean_of_members(values: Tensor) -> Tensor:
+    return values.mean(dim=0)
+
+
+CASES: dict[str, tuple[Any, Callable[[], nn.Module], Callable[..., Tensor], dict[str, Any], list[str]]] = {
+    "classification": (None, lambda: Net(3, False), None, {}, ["class", "probabilities"]),  # type: ignore[dict-item]
+    "per step": (Task("classification"), lambda: Net(3, True), per_step, {}, ["class", "probabilities"]),
+    "multilabel": (Task("multilabel"), lambda: Net(3, False), binary, {}, ["labels", "probabilities"]),
+    "regression": (Task("regression"), lambda: Net(1, False), square, {}, ["prediction"]),
+    "gaussian": (Task("gaussian"), lambda: Gaussian(2, False), gaussian_nll, {}, ["mean", "variance"]),
+    "quantiles": (quantiles(*LEVELS), lambda: Net(3, False), pinball, {}, ["quantiles"]),
+    "free": (Task("free"), lambda: Net(2, True), None, {"combine": mean_of_members}, ["values"]),  # type: ignore[dict-item]
+}
+
+
+def make_target(case: str, rng: np.random.Generator, count: int) -> np.ndarray[Any, Any]:
+    if case == "per step":
+        return rng.integers(0, 3, (count, STEPS))
+    if case == "multilabel":
+        return rng.integers(0, 2, (count, 3))
+    if case in ("classification", "free"):
+        return rng.integers(0, 3, count)
+    return rng.standard_normal(count).astype(np.float32)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_task_is_exported_bitwise_and_predicted(case: str, tmp_path: Path) -> None:
+    task, build, criterion, options, columns = CASES[case]
+
+    def loss(net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        outputs = net(batch["x"])
+        if case == "free":
+            return outputs.square().mean((1, 2))
+        if criterion is None:
+            return F.cross_entropy(outputs, batch["y"], reduction="none")
+        return criterion(outputs, batch["y"])
+
+    rng = np.random.default_rng(0)
+    pipes = {}
+    for split in ("train", "valid", "test"):
+        records = {"x": rng.standard_normal((40, STEPS, FEATURES)), "y": make_target(case, rng, 40)}
+        pipes[split] = Pipeline(sources.arrays(**records)).map(stages.cast("x", "float32"))
+    recipe = Recipe(model=lambda params: build(), loss=loss, target="y", task=task)
+    declared = declare(recipe=recipe, members=[{"lr": 0.05}] * 2, epochs=1, **pipes, **options)
+    run = train(tmp_path / "run", declared)
+    made = ensemble.export(run, tmp_path / "artifact")
+    record = read_record(made)
+    assert record["task"]["kind"] == (case if task is None else task.kind)
+    assert record["fields"]["x"] == {"shape": ["batch", STEPS, FEATURES], "dtype": "float64"}  # it casts by itself
+    batch = next(iter(pipes["test"].loader(40)))
+    raw = {"x": torch.from_numpy(np.stack([pipes["test"].source[int(i)]["x"] for i in batch["index"]]))}
+    values, found = ensemble.load(run)({"x": batch["x"]}), load_program(made / "model.pt2")(raw)
+    assert values.shape == found.shape and values.numpy().tobytes() == found.numpy().tobytes()
+    uncertain = []
+    if case != "free":
+        unsure = ensemble.load(run, uncertainty=True)({"x": batch["x"]})
+        other = load_program(made / "uncertainty.pt2")(raw)
+        assert {k: v.numpy().tobytes() for k, v in unsure.items()} == {
+            k: v.numpy().tobytes() for k, v in other.items()
+        }
+        uncertain = [name for name in unsure if name != "values"]
+        assert list(record["uncertainty"]) == list(unsure)
+    np.savez(tmp_path / "x.npz", x=raw["x"].numpy())
+    assert predict(made, tmp_path / "x.npz", tmp_path / "p", uncertainty=case != "free") == 40
+    table = pq.read_table(tmp_path / "p")
+    assert table.column_names[: 1 + len(columns) + len(uncertain)] == ["index", *columns, *uncertain]
+    written = np.array(table.column(columns[-1]).to_pylist(), np.float32)
+    wanted = values[..., 1] if case == "gaussian" else values
+    assert np.allclose(written, wanted.numpy(), rtol=1e-5, atol=1e-6)
+    more = {"regression": ["low", "high"], "gaussian": ["low", "high"], "quantiles": ["low", "high"]}
+    assert table.column_names[1 + len(columns) + len(uncertain) :] == (
+        ["set_thr", "set_aps"] if case == "classification" else more.get(case, [])
+    )

@@ -1,0 +1,188 @@
+"""`ensemble run --dashboard`: the page of a run beside it, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from leftovers import wait_until
+from test_cli import ENSEMBLE, SPEC, environment, refused
+
+from ensemble.cli.dashboard import PORT
+from ensemble.store import fold, read_events
+
+Event = dict[str, Any]
+
+
+class Command:
+    """`ensemble run --dashboard` in progress, on a terminal or not."""
+
+    def __init__(self, folder: Path, *options: str, terminal: bool = False) -> None:
+        (folder / "tiny.py").write_text(SPEC)
+        command = [*ENSEMBLE, "run", "tiny.py", "--executor", "local", "--run-dir", "run", *options]
+        mine, theirs = pty.openpty() if terminal else os.pipe()
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment() | {"COLUMNS": "250", "TERM": "dumb"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.said, self._input, self.is_on_terminal = "", mine, terminal
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            while piece := os.read(self._input, 2**16):
+                self.said += piece.decode(errors="replace")
+        except OSError:  # the terminal has no process any more
+            pass
+
+    def wait_for(self, text: str) -> re.Match[str]:
+        """The first place where it has said so."""
+        wait_until(lambda: re.search(text, self.said) is not None or self.process.poll() is not None, text, 60.0)
+        found = re.search(text, self.said)
+        assert found is not None, self.said
+        return found
+
+    def page(self) -> psutil.Process:
+        """The process that serves the page."""
+        (found,) = (p for p in psutil.Process(self.process.pid).children() if "dashboard" in p.cmdline())
+        return found
+
+    def end(self) -> int:
+        """Its exit status."""
+        status = self.process.wait(60.0)
+        self._reader.join(30.0)
+        return status
+
+
+def log_in(command: Command) -> tuple[int, str, dict[str, str]]:
+    """The port, the address of the runs, and the headers of a session."""
+    address = r"http://127\.0\.0\.1:(\d+)(/\?token=\S+)"
+    if command.is_on_terminal:
+        found = command.wait_for(address)
+    else:
+        file = Path(command.wait_for(r"the address with its token is in (\S+) there")[1])
+        found = re.search(address, file.read_text())
+        assert found is not None and "token=" not in command.said
+    port, target = found.groups()
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30.0)
+    connection.request("GET", target)
+    answer = connection.getresponse()
+    assert answer.status == 303
+    runs = f"{answer.getheader('location')}api/runs"
+    return int(port), runs, {"Cookie": str(answer.getheader("set-cookie")).partition(";")[0]}
+
+
+def get(port: int, target: str, headers: dict[str, str]) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
+    connection.request("GET", target, headers=headers)
+    return json.loads(connection.getresponse().read())
+
+
+def test_the_page_is_served_while_the_run_goes_on_and_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "hold").write_text("")
+    settings = ("--set", f"hold={tmp_path / 'hold'}", "--set", "epochs=3")
+    command = Command(tmp_path, "--dashboard-port", "0", *settings)
+    port, runs, session = log_in(command)
+    page = command.page()
+
+    def row() -> Event:
+        return dict(get(port, runs, session)[0])
+
+    wait_until(lambda: row()["state"]["word"] == "running", "the run is shown")
+    assert row()["dir"] == str(tmp_path / "run")
+    (tmp_path / "hold").unlink()
+    assert command.end() == 0
+    assert not page.is_running()
+    assert "`ensemble dashboard" in command.said
+    used = re.search(
+        r"the live page used (\d+\.\d) s of CPU time, which is not in the run's account", command.said
+    )
+    assert used is not None and float(used[1]) > 0
+    usage = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["type"] == "usage"]
+    assert page.pid not in {event["pid"] for event in usage}
+
+
+def test_on_a_terminal_the_page_is_served_while_somebody_looks(tmp_path: Path) -> None:
+    command = Command(tmp_path, "--dashboard-port", "0", "--set", "epochs=1", terminal=True)
+    port, runs, session = log_in(command)
+    stream = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
+    stream.request("GET", runs + "/events", headers=session)
+    looking = stream.getresponse()
+    assert looking.status == 200
+    command.wait_for("served until it is closed, or Ctrl-C")
+    wait_until(lambda: get(port, runs, session)[0]["state"]["word"] == "finished", "its end is shown")
+    assert command.process.poll() is None
+    looking.close()
+    stream.close()
+    assert command.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_page_does_not_outlive_its_run(number: int, tmp_path: Path) -> None:
+    (tmp_path / "hold").write_text("")
+    settings = ("--set", f"hold={tmp_path / 'hold'}", "--set", "epochs=1000")
+    command = Command(tmp_path, "--dashboard-port", "0", *settings)
+    port, runs, session = log_in(command)
+    page = command.page()
+    wait_until(lambda: get(port, runs, session)[0]["state"]["word"] == "running", "it runs")
+    command.process.send_signal(number)
+    command.process.wait(60.0)
+    psutil.wait_procs([page], 30.0)
+    assert not page.is_running()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    if number != signal.SIGKILL:
+        ended = fold(read_events(tmp_path / "run" / "events.jsonl")).ended
+        assert ended is not None and ended["type"] == "run_stopped"
+        assert command.end() == 128 + number
+    else:
+        command._reader.join(30.0)
+
+
+def test_a_port_that_is_taken_is_refused_where_it_was_asked_for_else_another_is_used(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"port {port}" in refused("dashboard", tmp_path, "--port", port)
+        command = Command(tmp_path, "--dashboard-port", str(port))
+        assert command.end() == 2
+        (line,) = command.said.splitlines()
+        assert "the live page cannot be served" in line and f"port {port}" in line
+        assert not (tmp_path / "run").exists()
+    with socket.socket() as taken:
+        try:
+            taken.bind(("127.0.0.1", PORT))
+            taken.listen()
+        except OSError:  # somebody has it already, which is as good
+            pass
+        server = subprocess.Popen(
+            [*ENSEMBLE, "dashboard", str(tmp_path)], env=environment(), stdout=subprocess.PIPE, text=True
+        )
+        assert server.stdout is not None
+        said = [server.stdout.readline(), server.stdout.readline()]
+        assert said[0].startswith(f"port {PORT} is taken; the page has ")
+        assert said[0].split()[-1] in said[1]
+        began = time.monotonic()
+        server.terminate()
+        assert server.wait(30.0) == 0 and time.monotonic() - began < 30.0
+        server.stdout.close()

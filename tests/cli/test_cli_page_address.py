@@ -1,0 +1,104 @@
+"""Where the live page says that it is: with its token for the user alone."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from leftovers import wait_until
+from test_cli import ENSEMBLE, environment
+
+from ensemble.cli.dashboard import PageProcess
+from ensemble.cli.page_address import PageAddress
+from ensemble.spec import SpecError
+
+URL = "http://127.0.0.1:8270/"
+
+
+def test_on_a_terminal_the_address_is_printed_with_its_token(capsys: pytest.CaptureFixture[str]) -> None:
+    with PageAddress(is_shown=True) as address:
+        address.announce(f"{URL}?token=one")
+        address.announce(f"{URL}?token=two")
+    assert capsys.readouterr().out == "".join(
+        f"live page, for one browser: {URL}?token={token}\n" for token in ("one", "two")
+    )
+
+
+def test_elsewhere_the_token_is_in_a_private_file(capsys: pytest.CaptureFixture[str]) -> None:
+    with PageAddress(is_shown=False) as address:
+        address.announce(f"{URL}?token=one")
+        said = capsys.readouterr().out
+        assert URL in said and "token=" not in said and said.count("\n") == 1
+        file = Path(said.split()[-2])
+        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        assert file.read_text() == f"{URL}?token=one\n"
+        address.announce(f"{URL}?token=two")
+        assert file.read_text() == f"{URL}?token=two\n" and capsys.readouterr().out == ""
+    assert not file.parent.exists()
+
+
+def test_a_file_that_cannot_be_written_is_said_and_at_the_beginning_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PageAddress(is_shown=False) as address:
+        address.announce(f"{URL}?token=one")
+        file = Path(capsys.readouterr().out.split()[-2])
+        file.unlink()
+        file.symlink_to("/dev/full")
+        address.announce(f"{URL}?token=two")
+        assert "cannot write the page's address for a further browser" in capsys.readouterr().out
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(SpecError, match="TMPDIR"), PageAddress(is_shown=False) as address:
+        address.announce(f"{URL}?token=one")
+
+
+def test_the_output_of_a_batch_job_has_no_token(tmp_path: Path) -> None:
+    output = tmp_path / "slurm-1.out"
+    with output.open("w") as opened:
+        command = [*ENSEMBLE, "dashboard", str(tmp_path), "--port", "0"]
+        server = subprocess.Popen(command, env=environment(), stdout=opened, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: " there\n" in output.read_text() or server.poll() is not None, "it is served", 60.0)
+        assert "token=" not in output.read_text()
+        file = re.findall(r"token is in (\S+) there", output.read_text())
+        assert "?token=" in Path(file[0]).read_text()
+    finally:
+        server.terminate()
+        server.wait(30.0)
+
+
+def test_a_log_in_succeeds_when_the_terminal_is_gone(tmp_path: Path) -> None:
+    mine, theirs = pty.openpty()
+    command = [*ENSEMBLE, "dashboard", str(tmp_path), "--port", "0"]
+    server = subprocess.Popen(command, env=environment(), stdout=theirs, stderr=subprocess.DEVNULL)
+    try:
+        os.close(theirs)
+        said = ""
+        while not (found := re.search(r":(\d+)(/\?token=\S+)\r?\n", said)):
+            said += os.read(mine, 4096).decode()
+        os.close(mine)
+        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=30.0)
+        connection.request("GET", found[2])
+        answer = connection.getresponse()
+        assert answer.status == 303 and answer.getheader("set-cookie")
+        connection.close()
+    finally:
+        server.terminate()
+        server.wait(30.0)
+
+
+def test_the_page_beside_a_run_is_served_when_its_output_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        with PageProcess(tmp_path / "run", 0) as page:
+            is_read = page._printer.is_alive()
+    assert is_read, "what the page prints"

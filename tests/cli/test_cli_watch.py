@@ -1,0 +1,103 @@
+"""`ensemble status --watch`: the live table of a run that another process drives, on a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import termios
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from leftovers import wait_until
+from test_cli import ENSEMBLE, SPEC, environment, history, refused, states
+
+
+class Watch:
+    """`ensemble status RUN_DIR --watch` on a terminal.
+
+    Attributes:
+        shown: what it has written to the terminal so far.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        terminal = {**environment(), "TERM": "xterm-256color"}
+        for size in ("COLUMNS", "LINES"):
+            terminal.pop(size, None)
+        command = [*ENSEMBLE, "status", str(run_dir), "--watch"]
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=terminal)
+        os.close(slave)
+        self.shown = ""
+
+    def read_until(self, found: Callable[[str], bool]) -> None:
+        """Read what it shows until this is found, or it ends."""
+        while not found(self.shown):
+            try:
+                self.shown += os.read(self._master, 2**16).decode(errors="replace")
+            except OSError:  # it has ended
+                break
+
+    def end(self) -> int:
+        """Read the rest; returns its exit status."""
+        self.read_until(lambda _: False)
+        os.close(self._master)
+        return self.process.wait(timeout=60)
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, Path]]:
+    """A run in another process, its directory, and the file without which it is quick."""
+    spec, run_dir, hold = tmp_path / "tiny.py", tmp_path / "run", tmp_path / "hold"
+    spec.write_text(SPEC)
+    hold.touch()
+    settings = ["--set", "epochs=30", "--set", f"hold={hold}", "--executor", "local", "--run-dir", str(run_dir)]
+    command = [*ENSEMBLE, "run", str(spec), *settings]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=environment(), **quiet) as process:
+        wait_until(lambda: min(history(run_dir), default=0) >= 1, "an epoch of each member")
+        yield process, run_dir, hold
+        process.kill()
+
+
+def test_a_run_elsewhere_is_watched_to_its_end(driver: tuple[subprocess.Popen[bytes], Path, Path]) -> None:
+    process, run_dir, hold = driver
+    watch = Watch(run_dir)
+    watch.read_until(lambda shown: "0/2 finished, 2 running" in shown and "━" in shown)
+    hold.unlink()
+    assert watch.end() == 0
+    assert "2/2 finished" in watch.shown and "30/30" in watch.shown
+    assert process.wait(timeout=60) == 0
+    again = Watch(run_dir)  # of one that has ended
+    assert again.end() == 0 and "2/2 finished" in again.shown
+
+
+def test_ctrl_c_ends_the_watch_and_not_the_run(driver: tuple[subprocess.Popen[bytes], Path, Path]) -> None:
+    process, run_dir, hold = driver
+    watch = Watch(run_dir)
+    watch.read_until(lambda shown: "2 running" in shown)
+    watch.process.send_signal(signal.SIGINT)
+    assert watch.end() == 130 and "the watch has ended, the run goes on" in watch.shown
+    assert watch.shown.count("\x1b[?25h") == watch.shown.count("\x1b[?25l") == 1, "the cursor is back"
+    assert process.poll() is None
+    hold.unlink()
+    assert process.wait(timeout=60) == 0 and set(states(run_dir).values()) == {"finished"}
+
+
+def test_the_watch_ends_when_the_controller_is_lost(driver: tuple[subprocess.Popen[bytes], Path, Path]) -> None:
+    process, run_dir, _ = driver
+    watch = Watch(run_dir)
+    watch.read_until(lambda shown: "2 running" in shown)
+    process.kill()
+    assert watch.end() == 0
+    assert f"the controller (process {process.pid}) is gone; `ensemble resume {run_dir}` goes on" in watch.shown
+
+
+def test_a_watch_writes_no_json_and_needs_a_run(tmp_path: Path) -> None:
+    assert "give one of them" in refused("status", tmp_path, "--watch", "--json", "-")
+    assert "no run here" in refused("status", tmp_path / "nowhere", "--watch")

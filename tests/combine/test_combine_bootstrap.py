@@ -1,0 +1,152 @@
+"""Intervals: they hold the truth about as often as they say, and are those of figures that are measured anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from task_members import CLASSES, TASKS, Array, make_members
+
+from ensemble.combine import find_math
+from ensemble.combine.bootstrap import Resampled, draw, find_interval, find_noise, intervals
+from ensemble.combine.metrics import AreasUnderCurve, Rows
+from ensemble.spec.task import Task
+
+ONE, SEVERAL, POINTS, *_ = TASKS
+
+
+@given(st.integers(0, 10_000), st.sampled_from(TASKS), st.booleans())
+@settings(max_examples=40)
+def test_figures_of_a_resample_are_those_of_its_samples(seed: int, task: Task, positions: bool) -> None:
+    """What the sums and ranks say of counts is what the measure says of samples that are there so often."""
+    (values,), target = make_members(task, seed, 1, n=30, positions=(2,) if positions else (), ignored=0.1)
+    task_math = find_math(task)
+    counts = np.bincount(np.random.default_rng(seed).integers(0, 30, 30), minlength=30)
+    chosen = np.repeat(np.arange(30), counts)
+    expected = task_math.measure(values[chosen], target[chosen])
+    found = {
+        name: float(drawn[0])
+        for statistic in task_math.statistics(values, target)
+        for name, drawn in statistic(counts[None].astype(float)).items()
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=30)
+def test_the_area_under_a_curve_is_scikit_learns_with_weights(seed: int) -> None:
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(seed)
+    scores, target = rng.integers(0, 6, 40) / 5, rng.integers(0, 2, 40)  # with ties
+    weights = rng.integers(0, 4, (3, 40)).astype(float)
+    found = AreasUnderCurve("auc", (Rows(scores, target, np.arange(40), 40),))(weights)["auc"]
+    expected = [roc_auc_score(target, scores, sample_weight=own) for own in weights]
+    assert found == pytest.approx(np.array(expected), rel=1e-12)
+
+
+def test_the_interval_of_an_accuracy_is_the_binomial_one() -> None:
+    """Of 400 samples with 80 % right: 0.8 +- 1.96 * 0.02."""
+    target = np.zeros(400, np.int64)
+    p = np.full((400, 2), 0.5)
+    p[:320, 0], p[320:, 0] = 0.9, 0.1
+    p[:, 1] = 1 - p[:, 0]
+    low, high = intervals({"ensemble": find_math(ONE).statistics(p, target)}, 400)["ensemble"]["accuracy"]
+    assert low == pytest.approx(0.8 - 0.0392, abs=0.006) and high == pytest.approx(0.8 + 0.0392, abs=0.006)
+
+
+def cover(make: Any, truth: dict[str, float], repeats: int) -> dict[str, float]:
+    """How often the interval of each figure holds the true one."""
+    hits: dict[str, list[bool]] = {name: [] for name in truth}
+    for seed in range(repeats):
+        values, target, task = make(seed)
+        found = intervals({"ensemble": find_math(task).statistics(values, target)}, len(target), draws=300)
+        for name, true in truth.items():
+            low, high = found["ensemble"][name]
+            hits[name].append(low <= true <= high)
+    return {name: float(np.mean(each)) for name, each in hits.items()}
+
+
+def test_intervals_hold_the_true_figure_about_as_often_as_they_say() -> None:
+    def points(seed: int) -> tuple[Array, Array, Task]:
+        rng = np.random.default_rng(seed)
+        target = rng.normal(size=150)
+        return target + 0.5 * rng.normal(size=150), target, POINTS
+
+    covered = cover(points, {"rmse": 0.5, "mae": 0.5 * np.sqrt(2 / np.pi), "r2": 0.75}, 150)
+    assert min(covered.values()) > 0.87
+
+
+def test_the_interval_of_an_error_of_calibration_reaches_below_what_chance_has_added() -> None:
+    """Of perfectly calibrated predictions the true error is 0; of each draw it is larger than what is measured."""
+    hits = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        p = rng.dirichlet(np.ones(2), 359)
+        target = (rng.random(359) < p[:, 1]).astype(np.int64)
+        of = find_math(ONE).statistics(p, target)
+        low, high = intervals({"ensemble": of}, 359, draws=300)["ensemble"]["ece"]
+        assert 0 <= low <= find_math(ONE).measure(p, target)["ece"] <= high
+        hits += low == 0
+    assert hits > 20, "none, were it between quantiles of the draws"
+
+
+def test_positions_of_a_sample_are_drawn_together() -> None:
+    """A hundred equal steps a sample: as sure as one step, not ten times surer."""
+    (values,), target = make_members(ONE, 0, 1, n=50)
+    wide = np.repeat(values[:, None], 100, axis=1), np.repeat(target[:, None], 100, axis=1)
+    one = intervals({"e": find_math(ONE).statistics(values, target)}, 50)["e"]
+    many = intervals({"e": find_math(ONE).statistics(*wide)}, 50)["e"]
+    assert many["accuracy"] == pytest.approx(one["accuracy"]) and many["nll"] == pytest.approx(one["nll"])
+
+
+def test_a_difference_is_drawn_in_pairs_and_known_better_than_its_parts() -> None:
+    (values,), target = make_members(ONE, 1, 1, n=200)
+    p = values.astype(np.float64)
+    better = 0.98 * p + 0.02 * np.eye(CLASSES)[target]
+    of = {"ensemble": find_math(ONE).statistics(better, target), "best": find_math(ONE).statistics(p, target)}
+    found = intervals(of, 200)
+    width = {model: found[model]["nll"][1] - found[model]["nll"][0] for model in found}
+    assert width["difference"] < 0.3 * width["best"]
+    assert found["difference"]["nll"][1] < 0 and "nll" not in find_noise(found)
+
+
+def test_equal_models_differ_by_noise_alone() -> None:
+    (values,), target = make_members(SEVERAL, 1, 1)
+    of = find_math(SEVERAL).statistics(values, target)
+    found = intervals({"ensemble": of, "best": of}, len(target))
+    assert set(find_noise(found)) == set(found["ensemble"]) and found["difference"]["nll"] == [0, 0]
+
+
+def spread(values: Array, target: Array) -> float:
+    return float(np.ptp(values - target))
+
+
+def test_metrics_of_a_whole_split_have_intervals_too() -> None:
+    (values,), target = make_members(POINTS, 1, 1)
+    metrics = ("spearman", spread)
+    found = intervals({"ensemble": [Resampled(metrics, values, target, POINTS)]}, len(target))["ensemble"]
+    measured = find_math(POINTS).measure(values, target, metrics)
+    for name in ("spearman", "spread"):
+        low, high = found[name]
+        assert low <= measured[name] <= high
+    assert found["spearman"][0] < found["spearman"][1]
+
+
+def test_draws_are_repeatable_and_fewer_for_very_many_samples() -> None:
+    def count(counts: Array | None) -> dict[str, Array]:
+        assert counts is not None
+        return {"rows": counts.sum(axis=1), "first": counts[:, 0]}
+
+    first, again = (draw({"a": [count]}, 1000, 50)["a"] for _ in range(2))
+    assert np.array_equal(first["first"], again["first"]) and set(first["rows"]) == {1000}
+    assert len(draw({"a": [count]}, 160_000)["a"]["rows"]) == 125
+
+
+def test_a_figure_that_most_draws_leave_undefined_has_no_interval() -> None:
+    assert find_interval(0.5, np.full(100, np.nan)) is None
+    assert find_interval(float("nan"), np.arange(100.0)) is None
+    assert find_interval(50, np.arange(101.0)) == pytest.approx([2.5, 97.5], abs=0.1)

@@ -1,0 +1,107 @@
+"""A run of every task is loaded as one module, which says what was measured, and which can be exported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import task_cases as cases  # noqa: E402
+from torch.export import Dim  # noqa: E402
+
+import ensemble  # noqa: E402
+from ensemble.combine import find_math  # noqa: E402
+from ensemble.combine.model import EnsembleModel  # noqa: E402
+from ensemble.spec import Ensemble  # noqa: E402
+from ensemble.store import RunDir, RunState, fold, load_predictions, read_events  # noqa: E402
+
+PARTS = {
+    "classification": {"total", "aleatoric", "epistemic", "disagreement"},
+    "multilabel": {"total", "aleatoric", "epistemic", "disagreement"},
+    "gaussian": {"total", "aleatoric", "epistemic"},
+    "regression": {"epistemic"},
+    "quantiles": {"aleatoric", "epistemic"},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Networks this small gain nothing from more, and where others use the cores they lose minutes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def median(values: torch.Tensor) -> torch.Tensor:
+    return values.quantile(0.5, dim=0)
+
+
+@pytest.fixture(scope="module", params=list(cases.CASES))
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunDir]:
+    """A run of one case with three members."""
+    name, case = request.param, cases.CASES[request.param]
+    declared = Ensemble(
+        name="e",
+        recipe=case.recipe,
+        train=cases.data(case),
+        valid=cases.data(case, 30, seed=1),
+        test=cases.data(case, 20, seed=2),
+        members=[{"lr": lr} for lr in (0.05, 0.1, 0.2)],
+        combine=median if name == "free" else "weighted",
+        epochs=2,
+        batch_size=8,
+    )
+    path = tmp_path_factory.mktemp(name.replace(" ", "_")) / "run"
+    result = ensemble.submit(declared, path, "inline").wait()
+    assert {row["state"] for row in result.members} == {"finished"}
+    return name, RunDir(path)
+
+
+def state_of(run: RunDir) -> RunState:
+    return fold(read_events(run.events))
+
+
+def test_a_loaded_run_says_what_was_measured(finished: tuple[str, RunDir]) -> None:
+    name, run = finished
+    event: Any = state_of(run).combined
+    model = ensemble.load(run.path)
+    saved = load_predictions(run.predictions("member-0", "test"))
+    batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
+    values = model(batch)
+    assert isinstance(model, EnsembleModel)
+    assert (model.task, values.dtype, values.shape) == (saved.task, torch.float32, saved.values.shape)
+    assert model.member_ids == event["members"]
+    math = find_math(model.task)
+    found = math.measure(values.numpy(), saved.target, cases.CASES[name].recipe.split_metrics)
+    wanted = event["metrics"]["ensemble"]
+    assert {key: found[key] for key in wanted} == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+
+
+def test_each_member_predicts_what_it_saved(finished: tuple[str, RunDir]) -> None:
+    name, run = finished
+    batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
+    alone: Any = median if name == "free" else "average"
+    for member in state_of(run).members:
+        model = ensemble.load(run.path, combine=alone, members=[member])
+        model.calibration = 1.0
+        saved = load_predictions(run.predictions(member, "test")).values
+        np.testing.assert_allclose(model(batch).numpy(), saved, rtol=1e-5, atol=1e-6)
+
+
+def test_it_is_exported_with_its_uncertainties_bit_for_bit(finished: tuple[str, RunDir]) -> None:
+    name, run = finished
+    model = ensemble.load(run.path, uncertainty=name != "free")
+    x = torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))
+    program = torch.export.export(model, ({"x": x[:5]},), dynamic_shapes=({"x": {0: Dim("batch")}},), strict=False)
+    for samples in (1, 2, 20):
+        wanted, found = model({"x": x[:samples]}), program.module()({"x": x[:samples]})
+        if name == "free":
+            wanted, found = {"values": wanted}, {"values": found}
+        assert set(wanted) == {"values"} | PARTS.get(model.task.kind, set())
+        for part, one in wanted.items():
+            assert len(one) == samples and torch.equal(found[part], one), part

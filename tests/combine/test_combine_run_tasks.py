@@ -1,0 +1,264 @@
+"""`combine` on run directories of every task: what the event says, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from task_members import TASKS, Array, make_members
+
+from ensemble.combine import CombineError, combine, find_math
+from ensemble.combine.aligned import align
+from ensemble.combine.combination import fit_held_out
+from ensemble.combine.conformal import calibrate_sets, load_conformal
+from ensemble.spec import COMBINERS, Ensemble, Recipe, SpecError
+from ensemble.spec.task import Task
+from ensemble.store import EventLog, Predictions, RunDir, fold, read_events, save_predictions
+from pipelines import Pipeline, sources
+
+PIPE = Pipeline(sources.arrays(x=np.zeros((3, 2), np.float32)))
+MEMBERS = 4
+ONE, SEVERAL, POINTS, NORMAL, LEVELLED = TASKS
+
+
+def ident(task: Task) -> str:
+    return task.kind
+
+
+def declare(task: Task, **options: Any) -> Ensemble:
+    recipe = Recipe(model=len, loss=len, task=task, split_metrics=options.pop("split_metrics", ()))
+    members = [{} for _ in range(MEMBERS)]
+    usual = {"name": "e", "recipe": recipe, "train": PIPE, "valid": PIPE, "test": PIPE, "members": members}
+    return Ensemble(**{**usual, **options})
+
+
+def finish(
+    path: Path, declared: Ensemble, task: Task, *, shifted: bool = False, target: bool = True
+) -> tuple[RunDir, Any]:
+    """A run whose members have finished, with their predictions on two splits of 200 samples."""
+    run = RunDir.create(path, declared)
+    log = EventLog(run.events)
+    log.append("run_started", name="e", run_id="r", executor="inline", mode="list", objective=declared.objective,
+               direction=declared.mode, epochs=1, members=MEMBERS)  # fmt: skip
+    values, truth = make_members(task, 7, MEMBERS, n=400, positions=(2,), ignored=0.1)
+    rows = {"valid": slice(0, 200), "test": slice(200, 400)}
+    for number in range(MEMBERS):
+        identity = declared.identify(number)
+        for split, at in rows.items():
+            to = run.predictions(identity.member, split)
+            save_predictions(to, values[number][at], np.arange(200), truth[at] if target else None, task)
+        if shifted:
+            far = make_members(task, 100 + number, 1, n=100, positions=(2,))[0][0]
+            save_predictions(run.predictions(identity.member, "shifted"), far, np.arange(100), None, task)
+        log.append("member", **identity.as_dict())
+        log.append(
+            "placed", member=identity.member, attempt=0, node="local", devices=[None], cohort=0, feeder=None
+        )
+        log.append("started", member=identity.member, attempt=0, pid=1, epoch=0, step=0, startup_cpu_s=0.0)
+        log.append("finished", member=identity.member, attempt=0, epoch=1, metrics={}, weights_sha256="")
+    log.close()
+    return run, fold(read_events(run.events))
+
+
+@pytest.mark.parametrize("method", COMBINERS)
+@pytest.mark.parametrize("task", TASKS, ids=ident)
+def test_every_task_is_combined_and_measured_on_test(tmp_path: Path, task: Task, method: str) -> None:
+    declared = declare(task, combine=method)
+    run, state = finish(tmp_path / "e", declared, task)
+    combined = combine(run, state, declared)
+    assert json.loads(json.dumps(combined, allow_nan=False)) == combined
+    assert Task.from_record(combined["task"]) == task
+    assert (combined["split"], combined["note"]) == ("test", None)
+    refused = method == "stack" and find_math(task).explain_no_stack()
+    assert combined["method"] == ("average" if refused else method)
+    assert combined["reason"] == (f"{refused}; averaged instead" if refused else None)
+    own = find_math(task).default_criterion
+    assert combined["metrics"]["ensemble"][own] < combined["metrics"]["mean"][own]
+    for of in ("ensemble", "best"):
+        for name, (low, high) in combined["intervals"][of].items():
+            assert low <= high and name in combined["metrics"][of]
+    low, high = combined["intervals"]["ensemble"][own]
+    assert low < combined["metrics"]["ensemble"][own] < high
+    assert set(combined["noise"]) <= set(combined["intervals"]["difference"])
+
+
+@pytest.mark.parametrize("task", TASKS, ids=ident)
+def test_calibration_says_what_it_is_or_why_there_is_none(tmp_path: Path, task: Task) -> None:
+    declared = declare(task)
+    run, state = finish(tmp_path / "e", declared, task)
+    calibration = combine(run, state, declared)["calibration"]
+    expected = {"classification": "temperature", "multilabel": "temperature", "gaussian": "variance_scale"}
+    assert calibration["method"] == expected.get(task.kind)
+    assert (calibration["value"] is None) == (calibration["reason"] is not None) == (task.kind not in expected)
+    off = declare(task, calibrate=False)
+    combined = combine(run, state, off)
+    assert combined["calibration"]["value"] is None and combined["best_calibrated"] is None
+    assert task.kind not in expected or combined["calibration"]["reason"] == "Ensemble.calibrate is off"
+
+
+@pytest.mark.parametrize("task", TASKS, ids=ident)
+def test_uncertainty_conformal_prediction_and_shifted_samples_are_in_the_event(tmp_path: Path, task: Task) -> None:
+    declared = declare(task, shifted=PIPE, combine="average")
+    run, state = finish(tmp_path / "e", declared, task, shifted=True)
+    combined = combine(run, state, declared)
+    assert combined["uncertainty"] and min(combined["uncertainty"].values()) >= 0
+    assert set(combined["shifted"]) == set(combined["uncertainty"])
+    for method in combined["conformal"].values():
+        assert method["coverage"] == pytest.approx(0.9, abs=0.08) and load_conformal(method).level == 0.9
+
+
+def test_sets_are_calibrated_on_what_a_stack_says_of_rows_it_was_not_fitted_on(tmp_path: Path) -> None:
+    """Its own fit is too good: sets that trust it would be smaller."""
+    declared = declare(ONE, combine="stack")
+    run, state = finish(tmp_path / "e", declared, ONE)
+    combined = combine(run, state, declared)
+    valid = align("valid", {member: load(run, member, "valid") for member in state.members})
+    assert valid.target is not None
+    stack, held_out = fit_held_out("stack", valid.values, valid.target)
+    honest, own = (
+        calibrate_sets(ONE, values, valid.target).thresholds for values in (held_out, stack.predict(valid.values))
+    )
+    assert combined["conformal"]["thr"]["thresholds"] == pytest.approx(honest) and honest > own
+
+
+def test_without_a_test_split_nothing_is_said_to_be_covered(tmp_path: Path) -> None:
+    declared = declare(POINTS, test=None)
+    run, state = finish(tmp_path / "e", declared, POINTS)
+    combined = combine(run, state, declared)
+    assert combined["split"] == "valid" and "optimistic" in combined["note"]
+    assert "coverage" not in combined["conformal"]["absolute"]
+
+
+def test_what_is_missing_for_shifted_samples_is_named(tmp_path: Path) -> None:
+    declared = declare(POINTS, shifted=PIPE)
+    run, state = finish(tmp_path / "e", declared, POINTS)
+    assert "saved no shifted predictions" in combine(run, state, declared)["note"]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=ident)
+def test_without_targets_members_are_averaged_and_their_uncertainty_is_known(tmp_path: Path, task: Task) -> None:
+    if task.kind == "classification":
+        return  # then nothing says that outputs are classes
+    declared = declare(task)
+    run, state = finish(tmp_path / "e", declared, task, target=False)
+    combined = combine(run, state, declared)
+    assert (combined["method"], combined["metrics"]) == ("average", None)
+    assert "no target" in combined["reason"] and combined["uncertainty"]
+
+
+def test_the_best_member_is_the_best_by_an_objective_that_is_a_criterion(tmp_path: Path) -> None:
+    for task, objective in ((POINTS, "mae"), (NORMAL, "rmse")):
+        declared = declare(task, objective=objective)
+        run, state = finish(tmp_path / task.kind, declared, task)
+        combined = combine(run, state, declared)
+        scores = {}
+        for member in state.members:
+            saved = align("valid", {member: load(run, member, "valid")})
+            assert saved.target is not None
+            scores[member] = find_math(task).measure(saved.values[0], saved.target)[objective]
+        assert combined["best_member"] == min(scores, key=scores.__getitem__)
+
+
+def load(run: RunDir, member: str, split: str) -> Predictions:
+    from ensemble.store import load_predictions
+
+    return load_predictions(run.predictions(member, split))
+
+
+def bias(values: Array, target: Array) -> float:
+    return float(np.nanmean(values - target))
+
+
+def test_metrics_of_a_whole_split_are_in_the_event_with_intervals(tmp_path: Path) -> None:
+    declared = declare(POINTS, split_metrics=("spearman", "medae", bias))
+    run, state = finish(tmp_path / "e", declared, POINTS)
+    combined = combine(run, state, declared)
+    for name in ("spearman", "medae", "bias"):
+        low, high = combined["intervals"]["ensemble"][name]
+        assert low <= combined["metrics"]["ensemble"][name] <= high
+
+
+def median(values: torch.Tensor) -> torch.Tensor:
+    assert isinstance(values, torch.Tensor) and not torch.is_grad_enabled()
+    return values.median(dim=0).values
+
+
+def mean(values: Array, target: Array) -> float:
+    return float(values.mean())
+
+
+def halve(values: torch.Tensor) -> torch.Tensor:
+    return values[:, ::2].mean(dim=0)
+
+
+def forget(values: torch.Tensor) -> torch.Tensor:
+    raise KeyError("lost")
+
+
+@pytest.mark.parametrize("task", [POINTS, Task("free")], ids=ident)
+def test_a_function_combines_what_it_is_given_as_torch_tensors(tmp_path: Path, task: Task) -> None:
+    declared = declare(task, combine=median, split_metrics=(mean,))
+    run, state = finish(tmp_path / "e", declared, task)
+    combined = combine(run, state, declared)
+    assert (combined["method"], combined["reason"], len(combined["members"])) == ("function", None, MEMBERS)
+    assert combined["weights"] == dict.fromkeys(state.members, 1 / MEMBERS)
+    each = np.stack([load(run, member, "test").values for member in state.members])
+    assert combined["metrics"]["ensemble"]["mean"] == pytest.approx(np.sort(each, axis=0)[1].mean(), rel=1e-5)
+    assert "mean" in combined["intervals"]["difference"]
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [(halve, r"gives \[100, 2\] for \[4, 200, 2\]"), (forget, "failed for values .*: KeyError: 'lost'")],
+)
+def test_a_function_that_fails_is_named_and_the_run_ends_well(tmp_path: Path, function: Any, says: str) -> None:
+    declared = declare(POINTS, combine=function)
+    run, state = finish(tmp_path / "e", declared, POINTS)
+    combined = combine(run, state, declared)
+    assert combined["metrics"] is None
+    with pytest.raises(AssertionError, match=f"Ensemble.combine={function.__name__} .*{says}"):
+        raise AssertionError(combined["reason"])
+
+
+def test_a_free_task_without_a_function_is_refused(tmp_path: Path) -> None:
+    declared = declare(Task("free"))
+    run, state = finish(tmp_path / "e", declared, Task("free"))
+    combined = combine(run, state, declared)
+    assert combined["metrics"] is None and "declare Ensemble.combine as a function" in combined["reason"]
+
+
+def test_what_is_no_way_to_combine_is_refused_when_declared() -> None:
+    with pytest.raises(SpecError, match=r"Ensemble\.combine cannot be 'medain'"):
+        declare(POINTS, combine="medain")
+
+
+def predictions(task: Task, seed: int, **options: Any) -> Predictions:
+    (values,), target = make_members(task, seed, 1, n=10, **options)
+    return Predictions(values, np.arange(10), target, task)
+
+
+def test_members_of_different_tasks_are_refused() -> None:
+    with pytest.raises(CombineError, match=r"a and b saved valid .* \(regression and gaussian\)"):
+        align("valid", {"a": predictions(POINTS, 0), "b": predictions(NORMAL, 0)})
+
+
+def test_members_that_predict_other_shapes_are_refused() -> None:
+    first = predictions(NORMAL, 0)
+    other = replace(first, values=np.ones((10, 3, 2), np.float32))
+    with pytest.raises(CombineError, match=r"b predicts values of shape \[3, 2\] .* a of \[2\]"):
+        align("valid", {"a": first, "b": other})
+
+
+def test_targets_are_the_same_where_the_same_are_ignored() -> None:
+    first, again = (predictions(POINTS, 1, positions=(2,), ignored=0.3) for _ in range(2))
+    assert align("valid", {"a": first, "b": again}).members == ["a", "b"]
+    assert again.target is not None
+    again.target[3, 1] += 1 if not np.isnan(again.target[3, 1]) else 0
+    again.target[4, 0] = np.nan if not np.isnan(again.target[4, 0]) else 1
+    with pytest.raises(CombineError, match=r"different targets for valid sample [34]"):
+        align("valid", {"a": first, "b": again})

@@ -1,0 +1,427 @@
+"""The mathematics of each task: figures against other implementations, mixtures that are never worse than what
+they start at, calibrations that undo what was done, and refusals.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from task_members import CLASSES, LABELS, LEVELS, TASKS, Array, make_members
+
+from ensemble.combine import CombineError, find_math, fit
+from ensemble.spec import COMBINERS
+from ensemble.spec.task import IGNORED, Task, quantiles
+
+seeds = st.integers(0, 100_000)
+tasks = st.sampled_from(TASKS)
+ONE, SEVERAL, POINTS, NORMAL, LEVELLED = TASKS
+
+
+def ident(task: Task) -> str:
+    return task.kind
+
+
+def list_metrics(task: Task, values: Array, target: Array) -> dict[str, float]:
+    """The same figures by scikit-learn, SciPy and torch; target without ignored entries."""
+    import torch
+    from scipy import stats
+    from sklearn import metrics
+
+    p, t = values.astype(np.float64), target
+    if task.kind == "classification":
+        p, t = p.reshape(-1, CLASSES), t.reshape(-1)
+        p = p / p.sum(axis=1, keepdims=True)
+        return {
+            "accuracy": metrics.accuracy_score(t, p.argmax(axis=1)),
+            "nll": metrics.log_loss(t, p, labels=range(CLASSES)),
+            "brier": metrics.brier_score_loss(t, p, labels=range(CLASSES), scale_by_half=False),
+        }
+    if task.kind == "multilabel":
+        said = p >= 0.5
+        return {
+            "nll": float(torch.nn.functional.binary_cross_entropy(torch.tensor(p), torch.tensor(t * 1.0))),
+            "brier": metrics.brier_score_loss(t.ravel(), p.ravel()),
+            "hamming_accuracy": 1 - metrics.hamming_loss(t, said),
+            "subset_accuracy": metrics.accuracy_score(t, said),
+            "f1_micro": metrics.f1_score(t, said, average="micro", zero_division=0),
+            "f1_macro": metrics.f1_score(t, said, average="macro", zero_division=0),
+            "roc_auc_macro": metrics.roc_auc_score(t, p, average="macro"),
+        }
+    if task.kind == "quantiles":
+        t = t.ravel()
+        p = p.reshape(-1, len(LEVELS))
+        losses = [metrics.mean_pinball_loss(t, q, alpha=a) for q, a in zip(p.T, LEVELS, strict=True)]
+        return {
+            "pinball": float(np.mean(losses)),
+            "coverage": float(np.mean((t >= p[:, 0]) & (t <= p[:, -1]))),
+            "width": float(np.mean(p[:, -1] - p[:, 0])),
+            "crossing": 0.0,
+        }
+    mean, t = (p[..., 0] if task.kind == "gaussian" else p).ravel(), t.ravel()
+    found = {
+        "rmse": metrics.root_mean_squared_error(t, mean),
+        "mae": metrics.mean_absolute_error(t, mean),
+        "r2": metrics.r2_score(t, mean),
+        "pearson": stats.pearsonr(t, mean).statistic,
+    }
+    if task.kind == "regression":
+        return found
+    sigma = np.sqrt(p[..., 1].ravel())
+    inside = {a: np.abs(t - mean) <= stats.norm.interval(a)[1] * sigma for a in np.arange(1, 20) / 20}
+    return found | {
+        "nll": float(-stats.norm(mean, sigma).logpdf(t).mean()),
+        "coverage_90": float(inside[0.9].mean()),
+        "calibration_error": float(np.mean([abs(hit.mean() - a) for a, hit in inside.items()])),
+    }
+
+
+@given(seeds, tasks, st.sampled_from([(), (3,), (2, 2)]))
+@settings(max_examples=60)
+def test_figures_agree_with_scikit_learn_scipy_and_torch(
+    seed: int, task: Task, positions: tuple[int, ...]
+) -> None:
+    (values,), target = make_members(task, seed, 1, positions=positions)
+    values = find_math(task).normalise(values)
+    found = find_math(task).measure(values, target)
+    expected = list_metrics(task, values, target)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-7, abs=1e-9)
+
+
+def test_crps_is_the_integral_of_the_squared_distance_of_distribution_functions() -> None:
+    from scipy import integrate, stats
+
+    (values,), target = make_members(NORMAL, 0, 1, n=5)
+    expected = []
+    for (mean, variance), t in zip(values.astype(np.float64), target, strict=True):
+        of = stats.norm(mean, math.sqrt(variance))
+        below = integrate.quad(lambda y, of=of: of.cdf(y) ** 2, -np.inf, t)[0]
+        expected.append(below + integrate.quad(lambda y, of=of: (1 - of.cdf(y)) ** 2, t, np.inf)[0])
+    assert find_math(NORMAL).measure(values, target)["crps"] == pytest.approx(np.mean(expected), rel=1e-6)
+
+
+@given(seeds, tasks, st.integers(1, 5))
+@settings(max_examples=40)
+def test_ignored_targets_take_no_part_in_anything(seed: int, task: Task, members: int) -> None:
+    """Whatever is predicted where the target is ignored changes no figure, weight or calibration."""
+    values, target = make_members(task, seed, members, positions=(3,), ignored=0.3)
+    ignored = target == IGNORED if target.dtype.kind == "i" else np.isnan(target)
+    other = [own.copy() for own in values]
+    for own, again in zip(values, other, strict=True):
+        again[ignored] = own[0, 0]
+    task_math = find_math(task)
+    assert task_math.measure(values[0], target) == task_math.measure(other[0], target)
+    for method in COMBINERS:
+        ours, theirs = (fit(method, each, target, task=task) for each in (values, other))
+        assert np.allclose(ours.weights, theirs.weights)
+        assert ours.temperature == pytest.approx(theirs.temperature)
+
+
+@given(seeds, tasks)
+@settings(max_examples=30)
+def test_figures_with_ignored_positions_are_those_of_the_others(seed: int, task: Task) -> None:
+    if task.kind == "multilabel":
+        return
+    (values,), target = make_members(task, seed, 1, positions=(3,), ignored=0.3)
+    known = ~np.isnan(target) if target.dtype.kind == "f" else target != IGNORED
+    task_math = find_math(task)
+    assert task_math.measure(values, target) == pytest.approx(task_math.measure(values[known], target[known]))
+
+
+@given(seeds, tasks, st.integers(1, 6), st.data())
+@settings(max_examples=80)
+def test_greedy_is_never_worse_than_the_best_member_by_its_criterion(
+    seed: int, task: Task, members: int, data: Any
+) -> None:
+    values, target = make_members(task, seed, members, n=40)
+    task_math = find_math(task)
+    criterion = data.draw(st.sampled_from(task_math.criteria))
+    weights = task_math.greedy_weights(values, target, criterion)
+    assert weights.min() >= 0 and weights.sum() == pytest.approx(1)
+    sign = -1 if "accuracy" in criterion else 1
+    alone = min(sign * task_math.measure(own, target)[criterion] for own in values)
+    mixed = sign * task_math.measure(task_math.mix(values, weights), target)[criterion]
+    assert mixed <= alone + 1e-6 * abs(alone)
+
+
+@given(seeds, tasks, st.integers(1, 6))
+@settings(max_examples=50)
+def test_fitted_by_an_objective_greedy_is_never_worse_by_it_than_the_best_member(
+    seed: int, task: Task, members: int
+) -> None:
+    values, target = make_members(task, seed, members, n=40)
+    task_math = find_math(task)
+    for criterion in task_math.criteria:
+        combined = fit("greedy", values, target, task=task, objective=criterion, calibrate=False).predict(values)
+        sign = -1 if "accuracy" in criterion else 1
+        alone = min(sign * task_math.measure(own, target)[criterion] for own in values)
+        assert sign * task_math.measure(combined, target)[criterion] <= alone + 1e-6 * abs(alone)
+
+
+@given(seeds, tasks, st.integers(1, 6))
+@settings(max_examples=40)
+def test_weighted_is_never_worse_than_equal_weights(seed: int, task: Task, members: int) -> None:
+    values, target = make_members(task, seed, members)
+    task_math = find_math(task)
+    weights = task_math.weighted_weights(values, target)
+    assert weights.min() >= 0 and weights.sum() == pytest.approx(1)
+    name = task_math.default_criterion
+    equal = task_math.mix(values, np.full(members, 1 / members))
+    reached, before = (task_math.measure(own, target)[name] for own in (task_math.mix(values, weights), equal))
+    assert reached <= before + 1e-9 * abs(before)
+
+
+def test_weighted_points_solve_the_least_squares_problem() -> None:
+    """Two members: the minimum of a parabola in one weight, in closed form."""
+    values, target = make_members(POINTS, 3, 2, n=200)
+    first, second = (own.astype(np.float64) for own in values)
+    best = float(np.clip(((first - second) @ (target - second)) / ((first - second) @ (first - second)), 0, 1))
+    assert find_math(POINTS).weighted_weights(values, target) == pytest.approx([best, 1 - best], abs=1e-4)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=ident)
+def test_gradients_are_those_of_their_losses(task: Task) -> None:
+    """`weighted` follows the gradient of the criterion: against differences."""
+    values, target = make_members(task, 1, 1, n=6)
+    criterion = find_math(task).criterion(target, find_math(task).default_criterion)
+    view = criterion.view(values[0]).astype(np.float64)
+    assert criterion.slope is not None
+    slope = criterion.slope(view)
+    for at in np.ndindex(view.shape):
+        step = np.zeros_like(view)
+        step[at] = 1e-6
+        numeric = (criterion.score(view + step)[0] - criterion.score(view - step)[0]) / 2e-6
+        assert slope[at] == pytest.approx(numeric, rel=1e-4, abs=1e-7)
+
+
+@given(seeds, st.integers(1, 6))
+@settings(max_examples=30)
+def test_the_moments_of_a_gaussian_mixture_are_those_of_its_samples(seed: int, members: int) -> None:
+    values, _ = make_members(NORMAL, seed, members, n=4)
+    weights = np.random.default_rng(seed).dirichlet(np.ones(members))
+    mean, variance = np.moveaxis(find_math(NORMAL).mix(values, weights), -1, 0)
+    each = np.stack(values).astype(np.float64)
+    assert np.allclose(mean, np.einsum("m,mn->n", weights, each[..., 0]))
+    second = np.einsum("m,mn->n", weights, each[..., 1] + each[..., 0] ** 2)
+    assert np.allclose(variance, second - mean**2, rtol=1e-5)
+    assert (variance >= np.einsum("m,mn->n", weights, each[..., 1]) - 1e-9).all()
+
+
+@given(seeds, st.floats(0.1, 10))
+@settings(max_examples=30)
+def test_a_variance_scale_undoes_a_known_one_and_is_the_best_there_is(seed: int, made: float) -> None:
+    rng = np.random.default_rng(seed)
+    variance = rng.uniform(0.5, 2, 4000)
+    target = rng.normal(size=4000) * np.sqrt(variance)
+    values = np.stack([np.zeros(4000), variance * made], axis=1)
+    task_math = find_math(NORMAL)
+    factor = task_math.fit_calibration(values, target)
+    assert factor * made == pytest.approx(1, rel=0.15)
+    best = task_math.measure(task_math.calibrate(values, factor), target)["nll"]
+    for other in (0.98 * factor, 1.02 * factor, 1.0):
+        assert best <= task_math.measure(task_math.calibrate(values, other), target)["nll"] + 1e-12
+
+
+@given(seeds, st.floats(0.3, 4))
+@settings(max_examples=20)
+def test_one_temperature_of_all_labels_undoes_a_known_one(seed: int, made: float) -> None:
+    rng = np.random.default_rng(seed)
+    p = 1 / (1 + np.exp(-rng.normal(size=(3000, LABELS))))
+    target = (rng.random(p.shape) < p).astype(np.int64)
+    task_math = find_math(SEVERAL)
+    scaled = task_math.calibrate(p, made)
+    assert np.allclose(scaled, 1 / (1 + np.exp(-np.log(p / (1 - p)) / made)))
+    assert task_math.fit_calibration(scaled, target) * made == pytest.approx(1, rel=0.15)
+
+
+@given(seeds, st.sampled_from([ONE, SEVERAL, NORMAL]))
+@settings(max_examples=30)
+def test_calibration_never_worsens_the_nll_it_is_fitted_to(seed: int, task: Task) -> None:
+    (values,), target = make_members(task, seed, 1, ignored=0.2)
+    task_math = find_math(task)
+    calibrated = task_math.calibrate(values, task_math.fit_calibration(values, target))
+    before, after = task_math.measure(values, target), task_math.measure(calibrated, target)
+    assert after["nll"] <= before["nll"] + 1e-9
+    for kept in ("accuracy", "hamming_accuracy", "rmse", "roc_auc_macro"):
+        assert after.get(kept) == pytest.approx(before.get(kept))
+
+
+@pytest.mark.parametrize("task", [POINTS, LEVELLED], ids=ident)
+def test_what_has_no_spread_is_not_calibrated_and_says_why(task: Task) -> None:
+    values, target = make_members(task, 0, 2)
+    combination = fit("average", values, target, task=task)
+    assert combination.temperature == 1.0
+    assert np.array_equal(combination.predict(values), find_math(task).mix(values, combination.weights))
+    assert "calibrate" in str(find_math(task).explain_no_calibration())
+
+
+@pytest.mark.parametrize("task", [NORMAL, LEVELLED], ids=ident)
+def test_what_cannot_be_stacked_is_averaged_and_says_why(task: Task) -> None:
+    values, target = make_members(task, 0, 3)
+    combination = fit("stack", values, target, task=task)
+    assert combination.method == "average"
+    why = find_math(task).explain_no_stack()
+    assert why is not None and combination.reason == f"{why}; averaged instead"
+
+
+def test_a_stack_of_points_undoes_a_bias_and_never_subtracts_a_member() -> None:
+    rng = np.random.default_rng(0)
+    target = rng.normal(size=400)
+    values = [0.5 * target + 3 + 0.3 * rng.normal(size=400), -target, rng.normal(size=400)]
+    stacker, held_out = find_math(POINTS).fit_stack(values, target)
+    assert stacker.coefficients.min() >= 0
+    assert find_math(POINTS).measure(stacker.predict(values), target)["rmse"] < 0.6
+    assert find_math(POINTS).measure(held_out, target)["rmse"] < 0.6
+    assert stacker.shares()[0] > 0.9 and stacker.shares().sum() == pytest.approx(1)
+
+
+def test_a_stack_of_points_knows_no_unit() -> None:
+    values, target = make_members(POINTS, 5, 3, positions=(2,))
+    stacker, _ = find_math(POINTS).fit_stack(values, target)
+    scaled, _ = find_math(POINTS).fit_stack([1e-6 * own.astype(np.float64) for own in values], 1e-6 * target)
+    assert np.allclose(scaled.coefficients, stacker.coefficients, atol=1e-4)
+    assert scaled.intercept == pytest.approx(1e-6 * stacker.intercept, rel=1e-2)
+
+
+def test_a_stack_of_labels_corrects_a_label_that_is_turned_round_and_averages_one_never_seen() -> None:
+    values, target = make_members(SEVERAL, 0, 2, n=400)
+    target[:, 2] = 0
+    turned = [np.concatenate([1 - own[:, :1], own[:, 1:]], axis=1) for own in values]
+    stacker, _ = find_math(SEVERAL).fit_stack(turned, target)
+    out = stacker.predict(turned)
+    assert np.mean((out[:, 0] >= 0.5) == target[:, 0]) > 0.8 > np.mean((turned[0][:, 0] >= 0.5) == target[:, 0])
+    assert np.allclose(out[:, 2], (turned[0][:, 2].astype(float) + turned[1][:, 2]) / 2)
+
+
+def test_a_stack_of_classes_knows_positions() -> None:
+    values, target = make_members(ONE, 0, 2, n=100, positions=(3,), ignored=0.2)
+    stacker, held_out = find_math(ONE).fit_stack(values, target)
+    assert held_out.shape == stacker.predict(values).shape == (100, 3, CLASSES)
+    assert np.allclose(held_out.sum(axis=-1), 1)
+    flat, of = [own.reshape(-1, CLASSES) for own in values], target.ravel() != IGNORED
+    assert np.allclose(
+        stacker.predict(values).reshape(-1, CLASSES)[of], stacker.predict([own[of] for own in flat])
+    )
+
+
+def test_greedy_selects_in_any_unit() -> None:
+    values, target = make_members(POINTS, 2, 5)
+    task_math = find_math(POINTS)
+    tiny = [1e-9 * own.astype(np.float64) for own in values]
+    assert np.allclose(
+        task_math.greedy_weights(tiny, 1e-9 * target), task_math.greedy_weights(values, target), atol=0.05
+    )
+
+
+def test_the_debiased_error_of_few_calibrated_samples_is_much_smaller_and_of_a_wrong_model_it_is_not() -> None:
+    rng = np.random.default_rng(0)
+    plain, debiased, wrong = [], [], []
+    for _ in range(60):
+        scores = 2.5 * rng.normal(size=(359, 10))
+        p = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+        target = (p.cumsum(axis=1) > rng.random((359, 1))).argmax(axis=1)
+        found = find_math(ONE).measure(p, target)
+        plain.append(found["ece"])
+        debiased.append(found["ece_debiased"])
+        wrong.append(find_math(ONE).measure(find_math(ONE).calibrate(p, 0.5), target)["ece_debiased"])
+    assert np.mean(debiased) < 0.5 * np.mean(plain)
+    assert np.median(debiased) < 0.03
+    assert np.mean(wrong) > 0.1
+
+
+def test_the_squared_debiased_error_of_a_bin_is_unbiased() -> None:
+    """Every outcome of four samples of one confidence, weighted by its probability: the exact expectation."""
+    from ensemble.combine.metrics import BINS, calibration_errors
+
+    confidence, chance, n = 0.95, 0.6, 4
+    hits = np.arange(n + 1)
+    sums = np.zeros((3 * BINS, n + 1))
+    sums[[BINS - 1, 2 * BINS - 1, 3 * BINS - 1]] = [np.full(n + 1, n), np.full(n + 1, n * confidence), hits]
+    _, root = calibration_errors(sums)
+    weights = [math.comb(n, k) * chance**k * (1 - chance) ** (n - k) for k in hits]
+    raw = (confidence - hits / n) ** 2 - hits / n * (1 - hits / n) / (n - 1)
+    assert np.allclose(root, np.sqrt(np.maximum(raw, 0)))
+    assert np.dot(weights, raw) == pytest.approx((confidence - chance) ** 2)
+
+
+def test_top5_accuracy_is_scikit_learns_and_measured_from_six_classes_on() -> None:
+    from sklearn.metrics import top_k_accuracy_score
+
+    rng = np.random.default_rng(0)
+    p = rng.integers(1, 4, (300, 8)).astype(float)
+    p /= p.sum(axis=1, keepdims=True)  # with many ties
+    target = rng.integers(0, 8, 300)
+    expected = top_k_accuracy_score(target, p, k=5, labels=range(8))
+    assert find_math(ONE).measure(p, target)["top5_accuracy"] == pytest.approx(expected)
+    values, few = make_members(ONE, 0, 1)
+    assert "top5_accuracy" not in find_math(ONE).measure(values[0], few)
+
+
+def test_crossing_quantiles_are_counted() -> None:
+    values = np.array([[0.0, 1, 2], [2, 1, 3], [0, 3, 1], [1, 1, 1]])
+    assert find_math(LEVELLED).measure(values, np.zeros(4))["crossing"] == 0.5
+
+
+def test_a_figure_that_these_samples_leave_undefined_is_absent() -> None:
+    found = find_math(POINTS).measure(np.arange(3.0), np.ones(3))
+    assert "r2" not in found and "pearson" not in found and found["rmse"] == pytest.approx(math.sqrt(2 / 3))
+    found = find_math(SEVERAL).measure(np.full((2, 1), 0.7), np.ones((2, 1), np.int64))
+    assert "roc_auc_macro" not in found and found["f1_macro"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "says"),
+    [
+        (ONE, np.ones((4, 1)), "two classes or more"),
+        (SEVERAL, np.full((4, 2), 1.2), "not probabilities of labels"),
+        (SEVERAL, np.full(4, 0.2), r"not probabilities \[n, labels\]"),
+        (POINTS, np.array([1.0, np.nan]), "NaN or infinity"),
+        (NORMAL, np.ones((4, 3)), "not means and variances"),
+        (NORMAL, np.array([[1.0, 0.0]]), "variance is 0"),
+        (LEVELLED, np.ones((4, 2)), "not 3 quantiles"),
+        (Task("free"), np.empty((0, 2)), "no samples"),
+    ],
+)
+def test_what_is_no_prediction_of_the_task_is_named(task: Task, values: Array, says: str) -> None:
+    import re
+
+    assert re.search(says, str(find_math(task).explain_invalid(values)))
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "target", "says"),
+    [
+        (SEVERAL, np.ones((2, 2)), np.array([[0, 1], [2, 0]]), "0 or 1, found 2"),
+        (POINTS, np.ones((2, 2)), np.ones(2), r"got \[2, 2\] and \[2\]"),
+        (POINTS, np.ones(2), np.array([1, np.inf]), "infinity"),
+        (POINTS, np.ones(2), np.full(2, np.nan), "all are ignored"),
+        (NORMAL, np.ones((2, 2)), np.ones((2, 2)), r"\[n, ..., 2\]"),
+        (ONE, np.full((2, 2), 0.5), np.full(2, IGNORED), "all are ignored"),
+    ],
+)
+def test_a_target_that_does_not_fit_is_refused(task: Task, values: Array, target: Array, says: str) -> None:
+    with pytest.raises(CombineError, match=says):
+        find_math(task).measure(values, target)
+
+
+def test_free_outputs_are_only_combined_by_a_function() -> None:
+    values = [np.ones((3, 2)), np.zeros((3, 2))]
+    for method in COMBINERS:
+        with pytest.raises(CombineError, match=r"declare Ensemble.combine as a function"):
+            fit(method, values, np.arange(3), task=Task("free")).predict(values)
+
+
+def test_levels_are_of_their_quantiles() -> None:
+    """The pinball loss is least at the quantile of each level."""
+    target = np.random.default_rng(0).normal(size=2000)
+    task_math = find_math(quantiles(0.2, 0.7))
+    guess = task_math.guess(np.empty((2000, 2)), target)
+    assert guess[0] == pytest.approx(np.quantile(target, [0.2, 0.7]))
+    least = task_math.measure(guess, target)["pinball"]
+    for shift in (-0.1, 0.1):
+        assert task_math.measure(guess + np.array([shift, 0]), target)["pinball"] > least
+        assert task_math.measure(guess + np.array([0, shift]), target)["pinball"] > least

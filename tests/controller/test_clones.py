@@ -1,0 +1,196 @@
+"""Clones of members, against a simulated cluster: what they are declared as, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_controller import Simulated, an_ensemble, run, states
+from test_queue import Script, answers
+
+from ensemble.controller.clones import declare_clone, recover_declaration
+from ensemble.spec import Bootstrap, Ensemble, Folds, Identity, Member, Resources, Search, SpecError, uniform
+from ensemble.spec.identity import make_lineage
+from ensemble.store import MemberState, RunDir, StoreError, read_events
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
+
+
+def clone(member: str, declared: dict[str, Any] | None = None, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """A request as the live page and `Run.clone` write it."""
+    return "add", {"declared": declared or {}, "from": member, "warm": False, **fields}
+
+
+def declared_as(member: Identity) -> dict[str, Any]:
+    """What decides the weights of a member, but for which one it is."""
+    return {k: v for k, v in member.compared_fields().items() if k not in ("member", "number")}
+
+
+#: Options that differ from the ensemble's, one by one.
+OTHERS: dict[str, Any] = {
+    "seed": 77,
+    "workers": 2,
+    "threads": 3,
+    "precision": "bf16",
+    "loss_scale": 8.0,
+    "epochs": 5,
+    "batch_size": 3,
+    "accumulate": 2,
+    "optimizer": {"name": "sgd", "momentum": 0.5, "lr": 0.2},
+    "schedule": "cosine",
+    "compression": "none",
+    "communicator": "torch",
+    "weights": Folds(4),
+    "span_nodes": False,
+}
+
+
+@pytest.mark.parametrize("weights", ["uniform", "bootstrap", Bootstrap(seed=9), Folds(4), Folds(4, 1, seed=2)])
+def test_a_clone_is_declared_as_its_member_was_whatever_the_ensemble_declares(weights: Any) -> None:
+    made = an_ensemble(
+        weights="bootstrap",
+        compression="fp16",
+        communicator="hierarchical",
+        optimizer={"name": "adam", "lr": 0.1},
+        members=[{"n": 0}, Member({"n": 1, "lr": 0.3}, **OTHERS | {"weights": weights})],
+    )
+    for number in (0, 1):
+        identity = made.identify(number)
+        known = MemberState(identity.member, number, identity=identity.as_dict(), attempts=1)
+        again = made.identify(5, recover_declaration(known))
+        assert declared_as(again) == declared_as(identity)
+        assert (again.cpus_per_worker, again.span_nodes) == (identity.cpus_per_worker, identity.span_nodes)
+
+
+@pytest.mark.parametrize(("attempts", "workers"), [(0, "auto"), (1, 3)])
+def test_a_measured_width_is_kept_once_it_has_been_trained_with(attempts: int, workers: Any) -> None:
+    made = an_ensemble(resources=Resources(workers="auto"), members=[{"n": 0}])
+    record = made.identify(0).as_dict() | {"workers": 3, "cpus_per_worker": 0.3, "memory_gb": 1.5}
+    declared = recover_declaration(MemberState("member-0", 0, identity=record, attempts=attempts))
+    assert (declared.workers, declared.cpus_per_worker, declared.memory_gb) == (workers, None, None)
+    widened = record | {"auto": [], "workers": 4, "widened_from": 2}
+    assert recover_declaration(MemberState("member-0", 0, identity=widened, attempts=2)).workers == 2
+
+
+def test_a_cold_clone_of_a_member_that_began_warm_needs_no_change() -> None:
+    made = an_ensemble(members=[{"n": 0}])
+    cold, warm = (
+        made.identify(0).as_dict() | {"lineage": make_lineage("member-9", warm=w)} for w in (False, True)
+    )
+    declared = declare_clone(MemberState("member-0", 0, identity=warm), {}, made, warm=False, known=[])
+    assert declared_as(made.identify(0, declared)) == declared_as(made.identify(0))
+    with pytest.raises(SpecError, match="it would be member-0 once more"):
+        declare_clone(MemberState("member-0", 0, identity=cold), {}, made, warm=False, known=[])
+
+
+def test_a_clone_of_a_member_trains_with_its_changes_and_its_lineage_is_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    changes = {"params": {"n": 9}, "epochs": 3}
+    members = [{"n": 0}, Member({"n": 1, "m": "x"}, seed=50, batch_size=4)]
+    script = Script(path, (("epoch", "member-0"), [clone("member-1", changes), clone("member-2", {"seed": 3})]))
+    state = run(path, an_ensemble(members=members, sharing="node"), Simulated(4, before=script))
+    first, second = state.members["member-2"], state.members["member-3"]
+    assert (first.state, second.state) == ("finished", "finished")
+    assert (first.params, first.identity["seed"], first.identity["batch_size"]) == ({"n": 9, "m": "x"}, 50, 4)
+    assert (first.identity["epochs"], first.identity["added"], first.first_epoch) == (3, True, 5)
+    nothing = dict.fromkeys(("epoch", "step", "weights_sha256", "code"))
+    lineage = {"from": "member-1", "warm": False, **nothing}
+    assert first.identity["lineage"] == lineage and second.identity["lineage"]["from"] == "member-2"
+    assert (second.params, second.identity["seed"]) == (first.params, 3)
+    assert [done for _, done, _ in answers(path)] == [True, True]
+    declared = [e for e in read_events(RunDir(path).events) if e["type"] == "member" and e["member"] == "member-2"]
+    assert all(event["lineage"] == lineage for event in declared)
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (clone("member-1"), "it would be member-1 once more"),
+        (clone("member-1", {"params": {"n": 1}, "cpus_per_worker": 0.5}), "it would be member-1 once more"),
+        (clone("member-1", {"params": {"nn": 3}}), "member-1 has no hyperparameter 'nn'; did you mean 'n'?"),
+        (clone("member-1", {"params": {"n": "many"}}), "n=many is not a number, but n is one in member-1: 1"),
+        (clone("member-11", {"seed": 1}), "there is no member 'member-11'; did you mean 'member-1'?"),
+        (clone("member-1", {"epoks": 3}), "epoks"),
+        (clone("member-1", {"workers": 64}), "64 workers"),
+        (clone("member-1", {"seed": 1}, warm="yes"), "true or false in `warm`"),
+        (("add", {"declared": {"params": {"n": 9}}, "warm": True}), "the name of a member in `from`"),
+        (("add", {"declared": {"params": {"n": 9}}, "from": ["x"]}), "the name of a member in `from`"),
+    ],
+)
+def test_what_no_clone_can_be_is_refused_with_its_reason(request_: Any, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    state = run(path, an_ensemble(), Simulated(before=Script(path, (("epoch", "member-0"), [request_]))))
+    assert len(state.members) == 4 and set(states(state).values()) == {"finished"}
+    ((verb, done, why),) = answers(path)
+    assert (verb, done) == ("add", False) and said in why
+
+
+def test_a_clone_may_change_what_others_of_the_run_have_or_its_optimizer_reads(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    made = an_ensemble(members=[{"n": 0}, {"m": 1}], optimizer={"name": "sgd", "lr": 0.1}, schedule="cosine")
+    names = ("m", "lr", "momentum", "end")
+    asks = [clone("member-0", {"params": {name: 0.5}}) for name in names]
+    state = run(path, made, Simulated(before=Script(path, (("epoch", "member-0"), asks))))
+    assert [done for _, done, _ in answers(path)] == [True] * 4
+    assert [m.params for m in state.members.values()][2:] == [{"n": 0, name: 0.5} for name in names]
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_search_learns_from_a_clone_and_the_study_shows_where_it_comes_from(
+    is_resumed: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    search = Search({"lr": uniform(0, 1), "depth": 2}, trials=3, sampler="tpe", pruner="none")
+    asks = [clone("member-0", {"params": {"lr": lr}}) for lr in (0.5, 7.0)]
+    executor = Simulated(before=Script(path, (("epoch", "member-0"), [*asks, *[("stop", {})] * is_resumed])))
+    made = an_ensemble(search=search, epochs=3, sharing="node")
+    state = run(path, made, executor)
+    if is_resumed:
+        RunDir(path).journal.unlink()  # it is written anew from the log
+        again = Simulated()
+        again.done = executor.done
+        state = run(path, made, again)
+    assert len(state.members) == 5 and set(states(state).values()) == {"finished"}
+    by_lr = {m.params["lr"]: m for m in state.members.values() if m.identity["added"]}
+    assert by_lr[0.5].identity["outside"] is None and "outside uniform(0, 1)" in by_lr[7.0].identity["outside"]
+    for trial in study_of(path, made).trials:
+        member = state.members[trial.user_attrs["member"]]
+        lineage = trial.user_attrs.get("lineage")
+        assert lineage == member.identity["lineage"] and (lineage is not None) == member.identity["added"]
+
+
+def study_of(path: Path, ensemble: Ensemble) -> Any:
+    """The study in the journal of a run."""
+    import optuna
+
+    backend = optuna.storages.journal.JournalFileBackend(str(RunDir(path).journal))
+    return optuna.load_study(study_name=ensemble.name, storage=optuna.storages.JournalStorage(backend))
+
+
+def test_a_resume_knows_a_clone_and_refuses_a_list_that_declares_another_in_its_place(tmp_path: Path) -> None:
+    from ensemble.controller.changes import check_same
+
+    path = tmp_path / "run"
+    asks = [clone("member-1", {"params": {"n": 9}, "epochs": 6}), ("stop", {})]
+    made = an_ensemble(epochs=4)
+    executor = Simulated(before=Script(path, (("epoch", "member-0"), asks)))
+    state = run(path, made, executor)
+    assert state.members["member-4"].state != "finished"
+    check_same(state, made, path)
+    again = Simulated()
+    again.done = executor.done
+    state = run(path, made, again)
+    assert states(state)["member-4"] == "finished" and state.members["member-4"].params == {"n": 9}
+    assert state.members["member-4"].identity["lineage"]["from"] == "member-1"
+    for n in (9, 8):
+        listed = an_ensemble(epochs=4, members=[*({"n": i} for i in range(4)), Member({"n": n}, seed=1, epochs=6)])
+        with contextlib.nullcontext() if n == 9 else pytest.raises(StoreError, match="member-4 has params="):
+            check_same(state, listed, path)

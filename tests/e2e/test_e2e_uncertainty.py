@@ -1,0 +1,109 @@
+"""How sure a combined model is, from end to end: members predict samples of another kind, too."""
+
+from __future__ import annotations
+
+import collections
+import csv
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ensemble
+from ensemble import Ensemble, Recipe
+from ensemble.combine import combine
+from ensemble.controller.finalize import Finalizer
+from ensemble.store import RunDir, fold, load_predictions, read_events
+from pipelines import Pipeline, sources
+
+CENTERS = np.array([[2.0, 0.0], [-1.0, 1.7], [-1.0, -1.7]])
+
+
+def samples(seed: int, n: int) -> Pipeline:
+    """Three overlapping clouds of points."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, 3, n)
+    x = CENTERS[label] + rng.normal(size=(n, 2))
+    return Pipeline(sources.arrays(x=x.astype(np.float32), label=label))
+
+
+def shifted_samples() -> Pipeline:
+    """Points between the clouds, of no class."""
+    x = 0.3 * np.random.default_rng(3).normal(size=(200, 2))
+    return Pipeline(sources.arrays(x=x.astype(np.float32)))
+
+
+def declare() -> Ensemble:
+    def model(params: Any) -> Any:
+        import torch
+
+        return torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+
+    def loss(model: Any, batch: Any) -> Any:
+        import torch
+
+        return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+
+    def optimizer(model: Any, params: Any) -> Any:
+        import torch
+
+        return torch.optim.SGD(model.parameters(), lr=params["lr"])
+
+    return Ensemble(
+        name="unsure",
+        recipe=Recipe(model=model, loss=loss, optimizer=optimizer),
+        train=samples(0, 256),
+        valid=samples(1, 300),
+        test=samples(2, 400),
+        shifted=shifted_samples(),
+        members=[{"lr": lr} for lr in (0.1, 0.3, 0.5)],
+        epochs=3,
+        batch_size=32,
+    )
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_a_run_says_how_sure_its_combined_model_is(executor: str, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    result = ensemble.submit(declare(), run.path, executor).wait()
+    saved = load_predictions(run.predictions("member-0", "shifted"))
+    assert saved.values.shape == (200, 3) and saved.target is None and saved.index.tolist() == list(range(200))
+
+    combined = result.combined
+    assert combined is not None and combined["split"] == "test" and combined["note"] is None
+    parts = combined["uncertainty"]
+    assert parts["total"] == pytest.approx(parts["aleatoric"] + parts["epistemic"])
+    assert combined["shifted"]["total"]["auroc"] > 0.9, "between the clouds the model is least sure"
+    for method in ("thr", "aps"):
+        assert 0.83 < combined["conformal"][method]["coverage"] <= 1
+
+    with run.uncertainty_csv.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert collections.Counter(row["split"] for row in rows) == {"valid": 300, "test": 400, "shifted": 200}
+    test = [row for row in rows if row["split"] == "test"]
+    for name, mean in parts.items():
+        assert np.mean([float(row[name]) for row in test]) == pytest.approx(mean)
+    right = np.mean([row["target"] == row["prediction"] for row in test])
+    assert right == pytest.approx(combined["metrics"]["ensemble"]["accuracy"])
+    assert {row["target"] for row in rows if row["split"] == "shifted"} == {""}
+
+
+def test_shifted_samples_that_cannot_be_measured_hinder_nothing_else(tmp_path: Path) -> None:
+    run, declared = RunDir(tmp_path / "run"), declare()
+    ensemble.submit(declared, run.path, "inline").wait()
+    run.predictions("member-1", "shifted").unlink()
+    combined = combine(run, fold(read_events(run.events)), declared)
+    assert combined["shifted"] is None and combined["metrics"]["ensemble"]["accuracy"] > 0.6
+    assert combined["note"] == "the shifted samples are not measured: member-1: saved no shifted predictions"
+
+
+def test_a_table_of_an_earlier_combination_does_not_outlive_it(tmp_path: Path) -> None:
+    run, declared = RunDir(tmp_path / "run"), declare()
+    ensemble.submit(declared, run.path, "inline").wait()
+    state = fold(read_events(run.events))
+    finalizer = Finalizer(run, dataclasses.replace(declared, valid=None))
+    combined = finalizer.combine_members(state)
+    assert combined is not None and combined["reason"] and not finalizer.notes
+    assert not run.uncertainty_csv.exists()

@@ -1,0 +1,141 @@
+"""Members that stop early, keep their best epoch and average weights, on a shared stream; killed, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from execute_members import an_ensemble, loss, model, samples  # noqa: E402
+
+import ensemble  # noqa: E402
+from ensemble import EMA, EarlyStopping, Member, Recipe, Resources  # noqa: E402
+from ensemble.cli import parser as cli  # noqa: E402
+from ensemble.store import RunDir, fold, load_checkpoint, read_events, weights_sha256  # noqa: E402
+
+NARROW = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)
+LOOP: dict[str, Any] = {
+    "epochs": 30,
+    "objective": "loss",
+    "early_stopping": EarlyStopping(2),
+    "keep": "best",
+    "averaging": EMA(0.7),
+    "resources": NARROW,
+    "calibrate": False,
+}
+
+
+def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == kind]
+
+
+def own_loop(member: Any) -> None:
+    """A train function; the model is the Recipe's."""
+    net = model(member.params)
+    optimizer = torch.optim.SGD(net.parameters(), lr=member.params["lr"])
+    net, optimizer = member.prepare(net, optimizer)
+
+    def measure(net: Any, batch: Any) -> dict[str, Any]:
+        return {"loss": loss(net, batch)}
+
+    for _ in member.epochs():
+        net.train()
+        for batch in member.batches():
+            mixed = member.mixup(batch)
+            outputs = net(mixed["x"])
+            member.backward(
+                mixed.losses(lambda y: torch.nn.functional.cross_entropy(outputs, y, reduction="none"))  # noqa: B023
+            )
+            member.step()
+        member.report(**member.evaluate(measure))
+    for split in member.splits:
+        values, index = [], []
+        with member.evaluating():
+            for batch in member.batches(split):
+                values.append(net(batch["x"]).softmax(dim=1))
+                index.append(batch["index"].clone())
+        member.predictions(split, torch.cat(values), torch.cat(index))
+
+
+def test_a_member_that_leaves_early_leaves_the_others_their_stream(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its learning rate makes it worse at once; the others train on, in one stream and unwaited for."""
+    members: list[Any] = [Member({"lr": 40.0}), Member({"lr": 0.05}, early_stopping="none"), Member({"lr": 0.02})]
+    patient = {"capacity": 64, "gate_timeout_s": 300.0, "stall_limit_s": 300.0}
+    declared = an_ensemble(members, **{**LOOP, **patient, "epochs": 12})
+    result = ensemble.submit(declared, tmp_path / "run", "local").wait()
+    assert [row["state"] for row in result.members] == ["finished"] * 3
+    first, second = result.members[0], result.members[1]
+    assert first["epoch"] < 12 == second["epoch"] and "early_stopping" not in second
+    assert first["early_stopping"]["best"]["epoch"] == first["kept"]["epoch"] == first["epoch"] - 3
+    trained = events(tmp_path / "run", "epoch")
+    for member, rows in (("member-0", first["epoch"]), ("member-1", 12)):
+        assert sum(event["samples"] for event in trained if event["member"] == member) == 96 * rows
+    assert events(tmp_path / "run", "feeder")[-1]["detached"] == 0, "nobody had to be put out"
+    ensemble.submit(declared, tmp_path / "alone", "inline").wait()
+    ours, theirs = (
+        {each["member"]: each["weights_sha256"] for each in events(tmp_path / run, "finished")}
+        for run in ("run", "alone")
+    )
+    assert ours == theirs
+    assert cli.main(["status", str(tmp_path / "run")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    epochs = first["epoch"]
+    assert f"member-0: stopped early after {epochs} of 12 epochs: loss has not improved for 2 epochs" in said
+
+
+def test_a_member_that_is_killed_keeps_and_stops_as_if_it_had_not_been(tmp_path: Path) -> None:
+    for after in (4, 13):  # of 3 training batches and 2 of validation in each epoch
+        folder = tmp_path / str(after)
+        members = [{"lr": 2.0, "width": 8}, {"lr": 2.0, "width": 8}]
+        killed = {**members[0], "fault": "kill", "after": after, "marker": str(folder / "killed")}
+        folder.mkdir()
+        ensemble.submit(an_ensemble(members[:1], **LOOP), folder / "whole", "inline").wait()
+        ensemble.submit(an_ensemble([killed], **LOOP), folder / "killed-run", "local").wait()
+        ends = [events(folder / name, "finished")[0] for name in ("whole", "killed-run")]
+        assert events(folder / "killed-run", "failed"), "it was killed"
+        assert {**ends[1], "t": 0, "attempt": 0} == {**ends[0], "t": 0, "attempt": 0}
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_what_is_loaded_and_combined_is_what_is_kept(tmp_path: Path, executor: str) -> None:
+    members = [{"lr": 1.5, "width": 8}, {"lr": 0.5, "width": 8}]
+    recipe = Recipe(model=model, loss=loss)
+    declared = an_ensemble(members, recipe=recipe, test=samples(32, 2), **LOOP)
+    result = ensemble.submit(declared, tmp_path, executor).wait()
+    state = fold(read_events(tmp_path / "events.jsonl"))
+    for member in state.members.values():
+        saved = load_checkpoint(RunDir(tmp_path).valid_checkpoint(member))
+        assert weights_sha256(saved["model"]) == member.weights_sha256
+        assert member.metrics["loss"] == member.kept["value"] == min(e["metrics"]["loss"] for e in member.history)
+    assert result.combined is not None and result.combined["metrics"]
+    check_loaded(tmp_path, members)
+
+
+def test_a_train_function_is_combined_and_loaded_by_the_model_of_its_recipe(tmp_path: Path) -> None:
+    members = [{"lr": 0.5, "width": 8}, {"lr": 0.2, "width": 8}]
+    recipe = Recipe(model=model, train=own_loop)
+    declared = an_ensemble(members, recipe=recipe, test=samples(32, 2), mixup=0.2, **LOOP)
+    result = ensemble.submit(declared, tmp_path, "local").wait()
+    assert [row["state"] for row in result.members] == ["finished"] * 2
+    assert result.combined is not None and result.combined["metrics"]
+    check_loaded(tmp_path, members)
+
+
+def check_loaded(run_dir: Path, members: list[Any]) -> None:
+    """Each member that is loaded predicts what it has saved."""
+    from ensemble.store import load_predictions
+
+    (batch,) = samples(32, 2).loader(32, 1)
+    rows = batch["index"].argsort()
+    for number in range(len(members)):
+        alone = ensemble.load(run_dir, "average", [f"member-{number}"])
+        saved = load_predictions(RunDir(run_dir).predictions(f"member-{number}", "test"))
+        with torch.no_grad():
+            found = alone({"x": batch["x"][rows]}).numpy()
+        np.testing.assert_allclose(found, saved.values, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,182 @@
+"""The command `ensemble dashboard` as a process, and sockets that send it what no browser would."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+TIMEOUT_S = 120.0
+
+
+class Server:
+    """A running server, and a session with it.
+
+    Args:
+        under: a command that starts it.
+    """
+
+    def __init__(self, path: Path, *options: str, under: Sequence[str] = ()) -> None:
+        command = [*under, sys.executable, "-m", "ensemble.cli", "dashboard", str(path), "--port", "0", *options]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.said: list[str] = []
+        self.cookie, self.root = "", ""
+        self._address = Path(self._find(r"the address with its token is in (\S+) there"))
+        self.port = int(re.findall(r":(\d+)/", self.url)[0])
+        self.host = f"127.0.0.1:{self.port}"
+
+    def _find(self, pattern: str) -> str:
+        """The group of the first line that has the pattern."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line.rstrip("\n"))
+            if found := re.search(pattern, line):
+                return found[1]
+        raise AssertionError(f"no address: {self.said}")
+
+    @property
+    def url(self) -> str:
+        """The address with the token that has not been used."""
+        return self._address.read_text().strip()
+
+    def log_in(self) -> str:
+        """Uses the token; returns the cookie, with which `ask` asks from now on."""
+        status, headers, _ = self.ask(self.url[self.url.index("/?") :], cookie="", at_root=True)
+        assert status == 303
+        self.root = headers["location"].rstrip("/")
+        self.cookie = headers["set-cookie"].partition(";")[0]
+        return self.cookie
+
+    def ask(
+        self,
+        target: str,
+        method: str = "GET",
+        body: Any = None,
+        cookie: str | None = None,
+        *,
+        at_root: bool = False,
+        **headers: str | None,
+    ) -> tuple[int, dict[str, str], bytes]:
+        """One request in the page's folder: status, headers, body. Of headers, `_` is `-`; None leaves one out."""
+        sent: dict[str, str | None] = {"Host": self.host, "Cookie": self.cookie if cookie is None else cookie}
+        if body is not None and not isinstance(body, (bytes, str)):
+            body = json.dumps(body)
+            sent |= {"Content-Type": "application/json", "Origin": f"http://{self.host}"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        with contextlib.closing(connection):
+            connection.putrequest(
+                method, target if at_root else self.root + target, skip_host=True, skip_accept_encoding=True
+            )
+            for name, value in sent.items():
+                if value:
+                    connection.putheader(name, value)
+            data = body.encode() if isinstance(body, str) else body
+            if data is not None:
+                connection.putheader("Content-Length", str(len(data)))
+            connection.endheaders(data)
+            answer = connection.getresponse()
+            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+
+    def get(self, target: str) -> Any:
+        """The JSON of a document."""
+        status, _, body = self.ask(target)
+        assert status == 200, (status, body)
+        return json.loads(body)
+
+    def send(self, data: bytes, *, end: bool = False) -> bytes:
+        """What it answers to these bytes, up to the end of the connection."""
+        with socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S) as connection:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(data)
+                if end:
+                    connection.shutdown(socket.SHUT_WR)
+            answer = b""
+            with contextlib.suppress(ConnectionError):
+                while piece := connection.recv(2**16):
+                    answer += piece
+            return answer
+
+    @contextlib.contextmanager
+    def stream(self, target: str, **headers: str) -> Iterator[Messages]:
+        """Server-sent events."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        with contextlib.closing(connection):
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request("GET", self.root + target, headers={"Cookie": self.cookie, **named})
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            assert answer.getheader("content-type") == "text/event-stream"
+            yield Messages(answer)
+
+    @property
+    def page(self) -> str:
+        """The address of the page for a browser with a session."""
+        return f"http://{self.host}{self.root}/"
+
+    @property
+    def key(self) -> str:
+        """Of the first run."""
+        return str(self.get("/api/runs")[0]["key"])
+
+    def close(self, number: int = signal.SIGTERM) -> int:
+        """Ends it; returns its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Waits for its end; returns its exit status."""
+        out, _ = self.process.communicate(timeout=TIMEOUT_S)
+        self.said += (out or "").splitlines()
+        return self.process.returncode
+
+
+class Messages:
+    """The server-sent events of one stream."""
+
+    def __init__(self, answer: http.client.HTTPResponse) -> None:
+        self._answer = answer
+
+    def next(self) -> tuple[str | None, int | None, Any]:
+        """Event, id and data of the next one; ("end", None, None) at the end of the stream."""
+        event = id = data = None
+        while line := self._answer.readline():
+            name, _, value = line.decode().rstrip("\n").partition(": ")
+            if name == "event":
+                event = value
+            elif name == "id":
+                id = int(value)
+            elif name == "data":
+                data = json.loads(value)
+            elif not name and data is not None:
+                return event, id, data
+        return "end", None, None
+
+
+@contextlib.contextmanager
+def serve(path: Path, *options: str, log_in: bool = True, under: Sequence[str] = ()) -> Iterator[Server]:
+    """A server of a run directory or a folder, with a session."""
+    server = Server(path, *options, under=under)
+    try:
+        if log_in:
+            server.log_in()
+        yield server
+    finally:
+        server.close()

@@ -1,0 +1,308 @@
+"""Makes documents of the live page by hand: seeded, of any size, with hostile names where asked for.
+
+documents = make_documents(1000, seed=3)
+documents["state"], documents["curves"], documents["quality"], documents["importances"], documents["tables"]
+change = make_change(documents["state"], step=1, touched=20)
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from document_parts import list_figures, make_combined, make_cost, make_node, make_quality, make_stream
+
+START = 1_795_000_000.0
+COLUMNS = (
+    "id", "number", "state", "epoch", "epochs", "step", "steps", "done", "metric", "metrics", "params",
+    "options", "workers", "node", "place", "devices", "shares", "cohort", "attempts", "failures",
+    "samples_per_s", "left_s", "waited", "synced", "memory_gb", "error", "reason", "advice", "first_epoch",
+    "checkpoint", "lineage", "code", "private",
+)  # fmt: skip
+HOSTILE = (
+    "<img src=x onerror=alert(1)>",
+    '"><script>window.hacked=1</script>',
+    "javascript:alert(1)",
+    "a,b&c=d?e#f%20g%",
+    "%{x}<b>bold</b><br>line",
+    "‮reversed‬",
+    "__proto__",
+    "constructor",
+    "new\nline\ttab\x00nul",
+    "ö" * 300,
+    "' OR 1=1 --",
+    "{{7*7}}${7*7}",
+)
+EPOCHS = 12
+STATES = ("finished", "running", "waiting", "failed", "pruned", "paused", "cancelled", "placed")
+
+Document = dict[str, Any]
+
+
+def make_documents(
+    members: int = 8, *, seed: int = 0, hostile: bool = False, ended: bool = False, gpus: int = 4, nodes: int = 2
+) -> dict[str, Document]:
+    """All documents of a run with so many members.
+
+    Args:
+        hostile: names of members, hyperparameters, nodes and texts try to become markup or to break the address.
+        ended: the run is over and combined.
+    """
+    rng = random.Random(seed)
+    names = _names(members, hostile)
+    places = [f"node-{i}" + ("<b>&" if hostile else "") for i in range(nodes)]
+    rows, curves, spans = {}, {}, {}
+    for number, name in enumerate(names):
+        state = _draw_state(rng, number, members, ended)
+        curve = _make_curve(rng, state)
+        curves[name] = curve
+        rows[name] = _make_row(rng, number, name, state, curve, places[number % nodes], gpus, hostile)
+        spans[name] = _make_spans(rng, state, places[number % nodes], number, nodes, gpus)
+    ranked = sorted(
+        (name for name in names if rows[name]["metric"] is not None), key=lambda name: -rows[name]["metric"]
+    )
+    state_document = _make_state(rng, rows, spans, ranked, places, gpus, ended, hostile)
+    offset = state_document["offset"]
+    return {
+        "state": state_document,
+        "curves": {"offset": offset, "thinned": False, "members": curves},
+        "quality": make_quality(rng, ranked[:6])
+        if ended and ranked
+        else {"missing": "No member has finished yet."},
+        "importances": {
+            "importances": [["lr", 0.62], ["width", 0.27], ["depth", 0.11]],
+            "method": "fANOVA",
+            "missing": None,
+        },
+        "tables": _make_tables(names),
+    }
+
+
+def _make_tables(names: list[str]) -> Document:
+    """A table with a row for each member, and one of another kind."""
+    head = [["member", "text"], ["workers", ""], ["computing", ""], ["sent by a worker", ""], ["planned", "text"]]
+    rows = [
+        [name, 1 + i % 4, [f"{i % 10}0.0%", i % 10 / 10], None if i % 3 else [f"{i} KiB", 1024 * i], "flat"]
+        for i, name in enumerate(names)
+    ]
+    times = {"id": "exchange", "title": "Where their time went", "text": "All epochs.", "head": head, "rows": rows}
+    roles = {"id": "cost_of_roles", "title": "Cost by role", "text": "", "head": [["role", "text"], ["CPU-s", ""]]}
+    return {
+        "tables": [
+            times | {"of_members": True},
+            roles | {"rows": [[["training", 0], 1234.5], [["feeding", 1], None]], "of_members": False},
+        ],
+        "missing": ["Packing cannot be shown: KeyError: 'members'."],
+        "made_with": [["python", "3.12.4"], ["revision", "4f2a91c"]],
+    }
+
+
+def make_change(state: Document, step: int, touched: int = 10, *, seed: int = 0) -> Document:
+    """One change of a running run: `touched` members advance, and the run's counts and totals with them."""
+    rng = random.Random((seed, step).__hash__())
+    at = {name: i for i, name in enumerate(state["members"]["columns"])}
+    now = state["now"] + 0.2 * step
+    rows: dict[str, list[Any]] = {}
+    epochs = []
+    names = list(state["members"]["rows"])
+    for name in rng.sample(names, min(touched, len(names))):
+        row = list(state["members"]["rows"][name])
+        row[at["state"]], row[at["epoch"]] = "running", step % EPOCHS
+        row[at["step"]], row[at["done"]] = step % 17, (step % EPOCHS) / EPOCHS
+        row[at["metric"]] = 0.5 + 0.4 * rng.random()
+        row[at["metrics"]] = {"accuracy": row[at["metric"]], "loss": 1 - row[at["metric"]]}
+        row[at["samples_per_s"]] = 1000 + 900 * rng.random()
+        rows[name] = row
+        values = {**row[at["metrics"]], "train_loss": 1.1 - row[at["metric"]], "lr": 0.01, "samples_per_s": 1500.0}
+        epochs.append([name, step % EPOCHS, now, values])
+    run = {**state["run"], "updated": now, "wall_s": now - START}
+    node = state["nodes"][0]["name"]
+    return {
+        "offset": state["offset"] + 1000 * step,
+        "now": now,
+        "run": run,
+        "members": rows,
+        "epochs": epochs,
+        "power": [[node, now - 0.2, now, 100 + 50 * rng.random(), 40.0]],
+    }
+
+
+def _names(members: int, hostile: bool) -> list[str]:
+    names = [f"member-{i}" for i in range(members)]
+    if hostile:
+        for i, name in enumerate(HOSTILE[:members]):
+            names[i] = name
+    return names
+
+
+def _draw_state(rng: random.Random, number: int, members: int, ended: bool) -> str:
+    if number < len(STATES) and members >= len(STATES) and not ended:
+        return STATES[number]  # each is there at least once
+    shares = (70, 0, 0, 5, 22, 1, 2, 0) if ended else (30, 25, 22, 4, 14, 2, 2, 1)
+    return rng.choices(STATES, shares)[0]
+
+
+def _make_curve(rng: random.Random, state: str) -> Document:
+    lengths = {"finished": EPOCHS, "waiting": 0, "placed": 0}
+    length = lengths.get(state, rng.randint(1, EPOCHS - 1))
+    top, speed, lr = 0.72 + 0.24 * rng.random(), 0.3 + 0.5 * rng.random(), 10 ** rng.uniform(-4, -1)
+    accuracy = [top * (1 - math.exp(-speed * (e + 1))) + rng.gauss(0, 0.008) for e in range(length)]
+    return {
+        "epoch": list(range(length)),
+        "t": [START + 5 + 4 * (e + 1) + rng.random() for e in range(length)],
+        "values": {
+            "accuracy": accuracy,
+            "loss": [2.2 * (1 - value) + 0.1 for value in accuracy],
+            "train_loss": [2.4 * (1 - value) + 0.12 for value in accuracy],
+            "lr": [lr * (1 + math.cos(math.pi * e / EPOCHS)) / 2 for e in range(length)],
+            "samples_per_s": [1500 + 200 * rng.random() for _ in range(length)],
+        },
+    }
+
+
+def _make_row(
+    rng: random.Random, number: int, name: str, state: str, curve: Document, node: str, gpus: int, hostile: bool
+) -> Document:
+    length = len(curve["epoch"])
+    metrics = {key: curve["values"][key][-1] for key in ("accuracy", "loss")} if length else {}
+    lr = round(10 ** rng.uniform(-4, -1), 6)
+    params = {"lr": lr, "width": rng.choice((16, 32, 64, 128)), "depth": rng.choice((1, 2, 3)), "optimizer": "sgd"}
+    if hostile:
+        params["<i>evil</i>&amp;"] = HOSTILE[number % len(HOSTILE)]
+    is_placed = state not in ("waiting",)
+    failed = state == "failed"
+    gpu = f"GPU-{node}-{number % gpus}" if gpus else None
+    return {
+        "id": name,
+        "number": number,
+        "state": state,
+        "epoch": length if length < EPOCHS else EPOCHS - 1,
+        "epochs": EPOCHS,
+        "step": rng.randint(0, 16) if state == "running" else 0,
+        "steps": 17,
+        "done": 1.0 if state == "finished" else length / EPOCHS,
+        "metric": metrics.get("accuracy"),
+        "metrics": metrics,
+        "params": params,
+        "options": "bf16, batch_size 64, seed 0",
+        "workers": 1 + (number % 7 == 0),
+        "node": node if is_placed else None,
+        "place": f"{node}, GPU {number % gpus}" if is_placed and gpus else node if is_placed else None,
+        "devices": [gpu] if is_placed and gpus else [],
+        "shares": {"cpus": 0.5, "gpus": 0.25 if gpus else 0.0},
+        "cohort": number % 2 if is_placed else None,
+        "attempts": 3 if failed else int(is_placed),
+        "failures": 3 if failed else 0,
+        "samples_per_s": 1500 + 400 * rng.random() if state == "running" else None,
+        "left_s": 30 * rng.random() if state == "running" else None,
+        "waited": 0.3 * rng.random() if length else None,
+        "synced": 0.05 * rng.random() if length else None,
+        "memory_gb": round(0.5 + rng.random(), 2) if is_placed else None,
+        "error": f"loss is nan at step 113 (lr {lr})" if failed else None,
+        "reason": "nan" if failed else None,
+        "advice": "Lower lr, or clip gradients, and clone the member." if failed else None,
+        "first_epoch": 0,
+        "checkpoint": length or None,
+        "lineage": {"from": "member-1", "epoch": 3, "warm": True} if number == 9 else None,
+        "code": None,
+        "private": 0.25 if number % 4 == 2 and length else 0.0,
+    }
+
+
+def _make_spans(rng: random.Random, state: str, node: str, number: int, nodes: int, gpus: int) -> list[list[Any]]:
+    if state == "waiting":
+        return []
+    devices = [f"GPU-{node}-{number % gpus}"] if gpus else [None]
+    begin = START + 3 * (number % 40)
+    if state == "failed":
+        ends = [(begin + 8 * i, begin + 8 * i + 6, "failed") for i in range(3)]
+    else:
+        last = None if state in ("running", "placed") else begin + 20 + 30 * rng.random()
+        ends = [(begin, last, "running" if last is None else state)]
+    return [
+        [attempt, node, devices, number % 2, placed, None if state == "placed" else placed + 2, ended, outcome]
+        for attempt, (placed, ended, outcome) in enumerate(ends)
+    ]
+
+
+def _make_state(
+    rng: random.Random,
+    rows: dict[str, Document],
+    spans: Document,
+    ranked: list[str],
+    places: list[str],
+    gpus: int,
+    ended: bool,
+    hostile: bool,
+) -> Document:
+    counts: dict[str, int] = {}
+    for row in rows.values():
+        counts[row["state"]] = counts.get(row["state"], 0) + 1
+    now = START + 300.0
+    best = {"member": ranked[0], "value": rows[ranked[0]]["metric"]} if ranked else None
+    run = {
+        "name": HOSTILE[0] if hostile else "digits",
+        "run_id": "a73ec6fb09984d13",
+        "dir": "/data/runs/digits",
+        "state": {"word": "finished", "tone": "good"} if ended else {"word": "running", "tone": "warn"},
+        "executor": "ray",
+        "mode": "search",
+        "objective": "accuracy",
+        "direction": "max",
+        "second_objective": None,
+        "epochs": EPOCHS,
+        "declared": len(rows),
+        "started": START,
+        "updated": now,
+        "ended": now if ended else None,
+        "wall_s": 300.0,
+        "left_s": None if ended else 412.0,
+        "done": 1.0 if ended else 0.42,
+        "counts": counts,
+        "best": best,
+        "combined": make_combined(ranked[:3], rows) if ended and ranked else None,
+        "metrics": ["accuracy", "loss"],
+        "figures": {each["name"]: each for each in list_figures("accuracy", "loss", "nll", "ece")},
+        "params": ["lr", "width", "depth", "optimizer"] + (["<i>evil</i>&amp;"] if hostile else []),
+        "varied": ["lr", "width", "depth"] + (["<i>evil</i>&amp;"] if hostile else []),
+        "facts": [
+            {"label": "Limited by", "text": "members wait 18 % of the time for samples.", "tone": "warn"},
+            {"label": "Waiting", "text": f"{counts.get('waiting', 0)} members wait for a GPU.", "tone": ""},
+        ],
+        "totals": {
+            "cpu_s": 4870.4, "energy_j": 201234.0, "energy_origin": "measured", "watts": 690.0,
+            "watts_origin": "measured", "prepared": 12936, "consumed": 103488, "reuse": 8.0,
+            "samples_per_s": 21000.0, "models_per_minute": 3.4,
+        },
+        "driver": None,
+        "actions": [] if ended else ["stop", "pause", "resume", "cancel", "add"],
+    }  # fmt: skip
+    return {
+        "v": 1,
+        "offset": 123456,
+        "log": "1f0c-88",
+        "now": now,
+        "run": run,
+        "members": {"columns": COLUMNS, "rows": {name: [row[c] for c in COLUMNS] for name, row in rows.items()}},
+        "spans": spans,
+        "nodes": [make_node(rng, name, gpus) for name in places],
+        "streams": [make_stream(node, cohort, len(rows)) for cohort, node in enumerate(places)],
+        "notices": [
+            {"at_s": 12.0, "level": "warning", "text": f"{places[0]}: CPU throttled for 3 s."},
+            {"at_s": 40.5, "level": "error", "text": "member-3: loss is nan at step 113; it is not tried again."},
+            {"at_s": 61.0, "level": "info", "text": "A second feeder was started for cohort 1."},
+        ],
+        "cost": make_cost(rng, rows),
+        "power": {
+            "nodes": [
+                {
+                    "node": name,
+                    "origin": "measured",
+                    "sources": ["rapl", "nvml"],
+                    "points": [[START + i, START + i + 1, 300 + 40 * rng.random(), 90.0] for i in range(300)],
+                }
+                for name in places
+            ]
+        },
+    }

@@ -1,0 +1,191 @@
+"""Serves the live page with documents made by hand, by the contract of the server's routes.
+
+with PageServer(make_documents(100)) as server:
+    page.goto(server.url)
+    server.push(make_change(server.documents["state"], 1))
+    server.posted          # the bodies of the requests that the page sent
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import ensemble.reporting.dashboard as dashboard
+
+STATIC = Path(dashboard.__file__).parent / "static"
+KEY = "6b0f"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+class PageServer:
+    """A server of one or several runs that have the same documents.
+
+    Args:
+        documents: as of `documents.make_documents`.
+        logs: what members wrote, by member.
+        keys: of the runs that are listed.
+    """
+
+    def __init__(
+        self, documents: dict[str, Any], *, logs: dict[str, str] | None = None, keys: tuple[str, ...] = (KEY,)
+    ) -> None:
+        self.documents = documents
+        self.logs = logs or {}
+        self.keys = keys
+        self.posted: list[dict[str, Any]] = []
+        self.asked: list[str] = []  # paths, in order
+        self.refusal: tuple[int, str] | None = None  # what an action is answered with
+        self._changes: dict[int, str] = {}  # by offset
+        self._streams: dict[str, list[queue.SimpleQueue[str | None]]] = {}
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The page's address."""
+        return f"http://127.0.0.1:{self._server.server_port}/"
+
+    def __enter__(self) -> PageServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def push(self, change: dict[str, Any]) -> None:
+        """Sends a change to every page, and to those that come back from before it."""
+        self._changes[change["offset"]] = f"id: {change['offset']}\ndata: {json.dumps(change)}\n\n"
+        self.send("run", self._changes[change["offset"]])
+
+    def changes_since(self, offset: int) -> str:
+        """The changes that a page lacks which has seen the log as far as that."""
+        return "".join(text for at, text in self._changes.items() if at > offset) or ": here\n\n"
+
+    def reset(self) -> None:
+        """Tells every page that the log is another one."""
+        self.send("run", "event: reset\ndata: {}\n\n")
+
+    def push_log(self, member: str, text: str, begin: int) -> None:
+        """Sends a piece of a member's log."""
+        piece = {"text": text, "from": begin, "to": begin + len(text)}
+        self.send(f"log {member}", f"id: {piece['to']}\ndata: {json.dumps(piece)}\n\n")
+
+    def send(self, stream: str, text: str) -> None:
+        """Writes to all who follow a stream: `run`, `runs` or `log MEMBER`."""
+        for each in self._streams.get(stream, []):
+            each.put(text)
+
+    def followers(self, stream: str) -> int:
+        """How many follow a stream."""
+        return len(self._streams.get(stream, []))
+
+    def drop(self) -> None:
+        """Ends all streams, as a lost connection does."""
+        for each in [each for streams in self._streams.values() for each in streams]:
+            each.put(None)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The list of runs."""
+        run = self.documents["state"]["run"]
+        shown = ("name", "dir", "state", "started", "updated", "counts", "done", "best", "objective")
+        return [{"key": key, **{name: run[name] for name in shown}} for key in self.keys]
+
+    def follow(self, stream: str, first: str | None) -> Iterator[str]:
+        """The texts of a stream, the first at once, until it is dropped."""
+        mine: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._streams.setdefault(stream, []).append(mine)
+        try:
+            yield first if first is not None else ": here\n\n"
+            while (text := mine.get()) is not None:
+                yield text
+        finally:
+            self._streams[stream].remove(mine)
+
+
+def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            path = urlsplit(self.path).path
+            server.asked.append(self.path)
+            if path == "/":
+                self._file(STATIC / "index.html")
+            elif path.startswith("/static/"):
+                self._file(STATIC / path.removeprefix("/static/"))
+            elif path == "/api/runs":
+                self._json(server.runs())
+            elif path == "/api/runs/events":
+                self._stream("runs", None)
+            elif path.endswith("/log"):
+                self._log(unquote(path.split("/")[-2]))
+            elif path.endswith("/events"):
+                begin = self.headers["Last-Event-ID"] or parse_qs(urlsplit(self.path).query)["from"][0]
+                self._stream("run", server.changes_since(int(begin)))
+            elif (name := path.split("/")[-1]) in server.documents:
+                self._json(server.documents[name])
+            else:
+                self.send_error(404)
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            server.posted.append(json.loads(body))
+            if server.refusal is not None:
+                self._json({"error": server.refusal[1]}, server.refusal[0])
+            else:
+                self._json({"request": f"request-{len(server.posted)}"}, 202)
+
+        def _log(self, member: str) -> None:
+            text = server.logs.get(member, "")
+            near_end = text.rfind("\n", 0, max(0, len(text) - 2**16)) + 1
+            begin = int(parse_qs(urlsplit(self.path).query).get("from", [near_end])[0])
+            piece = {"text": text[begin:], "from": begin, "to": max(begin, len(text))}
+            self._stream(f"log {member}", f"id: {piece['to']}\ndata: {json.dumps(piece)}\n\n")
+
+        def _stream(self, name: str, first: str | None) -> None:
+            self._head(200, "text/event-stream")
+            try:
+                for text in server.follow(name, first):
+                    self.wfile.write(text.encode())
+                    self.wfile.flush()
+            except OSError:
+                pass  # the page is gone
+
+        def _json(self, value: Any, status: int = 200) -> None:
+            body = json.dumps(value, allow_nan=False).encode()
+            self._head(status, "application/json", len(body))
+            self.wfile.write(body)
+
+        def _file(self, path: Path) -> None:
+            if not path.is_file():
+                self.send_error(404)
+                return
+            body = path.read_bytes()
+            self._head(200, f"{TYPES[path.suffix]}; charset=utf-8", len(body))
+            self.wfile.write(body)
+
+        def _head(self, status: int, kind: str, length: int | None = None) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Security-Policy", POLICY)
+            self.send_header("Cache-Control", "no-store")
+            if length is not None:
+                self.send_header("Content-Length", str(length))
+            self.end_headers()
+
+    return Handler

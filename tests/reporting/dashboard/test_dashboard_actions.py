@@ -1,0 +1,189 @@
+"""What the page asks of a run: after a question where it cannot be taken back, and with the answer shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import wait_until
+from documents import make_change, make_documents
+from page_server import PageServer
+
+pytestmark = pytest.mark.browser
+
+Open = Callable[..., PageServer]
+
+
+def posted(tab: Any, server: PageServer, count: int = 1) -> list[dict[str, Any]]:
+    wait_until(tab, lambda: len(server.posted) == count)
+    return server.posted
+
+
+def press(tab: Any, name: str) -> None:
+    tab.get_by_role("button", name=name, exact=True).click()
+
+
+def test_stop_asks_first(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(8))
+    press(tab, "Stop the run …")
+    press(tab, "Back")
+    assert server.posted == []
+    press(tab, "Stop the run …")
+    press(tab, "Stop the run")
+    assert posted(tab, server) == [{"verb": "stop"}]
+
+
+def test_stop_at_once(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(8))
+    press(tab, "Stop the run …")
+    tab.check("dialog input[type=checkbox]")
+    press(tab, "Stop the run")
+    assert posted(tab, server) == [{"verb": "stop", "at_once": True}]
+
+
+def test_escape_leaves_a_question_and_the_focus_returns(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(8), "#overview?select=member-1")
+    button = tab.get_by_role("button", name="Stop the run …")
+    button.focus()
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("dialog[open]")
+    assert tab.evaluate("() => document.activeElement.textContent") == "Back"
+    tab.keyboard.press("Escape")
+    tab.wait_for_selector("dialog", state="detached")
+    assert tab.evaluate("() => document.activeElement.textContent") == "Stop the run …"
+    assert server.posted == []
+    assert "select=member-1" in tab.url, "the key was the dialog's"
+
+
+@pytest.mark.parametrize(
+    ("member", "button", "verb"),
+    [("member-1", "Pause", "pause"), ("member-5", "Resume", "resume")],
+)
+def test_a_member_is_paused_and_resumed(tab: Any, open_page: Open, member: str, button: str, verb: str) -> None:
+    server = open_page(make_documents(8), f"#member?member={member}")
+    press(tab, button)
+    assert posted(tab, server) == [{"verb": verb, "member": member}]
+
+
+def test_a_member_is_cancelled_after_a_question(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(8), "#member?member=member-1")
+    press(tab, "Cancel …")
+    assert "ends for good" in tab.text_content("dialog")
+    press(tab, "Cancel member-1")
+    assert posted(tab, server) == [{"verb": "cancel", "member": "member-1"}]
+
+
+def test_the_selected_members_are_paused_together(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(8), "#members?select=member-1,member-3,member-7")
+    press(tab, "Pause 2")  # one of the three has failed
+    asked = posted(tab, server, 2)
+    assert sorted(each["member"] for each in asked) == ["member-1", "member-7"]
+    assert {each["verb"] for each in asked} == {"pause"}
+
+
+def test_a_clone_sends_only_what_was_changed(tab: Any, open_page: Open) -> None:
+    documents = make_documents(8)
+    server = open_page(documents, "#member?member=member-3")
+    press(tab, "Clone with changes …")
+    members = documents["state"]["members"]
+    params = members["rows"]["member-3"][members["columns"].index("params")]
+    for name, value in params.items():
+        assert tab.input_value(f"dialog input[name='{name}']") == str(value)
+    tab.fill("dialog input[name='lr']", "1e-3")
+    tab.fill("dialog input[name='optimizer']", "adam")
+    tab.check("dialog input[value='warm']")
+    press(tab, "Add the clone")
+    wanted = {"verb": "add", "from": "member-3", "warm": True, "params": {"lr": 0.001, "optimizer": "adam"}}
+    assert posted(tab, server) == [wanted]
+
+
+def test_a_clone_needs_every_value_and_warm_a_checkpoint(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(8), "#member?member=member-2")  # it waits: nothing to start from
+    press(tab, "Clone with changes …")
+    assert tab.is_disabled("dialog input[value='warm']")
+    tab.fill("dialog input[name='lr']", " ")
+    press(tab, "Add the clone")
+    assert tab.text_content("dialog [role=alert]") == "lr needs a value."
+    tab.fill("dialog input[name='lr']", "0.5")
+    press(tab, "Add the clone")
+    assert posted(tab, server) == [{"verb": "add", "from": "member-2", "warm": False, "params": {"lr": 0.5}}]
+
+
+def test_the_runs_answer_is_shown_where_screen_readers_hear_it(tab: Any, open_page: Open) -> None:
+    documents = make_documents(8)
+    server = open_page(documents, "#member?member=member-1")
+    wait_until(tab, lambda: server.followers("run") == 1)
+    press(tab, "Pause")
+    posted(tab, server)
+    tab.wait_for_selector("[aria-live=polite] >> text=Sent: pause member-1.")
+    answer = {
+        "request": "request-1",
+        "verb": "pause",
+        "member": "member-1",
+        "done": False,
+        "said": "it <b>ended</b>",
+    }
+    others = {**answer, "request": "of-somebody-else", "said": "not ours"}
+    server.push({**make_change(documents["state"], 1), "answers": [others, answer]})
+    told = tab.wait_for_selector("[aria-live=polite] >> text=pause member-1: refused, it <b>ended</b>")
+    assert "bad" in told.get_attribute("class")
+    assert "not ours" not in tab.text_content("[aria-live=polite]")
+
+
+def test_a_refusal_of_the_server_is_shown(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(8), "#member?member=member-1")
+    server.refusal = (409, "the run has ended")
+    press(tab, "Pause")
+    tab.wait_for_selector("text=pause member-1: not done, the run has ended")
+
+
+def test_an_ended_run_offers_nothing(tab: Any, open_page: Open) -> None:
+    open_page(make_documents(8, ended=True))
+    assert tab.locator(".progress button:not(.link)").count() == 0
+    tab.keyboard.press("2")
+    tab.wait_for_selector("[data-view='members']:not([data-drawn='0'])")
+    tab.click("tr[data-member='member-1'] td:nth-child(3)")
+    wait_until(tab, lambda: "select=member-1" in tab.url)
+    assert not tab.is_visible(".toolbar .buttons")
+
+
+def test_a_refused_clone_keeps_what_was_typed_and_the_refusal_stays_to_be_read(tab: Any, open_page: Open) -> None:
+    documents = make_documents(8)
+    server = open_page(documents, "#member?member=member-3")
+    wait_until(tab, lambda: server.followers("run") == 1)
+    press(tab, "Clone with changes …")
+    tab.fill("dialog input[name='lr']", "-1")
+    server.refusal = (409, "not yet")
+    press(tab, "Add the clone")
+    tab.wait_for_selector("dialog [role=alert] >> text=Not added: not yet")
+    server.refusal = None
+    press(tab, "Add the clone")
+    tab.wait_for_selector("dialog [role=status] >> text=not answered yet")
+    answer = {"request": "request-2", "verb": "add", "member": None, "done": False, "said": "lr must be positive"}
+    server.push({**make_change(documents["state"], 1), "answers": [answer]})
+    tab.wait_for_selector("dialog [role=alert] >> text=lr must be positive")
+    assert tab.input_value("dialog input[name='lr']") == "-1"
+    tab.fill("dialog input[name='lr']", "1")
+    press(tab, "Add the clone")
+    posted(tab, server, 3)
+    done = {**answer, "request": "request-3", "done": True, "said": "added"}
+    server.push({**make_change(documents["state"], 2), "answers": [done]})
+    tab.wait_for_selector("dialog", state="detached")
+    tab.click("nav a >> text=Notices")
+    tab.wait_for_selector("[data-mark=notice] >> text=lr must be positive")
+
+
+def test_a_run_that_is_asked_to_stop_says_so_until_it_has(tab: Any, open_page: Open) -> None:
+    documents = make_documents(8)
+    server = open_page(documents)
+    wait_until(tab, lambda: server.followers("run") == 1)
+    press(tab, "Stop the run …")
+    press(tab, "Stop the run")
+    tab.wait_for_selector("header >> text=stopping …")
+    change = make_change(documents["state"], 1)
+    change["run"] |= {"state": {"word": "stopped", "tone": "warn"}, "ended": change["now"], "actions": []}
+    server.push(change)
+    tab.wait_for_selector("header >> text=stopping …", state="detached")
+    hint = tab.wait_for_selector("[data-mark=resume]")
+    assert hint.inner_text() == f"To go on: ensemble resume {change['run']['dir']}"

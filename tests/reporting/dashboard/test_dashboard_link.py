@@ -1,0 +1,78 @@
+"""The linker: several modules become one script that does the same in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ensemble.reporting.dashboard import link
+from ensemble.reporting.dashboard.link import LinkError, link_modules, read_modules
+
+STATIC = Path(link.__file__).parent / "static"
+MODULES = {
+    "app.js": 'import { double, Box } from "./lib/box.js";\nimport { log } from "./log.js";\n'
+    "const secret = 1; // the same name as in another module\n"
+    "log(double(new Box(20).value) + LIMIT_OF(secret));\n"
+    "function LIMIT_OF(x) { return x; }\ndocument.title = log();\n",
+    "lib/box.js": 'import { log } from "../log.js";\nconst secret = 2;\n'
+    "export function double(x) { return secret * x; }\n"
+    'export class Box { constructor(value) { log("box"); this.value = value; } }\n',
+    "log.js": "const lines = [];\n"
+    'export const log = (line) => line === undefined ? lines.join(" ") : lines.push(line);\n'
+    'log("once");\nexport async function later() { await null; }\n',
+}
+
+
+def run(tab: Any, script: str) -> str:
+    tab.set_content(f'<script type="module">{script}</script>')
+    return str(tab.title())
+
+
+@pytest.mark.browser
+def test_a_browser_runs_each_module_once_before_those_that_import_it(tab: Any) -> None:
+    assert run(tab, link_modules(MODULES, "app.js")) == "once box 41"
+
+
+def test_a_module_that_nobody_imports_is_left_out() -> None:
+    assert "unused" not in link_modules({**MODULES, "other.js": 'export const unused = "unused";'}, "app.js")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('import { a as b } from "./log.js";', "app.js:2: this form is not linked: import { a as b }"),
+        ('import log from "./log.js";', "app.js:2"),
+        ('import * as log from "./log.js";', "app.js:2"),
+        ('import "./log.js";', "app.js:2"),
+        ('import { log } from "log";', "app.js:2"),
+        ('const log = await import("./log.js");', "app.js:2"),
+        ("const here = import.meta.url;", "app.js:2"),
+        ("export default 3;", "app.js:2"),
+        ("export { log };", "app.js:2"),
+        ("export let count = 0;", "app.js:2"),
+        ('  export const indented = "x";', "app.js:2"),
+        ('const end = "</script>";', "app.js:2"),
+        ('import { log, nothing } from "./log.js";', "app.js:2: log.js exports no nothing"),
+        ('import { log } from "./gone.js";', "app.js:2: there is no module gone.js"),
+    ],
+)
+def test_a_form_that_is_not_linked_is_an_error_with_file_and_line(line: str, says: str) -> None:
+    with pytest.raises(LinkError) as error:
+        link_modules({**MODULES, "app.js": f"// first\n{line}\n"}, "app.js")
+    assert says in str(error.value)
+
+
+def test_modules_that_import_each_other_are_named() -> None:
+    circle = {
+        name: f'import {{ a }} from "./{to}.js";' for name, to in (("a.js", "b"), ("b.js", "c"), ("c.js", "b"))
+    }
+    with pytest.raises(LinkError, match=r"c.js:1: .* b.js -> c.js -> b.js"):
+        link_modules(circle, "a.js")
+
+
+def test_every_module_of_the_page_is_linked() -> None:
+    modules = read_modules(STATIC)
+    script = link_modules(modules, "app.js")
+    assert [path for path in modules if f"// {path}\n" not in script] == [], "nobody imports it"

@@ -1,0 +1,208 @@
+"""The table of members in a browser: sorted, filtered, selected, driven by the keyboard, of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import wait_until
+from documents import HOSTILE, make_change, make_documents
+from page_server import PageServer
+
+pytestmark = pytest.mark.browser
+
+Open = Callable[..., PageServer]
+ROWS = "tr[data-member]:not([hidden])"
+
+
+def names(tab: Any) -> list[str]:
+    """The members in the rows that are drawn, from the top."""
+    found: list[str] = tab.eval_on_selector_all(ROWS, "rows => rows.map(row => row.dataset.member)")
+    return found
+
+
+def column(tab: Any, name: str) -> list[str]:
+    """The texts of a column, in the rows that are drawn."""
+    found: list[str] = tab.evaluate(
+        """(name) => {
+            const heads = [...document.querySelectorAll("thead th")];
+            const at = heads.findIndex((head) => head.dataset.column === name);
+            const rows = [...document.querySelectorAll("tr[data-member]:not([hidden])")];
+            return rows.map((row) => row.cells[at].textContent);
+        }""",
+        name,
+    )
+    return found
+
+
+def sort_by(tab: Any, name: str) -> None:
+    tab.click(f"th[data-column='{name}'] button")
+
+
+def rows_of(documents: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    members = documents["state"]["members"]
+    return {name: dict(zip(members["columns"], row, strict=True)) for name, row in members["rows"].items()}
+
+
+def test_every_member_of_a_small_run_has_a_row_with_what_is_known_of_it(tab: Any, open_page: Open) -> None:
+    documents = make_documents(12)
+    open_page(documents, "#members")
+    assert names(tab) == list(rows_of(documents))
+    for state, row in zip(column(tab, "state"), rows_of(documents).values(), strict=True):
+        assert state == row["state"]
+    for shown, row in zip(column(tab, "metric"), rows_of(documents).values(), strict=True):
+        assert shown == ("–" if row["metric"] is None else f"{row['metric']:.4f}")
+    assert tab.get_attribute("table", "aria-rowcount") == "13"
+
+
+def test_a_column_sorts_both_ways_and_what_is_unknown_comes_last(tab: Any, open_page: Open) -> None:
+    documents = make_documents(20)
+    open_page(documents, "#members")
+    rows = rows_of(documents)
+    known = sorted((row["metric"], name) for name, row in rows.items() if row["metric"] is not None)
+    unknown = [name for name, row in rows.items() if row["metric"] is None]
+    sort_by(tab, "metric")
+    assert tab.get_attribute("th[data-column='metric']", "aria-sort") == "descending"
+    assert names(tab) == [name for _, name in reversed(known)] + unknown
+    sort_by(tab, "metric")
+    assert tab.get_attribute("th[data-column='metric']", "aria-sort") == "ascending"
+    assert names(tab) == [name for _, name in known] + unknown
+
+
+def test_the_filter_is_written_into_the_address_and_read_from_it(tab: Any, open_page: Open) -> None:
+    documents = make_documents(60)
+    wanted = [name for name, row in rows_of(documents).items() if row["params"]["lr"] < 0.005]
+    open_page(documents, "#members")
+    tab.keyboard.press("/")
+    tab.keyboard.type("lr<0.005")
+    wait_until(tab, lambda: tab.get_by_text(f"{len(wanted)} members of 60").count())
+    assert tab.url.endswith("#members?filter=lr%3C0.005")
+    tab.reload()
+    tab.wait_for_selector(ROWS)
+    wait_until(tab, lambda: set(names(tab)) <= set(wanted))
+    assert tab.input_value("input.filter") == "lr<0.005"
+
+
+def test_a_filter_with_an_unknown_name_says_so(tab: Any, open_page: Open) -> None:
+    open_page(make_documents(5), "#members?filter=lrr%3C0.1")
+    assert tab.text_content(".problem") == "No column, hyperparameter or metric is called lrr."
+    tab.focus("input.filter")
+    tab.keyboard.press("Escape")
+    wait_until(tab, lambda: len(names(tab)) == 5)
+    assert not tab.is_visible(".problem")
+
+
+def test_a_click_selects_and_shift_selects_all_between(tab: Any, open_page: Open) -> None:
+    open_page(make_documents(12), "#members")
+    tab.click("tr[data-member='member-2'] td:nth-child(3)")
+    wait_until(tab, lambda: "select=member-2" in tab.url)
+    assert tab.get_attribute("tr[data-member='member-2']", "aria-selected") == "true"
+    tab.click("tr[data-member='member-5'] td:nth-child(3)", modifiers=["Shift"])
+    wait_until(tab, lambda: tab.url.endswith("select=member-2,member-3,member-4,member-5"))
+    tab.wait_for_selector("button.chip >> text=4 selected ×")
+    tab.keyboard.press("Escape")
+    wait_until(tab, lambda: "select" not in tab.url)
+
+
+def test_the_keyboard_alone_goes_through_the_table(tab: Any, open_page: Open) -> None:
+    open_page(make_documents(200), "#members")
+    tab.focus("table.grid-table")
+    for _ in range(3):
+        tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("Space")
+    wait_until(tab, lambda: tab.url.endswith("select=member-2"))
+    tab.keyboard.press("End")
+    wait_until(tab, lambda: "member-199" in names(tab))
+    active = tab.get_attribute("table.grid-table", "aria-activedescendant")
+    assert tab.get_attribute(f"#{active}", "data-member") == "member-199"
+    assert tab.get_attribute(f"#{active}", "aria-rowindex") == "201"
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("[data-view='member']")
+    assert tab.url.endswith("#member?member=member-199&select=member-2")
+    assert tab.text_content(".member-head h2") == "member-199"
+
+
+@pytest.mark.slow  # it measures time
+def test_ten_thousand_members_scroll_with_few_rows_in_the_document(tab: Any, open_page: Open) -> None:
+    open_page(make_documents(10_000), "#members")
+    assert tab.locator("tr[data-member]").count() < 60
+    session = tab.context.new_cdp_session(tab)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def count_script_s() -> float:
+        found = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+        return float(found["ScriptDuration"] + found["LayoutDuration"] + found["RecalcStyleDuration"])
+
+    scroll = """async ([steps, by]) => {
+        const box = document.querySelector(".table-scroll");
+        const { left, top } = box.getBoundingClientRect();
+        const filled = [];
+        for (let i = 0; i < steps; i += 1) {
+            box.scrollTop += by ?? box.scrollHeight / (steps - 1);
+            await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            filled.push(document.elementFromPoint(left + 90, top + 60).closest("tr[data-member]") !== null);
+        }
+        return filled;
+    }"""
+    before_s = count_script_s()
+    assert all(tab.evaluate(scroll, [60, 120])), "no empty rows are seen while the wheel turns"
+    assert (count_script_s() - before_s) / 60 < 0.016, "a notch of the wheel takes less than a frame"
+    assert names(tab)[0] != "member-0"
+    assert all(tab.evaluate(scroll, [60, None])), "nor in great leaps"
+    assert names(tab)[-1] == "member-9999"
+    assert tab.locator("tr[data-member]").count() < 60
+
+
+@pytest.mark.slow  # it measures time
+def test_a_change_is_drawn_in_its_row_in_less_than_half_a_second(tab: Any, open_page: Open) -> None:
+    documents = make_documents(1000)
+    server = open_page(documents, "#members?filter=member-1")
+    wait_until(tab, lambda: server.followers("run") == 1)
+    wait_until(tab, lambda: tab.text_content(".connection") == "live")
+    change = make_change(documents["state"], 1, touched=1000)
+    tab.evaluate("""(offset) => {
+        window.drawn = new Promise((done) => new MutationObserver(() => {
+            if (document.body.dataset.offset === offset) done(performance.timeOrigin + performance.now());
+        }).observe(document.body, { attributes: true }));
+    }""", str(change["offset"]))  # fmt: skip
+    sent = tab.evaluate("() => performance.timeOrigin + performance.now()")
+    server.push(change)
+    drawn = tab.evaluate("() => window.drawn")
+    metric = change["members"]["member-1"][documents["state"]["members"]["columns"].index("metric")]
+    assert column(tab, "metric")[0] == f"{metric:.4f}"
+    assert drawn - sent < 500
+
+
+def test_columns_are_chosen_and_remembered(tab: Any, open_page: Open) -> None:
+    open_page(make_documents(5), "#members")
+    heads = "thead th"
+    shown = tab.eval_on_selector_all(heads, "all => all.map(head => head.dataset.column)")
+    assert {"state", "epoch", "metric", "place", "waited", "cpu_s", "energy_j"} <= set(shown)
+    assert "param lr" in shown
+    assert "param optimizer" not in shown, "it is the same for all"
+    tab.click("summary")
+    tab.check("label:has-text('optimizer') input")
+    tab.uncheck("label:has-text('place') input")
+    wait_until(tab, lambda: tab.locator("th[data-column='param optimizer']").count() == 1)
+    tab.reload()
+    tab.wait_for_selector("th[data-column='param optimizer']")
+    assert tab.locator("th[data-column='place']").count() == 0
+
+
+def test_hostile_names_are_text(tab: Any, open_page: Open) -> None:
+    documents = make_documents(20, hostile=True)
+    open_page(documents, "#members")
+    assert names(tab)[: len(HOSTILE)] == list(HOSTILE)
+    assert tab.locator("tbody img, tbody script, tbody b").count() == 0
+    assert tab.evaluate("() => window.hacked === undefined")
+    for name in HOSTILE:
+        tab.evaluate("(name) => { location.hash = '#members?select=' + encodeURIComponent(name); }", name)
+        wait_until(tab, lambda: tab.locator("tr[aria-selected='true']").count() == 1)
+        assert tab.get_attribute("tr[aria-selected='true']", "data-member") == name
+        tab.evaluate("(name) => { location.hash = '#member?member=' + encodeURIComponent(name); }", name)
+        tab.wait_for_selector("[data-view='member']:not([data-drawn='0'])")
+        assert tab.locator(".member-head h2").count() == 1
+        assert not tab.is_visible("text=The run has no member of this name.")
+        tab.evaluate("() => { location.hash = '#members'; }")
+        tab.wait_for_selector("[data-view='members']:not([data-drawn='0'])")

@@ -1,0 +1,322 @@
+"""Documents and changes: what a page has after any changes is what it would have loaded anew."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_events import list_run, measured, search_run
+
+from ensemble.reporting.dashboard import rows
+from ensemble.reporting.dashboard.projection import RunView
+from ensemble.reporting.dashboard.rows import COLUMNS
+from ensemble.store import RunDir
+
+Document = dict[str, Any]
+NODES = measured(list_run(members=6, epochs=4))
+RUNS = {"list": NODES, "search": search_run()}
+
+
+class Clock:
+    """Seconds that pass only from one change to the next."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_view(events: list[Document] | None = None, clock: Clock | None = None) -> RunView:
+    view = RunView(RunDir("/nowhere/digits"), clock=clock or Clock())
+    if events:
+        view.apply(events, len(events))
+    return view
+
+
+def plain(document: Any) -> Any:
+    """As a page receives it."""
+    return json.loads(json.dumps(document, allow_nan=False))
+
+
+class Page:
+    """What a page holds: the documents, with changes applied as the contract of changes says."""
+
+    def __init__(self, view: RunView) -> None:
+        self.state, self.curves = plain(view.state_document()), plain(view.curves_document())["members"]
+        self.answers: list[Any] = []
+
+    def apply(self, change: Document) -> None:
+        change = plain(change)
+        for name in ("offset", "now", "run", "nodes", "streams", "cost"):
+            if name in change:
+                self.state[name] = change[name]
+        self.state["members"]["rows"] |= change.get("members", {})
+        self.state["spans"] |= change.get("spans", {})
+        self.state["notices"] += [n for n in change.get("notices", []) if n not in self.state["notices"]]
+        self.answers += change.get("answers", [])
+        for name, epoch, t, values in change.get("epochs", []):
+            curve = self.curves.setdefault(name, {"epoch": [], "t": [], "values": {}})
+            keep = sum(known < epoch for known in curve["epoch"])
+            for column in (curve["epoch"], curve["t"], *curve["values"].values()):
+                del column[keep:]
+            if values is not None:
+                curve["epoch"].append(epoch)
+                curve["t"].append(round(t, 3))
+                for metric in values:
+                    curve["values"].setdefault(metric, [None] * keep)
+                for metric, column in curve["values"].items():
+                    column.append(values.get(metric))
+        self.curves = {name: curve for name, curve in self.curves.items() if curve["epoch"] or name in self.curves}
+        for node, *point in change.get("power", []):
+            known = {each["node"]: each for each in self.state["power"]["nodes"]}
+            if node not in known:
+                known[node] = {"node": node, "points": []}
+                self.state["power"]["nodes"].append(known[node])
+            known[node]["points"] = [p for p in known[node]["points"] if p[0] < point[0]] + [point]
+
+    def comparable(self) -> Any:
+        """All of it but guesses of the time left, which depend on what was seen when."""
+        run = {name: value for name, value in self.state["run"].items() if name != "left_s"}
+        curves = {name: curve for name, curve in self.curves.items() if curve["epoch"]}
+        power = {node["node"]: node["points"] for node in self.state["power"]["nodes"]}
+        rest = {name: value for name, value in self.state.items() if name not in ("run", "power")}
+        return plain({**rest, "run": run, "curves": curves, "power": power})
+
+
+def cut(events: list[Document], places: list[int]) -> list[list[Document]]:
+    edges = [0, *sorted({place % (len(events) + 1) for place in places}), len(events)]
+    return [events[a:b] for a, b in itertools.pairwise(edges)]
+
+
+@pytest.mark.parametrize("run", ["list", "search"])
+@settings(max_examples=25, deadline=None)
+@given(places=st.lists(st.integers(0, 10**6), max_size=12))
+def test_changes_lead_to_what_a_page_would_load_anew(run: str, places: list[int]) -> None:
+    events = RUNS[run]
+    clock = Clock()
+    view = make_view(clock=clock)
+    page, seen = Page(view), 0
+    for part in cut(events, places):
+        seen += len(part)
+        view.apply(part, seen)
+        clock.now += 10.0
+        if (change := view.take_change()) is not None:
+            page.apply(change)
+    assert page.comparable() == Page(make_view(events)).comparable()
+
+
+@pytest.mark.parametrize("run", ["list", "search"])
+@settings(max_examples=25, deadline=None)
+@given(left=st.integers(0, 10**6))
+def test_a_page_that_comes_back_gets_all_that_it_has_missed(run: str, left: int) -> None:
+    events = RUNS[run]
+    left %= len(events)
+    page = Page(make_view(events[:left]))
+    view = make_view(events)
+    page.apply(change := view.change_since(events[left:]))
+    whole = Page(make_view(events)).comparable()
+    assert page.comparable() == whole
+    page.apply(change)
+    assert page.comparable() == whole, "a change that comes twice does no harm"
+
+
+def test_the_share_of_batches_that_a_member_prepared_for_itself_is_in_its_row() -> None:
+    document = make_view(NODES).state_document()
+    for name, row in document["members"]["rows"].items():
+        epochs = {e["epoch"]: e for e in NODES if e["type"] == "epoch" and e["member"] == name}.values()
+        private, shared = (sum(e[f"{what}_batches"] for e in epochs) for what in ("private", "shared"))
+        assert dict(zip(COLUMNS, row, strict=True))["private"] == round(private / (private + shared), 4)
+
+
+def test_a_stream_counts_what_all_its_feeders_in_turn_have_done() -> None:
+    count = {"type": "feeder", "v": 1, "node": "a", "cohort": 0, "workers": 1, "fullness": {}}
+    feeders = [
+        {**count, "t": 1.0, "pid": 7, "prepared": 100, "consumed": 400, "sent_bytes": 10},
+        {**count, "t": 2.0, "pid": 7, "prepared": 150, "consumed": 600, "sent_bytes": 20},
+        {**count, "t": 9.0, "pid": 8, "prepared": 30, "consumed": 90, "sent_bytes": 5},  # the first one has died
+    ]
+    start = {"type": "run_started", "v": 1, "t": 0.0, "name": "r", "run_id": "r", "data": {"samples": 1078}}
+    document = make_view([start, *feeders]).state_document()
+    (stream,) = document["streams"]
+    assert (stream["prepared"], stream["consumed"], stream["sent_bytes"]) == (180, 690, 25)
+    assert stream["prepared_per_s"] == 50.0
+    assert document["run"]["samples"] == 1078
+
+
+def test_nothing_is_told_while_nothing_happens() -> None:
+    view = make_view(NODES[:40])
+    assert view.take_change() is not None
+    assert view.take_change() is None
+    assert not view.has_change
+    view.driver = "the controller (process 1) is gone"
+    change = view.take_change()
+    assert change is not None
+    assert change["run"]["driver"] == view.driver
+    assert change["run"]["state"] == {"word": "interrupted", "tone": "warn"}
+    assert change["run"]["actions"] == []
+    assert view.take_change() is None
+
+
+def test_what_the_description_of_cost_takes_counts_in_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+
+    def describe_slowly(*given: Any) -> Document:
+        clock.now += 1.0
+        return describe(*given)
+
+    describe = rows.describe_cost
+    monkeypatch.setattr(rows, "describe_cost", describe_slowly)
+    view = make_view(NODES[:60], clock)
+    view.state_document()
+    view.take_change()
+    view.apply(NODES[60:90], 90)
+    clock.now += 40.0
+    change = view.take_change()
+    assert change is not None and "cost" not in change, "it would take a fortieth of the time"
+    clock.now += 40.0
+    change = view.take_change()
+    assert change is not None and "cost" in change
+
+
+def test_of_a_run_that_nobody_drives_nothing_runs() -> None:
+    at = next(i for i, event in enumerate(NODES) if event["type"] == "progress" and event["epoch"] == 1) + 1
+    view = make_view(NODES[:at])
+    before = view.state_document()
+    assert before["run"]["counts"]["running"] > 1
+    assert before["run"]["totals"]["watts"] is not None
+    view.take_change()
+    view.driver = "the controller (process 1) is gone"
+    change = view.take_change()
+    assert change is not None
+    states = [dict(zip(COLUMNS, row, strict=True)) for row in change["members"].values()]
+    assert "interrupted" in {row["state"] for row in states}
+    assert {row["left_s"] for row in states} == {None}
+    run = change["run"]
+    assert "running" not in run["counts"]
+    assert run["counts"]["interrupted"] == before["run"]["counts"]["running"]
+    assert (run["left_s"], run["totals"]["watts"], run["totals"]["samples_per_s"]) == (None, None, None)
+    view.driver = None
+    change = view.take_change()
+    assert change is not None
+    assert change["run"]["counts"] == before["run"]["counts"]
+
+
+def test_figures_of_cost_wait_for_their_turn_and_are_not_forgotten() -> None:
+    clock = Clock()
+    view = make_view(NODES[:60], clock)
+    view.state_document()
+    view.take_change()
+    view.apply(NODES[60:90], 90)
+    change = view.take_change()
+    assert change is not None
+    assert "cost" not in change, "computed a moment ago"
+    assert not view.has_change
+    clock.now += 10.0
+    assert view.has_change, "its turn comes without another event"
+    change = view.take_change()
+    assert change is not None
+    assert change["cost"] == plain(make_view(NODES[:90]).state_document())["cost"]
+    assert view.take_change() is None
+
+
+def test_only_what_events_touched_is_told() -> None:
+    view = make_view(NODES[:60])
+    view.state_document()
+    view.take_change()
+    progress = next(event for event in NODES[60:] if event["type"] == "progress")
+    view.apply([progress], 61)
+    change = view.take_change()
+    assert change is not None
+    assert set(change) == {"offset", "now", "run", "members"}
+    assert list(change["members"]) == [progress["member"]]
+    row = dict(zip(COLUMNS, change["members"][progress["member"]], strict=True))
+    assert (row["epoch"], row["step"], row["state"]) == (progress["epoch"], progress["step"], "running")
+
+
+def test_what_a_member_failed_of_and_what_to_do_is_in_its_row() -> None:
+    document = make_view(list_run()).state_document()
+    rows = {name: dict(zip(COLUMNS, row, strict=True)) for name, row in document["members"]["rows"].items()}
+    assert rows["member-6"]["reason"] == "nan"
+    assert "learning rate" in rows["member-6"]["advice"]
+    assert rows["member-0"]["advice"] is None
+    assert [span[-1] for span in document["spans"]["member-3"]] == ["failed", "finished"]
+    assert any("member-3, attempt 1: failed (lost)" in notice["text"] for notice in document["notices"])
+    assert document["run"]["counts"] == {"finished": 7, "failed": 1}
+    assert document["run"]["state"] == {"word": "finished, with failures", "tone": "warn"}
+
+
+def test_a_request_is_answered_in_a_change() -> None:
+    view = make_view(NODES[:60])
+    view.take_change()
+    said = {"request": "pause-1", "verb": "pause", "member": "member-1", "done": False, "said": "it has ended"}
+    view.apply([{"v": 1, "t": NODES[59]["t"], "type": "asked", **said}], 61)
+    change = view.take_change()
+    assert change is not None
+    assert change["answers"] == [said]
+
+
+def test_numbers_that_json_lacks_and_hostile_names_do_no_harm() -> None:
+    events = list_run(members=3, epochs=2)
+    hostile = "</script><img src=x onerror=alert(1)>\"'\u2028\x00"
+    for event in events:
+        if event["type"] == "member":
+            event["params"] = {hostile: float("nan"), "lr": float("inf"), "shape": (1, 2), "of": {"a": [1.0]}}
+        if event["type"] in ("epoch", "finished"):
+            event["metrics"] = {**event["metrics"], hostile: float("nan")}
+    document = plain(make_view(events).state_document())
+    row = dict(zip(COLUMNS, document["members"]["rows"]["member-0"], strict=True))
+    assert row["params"] == {hostile: "nan", "lr": "inf", "shape": [1, 2], "of": {"a": [1.0]}}
+    assert row["metrics"][hostile] is None
+
+
+def test_late_epochs_of_an_attempt_that_was_given_up_change_nothing() -> None:
+    events = list_run(members=5, epochs=4)
+    again = next(i for i, e in enumerate(events) if e["type"] == "placed" and e.get("attempt") == 1)
+    late = next(e for e in events if e["type"] == "epoch" and e["member"] == events[again]["member"])
+    with_late = [*events[: again + 1], {**late, "t": events[again]["t"], "epoch": 3}, *events[again + 1 :]]
+    assert make_view(with_late).curves_document()["members"] == make_view(events).curves_document()["members"]
+
+
+def test_power_of_a_long_run_stays_small() -> None:
+    rng = random.Random(1)
+    begin = 1e9
+    events = [{"v": 1, "t": begin, "type": "run_started", "name": "long"}]
+    for i in range(1, 20_000):
+        part = {
+            "name": "cpu",
+            "kind": "cpu",
+            "device": None,
+            "energy_j": 10.0,
+            "origin": "measured",
+            "idle_j": 2.0,
+        }
+        watts = 10.0 + rng.random()
+        fields = {"node": "n", "watts": watts, "interval_s": 1.0, "origin": "measured", "source": "s"}
+        events.append({"v": 1, "t": begin + i, "type": "power", **fields, "energy_j": watts, "parts": [part]})
+    view = make_view(events)
+    (node,) = view.state_document()["power"]["nodes"]
+    points = node["points"]
+    assert 1000 < len(points) <= 3000
+    joules = sum((end - start) * watts for start, end, watts, _ in points)
+    assert joules == pytest.approx(sum(e["watts"] for e in events[1:]), rel=1e-4)
+    assert {idle for *_, idle in points} == {2.0}
+    assert points[0][0] == begin
+    assert points[-1][1] == begin + 19_999
+
+
+def test_what_a_document_costs_grows_with_the_members_and_no_faster() -> None:
+    def measure(members: int) -> float:
+        view, times = make_view(list_run(members=members, epochs=2)), []
+        for _ in range(4):
+            began = time.process_time()
+            json.dumps(view.state_document())
+            times.append(time.process_time() - began)
+        return min(times)
+
+    assert measure(400) < 16 * measure(50)

@@ -1,0 +1,186 @@
+"""The report in a real browser, from a disk: each view drawn, nothing fetched, printed, and without JavaScript."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_events as runs
+from documents import HOSTILE, make_documents
+
+from ensemble.reporting import write_report
+from ensemble.reporting.dashboard.frozen import compose_report
+from ensemble.store import RunDir
+
+pytestmark = pytest.mark.browser
+
+DRAWN = "section[data-view='{}'][data-drawn]:not([data-drawn='0'])"
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run of eight members, of which one failed."""
+    run_dir = RunDir(
+        runs.write_run(
+            tmp_path_factory.mktemp("runs") / "digits", runs.list_run(), [i for i in range(8) if i != 6]
+        )
+    )
+    run_dir.log("member-6").parent.mkdir()
+    run_dir.log("member-6").write_text("step 11\nFloatingPointError: loss is nan\n")
+    return write_report(run_dir)
+
+
+@pytest.fixture
+def alone(tab: Any) -> Iterator[Any]:
+    """A tab in which anything that is fetched beside the page, and any complaint, fails the test."""
+    fetched: list[str] = []
+    said: list[str] = []
+    tab.on("request", lambda request: fetched.append(request.url))
+    tab.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("dialog", lambda dialog: said.append(dialog.message))
+    yield tab
+    assert {url.partition("#")[0] for url in fetched} <= {tab.url.partition("#")[0]} and said == []
+
+
+def open_views(tab: Any, page: Path) -> list[str]:
+    """Opens every view that has a tab; returns their ids."""
+    tab.goto(page.as_uri())
+    tab.wait_for_selector(DRAWN.format("overview"))
+    views: list[str] = tab.eval_on_selector_all(".tab", "tabs => tabs.map(tab => tab.hash.slice(1).split('?')[0])")
+    for view in views:
+        tab.click(f".tab[href^='#{view}']")
+        tab.wait_for_selector(DRAWN.format(view))
+    return views
+
+
+def save(tmp_path: Path, documents: dict[str, Any]) -> Path:
+    """Writes a report of documents made by hand."""
+    page = tmp_path / "report.html"
+    page.write_bytes(compose_report({"logs": {}, **documents}).encode(errors="backslashreplace"))
+    return page
+
+
+def test_every_view_is_drawn_and_nothing_is_fetched(alone: Any, full: Path) -> None:
+    views = open_views(alone, full)
+    assert {"overview", "members", "curves", "timeline", "ensemble", "cost", "details", "notices"} <= set(views)
+    alone.goto(full.as_uri() + "#timeline")
+    alone.reload()
+    alone.wait_for_selector(DRAWN.format("timeline"))
+    assert alone.title() == "digits · finished, with failures"
+    assert alone.text_content(".connection") == "as of the report"
+
+
+def test_a_search_is_drawn(alone: Any, tmp_path: Path) -> None:
+    page = write_report(RunDir(runs.write_run(tmp_path / "sweep", runs.search_run())))
+    assert "search" in open_views(alone, page)
+
+
+@pytest.mark.parametrize("events", [runs.just_started(), []], ids=["just started", "empty log"])
+def test_a_run_without_members_is_drawn(alone: Any, tmp_path: Path, events: list[runs.Event]) -> None:
+    open_views(alone, write_report(RunDir(runs.write_run(tmp_path / "run", events))))
+
+
+def test_hostile_names_are_text(alone: Any, tmp_path: Path) -> None:
+    page = save(tmp_path, make_documents(40, hostile=True, ended=True))
+    open_views(alone, page)
+    assert alone.evaluate("[window.hacked, document.querySelectorAll('img, iframe').length]") == [None, 0]
+    alone.goto(page.as_uri() + "#details")
+    alone.reload()
+    names = alone.locator("[data-table='exchange'] tr[data-member]")
+    names.first.wait_for()
+    assert names.first.get_attribute("data-member") == HOSTILE[0]
+
+
+def test_a_thousand_members_are_drawn_without_a_row_for_each(alone: Any, tmp_path: Path) -> None:
+    page = save(tmp_path, make_documents(1000, ended=True))
+    assert page.stat().st_size < 4 * 2**20
+    for view in open_views(alone, page):
+        alone.click(f".tab[href^='#{view}']")
+        alone.wait_for_selector(DRAWN.format(view))
+        assert alone.evaluate("document.querySelectorAll('#view *').length") < 6000, view
+
+
+def test_the_policy_forbids_foreign_scripts_and_fetching(browser: Any, full: Path) -> None:
+    page = browser.new_page()
+    page.goto(full.as_uri())
+    page.evaluate("""() => {
+      window.forbidden = [];
+      addEventListener("securitypolicyviolation", (event) => window.forbidden.push(event.effectiveDirective));
+      const script = document.createElement("script");
+      script.textContent = "window.hacked = true";
+      document.body.append(script);
+      fetch("http://127.0.0.1:9/").catch(() => {});
+      new Image().src = "http://127.0.0.1:9/x.png";
+    }""")
+    while len(page.evaluate("window.forbidden")) < 3:
+        page.wait_for_timeout(20)
+    assert set(page.evaluate("window.forbidden")) == {"script-src-elem", "connect-src", "img-src"}
+    assert page.evaluate("window.hacked") is None
+    page.close()
+
+
+def test_the_log_of_a_member_that_failed_is_on_its_page(alone: Any, full: Path) -> None:
+    alone.goto(full.as_uri() + "#member?member=member-6")
+    alone.wait_for_selector("pre.log:has-text('FloatingPointError: loss is nan')")
+    alone.goto(full.as_uri() + "#member?member=member-0")
+    alone.wait_for_selector("text=not in this page; it lies in the run directory")
+
+
+def test_the_tables_are_sorted_filtered_and_select_members(alone: Any, full: Path) -> None:
+    alone.goto(full.as_uri() + "#details")
+    rows = alone.locator("[data-table='cost_of_members'] tr[data-member]")
+    rows.first.wait_for()
+    assert rows.evaluate_all("rows => rows.map(row => row.dataset.member)") == [f"member-{i}" for i in range(8)]
+    alone.click("[data-table='cost_of_members'] th[data-column='column 3'] button")
+    seconds = rows.evaluate_all("rows => rows.map(row => Number(row.cells[3].textContent))")
+    assert seconds == sorted(seconds, reverse=True) and len(seconds) == 8
+    rows.first.click()
+    alone.wait_for_selector("[data-table='exchange'] tr[aria-selected='true']")
+    alone.fill(".filter", "state:failed")
+    table = "[data-table='cost_of_members']"
+    alone.wait_for_selector(f"{table}:not(:has(tr[data-member='member-1']:not([hidden])))")
+    assert alone.locator(f"{table} tr[data-member]:not([hidden])").count() == 1
+    assert alone.locator("[data-table='cost_of_roles'] [data-mark='row']").count() == 5
+    assert "4f2a91c" in alone.text_content("dl.made")
+
+
+def test_a_report_of_a_run_in_progress_has_no_buttons_and_its_clock_stands_still(
+    alone: Any, tmp_path: Path
+) -> None:
+    page = write_report(RunDir(runs.write_run(tmp_path / "run", runs.list_run(until=9.0))))
+    alone.clock.install()
+    alone.goto(page.as_uri())
+    alone.wait_for_selector(DRAWN.format("overview"))
+    before = alone.inner_text("#app")
+    assert "for 9" in alone.text_content(".lead")
+    alone.clock.fast_forward("10:00")
+    alone.keyboard.press("1")
+    assert alone.inner_text("#app") == before
+    assert alone.locator("button:has-text('Stop'), button:has-text('Pause')").count() == 0
+
+
+def test_all_views_are_printed_with_every_row_and_gone_afterwards(alone: Any, tmp_path: Path) -> None:
+    page = save(tmp_path, make_documents(60, ended=True))
+    views = open_views(alone, page)
+    alone.evaluate("""() => addEventListener("beforeprint", () => {
+      const sheets = [...document.querySelectorAll("[data-print]")];
+      const rows = document.querySelectorAll("[data-print='members'] tr[data-member]:not([hidden])").length;
+      const theme = document.documentElement.dataset.theme;
+      const broken = document.querySelector(".sheets").innerText.includes("cannot be drawn");
+      window.printed = { views: sheets.map((sheet) => sheet.dataset.print), rows, theme, broken };
+    })""")
+    assert alone.pdf(format="A4").startswith(b"%PDF")
+    alone.wait_for_selector(".sheets", state="detached")
+    assert alone.evaluate("window.printed") == {"views": views, "rows": 60, "theme": "light", "broken": False}
+    assert alone.evaluate("document.documentElement.dataset.theme") is None
+
+
+def test_a_reader_without_javascript_gets_the_main_figures_and_the_members(browser: Any, full: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(full.as_uri())
+    assert "7 of 8" in page.inner_text("#plain .tiles") and "need JavaScript" in page.inner_text("#plain")
+    assert page.locator("#plain tbody tr").count() == 8
+    context.close()

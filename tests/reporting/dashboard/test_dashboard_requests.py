@@ -1,0 +1,152 @@
+"""What the page asks of a run becomes the request files that the commands write, or is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_events
+from dashboard_process import Server, serve
+
+import ensemble
+from ensemble.reporting.dashboard.actions import ActionError, parse_action
+from ensemble.store import RunDir, receive_requests
+
+MEMBERS = {"member-0", "member-1"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "verb", "fields"),
+    [
+        ({"verb": "stop"}, "stop", {}),
+        ({"verb": "stop", "at_once": True, "member": None}, "stop", {"at_once": True}),
+        ({"verb": "pause", "member": "member-1"}, "pause", {"member": "member-1"}),
+        ({"verb": "resume"}, "resume", {}),
+        ({"verb": "cancel", "member": "member-0"}, "cancel", {"member": "member-0"}),
+        ({"verb": "add", "params": {"lr": 0.1}}, "add", {"declared": {"params": {"lr": 0.1}}}),
+        (
+            {"verb": "add", "from": "member-0", "warm": True, "params": {"lr": 0.1, "on": True, "by": "x"}},
+            "add",
+            {"declared": {"params": {"lr": 0.1, "on": True, "by": "x"}}, "from": "member-0", "warm": True},
+        ),
+    ],
+)
+def test_an_action_is_the_request_that_a_command_writes(asked: Any, verb: str, fields: Any) -> None:
+    action = parse_action(json.dumps(asked).encode(), MEMBERS)
+    assert (action.verb, action.fields) == (verb, fields)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("", 400),
+        ("[]", 400),
+        ("{}", 400),
+        ('{"verb":"resum"}', 400),
+        ('{"verb":["stop"]}', 400),
+        ('{"verb":"../stop"}', 400),
+        ("[" * 50_000, 400),
+        ('{"verb":"stop","member":"member-0"}', 400),
+        ('{"verb":"stop","at_once":1}', 400),
+        ('{"verb":"stop","path":"/etc"}', 400),
+        ('{"verb":"pause","member":"member-9"}', 404),
+        ('{"verb":"pause","member":["member-0"]}', 404),
+        ('{"verb":"cancel","member":"../member-0"}', 404),
+        ('{"verb":"add","from":"member-9"}', 404),
+        ('{"verb":"add","warm":true}', 400),
+        ('{"verb":"add","params":[1]}', 400),
+        ('{"verb":"add","params":{"lr":[1]}}', 400),
+        ('{"verb":"add","params":{"lr":{"a":1}}}', 400),
+        ('{"verb":"add","params":{"lr":NaN}}', 400),
+        ('{"verb":"add","params":{"lr":1e999}}', 400),
+        ('{"verb":"add","params":{"":1}}', 400),
+        ('{"verb":"add","params":{"lr":"\\ud800"}}', 400),
+        (json.dumps({"verb": "add", "params": {"lr": "x" * 20_000}}), 400),
+        (json.dumps({"verb": "add", "params": {str(n): n for n in range(300)}}), 400),
+    ],
+)
+def test_what_is_no_action_is_refused_in_one_line(body: str, status: int) -> None:
+    with pytest.raises(ActionError) as refusal:
+        parse_action(body.encode(), MEMBERS)
+    assert refusal.value.status == status and "\n" not in refusal.value.why and len(refusal.value.why) < 300
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    run = run_events.write_run(tmp_path / "run", run_events.list_run(until=20.0))
+    (run / "requests").mkdir()
+    with serve(run) as server:
+        yield server
+
+
+def test_a_request_is_written_to_the_run_and_named_in_the_answer(server: Server, tmp_path: Path) -> None:
+    target = f"/api/runs/{server.key}/actions"
+    status, _, body = server.ask(target, "POST", {"verb": "pause", "member": "member-2"})
+    assert status == 202
+    (request,) = receive_requests(tmp_path / "run", set())
+    assert request["id"] == json.loads(body)["request"]
+    assert (request["verb"], request["member"], request["unreadable"]) == ("pause", "member-2", None)
+    status, _, body = server.ask(target, "POST", {"verb": "pause", "member": "nobody"})
+    assert (status, json.loads(body)) == (404, {"error": "there is no member 'nobody'"})
+    assert receive_requests(tmp_path / "run", set()) == []
+
+
+def test_a_run_that_has_ended_takes_no_request(tmp_path: Path) -> None:
+    run = run_events.write_run(tmp_path / "run", run_events.list_run())
+    (run / "requests").mkdir()
+    with serve(run) as server:
+        status, _, body = server.ask(f"/api/runs/{server.key}/actions", "POST", {"verb": "stop"})
+        assert status == 409 and "has ended" in json.loads(body)["error"]
+    assert list((run / "requests").iterdir()) == []
+
+
+def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path: Path) -> None:
+    """A real controller, asked by the page's server; its answers arrive in the stream."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "cli"))
+    from test_cli import SPEC
+
+    from ensemble.spec.spec_file import load_spec
+
+    (tmp_path / "tiny.py").write_text(SPEC)
+    (tmp_path / "hold").write_text("")
+    settings = [f"hold={tmp_path / 'hold'}", "epochs=1000"]
+    declared = load_spec(str(tmp_path / "tiny.py"), settings)
+    run = ensemble.submit(declared, run_dir=tmp_path / "run", executor="local", spec_file=tmp_path / "tiny.py")
+    ended = threading.Thread(target=run.wait)
+    ended.start()
+    try:
+        with serve(tmp_path / "run") as server:
+            key = server.key
+            state = server.get(f"/api/runs/{key}/state")
+            target = f"/api/runs/{key}/events?from={state['offset']}&log={state['log']}"
+            with server.stream(target) as messages:
+
+                def ask(**action: Any) -> dict[str, Any]:
+                    status, _, body = server.ask(f"/api/runs/{key}/actions", "POST", action)
+                    assert status == 202, body
+                    while True:
+                        _, _, change = messages.next()
+                        for answer in change.get("answers", ()):
+                            assert answer["request"] == json.loads(body)["request"]
+                            return dict(answer)
+
+                paused = ask(verb="pause", member="member-0")
+                assert paused["done"] and paused["member"] == "member-0"
+                assert ask(verb="resume", member="member-0")["done"]
+                clone = ask(verb="add", **{"from": "member-1"}, params={"lr": 0.05})
+                assert clone["done"] and clone["member"] == "member-2"
+                assert not ask(verb="add", **{"from": "member-1"}, params={"lrr": 0.05})["done"]
+                assert ask(verb="stop")["done"]
+            ended.join(60.0)
+            assert server.get(f"/api/runs/{key}/state")["run"]["state"]["word"] == "stopped"
+            assert server.get(f"/api/runs/{key}/state")["run"]["actions"] == []
+    finally:
+        if ended.is_alive():
+            run.stop()
+            ended.join(60.0)
+    assert not list(RunDir(tmp_path / "run").requests.iterdir())

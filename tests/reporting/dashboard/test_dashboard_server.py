@@ -1,0 +1,155 @@
+"""What the server of the live page serves, from a real process over real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import run_events
+from dashboard_process import Server, serve
+from leftovers import wait_until
+
+from ensemble.reporting.dashboard.projection import RunView
+from ensemble.store import RunDir
+from ensemble.store.log_lines import read_batches
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs, one of them a level deeper, and with what is none."""
+    path = tmp_path_factory.mktemp("runs")
+    run_events.write_run(path / "digits", run_events.list_run(), range(8))
+    run_events.write_run(path / "sweeps" / "first", run_events.search_run())
+    run_events.write_run(path / "a" / "b" / "too-deep", run_events.just_started())
+    run_events.write_run(path / ".hidden", run_events.just_started())
+    (path / "linked").symlink_to(path / "a" / "b" / "too-deep")
+    (path / "notes.txt").write_text("no run")
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Server:
+    with serve(folder) as server:
+        yield server
+
+
+def project(run_dir: Path) -> RunView:
+    view = RunView(RunDir(run_dir))
+    for events, offset in read_batches(run_dir / "events.jsonl"):
+        view.apply(events, offset)
+    return view
+
+
+def test_the_list_has_the_runs_up_to_two_levels_deep(server: Server, folder: Path) -> None:
+    digits, sweep = server.get("/api/runs")
+    assert [row["dir"] for row in (digits, sweep)] == [str(folder / "digits"), str(folder / "sweeps" / "first")]
+    assert digits["name"] == "digits" and sweep["name"] == "sweep"
+    assert digits["state"] == {"word": "finished, with failures", "tone": "warn"}
+    assert digits["counts"] == {"finished": 7, "failed": 1}
+    assert digits["best"]["member"] == "member-3" and digits["objective"] == "accuracy"
+    assert 0 < sweep["done"] < 1
+
+
+def test_the_documents_are_those_of_the_projection(server: Server, folder: Path) -> None:
+    view = project(folder / "digits")
+    state = server.get(f"/api/runs/{server.key}/state")
+    expected = json.loads(json.dumps(view.state_document()))
+    assert state["log"] and state["offset"] == (folder / "digits" / "events.jsonl").stat().st_size
+    assert {**state, "log": "", "run": None} == {**expected, "run": None}
+    assert {**state["run"], "actions_off": None} == {**expected["run"], "actions_off": None}
+    curves = server.get(f"/api/runs/{server.key}/curves")
+    assert curves == json.loads(json.dumps(view.curves_document()))
+    tables = server.get(f"/api/runs/{server.key}/tables")
+    assert tables == json.loads(json.dumps(view.tables_document())) and len(tables["tables"]) == 4
+    quality = server.get(f"/api/runs/{server.key}/quality")
+    assert quality["missing"] is None and len(quality["members"]) == 7
+    assert [name for name, _ in server.get(f"/api/runs/{server.key}/importances")["importances"]]
+
+
+def test_a_new_run_appears_in_the_list_and_in_its_stream(folder: Path, server: Server) -> None:
+    with server.stream("/api/runs/events") as messages:
+        assert len(messages.next()[2]) == 2
+        run_events.write_run(folder / "later", run_events.just_started())
+        rows = messages.next()[2]
+        while rows[1]["state"]["word"] == "not read yet":
+            rows = messages.next()[2]
+        assert [row["name"] for row in rows] == ["digits", "fresh", "sweep"]
+    for file in sorted((folder / "later").iterdir()):
+        file.unlink()
+    (folder / "later").rmdir()
+    wait_until(lambda: len(server.get("/api/runs")) == 2, "the run is gone from the list")
+
+
+def test_the_files_of_the_page_are_served_to_be_asked_for_again(server: Server) -> None:
+    status, headers, body = server.ask("/static/app.js")
+    assert status == 200 and b"new App" in body
+    assert headers["cache-control"] == "no-cache" and "javascript" in headers["content-type"]
+    again, _, body = server.ask("/static/app.js", If_None_Match=headers["etag"])
+    assert (again, body) == (304, b"")
+
+
+def test_a_members_log_is_followed_from_near_its_end(tmp_path: Path) -> None:
+    run = run_events.write_run(tmp_path / "run", run_events.list_run())
+    log = run / "members" / "member-0" / "log.txt"
+    log.parent.mkdir(parents=True)
+    with serve(run) as server:
+        target = f"/api/runs/{server.key}/members/member-0/log"
+        with server.stream(target) as messages:
+            log.write_bytes(b"".join(b"line %06d\n" % n for n in range(10_000)))
+            event, id, data = messages.next()
+            assert event is None and data["text"].startswith("line ") and data["from"] % 12 == 0
+            assert id == data["to"] == 120_000 and data["text"].endswith("line 009999\n")
+            with log.open("ab") as file:
+                file.write("\x1b[31mbar\r50%\r\nhälf".encode()[:-3])  # a colour, a progress bar, half a letter
+            assert messages.next()[2]["text"] == "bar\n50%\nh"
+            with log.open("ab") as file:
+                file.write("älf".encode()[1:])
+            assert messages.next()[2]["text"] == "älf"
+            log.write_text("anew\n")
+            assert messages.next()[2] == {"text": "anew\n", "from": 0, "to": 5}
+        with server.stream(target, Last_Event_ID="2") as messages:
+            assert messages.next()[2] == {"text": "ew\n", "from": 2, "to": 5}
+        assert server.ask(target.replace("member-0", "member-99"))[0] == 404
+        assert server.ask(target + "?from=-1")[0] == 400
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_at_once_also_while_pages_are_connected(number: int, tmp_path: Path) -> None:
+    run = run_events.write_run(tmp_path / "run", run_events.list_run())
+    before = sorted(run.rglob("*"))
+    with serve(run) as server:
+        state = server.get(f"/api/runs/{server.key}/state")
+        from_here = f"from={state['offset']}&log={state['log']}"
+        with (
+            server.stream(f"/api/runs/{server.key}/events?{from_here}") as messages,
+            server.stream("/api/runs/events") as runs,
+        ):
+            assert len(runs.next()[2]) == 1
+            assert "run" in messages.next()[2]
+            server.process.send_signal(number)
+            assert messages.next()[0] == "end"
+        assert server.wait() == 0  # a second signal would end it as signals do
+        assert not any("Traceback" in line for line in server.said), server.said
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+    assert sorted(run.rglob("*")) == before
+
+
+def test_somebody_who_may_only_read_the_run_sees_it_and_is_told_why_not_more(tmp_path: Path) -> None:
+    run = run_events.write_run(tmp_path / "run", run_events.list_run(until=20.0))
+    (run / "requests").mkdir(mode=0o500)
+    under = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []  # root may all
+    if under and shutil.which("setpriv") is None:
+        pytest.skip("there is no setpriv, with which root would give up its privileges")
+    with serve(run, under=under) as server:
+        state = server.get(f"/api/runs/{server.key}/state")
+        assert len(state["members"]["rows"]) == 8
+        assert state["run"]["actions"] == [] and "may only read" in state["run"]["actions_off"]
+        status, _, body = server.ask(f"/api/runs/{server.key}/actions", "POST", {"verb": "stop"})
+        assert status == 403 and b"may only read" in body
+    assert list((run / "requests").iterdir()) == []

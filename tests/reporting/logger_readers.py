@@ -1,0 +1,180 @@
+"""Runs loggers over logs of runs that never were, and reads what they wrote by the libraries' own readers."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from run_events import Event
+
+from ensemble.reporting.loggers.processes import LoggerProcesses
+from ensemble.spec import resolve_loggers
+from ensemble.store import RunDir
+
+#: member -> metric -> step -> value
+Scalars = dict[str, dict[str, dict[int, float]]]
+
+
+def write_log(run_dir: Path, events: Sequence[Event]) -> RunDir:
+    """A run directory with a log of these events."""
+    run_dir.mkdir(exist_ok=True)
+    known = RunDir(run_dir)
+    known.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return known
+
+
+def log_run(run_dir: Path, events: Sequence[Event], *loggers: Any) -> RunDir:
+    """Log a whole run by processes of loggers; the last event is not in its log yet, as at the end of a run."""
+    known = write_log(run_dir, events[:-1])
+    processes = LoggerProcesses(known, resolve_loggers(loggers))
+    processes.start()
+    assert processes.end(events[-1], members=8) == []
+    write_log(run_dir, events)
+    return known
+
+
+def kept(run_dir: RunDir, name: str) -> dict[str, Any]:
+    """The file of a logger."""
+    found: dict[str, Any] = json.loads((run_dir.loggers / f"{name}.json").read_text())
+    return found
+
+
+@contextmanager
+def tensorboard(folder: Path, load_fast: bool = False) -> Iterator[Any]:
+    """Serves a folder by TensorBoard on loopback; yields a function that asks its HTTP API.
+
+    Args:
+        load_fast: whether its reader in Rust reads the files, not the one in Python.
+    """
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder)]
+    command += [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--load_fast",
+        str(load_fast).lower(),
+        "--reload_interval",
+        "1",
+    ]
+    server = subprocess.Popen(
+        [*command, "--samples_per_plugin", "scalars=1000"], stderr=subprocess.PIPE, text=True
+    )
+    assert server.stderr is not None
+    try:
+        address = next(found[0] for line in server.stderr if (found := re.search(r"http://\S+:\d+", line)))
+
+        def ask(path: str, body: Any = None) -> Any:
+            data = None if body is None else json.dumps(body).encode()
+            request = urllib.request.Request(f"{address}/data/{path}", data, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return json.load(answer)
+
+        # Until it has loaded every run.
+        runs = {str(path.parent.relative_to(folder)) for path in folder.rglob("events.out.tfevents.*")}
+        while set(ask("runs")) != runs:
+            pass
+        yield ask
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+def read_tensorboard(ask: Any) -> Scalars:
+    """All scalars of members, as TensorBoard gives them to its page: each step once, else this fails."""
+    found: Scalars = {}
+    for member, tags in ask("plugin/scalars/tags").items():
+        for tag in tags:
+            points = ask(f"plugin/scalars/scalars?tag={tag}&run={member}")
+            steps = [step for _, step, _ in points]
+            assert steps == sorted(set(steps)), (member, tag, steps)
+            found.setdefault(member, {})[tag] = {step: value for _, step, value in points}
+    return found
+
+
+def read_session_groups(ask: Any) -> dict[str, dict[str, Any]]:
+    """The rows of TensorBoard's HParams view by member."""
+    statuses = ["STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING", "STATUS_UNKNOWN"]
+    body = {"experimentName": "", "allowedStatuses": statuses, "colParams": [], "startIndex": 0, "sliceSize": 100}
+    return {group["name"]: group for group in ask("plugin/hparams/session_groups", body)["sessionGroups"]}
+
+
+def read_mlflow(uri: str, experiment: str) -> dict[str, dict[str, Any]]:
+    """Each run by its name: status, params, tags, parent, and `points`: each metric's (step, value, timestamp)."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    found = client.get_experiment_by_name(experiment)
+    assert found is not None
+    runs = client.search_runs([found.experiment_id], max_results=1000)
+    names = [run.info.run_name for run in runs]
+    assert len(names) == len(set(names)), names
+    return {
+        str(run.info.run_name): {
+            "id": run.info.run_id,
+            "status": run.info.status,
+            "params": run.data.params,
+            "tags": run.data.tags,
+            "parent": run.data.tags.get("mlflow.parentRunId"),
+            "last": run.data.metrics,
+            "points": {
+                name: [(m.step, m.value, m.timestamp) for m in client.get_metric_history(run.info.run_id, name)]
+                for name in run.data.metrics
+            },
+        }
+        for run in runs
+    }
+
+
+def read_wandb(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """Each offline run by its name: config, history by step, summary, group, exit code."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found: dict[str, dict[str, Any]] = {}
+    for file in sorted(run_dir.glob("wandb/wandb/offline-run-*/*.wandb")):
+        run: dict[str, Any] = {"history": {}, "summary": {}, "config": {}, "exit": None}
+        for data in _read_leveldb(file.read_bytes()):
+            record = Record()
+            record.ParseFromString(data)
+            kind = record.WhichOneof("record_type")
+            if kind == "run":
+                run |= {"name": record.run.display_name, "group": record.run.run_group}
+                run |= {"project": record.run.project, "id": record.run.run_id}
+                run["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            elif kind == "history":
+                row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+                step = record.history.step.num
+                assert step not in run["history"], (file, step)
+                run["history"][step] = row
+            elif kind == "summary":
+                for item in record.summary.update:
+                    run["summary"][item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+            elif kind == "exit":
+                run["exit"] = record.exit.exit_code
+        assert run["name"] not in found, run["name"]
+        found[run["name"]] = run
+    return found
+
+
+def _read_leveldb(data: bytes, block: int = 2**15) -> Iterator[bytes]:
+    """The records of a file in LevelDB's log format, after wandb's header of seven bytes."""
+    assert data[:4] == b":W&B"
+    at, parts = 7, b""
+    while at + 7 <= len(data):
+        if block - at % block < 7:
+            at += block - at % block
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""

@@ -1,0 +1,85 @@
+"""A Prometheus on loopback, with its files in a temporary directory, for tests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG = Path(__file__).parents[3] / "deploy" / "grafana" / "prometheus.yml"
+PATIENCE_S = 180.0
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until a condition holds, and return what it says."""
+    until = time.monotonic() + PATIENCE_S
+    while not (said := condition()):
+        assert time.monotonic() < until, what
+        time.sleep(0.1)
+    return said
+
+
+class Prometheus:
+    """One that is running."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
+        """The labels and the present value of each series of a PromQL expression."""
+        found = self._get("query", query=expression)
+        return [(each["metric"], float(each["value"][1])) for each in found["result"]]
+
+    def describe_targets(self) -> list[dict[str, Any]]:
+        """What it scrapes, and how that went."""
+        targets: list[dict[str, Any]] = self._get("targets")["activeTargets"]
+        return targets
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def _get(self, what: str, **query: str) -> Any:
+        url = f"{self._url}/api/v1/{what}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]
+
+
+@contextmanager
+def started(directory: Path, target: str, token: str) -> Iterator[Prometheus]:
+    """A Prometheus with the configuration of `deploy/`, which scrapes this address every second."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("no prometheus")
+    text = CONFIG.read_text()
+    for before, after in (("127.0.0.1:8270", target), ("scrape_interval: 10s", "scrape_interval: 1s")):
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    (directory / "prometheus.yml").write_text(text)
+    (directory / "token").touch(0o600)
+    (directory / "token").write_text(token + "\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = ["prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
+    with open(directory / "prometheus.log", "wb") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+        try:
+            prometheus = Prometheus(f"http://127.0.0.1:{port}")
+            wait_until(prometheus.is_ready, "Prometheus does not start")
+            yield prometheus
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)

@@ -1,0 +1,292 @@
+"""What a scrape says: right figures, counters that never fall, a bounded number of series, any name."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from run_events import START, Event, list_run, measured, write_run
+from task_events import TASKS, make_combined
+
+from ensemble.meter import ledger
+from ensemble.meter.account import Account
+from ensemble.reporting.metrics.collector import RunFollower
+from ensemble.reporting.metrics.endpoint import Exposition
+from ensemble.reporting.metrics.families import FAMILIES
+from ensemble.reporting.metrics.projection import KEPT_S, project
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def scrape(exposition: Exposition, accept: str = OPENMETRICS) -> Series:
+    """Each series by its name and labels."""
+    body, content_type = exposition.render(accept)
+    assert content_type.startswith(accept.partition(";")[0] or "text/plain")
+    parse = parse_openmetrics if accept else parse_text
+    samples = [sample for family in parse(body.decode()) for sample in family.samples]
+    found = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
+    assert len(found) == len(samples), "a series was there twice"
+    return found
+
+
+def one(path: Path, most_members: int = 1000, **options: Any) -> Exposition:
+    return Exposition(lambda: {"digits": path}, most_members, **options)
+
+
+def values(series: Series, name: str, by: str = "member") -> dict[str, float]:
+    """The values of a family by one of its labels."""
+    return {dict(labels)[by]: value for (of, labels), value in series.items() if of == name}
+
+
+def start_over(event: Event) -> Event:
+    """The event of processes that were started again, and count from zero."""
+    if event["type"] == "feeder" and event["t"] > START + 40.0:
+        return {**event, **{name: event[name] // 100 for name in ("prepared", "consumed", "skipped")}}
+    if event["type"] == "usage" and event["t"] > START + 60.0:
+        return {**event, "cpu_s": max(0.0, event["cpu_s"] - 40.0), "pid": event["pid"] + 1000}
+    return event
+
+
+def resumed(seed: int) -> list[Event]:
+    """A run that is killed after a minute, or stopped, and goes on; its feeder was replaced before.
+
+    A process of Ray is taken over by the run.
+    """
+    events = measured(list_run(epochs=30, seed=seed))
+    middle, end = START + 60.0, events[-1]["t"]
+    again = {**events[0], "t": middle, "resumed": True}
+    for number, t in enumerate(range(1, int(end - START), 3)):
+        pid, role = (77, "ray") if number % 40 < 4 or seed % 2 else (77, "orchestrate")
+        who = {"v": 1, "type": "usage", "node": "node-0", "pid": pid, "role": role, "member": None}
+        events.append({**who, "t": START + t, "cpu_s": 0.5 * t, "origin": "measured"})
+    events.sort(key=lambda event: event["t"])
+    events = [start_over(event) for event in events]
+    before = [event for event in events if event["t"] < middle]
+    stopped = [{"v": 1, "t": middle - 0.1, "type": "run_stopped", "reason": "asked"}] if seed % 2 else []
+    after = [event for event in events if event["t"] > middle]
+    return [*before, *stopped, again, *after]
+
+
+def test_a_log_that_another_has_replaced_in_the_same_file_is_read_anew(tmp_path: Path) -> None:
+    first, second = list_run(members=2), list_run(members=3)
+    second = [{**second[0], "run_id": "another"}, *second[1:]]
+    path = write_run(tmp_path / "run", first)
+    follower = RunFollower(path)
+    assert len(follower.read()[0].members) == 2
+    write_run(path, second)  # into the same inode; it is longer
+    state, _ = follower.read()
+    assert (state.run_id, len(state.members)) == ("another", 3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_counters_never_fall_whoever_reads_the_log_and_in_the_end_are_the_ledgers(
+    tmp_path: Path, seed: int
+) -> None:
+    events, rng = resumed(seed), random.Random(seed)
+    path = write_run(tmp_path / "run", [])
+    counters = {family.name for family in FAMILIES if family.kind == "counter"}
+    last: dict[tuple[str, tuple[str, ...]], float] = {}
+    follower, at = RunFollower(path), 1
+    while True:
+        (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events[:at]))
+        follower = rng.choice((follower, RunFollower(path)))  # perhaps of a server that was started anew
+        now: dict[tuple[str, tuple[str, ...]], float] = {}
+        for sample in project("digits", *follower.read()):
+            if sample.family.name in counters:  # a counter goes on where its origin changes
+                named = zip(sample.family.labels, sample.labels, strict=True)
+                key = (sample.family.name, tuple(value for label, value in named if label != "origin"))
+                now[key] = now.get(key, 0.0) + sample.value
+        assert [key for key in now if now[key] < last.get(key, 0.0)] == [], f"after {at} of {len(events)} events"
+        last |= now
+        if at == len(events):
+            break
+        # Always when it has just been stopped, and when it has just been started again.
+        starts = [number for number, event in enumerate(events) if event["type"] in ("run_stopped", "run_started")]
+        stops = [each for start in starts for each in (start + 1, start + 2) if each > at]
+        at = min([len(events), at + rng.randrange(1, 250), *stops])
+    used = ledger(events)
+    assert len(used.by_member()) == 8
+    for member, total in used.by_member().items():
+        assert last["ensemble_member_energy_joules_total", ("digits", member)] == total.energy_j
+        assert last["ensemble_member_cpu_seconds_total", ("digits", member)] == total.cpu_s
+    for role, total in used.by_role().items():
+        assert last.get(("ensemble_run_energy_joules_total", ("digits", role))) == total.energy_j
+        assert last.get(("ensemble_run_cpu_seconds_total", ("digits", role)), 0.0) == total.cpu_s
+    assert last["ensemble_run_samples_consumed_total", ("digits",)] == used.reuse.consumed
+
+
+def test_energy_is_the_same_to_the_tick_whenever_it_was_settled() -> None:
+    events = measured(list_run(epochs=60, seed=3))
+
+    def settle(every: int) -> dict[Any, int]:
+        account = Account()
+        for number, event in enumerate(events, start=1):
+            account.apply(event)
+            if number % every == 0:
+                account.settle()
+        sums = account.sum_up()
+        return {key: sum(ticks for ticks, _ in use.energy.values()) for key, use in sums.uses.items()}
+
+    rarely, never = settle(100), settle(len(events) + 1)
+    assert rarely == never == settle(50) and sum(never.values()) > 0
+
+
+def test_a_member_has_power_while_it_trains_and_energy_with_its_origin(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", list_run(epochs=30, until=30.0))
+    series = scrape(one(path))
+    watts = {key: value for key, value in series.items() if key[0] == "ensemble_member_power_watts"}
+    assert {dict(labels)["origin"] for _, labels in watts} == {"estimated"}
+    assert len(watts) == 5 and all(5 < value < 15 for value in watts.values())  # 12 W for a core at 0.93
+    assert values(series, "ensemble_node_power_watts", "node").keys() == {"node-0", "node-1"}
+    assert set(values(series, "ensemble_stream_queue_level_ratio", "queue")) == {"ring", "workers", "waiting"}
+    assert values(series, "ensemble_run_members", "state")["running"] == 5
+
+
+def test_every_family_is_seen_in_a_run_and_promtool_finds_no_fault(tmp_path: Path) -> None:
+    going = scrape(one(write_run(tmp_path / "going", measured(list_run(epochs=30, until=200.0)))))
+    made = make_combined(TASKS["gaussian"], ["member-0", "member-1"])
+    ended = [e | made if e["type"] == "combined" else e for e in measured(list_run())]
+    over = one(write_run(tmp_path / "over", ended))
+    names = {name for name, _ in (*going, *scrape(over))}
+    assert names == {family.name for family in FAMILIES}
+    labels = {name: tuple(sorted(dict(found))) for name, found in (*going, *scrape(over))}
+    assert labels == {family.name: tuple(sorted(family.labels)) for family in FAMILIES}
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool (package prometheus)")
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=over.render("")[0], capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+def test_the_format_is_the_one_that_the_scraper_asks_for(tmp_path: Path) -> None:
+    exposition = one(write_run(tmp_path / "run", list_run()))
+    assert scrape(exposition, "") == scrape(exposition)
+    assert exposition.render(OPENMETRICS)[0].endswith(b"# EOF\n")
+    assert not exposition.render("text/plain")[0].endswith(b"# EOF\n")
+
+
+def test_a_members_series_end_five_minutes_after_it(tmp_path: Path) -> None:
+    events = list_run(epochs=6)
+    until = next(event for event in events if event["type"] == "finished" and event["member"] == "member-0")["t"]
+    going = [event for event in events if not event["type"].startswith("run_f")]
+    late = {
+        "v": 1,
+        "type": "usage",
+        "node": "node-0",
+        "pid": 1,
+        "role": "orchestrate",
+        "cpu_s": 9.0,
+        "member": None,
+    }
+    for wait_s, is_there in ((KEPT_S - 1.0, True), (KEPT_S + 1.0, False)):
+        path = write_run(tmp_path / f"{wait_s}", [*going, {**late, "t": until + wait_s}])
+        assert ("member-0" in values(scrape(one(path)), "ensemble_member_energy_joules_total")) is is_there
+        assert values(scrape(one(path)), "ensemble_run_members", "state")["finished"] == 7
+
+
+def test_a_runs_series_end_five_minutes_after_its_last_event(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", list_run())
+    clock = [time.time()]
+    exposition = one(path, clock=lambda: clock[0])
+    assert scrape(exposition)
+    clock[0] += KEPT_S + 1
+    assert scrape(exposition) == {}
+    os.utime(path / "events.jsonl", (clock[0], clock[0]))  # it goes on
+    assert scrape(exposition)
+
+
+def test_of_too_many_members_those_that_train_have_series(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", list_run(epochs=30, until=220.0))
+    series = scrape(one(path))
+    states = {
+        dict(labels)["member"]: dict(labels)["state"] for name, labels in series if name.endswith("member_info")
+    }
+    training = {member for member, state in states.items() if state == "running"}
+    ended = [member for member, state in states.items() if state in ("finished", "failed")]
+    assert 0 < len(training) < len(states) and ended
+    few = scrape(one(path, most_members=len(training)))
+    assert set(values(few, "ensemble_member_progress_ratio")) == training
+    assert values(few, "ensemble_members_left_out", "run") == {"digits": len(states) - len(training)}
+    more = scrape(one(path, most_members=len(training) + 1))
+    assert set(values(more, "ensemble_member_progress_ratio")) == training | {ended[0]}
+    assert values(few, "ensemble_run_members", "state") == values(series, "ensemble_run_members", "state")
+
+
+def test_the_limit_holds_for_all_runs_together(tmp_path: Path) -> None:
+    paths = {name: write_run(tmp_path / name, list_run()) for name in ("a", "b", "c")}
+    series = scrape(Exposition(lambda: paths, most_members=10))
+    members = {
+        (dict(labels)["run"], dict(labels)["member"]) for name, labels in series if name.endswith("member_info")
+    }
+    assert len(members) == 10
+    assert values(series, "ensemble_members_left_out", "run") == {"a": 0, "b": 6, "c": 8}
+
+
+def test_members_that_never_had_a_place_are_only_counted(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", list_run(epochs=30, until=20.0))
+    series = scrape(one(path))
+    assert len(values(series, "ensemble_member_progress_ratio")) == 5
+    assert values(series, "ensemble_run_members", "state")["waiting"] == 3
+
+
+HOSTILE = (
+    '"} 1\nensemble_run_members{run="x',
+    "a\\",
+    "nul\x00bell\x07",
+    "\x1b[2J",
+    "lone \udc80",
+    "日本" * 300,
+    "",
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_names_are_values_of_labels_and_nothing_else(tmp_path: Path, name: str) -> None:
+    def rename(event: Event) -> Event:
+        changed = {key: name for key in ("name", "member", "node", "objective", "role") if key in event}
+        return event | changed
+
+    path = write_run(tmp_path / "run", [rename(event) for event in list_run(members=1, epochs=2)])
+    plain = scrape(one(write_run(tmp_path / "plain", list_run(members=1, epochs=2))))
+    for accept in ("", OPENMETRICS):
+        body = Exposition(lambda: {name: path}).render(accept)[0]
+        assert {family.name for family in FAMILIES}.issuperset(of for of, _ in scrape(one(path), accept))
+        assert not any(letter < 32 and letter != 10 for letter in body)
+    named = Exposition(lambda: {name: path})
+    assert len(scrape(named)) <= len(plain)
+    assert all(len(value) <= 200 for _, labels in scrape(named) for _, value in labels)
+    if shutil.which("promtool") is not None:
+        check = ["promtool", "check", "metrics"]
+        assert subprocess.run(check, input=named.render("")[0], capture_output=True, timeout=60).returncode == 0
+
+
+def test_another_log_in_the_same_place_is_read_anew(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", list_run())
+    exposition = one(path)
+    assert values(scrape(exposition), "ensemble_run_members", "state")["finished"] == 7
+    shutil.rmtree(path)
+    assert scrape(exposition) == {}
+    write_run(path, list_run(epochs=30, until=30.0))
+    assert values(scrape(exposition), "ensemble_run_members", "state")["finished"] == 0
+
+
+def test_a_damaged_log_hides_its_run_and_no_other(tmp_path: Path) -> None:
+    paths = {name: write_run(tmp_path / name, list_run()) for name in ("a", "b")}
+    (paths["a"] / "events.jsonl").write_text("not json\n" * 3)
+    series = scrape(Exposition(lambda: paths))
+    assert set(values(series, "ensemble_run_progress_ratio", "run")) == {"b"}

@@ -1,0 +1,530 @@
+"""Loggers: the real libraries, written by real processes from logs of runs, read by the libraries' own readers."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from logger_readers import (
+    kept,
+    log_run,
+    read_mlflow,
+    read_session_groups,
+    read_tensorboard,
+    read_wandb,
+    tensorboard,
+    write_log,
+)
+from run_events import Event, list_run
+
+from ensemble.meter import ledger
+from ensemble.reporting.loggers.points import EpochEnded, PointReader, WentBack, epoch_values
+from ensemble.reporting.loggers.processes import LoggerProcesses
+from ensemble.spec import MLflow, TensorBoard, WandB, resolve_loggers
+from ensemble.store import RunDir, fold, write_request
+
+EVENTS = list_run(members=8, epochs=6)
+EACH = ["tensorboard", pytest.param("mlflow", marks=pytest.mark.slow), "wandb"]
+HALF = next(n for n, event in enumerate(EVENTS) if event["type"] == "failed" and event["retry"]) + 1
+#: Until some members are declared, others not yet.
+FEW = next(n for n, event in enumerate(EVENTS) if event["type"] == "member" and event["member"] == "member-3")
+
+
+def expected(events: list[Event] = EVENTS) -> dict[str, dict[int, dict[str, float]]]:
+    """The metrics of each member's final lineage, by epoch."""
+    members = fold(events).members.values()
+    return {member.id: {each["epoch"]: epoch_values(each) for each in member.history} for member in members}
+
+
+#: After its first two epochs a member loses its checkpoints: both are trained again, with other values.
+LAST_T = EVENTS[-1]["t"]
+STARTED = next(event for event in EVENTS if event["type"] == "started" and event["member"] == "member-3")
+BACK = [
+    *[event for event in EVENTS if event["type"] != "run_finished"],
+    {**STARTED, "t": LAST_T, "epoch": 0, "attempt": 1},
+    *[
+        {**event, "t": LAST_T + 1 + event["epoch"], "train_loss": 7.0 + event["epoch"], "attempt": 1}
+        for event in EVENTS
+        if event["type"] == "epoch" and event["member"] == "member-3" and event["epoch"] < 2
+    ],
+    {**EVENTS[-1], "t": LAST_T + 4},
+]
+
+
+def uri_of(run_dir: RunDir) -> str:
+    return f"sqlite:///{run_dir.path}/mlflow/mlflow.db"
+
+
+@pytest.fixture(autouse=True)
+def _no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+def test_a_member_that_goes_back_logs_its_epochs_again() -> None:
+    reader = PointReader()
+    points = [point for event in EVENTS for point in reader.read(event) if point.member == "member-3"]
+    epochs = [(type(p).__name__, p.epoch) for p in points if isinstance(p, (WentBack, EpochEnded))]
+    went_back = [
+        {**event, "epoch": 1} if event["type"] == "started" and event["epoch"] == 3 else event for event in EVENTS
+    ]
+    other = PointReader()
+    repeated = [point for event in went_back for point in other.read(event) if point.member == "member-3"]
+    assert epochs == [("EpochEnded", n) for n in range(6)]  # the epoch that it died in had not ended
+    assert [(type(p).__name__, p.epoch) for p in repeated if isinstance(p, (WentBack, EpochEnded))] == [
+        *[("EpochEnded", n) for n in range(3)],
+        ("WentBack", 1),
+        *[("EpochEnded", n) for n in (3, 4, 5)],
+    ]
+
+
+def test_an_epoch_that_was_lost_with_a_killed_controller_is_logged_from_the_checkpoint() -> None:
+    lost = next(
+        n for n, e in enumerate(EVENTS) if e["type"] == "epoch" and (e["member"], e["epoch"]) == ("member-3", 2)
+    )
+    last_epoch = {name: value for name, value in EVENTS[lost].items() if name not in ("v", "t", "type", "member")}
+    events = [
+        {**event, "last_epoch": last_epoch} if event["type"] == "started" and event["epoch"] == 3 else event
+        for n, event in enumerate(EVENTS)
+        if n != lost
+    ]
+    reader = PointReader()
+    points = [point for event in events for point in reader.read(event) if point.member == "member-3"]
+    assert [point.epoch for point in points if isinstance(point, EpochEnded)] == list(range(6))
+
+
+@pytest.mark.parametrize("load_fast", [False, True], ids=["python", "rust"])
+def test_tensorboard_shows_the_curves_and_the_hparams_view(tmp_path: Path, load_fast: bool) -> None:
+    run_dir = log_run(tmp_path / "run", EVENTS, "tensorboard")
+    used = ledger(EVENTS)
+    with tensorboard(run_dir.path / "tensorboard", load_fast) as ask:
+        scalars, groups = read_tensorboard(ask), read_session_groups(ask)
+        experiment = ask("plugin/hparams/experiment", {"experimentName": ""})
+    for member, epochs in expected().items():
+        for epoch, values in epochs.items():
+            assert {tag: scalars[member][tag][epoch] for tag in values} == pytest.approx(values, rel=1e-6)
+        assert set(scalars[member]["valid/accuracy"]) == set(epochs)
+        assert scalars[member]["cost/cpu_s"] == pytest.approx({len(epochs): used.member(member).cpu_s})
+    assert scalars["."]["cost/cpu_s"][0] == pytest.approx(used.run.cpu_s)
+    assert "ensemble/accuracy" in scalars["."]
+    varied = {info["name"] for info in experiment["hparamInfos"] if info["differs"]}
+    assert {"width", "lr", "optimizer"} <= varied
+    assert set(groups) == set(expected())
+    assert (
+        groups["member-1"]["hparams"] | {"width": 32, "lr": 0.1, "optimizer": "adam"}
+        == groups["member-1"]["hparams"]
+    )
+    values = {value["name"]["tag"]: value["value"] for value in groups["member-1"]["metricValues"]}
+    assert values["valid/accuracy"] == pytest.approx(expected()["member-1"][5]["valid/accuracy"])
+    assert values["cost/energy_j"] == pytest.approx(used.member("member-1").energy_j)
+    status = {name: group["sessions"][0]["status"] for name, group in groups.items()}
+    states = {member.id: member.state for member in fold(EVENTS).members.values()}
+    words = {"finished": "STATUS_SUCCESS", "failed": "STATUS_FAILURE"}
+    assert status == {member: words[state] for member, state in states.items()}
+
+
+def test_mlflow_has_a_run_with_one_nested_in_it_for_each_member(tmp_path: Path) -> None:
+    run_dir = log_run(tmp_path / "run", EVENTS, "mlflow")
+    runs, used, state = read_mlflow(uri_of(run_dir), "digits"), ledger(EVENTS), fold(EVENTS)
+    parent = runs.pop("digits")
+    assert {run["parent"] for run in runs.values()} == {parent["id"]} and parent["parent"] is None
+    assert parent["status"] == "FINISHED" and parent["last"]["cost/energy_j"] == pytest.approx(used.run.energy_j)
+    for member, epochs in expected().items():
+        found = runs[member]
+        points = {name: {step: value for step, value, _ in known} for name, known in found["points"].items()}
+        for name in ("valid/accuracy", "train/loss", "train/lr", "train/samples_per_s", "train/waited_share"):
+            assert points[name] == {epoch: values[name] for epoch, values in epochs.items()}
+        assert found["last"]["cost/cpu_s"] == used.member(member).cpu_s
+        assert found["tags"]["ensemble.energy_origin"] == used.member(member).origin
+        assert found["tags"]["ensemble.state"] == state.members[member].state
+        assert found["tags"]["ensemble.attempts"] == str(state.members[member].attempts)
+        assert found["params"]["optimizer"] == state.members[member].params["optimizer"]
+    failed = [name for name, run in runs.items() if run["status"] == "FAILED"]
+    assert failed == [member.id for member in state.members.values() if member.state == "failed"] != []
+    assert runs[failed[0]]["tags"]["ensemble.error"].startswith("nan: loss is nan")
+
+
+def test_wandb_has_a_run_for_each_member_in_one_group(tmp_path: Path) -> None:
+    run_dir = log_run(tmp_path / "run", EVENTS, WandB(project="theses"))
+    runs, used, state = read_wandb(run_dir.path), ledger(EVENTS), fold(EVENTS)
+    whole = runs.pop("digits")
+    assert whole["summary"]["cost/cpu_s"] == pytest.approx(used.run.cpu_s)
+    assert len({run["group"] for run in runs.values()}) == 1
+    assert {run["project"] for run in runs.values()} == {"theses"}
+    for member, epochs in expected().items():
+        found = runs[member]
+        assert {
+            step: {k: v for k, v in row.items() if "/" in k} for step, row in found["history"].items()
+        } == epochs
+        times = {each["epoch"]: each["t"] for each in state.members[member].history}
+        assert {step: row["_timestamp"] for step, row in found["history"].items()} == pytest.approx(times)
+        assert found["config"]["width"] == state.members[member].params["width"]
+        assert found["summary"]["state"] == state.members[member].state
+        assert found["summary"]["cost/energy_j"] == pytest.approx(used.member(member).energy_j)
+        assert found["exit"] == (state.members[member].state == "failed")
+
+
+def run_until(processes: LoggerProcesses, run_dir: RunDir, name: str, events: int) -> psutil.Process:
+    """Start loggers and wait until one has written so many events; returns its process."""
+    before = set(psutil.Process().children())
+    processes.start()
+    while not (run_dir.loggers / f"{name}.json").exists() or kept(run_dir, name)["events"] < events:
+        assert [event for event in processes.read() if event["state"] != "works"] == []
+    [process] = set(psutil.Process().children()) - before
+    return process
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(name: str, tmp_path: Path) -> None:
+    whole = log_run(tmp_path / "whole", EVENTS, name)
+    run_dir = write_log(tmp_path / "run", EVENTS[:HALF])
+    processes = LoggerProcesses(run_dir, resolve_loggers([name]))
+    half = HALF if name != "wandb" else 0
+    if name == "wandb":  # it writes at the end: the kill comes while it does
+        write_log(run_dir.path, EVENTS[:-1])
+        processes.start()
+        [process] = [each for each in psutil.Process().children() if "loggers.process_main" in str(each.cmdline())]
+        ender = threading.Thread(target=processes.end, args=[EVENTS[-1], 8])
+        ender.start()
+        while len(list(run_dir.path.glob("wandb/wandb/offline-run-*/*.wandb"))) < 3:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        ender.join()
+    else:
+        process = run_until(processes, run_dir, name, 1)
+        assert kept(run_dir, name)["events"] <= half
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        processes.close()
+    write_log(run_dir.path, EVENTS[:-1])
+    again = LoggerProcesses(run_dir, resolve_loggers([name]))
+    again.start()
+    assert again.end(EVENTS[-1], members=8) == []
+    assert content_of(name, run_dir) == content_of(name, whole)
+
+
+def content_of(name: str, run_dir: RunDir) -> Any:
+    """All that a logger has written."""
+    if name == "tensorboard":
+        root = run_dir.path / name
+        return {path.relative_to(root): path.read_bytes() for path in root.rglob("events.out.*")}
+    if name == "mlflow":
+        runs = read_mlflow(uri_of(run_dir), "digits")
+        return {name: [run["points"], run["params"], run["status"]] for name, run in runs.items()}
+    runs = read_wandb(run_dir.path)
+    return {name: [run["history"].keys(), run["config"].get("width"), run["exit"]] for name, run in runs.items()}
+
+
+@pytest.mark.parametrize("load_fast", [False, True], ids=["python", "rust"])
+def test_tensorboard_shows_the_last_values_of_epochs_that_were_trained_again(
+    tmp_path: Path, load_fast: bool
+) -> None:
+    assert expected(BACK)["member-3"][1]["train/loss"] == 8.0
+    run_dir = log_run(tmp_path / "run", BACK, "tensorboard")
+    with tensorboard(run_dir.path / "tensorboard", load_fast) as ask:
+        scalars, groups = read_tensorboard(ask), read_session_groups(ask)
+    assert scalars["member-3"]["train/loss"] == {0: 7.0, 1: 8.0}
+    assert len(scalars["member-1"]["train/loss"]) == 6
+    assert groups["member-3"]["hparams"]["lr"] == fold(BACK).members["member-3"].params["lr"]
+
+
+def test_a_member_that_is_declared_otherwise_is_logged_with_its_new_parameters(tmp_path: Path) -> None:
+    declared = next(event for event in EVENTS if event["type"] == "member" and event["member"] == "member-1")
+    other = {**declared, "params": {**declared["params"], "lr": 0.5}}
+    at = EVENTS.index(declared)
+    events = [*EVENTS[: at + 1], other, *EVENTS[at + 1 :]]
+    run_dir = log_run(tmp_path / "run", events, "tensorboard", "mlflow", "wandb")
+    with tensorboard(run_dir.path / "tensorboard") as ask:
+        assert read_session_groups(ask)["member-1"]["hparams"]["lr"] == 0.5
+    assert read_mlflow(uri_of(run_dir), "digits")["member-1"]["params"]["lr"] == "0.5"
+    assert read_wandb(run_dir.path)["member-1"]["config"]["lr"] == 0.5
+
+
+def test_a_run_of_mlflow_that_is_kept_when_its_member_is_declared_anew_keeps_its_epochs(tmp_path: Path) -> None:
+    declared = next(event for event in EVENTS if event["type"] == "member" and event["member"] == "member-1")
+    fewer = {**declared, "params": {"width": declared["params"]["width"]}, "t": LAST_T}
+    run_dir = log_run(tmp_path / "run", [*EVENTS[:-1], fewer, EVENTS[-1]], "mlflow")
+    points = read_mlflow(uri_of(run_dir), "digits")["member-1"]["points"]["train/loss"]
+    assert [step for step, _, _ in points] == list(range(6))
+
+
+def test_a_run_that_was_deleted_from_mlflow_is_written_again(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    run_dir = log_run(tmp_path / "run", EVENTS[:-1], "mlflow")
+    before = read_mlflow(uri_of(run_dir), "digits")
+    MlflowClient(tracking_uri=uri_of(run_dir)).delete_run(before["member-1"]["id"])
+    log_run(run_dir.path, EVENTS, "mlflow")
+    assert (
+        read_mlflow(uri_of(run_dir), "digits")["member-1"]["points"]["train/loss"]
+        == (before["member-1"]["points"]["train/loss"])
+    )
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_other_loggers_have_the_last_values_of_epochs_that_were_trained_again(tmp_path: Path, name: str) -> None:
+    run_dir = log_run(tmp_path / "run", BACK, name)
+    if name == "wandb":
+        history = read_wandb(run_dir.path)["member-3"]["history"]
+        assert {step: row["train/loss"] for step, row in history.items()} == {0: 7.0, 1: 8.0}
+    else:
+        points = read_mlflow(uri_of(run_dir), "digits")["member-3"]["points"]["train/loss"]
+        last = {step: value for step, value, _ in sorted(points, key=lambda point: point[2])}
+        assert (last[0], last[1], len(points)) == (7.0, 8.0, 8)  # what it had before is in its history
+
+
+@pytest.mark.parametrize(
+    ("name", "counted"),
+    [
+        ("tensorboard", HALF),
+        ("tensorboard", FEW),
+        pytest.param("mlflow", HALF, marks=pytest.mark.slow),
+        ("mlflow", FEW),
+        ("wandb", HALF),
+    ],
+)
+def test_what_was_written_beyond_the_loggers_file_is_not_there_twice(
+    name: str, counted: int, tmp_path: Path
+) -> None:
+    whole = log_run(tmp_path / "whole", EVENTS, name)
+    run_dir = write_log(tmp_path / "run", EVENTS[:counted])
+    processes = LoggerProcesses(run_dir, resolve_loggers([name]))
+    if name != "wandb":
+        run_until(processes, run_dir, name, 1)
+    processes.close()
+    file = run_dir.loggers / f"{name}.json"
+    before = file.read_bytes() if file.exists() else None
+    log_run(run_dir.path, EVENTS, name)
+    if before is None:
+        file.unlink()
+    else:
+        file.write_bytes(before)  # as if it had been killed before it could replace the file
+    log_run(run_dir.path, EVENTS, name)
+    assert content_of(name, run_dir) == content_of(name, whole)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_run_that_was_stopped_and_resumed_is_logged_as_one(name: str, tmp_path: Path) -> None:
+    t = EVENTS[HALF - 1]["t"]
+    stopped = {"v": 1, "t": t, "type": "run_stopped", "reason": "asked"}
+    header = {**EVENTS[0], "t": t + 0.001, "resumed": True}
+    # What a resume places and starts again is in the log already; members lose no epoch.
+    events = [*EVENTS[:HALF], stopped, header, *EVENTS[HALF:]]
+    run_dir = log_run(tmp_path / "run", [*EVENTS[:HALF], stopped], name)
+    log_run(run_dir.path, events, name)
+    whole = log_run(tmp_path / "whole", events, name)
+    if name == "tensorboard":
+        with tensorboard(run_dir.path / name) as ask, tensorboard(whole.path / name) as ask_whole:
+            found, of_whole = read_tensorboard(ask), read_tensorboard(ask_whole)
+            status = {group: each["sessions"][0]["status"] for group, each in read_session_groups(ask).items()}
+        assert found == of_whole
+        assert (status["member-0"], status["member-6"]) == ("STATUS_SUCCESS", "STATUS_FAILURE")
+    elif name == "mlflow":
+        found, of_whole = (read_mlflow(uri_of(each), "digits") for each in (run_dir, whole))
+        for member, run in found.items():
+            assert (run["last"], run["status"]) == (of_whole[member]["last"], of_whole[member]["status"])
+            if member != "digits":
+                assert run["points"]["valid/accuracy"] == of_whole[member]["points"]["valid/accuracy"]
+    else:
+        assert content_of(name, run_dir) == content_of(name, whole)
+
+
+def test_a_logger_whose_file_is_of_another_log_or_place_starts_anew(tmp_path: Path) -> None:
+    run_dir = log_run(tmp_path / "run", EVENTS, "tensorboard")
+    log_run(tmp_path / "run", EVENTS, TensorBoard(dir=str(tmp_path / "elsewhere")))
+    for file in (run_dir.path / "tensorboard").rglob("events.out.*"):
+        other = (
+            tmp_path
+            / "elsewhere"
+            / f"digits-{EVENTS[0]['run_id'][:8]}"
+            / file.relative_to(run_dir.path / "tensorboard")
+        )
+        assert other.read_bytes() == file.read_bytes()
+
+
+def test_two_runs_in_one_directory_of_tensorboard_have_their_members_apart(tmp_path: Path) -> None:
+    for run_id in ("0123456789", "abcdefghij"):
+        events = [{**EVENTS[0], "run_id": run_id}, *EVENTS[1:]]
+        log_run(tmp_path / run_id, events, TensorBoard(dir=str(tmp_path / "shared")))
+    with tensorboard(tmp_path / "shared") as ask:
+        scalars = read_tensorboard(ask)
+    members = sorted(expected())
+    for folder in ("digits-01234567", "digits-abcdefgh"):
+        assert sorted(run for run in scalars if run.startswith(f"{folder}/")) == [f"{folder}/{m}" for m in members]
+    assert len(scalars) == 2 * (len(members) + 1)
+
+
+def test_event_files_that_are_gone_are_written_again(tmp_path: Path) -> None:
+    run_dir = log_run(tmp_path / "run", EVENTS[:-1], "tensorboard")
+    files = sorted((run_dir.path / "tensorboard").rglob("events.out.*"))
+    files[0].unlink()
+    os.truncate(files[1], 10)
+    log_run(run_dir.path, EVENTS, "tensorboard")
+    whole = log_run(tmp_path / "whole", EVENTS, "tensorboard")
+    assert content_of("tensorboard", run_dir) == content_of("tensorboard", whole)
+
+
+class Recorder(http.server.BaseHTTPRequestHandler):
+    """A server that notes who asks it."""
+
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_error(503)
+
+    do_POST = do_CONNECT = do_PUT = do_HEAD = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def recorder() -> Iterator[tuple[str, list[str]]]:
+    """The address of such a server, and the list of what it was asked."""
+    handler = type("Handler", (Recorder,), {"asked": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", handler.asked
+        server.shutdown()
+
+
+def test_nothing_is_sent_written_elsewhere_or_left_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: tuple[str, list[str]]
+) -> None:
+    address, asked = recorder
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    for folder in (home, temporary):
+        folder.mkdir()
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "WANDB_BASE_URL"):
+        monkeypatch.setenv(name, address)
+    for name in (
+        "NO_PROXY",
+        "no_proxy",
+        "MLFLOW_DISABLE_TELEMETRY",
+        "PYTEST_CURRENT_TEST",
+        "CI",
+        "XDG_CONFIG_HOME",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    mark = f"MARK={tmp_path}"
+    monkeypatch.setenv("MARK", str(tmp_path))
+    log_run(tmp_path / "run", EVENTS, "tensorboard", "mlflow", "wandb")
+    assert asked == []
+    assert list(home.rglob("*")) == [] and list(temporary.rglob("*")) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "temporary", "run"}
+    left = [p.pid for p in psutil.process_iter() if _has(p, mark) and p.pid != os.getpid()]
+    assert left == []
+
+
+def _has(process: psutil.Process, text: str) -> bool:
+    try:
+        return text.encode() in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def test_a_server_that_is_gone_is_reported_once_and_what_is_missing_at_the_end(tmp_path: Path) -> None:
+    run_dir = write_log(tmp_path / "run", EVENTS[:-1])
+    nobody = "http://127.0.0.1:9"  # the port `discard`
+    processes = LoggerProcesses(run_dir, resolve_loggers([MLflow(uri=nobody), "tensorboard"]))
+    processes.start()
+    news: list[dict[str, Any]] = []
+    while not news:
+        news += processes.read()
+    [event] = news
+    assert (event["logger"], event["state"]) == ("mlflow", "failing") and "it is tried again" in event["detail"]
+    [missing] = processes.end(EVENTS[-1], members=8)
+    assert missing.startswith("mlflow: ") and missing.endswith("46 of 46 epochs and the final figures are missing")
+    assert kept(run_dir, "tensorboard")["events"] == len(EVENTS) - 1
+
+
+def test_a_logger_that_hangs_does_not_hold_the_end_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = write_log(tmp_path / "run", EVENTS[:-1])
+    processes = LoggerProcesses(run_dir, resolve_loggers(["tensorboard"]))
+    process = run_until(processes, run_dir, "tensorboard", 1)
+    process.suspend()
+    monkeypatch.setattr("ensemble.reporting.loggers.processes.END_S", 0.1)
+    assert processes.end(EVENTS[-1], members=1) == [
+        "tensorboard: has not ended within 1 s; the log's end is missing"
+    ]
+    assert not process.is_running()
+
+
+def test_a_run_that_is_to_end_at_once_does_not_wait_for_its_loggers(tmp_path: Path) -> None:
+    run_dir = write_log(tmp_path / "run", EVENTS[:-1])
+    run_dir.requests.mkdir()
+    processes = LoggerProcesses(run_dir, resolve_loggers(["tensorboard"]))
+    process = run_until(processes, run_dir, "tensorboard", 1)
+    process.suspend()
+    write_request(run_dir, "stop", at_once=True)
+    assert processes.end(EVENTS[-1], members=1) == [
+        "tensorboard: has not ended before the run was to end at once; the log's end is missing"
+    ]
+    assert not process.is_running()
+
+
+def test_a_logger_that_dies_is_started_again_and_its_cpu_time_is_still_reported(tmp_path: Path) -> None:
+    run_dir = write_log(tmp_path / "run", EVENTS[:HALF])
+    processes = LoggerProcesses(run_dir, resolve_loggers(["tensorboard"]))
+    first = run_until(processes, run_dir, "tensorboard", 1)
+    [before] = processes.make_usage("here")
+    assert before["pid"] == first.pid and before["cpu_s"] > 0.1 and before["role"] == "orchestrate"
+    first.kill()
+    news: list[dict[str, Any]] = []
+    while not news:
+        news += processes.read()
+    assert [event["state"] for event in news] == ["failing"]
+    write_log(run_dir.path, EVENTS[:-1])
+    assert processes.end(EVENTS[-1], members=8) == []
+    after = {event["pid"]: event["cpu_s"] for event in processes.make_usage("here")}
+    assert len(after) == 2 and after[first.pid] >= before["cpu_s"]
+    assert kept(run_dir, "tensorboard")["events"] == len(EVENTS) - 1
+
+
+def test_a_logger_ends_with_its_controller(tmp_path: Path) -> None:
+    write_log(tmp_path / "run", EVENTS[:HALF])
+    code = (
+        "import sys, time\n"
+        "from ensemble.reporting.loggers.processes import LoggerProcesses\n"
+        "from ensemble.spec import resolve_loggers\n"
+        "from ensemble.store import RunDir\n"
+        "LoggerProcesses(RunDir(sys.argv[1]), resolve_loggers(['tensorboard'])).start()\n"
+        "print('started', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
+        assert controller.stdout is not None and controller.stdout.readline() == "started\n"
+        [logger] = psutil.Process(controller.pid).children()
+        controller.kill()
+        logger.wait(timeout=60)
+        assert not logger.is_running()
+
+
+def test_parameters_and_metrics_with_names_that_mlflow_refuses_are_logged(tmp_path: Path) -> None:
+    def rename(event: Event) -> Event:
+        if event["type"] == "member":
+            return {**event, "params": {"layer.0/é": [1, 2], "long": "x" * 9000}}
+        if event["type"] == "epoch":
+            return {**event, "metrics": {"f1@5 (%)": 0.5, "accuracy": 0.25}}
+        return event
+
+    run_dir = log_run(tmp_path / "run", [rename(event) for event in EVENTS], "mlflow", "tensorboard", "wandb")
+    run = read_mlflow(uri_of(run_dir), "digits")["member-0"]
+    assert run["last"]["valid/f1_5 ___"] == 0.5
+    assert run["params"]["layer.0/_"] == "[1, 2]" and len(run["params"]["long"]) == 6000
+    assert json.loads(json.dumps(read_wandb(run_dir.path)["member-0"]["config"]["layer.0/é"])) == [1, 2]

@@ -1,0 +1,106 @@
+"""What terminal, files and loggers say of runs of each task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import task_events as tasks
+from rich.console import Console
+
+from ensemble.meter import ledger
+from ensemble.reporting.loggers.points import describe_end
+from ensemble.reporting.metrics.projection import project_run
+from ensemble.reporting.model_figures import compare, describe_figure, list_figures
+from ensemble.reporting.results import make_results
+from ensemble.reporting.status import status_notes
+from ensemble.reporting.summary import summary
+from ensemble.spec import quantiles
+from ensemble.spec.task import Task
+from ensemble.store import fold
+
+
+def show(events: list[Any], width: int) -> str:
+    console = Console(width=width, record=True)
+    with console.capture() as capture:
+        console.print(summary(fold(events), ledger(events)))
+    return capture.get()
+
+
+def test_a_direction_is_that_of_the_name_unless_the_run_declares_another() -> None:
+    assert [describe_figure(name).better for name in ("accuracy", "nll", "val_loss", "angle")] == [
+        "higher", "lower", "lower", None,
+    ]  # fmt: skip
+    assert describe_figure("angle", ranking=("angle", "min")).better == "lower"
+    assert describe_figure("coverage", quantiles(0.1, 0.5, 0.9)).nominal == pytest.approx(0.8)
+    assert describe_figure("coverage_90").heading == "coverage of 90 % intervals → 0.9"
+    assert describe_figure("coverage_90").is_better(0.88, 0.95) is True
+    assert (
+        describe_figure("rmse").is_better(2.0, 1.0) is False and describe_figure("angle").is_better(2, 1) is None
+    )
+
+
+def test_figures_that_say_most_come_first_and_all_are_kept() -> None:
+    names = [each.name for each in list_figures(["mine", "r2", "rmse", "crps"], Task("gaussian"))]
+    assert names == ["rmse", "crps", "r2", "mine"]
+
+
+@pytest.mark.parametrize("kind", tasks.TASKS)
+def test_the_summary_has_the_figures_of_the_task_with_interval_difference_and_noise(kind: str) -> None:
+    events = tasks.task_run(kind)
+    wide, narrow = show(events, 160), show(events, 70)
+    found = compare(fold(events).combined, tasks.OBJECTIVES[kind])
+    assert all(each.figure.heading in wide for each in found[:4])
+    assert f"{found[0].value:.4f}" in narrow and "95 % interval" in wide
+    assert ("(noise)" in wide) == any(each.is_noise for each in found[:5])
+    assert max(map(len, narrow.splitlines())) <= 70
+    for words in ("uncertainty", "conformal", "shifted", "AUROC 0.8300"):
+        assert words in wide
+
+
+def test_an_event_of_an_earlier_version_has_a_summary_without_what_it_lacks() -> None:
+    events = [tasks.without_new_fields(e) if e["type"] == "combined" else e for e in tasks.task_run("regression")]
+    shown = show(events, 160)
+    assert "RMSE ↓" in shown and "95 %" not in shown and "noise" not in shown and "conformal" not in shown
+
+
+def test_status_names_the_combined_model_its_noise_and_its_uncertainty() -> None:
+    events = tasks.task_run("multilabel")
+    notes = "\n".join(status_notes(fold(events), ledger(events)))
+    assert "combined: F1, macro ↑ 0." in notes and "within noise" in notes and "on the test split" in notes
+    assert (
+        "uncertainty: total 0.4000, aleatoric 0.2500, epistemic 0.1500 nats" in notes
+        and "conformal, absolute: level 0.9000, coverage 0.8940" in notes
+    )
+    refused = [e | {"metrics": None, "reason": "no class"} if e["type"] == "combined" else e for e in events]
+    assert "combined: none: no class" in "\n".join(status_notes(fold(refused), ledger(refused)))
+
+
+def test_results_loggers_and_metrics_have_figures_intervals_and_uncertainty() -> None:
+    events = tasks.task_run("gaussian")
+    state, book = fold(events), ledger(events)
+    event = state.combined
+    results = make_results(state, book)
+    assert results["figures"]["crps"] == describe_figure("crps").as_record()
+    assert results["combined"]["intervals"] == event["intervals"]
+    values = describe_end(state, book).values
+    assert values["ensemble/crps"] == event["metrics"]["ensemble"]["crps"]
+    assert values["difference/crps_low"] == event["intervals"]["difference"]["crps"][0]
+    assert values["uncertainty/epistemic"] == 0.15 and values["shifted/total/auroc"] == 0.83
+    assert values["conformal/absolute/coverage"] == 0.894
+
+
+def test_the_samples_of_the_combined_model_name_figure_split_and_direction() -> None:
+    from ensemble.meter.account import Account
+
+    events = tasks.task_run("regression")
+    account = Account()
+    for event in events:
+        account.apply(event)
+    found = {
+        (sample.family.name, sample.labels): sample.value for sample in project_run("r", fold(events), account)
+    }
+    value = fold(events).combined["metrics"]["ensemble"]["rmse"]
+    assert found["ensemble_run_combined_figure", ("r", "rmse", "ensemble", "test", "lower")] == value
+    assert found["ensemble_run_combined_figure_bound", ("r", "rmse", "best", "low")] > 0
+    assert found["ensemble_run_uncertainty", ("r", "total")] == 0.4

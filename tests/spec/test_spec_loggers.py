@@ -1,0 +1,119 @@
+"""Loggers as they are declared: by name or with options, no part of what is trained, refused if not installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ensemble
+from ensemble import Ensemble, MLflow, Recipe, SpecError, TensorBoard, WandB
+from ensemble.spec import check_installed
+from ensemble.store import RunDir, fold, read_events
+from ensemble.user_code.fingerprint import code_of
+from pipelines import Pipeline, sources
+
+
+def model(params: dict[str, Any]) -> Any:
+    from torch import nn
+
+    return nn.Linear(2, 2)
+
+
+def loss(net: Any, batch: Any) -> Any:
+    return net(batch["x"]).square().mean(dim=1)
+
+
+def declared(loggers: Any = (), **options: Any) -> Ensemble:
+    train = Pipeline(sources.arrays(x=np.ones((32, 2), np.float32)), seed=0)
+    recipe = Recipe(model=model, loss=loss, objective="loss", mode="min")
+    return Ensemble(
+        name="logged",
+        recipe=recipe,
+        members=[{"lr": 0.1}],
+        train=train,
+        valid=Pipeline(sources.arrays(x=np.ones((32, 2), np.float32))),
+        loggers=loggers,
+        **options,
+    )
+
+
+def test_loggers_are_given_by_name_or_with_options() -> None:
+    assert declared(["tensorboard", WandB(project="theses")]).loggers == (TensorBoard(), WandB(project="theses"))
+    assert declared().loggers == ()
+    assert dataclasses.replace(declared(["mlflow"]), epochs=2).loggers == (MLflow(),)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: declared(["tensorbord"]), "did you mean 'tensorboard'? (valid: tensorboard, mlflow, wandb)"),
+        (lambda: declared("wandb"), "must be a list such as ['tensorboard'], got 'wandb'"),
+        (lambda: declared(["mlflow", MLflow(uri="http://x")]), "has 'mlflow' twice"),
+        (lambda: declared([7]), "Ensemble.loggers has no logger '7'"),
+        (lambda: WandB(mode="ofline"), "WandB.mode cannot be 'ofline'; did you mean 'offline'?"),
+        (lambda: MLflow(url="x"), "MLflow has no option 'url'; did you mean 'uri'?"),
+        (lambda: TensorBoard(dir=""), "TensorBoard.dir must be a str that is not empty"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(make: Any, said: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        make()
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_starts(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.py"
+    spec.write_text(
+        "import sys\n"
+        "sys.path.insert(0, '" + str(Path(__file__).parent) + "')\n"
+        "from test_spec_loggers import declared\n"
+        "def spec():\n"
+        "    import importlib.util\n"
+        "    found = importlib.util.find_spec\n"
+        "    importlib.util.find_spec = lambda name, *of: None if name == 'wandb' else found(name, *of)\n"
+        "    return declared(['tensorboard', 'wandb'])\n"
+    )
+    command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(tmp_path / "run")]
+    command += ["--executor", "inline"]
+    root = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [*command, "--executor", "inline"], capture_output=True, text=True, env=root, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "ensemble: Ensemble.loggers has 'wandb', but wandb cannot be imported: pip install 'ray-ensemble[wandb]'"
+    ]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tracking_server_needs_no_database_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sqlalchemy" else found(name))
+    check_installed([MLflow(uri="https://tracking.example")])
+    with pytest.raises(SpecError, match=r"sqlalchemy cannot be imported: pip install 'ray-ensemble\[mlflow\]'"):
+        check_installed(["mlflow"])
+
+
+def test_loggers_are_no_part_of_what_is_trained(tmp_path: Path) -> None:
+    without, others = declared(), declared(["tensorboard"])
+    assert code_of(without).fingerprint == code_of(others).fingerprint
+    assert without.identify(0) == others.identify(0)
+    run_dir = RunDir(tmp_path / "run")
+    first = ensemble.submit(without, run_dir, "inline").wait()
+    weights = fold(read_events(run_dir.events)).members["member-0"].weights_sha256
+    assert not run_dir.loggers.exists()
+    again = ensemble.submit(others, run_dir, "inline").wait()  # the run is logged from its first event on
+    assert [row["attempts"] for row in (*first.members, *again.members)] == [1, 1]
+    assert fold(read_events(run_dir.events)).members["member-0"].weights_sha256 == weights
+    assert len(list((run_dir.path / "tensorboard").rglob("events.out.*"))) == 2
+    ensemble.submit(without, run_dir, "inline").wait()
+    assert RunDir(run_dir.path).load_ensemble().loggers == ()

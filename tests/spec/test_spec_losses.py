@@ -1,0 +1,134 @@
+"""Losses by name against torch's own and against their definitions; what is ignored, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional  # noqa: E402
+
+from ensemble.spec import SpecError  # noqa: E402
+from ensemble.spec.losses import LOSSES, NamedLoss  # noqa: E402
+
+
+def compute(name: str, outputs: Any, target: Any, **options: Any) -> Any:
+    training = options.pop("training", False)
+    return NamedLoss(name, "y", **options).compute(outputs, target, training=training)
+
+
+def seeded(*shape: int) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def test_cross_entropy_is_torchs() -> None:
+    scores, target = seeded(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
+    torch.testing.assert_close(
+        compute("cross_entropy", scores, target), functional.cross_entropy(scores, target, reduction="none")
+    )
+    smooth = functional.cross_entropy(scores, target, reduction="none", label_smoothing=0.2)
+    own = compute("cross_entropy", scores, target, label_smoothing=0.2, training=True)
+    torch.testing.assert_close(own, smooth)
+    torch.testing.assert_close(
+        compute("cross_entropy", scores, target, label_smoothing=0.2), compute("cross_entropy", scores, target)
+    )
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_steps_and_pixels_have_their_classes_on_either_axis(axis: int) -> None:
+    scores, target = seeded(5, 4, 7, 2), torch.randint(0, 4, (5, 7, 2), generator=torch.Generator().manual_seed(1))
+    target[0], target[1, 3:] = -100, -100
+    expected = functional.cross_entropy(scores, target, reduction="none", ignore_index=-100)
+    means = [each[each != 0].mean() if (each != 0).any() else torch.tensor(0.0) for each in expected]
+    given = scores if axis == 1 else scores.movedim(1, -1)
+    losses = compute("cross_entropy", given, target)
+    torch.testing.assert_close(losses, torch.stack(means))
+    assert losses[0] == 0, "a sample of which nothing counts"
+
+
+def test_labels_have_a_logit_each() -> None:
+    logits, target = seeded(5, 3), torch.tensor([[0, 1, 1]] * 4 + [[1, -100, 0]])
+    losses = compute("binary_cross_entropy", logits, target)
+    known = functional.binary_cross_entropy_with_logits(logits[4, [0, 2]], torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(losses[4], known)
+    one = compute("binary_cross_entropy", logits[:, :1], target[:, 0])
+    torch.testing.assert_close(
+        one, functional.binary_cross_entropy_with_logits(logits[:, 0], target[:, 0].float(), reduction="none")
+    )
+
+
+@pytest.mark.parametrize(("name", "of"), [("mse", functional.mse_loss), ("huber", functional.huber_loss)])
+def test_a_missing_number_takes_no_part_and_gives_no_gradient(name: str, of: Any) -> None:
+    outputs = seeded(3, 2).requires_grad_()
+    target = torch.tensor([[1.0, float("nan")], [float("nan"), float("nan")], [0.5, 3.0]])
+    losses = compute(name, outputs, target)
+    torch.testing.assert_close(losses[0], of(outputs[0, 0], target[0, 0]))
+    torch.testing.assert_close(losses[2], of(outputs[2], target[2]))
+    losses.sum().backward()
+    assert losses[1] == 0 and outputs.grad is not None
+    assert outputs.grad[1].tolist() == [0, 0] and outputs.grad[0, 1] == 0 and torch.isfinite(outputs.grad).all()
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_the_likelihood_of_a_gaussian_is_its_density(as_dict: bool) -> None:
+    mean, variance, target = seeded(4, 1), seeded(4, 1).exp(), seeded(4).flip(0)
+    outputs = {"mean": mean, "variance": variance} if as_dict else (mean, variance)
+    expected = -torch.distributions.Normal(mean[:, 0], variance[:, 0].sqrt()).log_prob(target)
+    torch.testing.assert_close(compute("gaussian_nll", outputs, target), expected)
+
+
+def test_pinball_is_least_at_the_quantiles() -> None:
+    levels = (0.1, 0.5, 0.8)
+    target = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    grid = torch.linspace(0, 1, 101, dtype=torch.float64)
+    for column, level in enumerate(levels):
+        means = []
+        for value in grid:
+            outputs = torch.tensor(levels, dtype=torch.float64).repeat(1001, 1)
+            outputs[:, column] = value
+            means.append(compute("pinball", outputs, target, levels=levels).mean())
+        assert grid[torch.stack(means).argmin()].item() == pytest.approx(level)
+
+
+def test_half_precision_is_widened() -> None:
+    for name in LOSSES:
+        if name == "cross_entropy":
+            outputs, target = seeded(4, 3).half(), torch.tensor([0, 1, 2, 0])
+        elif name == "gaussian_nll":
+            outputs, target = (seeded(4).half(), seeded(4).half().exp()), seeded(4)
+        elif name == "pinball":
+            outputs, target = seeded(4, 2).half(), seeded(4)
+        else:
+            outputs, target = seeded(4).half(), torch.zeros(4)
+        assert compute(name, outputs, target, levels=(0.1, 0.9)).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "target", "said"),
+    [
+        ("cross_entropy", seeded(4, 3, 3), torch.zeros(4, 3, dtype=torch.int64), "both axis 1 and the last"),
+        ("cross_entropy", seeded(4, 3), torch.zeros(4, 5, dtype=torch.int64), "they do not fit"),
+        ("mse", seeded(4, 3), seeded(4), "mse: outputs of shape [4, 3] for a target of shape [4]"),
+        ("gaussian_nll", seeded(4), seeded(4), "the model returns (mean, variance)"),
+        ("pinball", seeded(4, 3), seeded(4), "and 2 quantiles: they are the last axis"),
+        ("mse", [1.0], seeded(4), "the model returned list"),
+    ],
+)
+def test_shapes_that_mean_nothing_are_refused(name: str, outputs: Any, target: Any, said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        compute(name, outputs, target, levels=(0.1, 0.9))
+    assert said in str(refused.value)
+
+
+def test_the_model_gets_the_fields_that_are_named() -> None:
+    fields = {"a": seeded(3), "b": seeded(3), "y": seeded(3), "index": torch.arange(3), "weight": torch.ones(3)}
+    loss = NamedLoss("mse", "y", ("b", "a"))
+    torch.testing.assert_close(
+        loss(lambda b, a: 2 * b - a, fields), (2 * fields["b"] - fields["a"] - fields["y"]) ** 2
+    )
+    with pytest.raises(SpecError, match=r"the model can be called with a, b: .* Recipe\(inputs=\.\.\.\)"):
+        NamedLoss("mse", "y")(lambda b, a: b, fields)
+    del fields["b"]
+    torch.testing.assert_close(NamedLoss("mse", "y")(lambda a: a, fields), (fields["a"] - fields["y"]) ** 2)

@@ -1,0 +1,201 @@
+"""Metrics of a whole split: which names have a meaning for which task, which way they go, and their values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from ensemble import Ensemble, Recipe, SpecError
+from ensemble.spec.objectives import infer_mode
+from ensemble.spec.split_metrics import KNOWN, compute
+from ensemble.spec.task import CLASSIFICATION, IGNORED, Task, quantiles
+from pipelines import Pipeline, sources
+
+RNG = np.random.default_rng(7)
+TWO = np.stack([1 - (p := RNG.random(200)), p], axis=1)
+TWO_TARGET = (RNG.random(200) < p).astype(np.int64)
+THREE = RNG.dirichlet((1.0, 1.0, 1.0), 300)
+THREE_TARGET = RNG.integers(0, 3, 300)
+LABELS, LABELS_TARGET = RNG.random((100, 4)), RNG.integers(0, 2, (100, 4))
+NUMBERS = RNG.normal(size=150)
+NUMBERS_TARGET = NUMBERS + 0.3 * RNG.normal(size=150)
+
+
+def recipe(**options: object) -> Recipe:
+    return Recipe(model=lambda params: None, loss=lambda model, batch: None, **options)  # type: ignore[arg-type]
+
+
+def test_two_classes_are_measured_by_their_second() -> None:
+    names = ("roc_auc", "average_precision", "f1", "precision", "recall", "matthews", "cohen_kappa")
+    predicted = TWO.argmax(axis=1)
+    assert compute(names, TWO, TWO_TARGET, CLASSIFICATION) == {
+        "roc_auc": metrics.roc_auc_score(TWO_TARGET, TWO[:, 1]),
+        "average_precision": metrics.average_precision_score(TWO_TARGET, TWO[:, 1]),
+        "f1": metrics.f1_score(TWO_TARGET, predicted),
+        "precision": metrics.precision_score(TWO_TARGET, predicted),
+        "recall": metrics.recall_score(TWO_TARGET, predicted),
+        "matthews": metrics.matthews_corrcoef(TWO_TARGET, predicted),
+        "cohen_kappa": metrics.cohen_kappa_score(TWO_TARGET, predicted),
+    }
+
+
+def test_more_classes_are_averaged() -> None:
+    predicted = THREE.argmax(axis=1)
+    found = compute(
+        ("roc_auc", "roc_auc_macro", "f1", "f1_macro", "f1_micro", "balanced_accuracy", "top5_accuracy"),
+        THREE,
+        THREE_TARGET,
+        CLASSIFICATION,
+    )
+    auc = metrics.roc_auc_score(THREE_TARGET, THREE, multi_class="ovr")
+    f1 = metrics.f1_score(THREE_TARGET, predicted, average="macro")
+    assert found == pytest.approx(
+        {
+            "roc_auc": auc,
+            "roc_auc_macro": auc,
+            "f1": f1,
+            "f1_macro": f1,
+            "f1_micro": metrics.f1_score(THREE_TARGET, predicted, average="micro"),
+            "balanced_accuracy": metrics.balanced_accuracy_score(THREE_TARGET, predicted),
+            "top5_accuracy": 1.0,
+        },
+        rel=1e-12,
+    )
+
+
+def test_labels_are_averaged() -> None:
+    found = compute(
+        ("roc_auc_macro", "average_precision", "f1_macro", "f1_micro"), LABELS, LABELS_TARGET, Task("multilabel")
+    )
+    assert found == pytest.approx(
+        {
+            "roc_auc_macro": metrics.roc_auc_score(LABELS_TARGET, LABELS, average="macro"),
+            "average_precision": metrics.average_precision_score(LABELS_TARGET, LABELS, average="macro"),
+            "f1_macro": metrics.f1_score(LABELS_TARGET, LABELS >= 0.5, average="macro"),
+            "f1_micro": metrics.f1_score(LABELS_TARGET, LABELS >= 0.5, average="micro"),
+        },
+        rel=1e-12,
+    )
+
+
+def test_numbers_are_those_of_scikit_learn() -> None:
+    names = [name for name, known in KNOWN.items() if "regression" in known.kinds]
+    found = compute(names, NUMBERS, NUMBERS_TARGET, Task("regression"))
+    assert set(found) == set(names)
+    assert found["r2"] == metrics.r2_score(NUMBERS_TARGET, NUMBERS)
+    assert found["rmse"] == pytest.approx(np.sqrt(np.mean((NUMBERS - NUMBERS_TARGET) ** 2)))
+    assert found["pearson"] == pytest.approx(np.corrcoef(NUMBERS, NUMBERS_TARGET)[0, 1])
+
+
+def test_a_gaussian_predicts_its_mean_and_quantiles_the_middle_one() -> None:
+    gaussian = np.stack([NUMBERS, np.ones_like(NUMBERS)], axis=-1)
+    three = np.stack([NUMBERS - 1, NUMBERS, NUMBERS + 1], axis=-1)
+    expected = compute(["mae"], NUMBERS, NUMBERS_TARGET, Task("regression"))
+    assert compute(["mae"], gaussian, NUMBERS_TARGET, Task("gaussian")) == expected
+    assert compute(["mae"], three, NUMBERS_TARGET, quantiles(0.1, 0.5, 0.9)) == expected
+
+
+@pytest.mark.parametrize("name", [name for name, known in KNOWN.items() if "classification" in known.kinds])
+def test_padded_steps_of_classes_take_no_part(name: str) -> None:
+    values, target = TWO.reshape(20, 10, 2), TWO_TARGET.reshape(20, 10).copy()
+    kept = compute([name], values[:, :7], target[:, :7], CLASSIFICATION)
+    target[:, 7:] = IGNORED
+    assert compute([name], values, target, CLASSIFICATION) == kept
+
+
+@pytest.mark.parametrize("name", [name for name, known in KNOWN.items() if "regression" in known.kinds])
+def test_positions_without_a_number_take_no_part(name: str) -> None:
+    values, target = NUMBERS.reshape(15, 10), NUMBERS_TARGET.reshape(15, 10).copy()
+    kept = compute([name], values[:, :7], target[:, :7], Task("regression"))
+    target[:, 7:] = np.nan
+    assert compute([name], values, target, Task("regression")) == kept
+
+
+def test_what_the_samples_leave_undefined_is_absent() -> None:
+    ones, same = np.ones_like(TWO_TARGET), np.zeros_like(NUMBERS)
+    assert compute(["roc_auc", "recall"], TWO, ones, CLASSIFICATION).keys() == {"recall"}
+    assert compute(["pearson", "mae"], same, NUMBERS_TARGET, Task("regression")).keys() == {"mae"}
+    assert compute(["rmse"], NUMBERS, np.full_like(NUMBERS, np.nan), Task("regression")) == {}
+
+
+def test_a_function_gets_the_values_as_they_are_and_reports_under_its_name() -> None:
+    def widest(values: np.ndarray, target: np.ndarray) -> float:
+        assert values.shape == (20, 10, 2) and target.shape == (20, 10)
+        return float(np.ptp(values))
+
+    found = compute([widest], TWO.reshape(20, 10, 2), TWO_TARGET.reshape(20, 10), CLASSIFICATION)
+    assert found == {"widest": float(np.ptp(TWO))}
+
+
+def test_every_known_name_has_its_direction() -> None:
+    assert {name: infer_mode(name) for name in KNOWN} == {name: known.mode for name, known in KNOWN.items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split_metrics": ["roc_au"]}, "did you mean 'roc_auc'"),
+        ({"split_metrics": ["roc_auc"], "task": "regression"}, "'roc_auc' has no meaning for regression; known"),
+        ({"split_metrics": ["r2"], "task": "free"}, "'r2' has no meaning for free; give functions"),
+        ({"split_metrics": [3]}, "3 is neither a name nor a function"),
+        ({"split_metrics": ["f1", "f1"]}, "two metrics are called 'f1'"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_where_it_is_declared(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        recipe(**options)
+
+
+def declared(of: Recipe, **options: object) -> Ensemble:
+    pipe = Pipeline(sources.arrays(x=np.zeros((4, 2), np.float32), label=np.arange(4) % 2))
+    return Ensemble(name="n", recipe=of, members=[{"lr": 0.1}], train=pipe, valid=pipe, **options)  # type: ignore[arg-type]
+
+
+def test_a_known_name_may_be_the_objective_without_metrics() -> None:
+    assert declared(recipe(objective="rmse")).mode == "min"
+    assert declared(recipe(), objective="roc_auc").mode == "max"
+    with pytest.raises(SpecError, match="'rmse' has no meaning for classification"):
+        declared(recipe(task="classification"), objective="rmse")
+
+
+def test_a_function_of_the_split_may_be_the_objective() -> None:
+    def warning_time(values: np.ndarray, target: np.ndarray) -> float:
+        return 0.0
+
+    of = recipe(split_metrics=[warning_time], objective="warning_time", mode="max")
+    assert declared(of).objective == "warning_time"
+
+
+@pytest.mark.parametrize(
+    ("task", "objective"),
+    [("regression", "loss"), ("multilabel", "loss"), ("classification", "accuracy"), (None, "accuracy")],
+)
+def test_without_an_objective_a_task_without_classes_is_ranked_by_its_loss(
+    task: str | None, objective: str
+) -> None:
+    of = declared(recipe(task=task))
+    assert (of.objective, of.mode) == (objective, "max" if objective == "accuracy" else "min")
+
+
+@pytest.mark.parametrize(
+    ("task", "objective", "message"),
+    [
+        ("regression", "accuracy", "which a Recipe without metrics= did not report"),
+        ("classification", "hamming_accuracy", "which a Recipe without metrics= did not report"),
+        ("free", "mae", "'mae' has no meaning for free"),
+        ("regression", "mae", None),
+        ("multilabel", "subset_accuracy", None),
+        (None, "hamming_accuracy", "set Recipe.objective, task=, metrics="),
+        (None, "mae", None),
+    ],
+)
+def test_an_objective_must_be_a_figure_of_the_declared_task(
+    task: str | None, objective: str, message: str | None
+) -> None:
+    of = recipe(task=task, objective=objective)
+    if message is None:
+        assert declared(of).objective == objective
+    else:
+        with pytest.raises(SpecError, match=message):
+            declared(of)

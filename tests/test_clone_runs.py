@@ -1,0 +1,380 @@
+"""Clones of real members: the weights that they start with, and that nothing changes those that they end with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from execute_members import an_ensemble, faulty_model, loss, momentum
+from leftovers import wait_until
+
+import ensemble
+from ensemble import Member, Recipe, Search, SpecError, uniform
+from ensemble.store import (
+    MemberState,
+    RunDir,
+    RunState,
+    StoreError,
+    fold,
+    load_checkpoint,
+    read_events,
+    weights_sha256,
+)
+
+WIDE = {"lr": 0.1, "width": 8}
+
+
+def state_of(path: Path) -> RunState:
+    return fold(read_events(RunDir(path).events))
+
+
+def member_of(path: Path, number: int) -> MemberState | None:
+    return state_of(path).members.get(f"member-{number}") if RunDir(path).events.exists() else None
+
+
+def is_in(path: Path, number: int, state: str) -> Callable[[], bool]:
+    return lambda: (known := member_of(path, number)) is not None and known.state == state
+
+
+def make(members: list[Any], **options: Any) -> ensemble.Ensemble:
+    recipe = Recipe(model=faulty_model, loss=loss, optimizer=momentum)
+    return an_ensemble(members, **{"recipe": recipe, "sharing": "independent", **options})
+
+
+def run_inline(
+    path: Path, made: ensemble.Ensemble, ask: Callable[[dict[str, Any], ensemble.Run], object], **options: Any
+) -> RunState:
+    """Run in this process; `ask(event, run)` is called with each event."""
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["type"] in ("started", "checkpoint", "failed", "finished"):
+            ask(event, ensemble.attach(path))
+
+    ensemble.submit(made, path, "inline", on_event=on_event, **options).wait()
+    return state_of(path)
+
+
+def when(kind: str, member: str, then: Callable[[ensemble.Run], object]) -> Callable[[dict[str, Any], Any], None]:
+    """Ask once, when a member's event of a kind is logged."""
+    asked: list[object] = []
+
+    def ask(event: dict[str, Any], run: ensemble.Run) -> None:
+        if not asked and (event["type"], event.get("member")) == (kind, member):
+            asked.append(True)
+            then(run)
+
+    return ask
+
+
+def study_of(path: Path) -> Any:
+    """The study in the journal of a run."""
+    import optuna
+
+    backend = optuna.storages.journal.JournalFileBackend(str(RunDir(path).journal))
+    return optuna.load_study(study_name="executed", storage=optuna.storages.JournalStorage(backend))
+
+
+def answers(path: Path) -> list[tuple[bool, str]]:
+    return [
+        (event["done"], event["said"]) for event in read_events(RunDir(path).events) if event["type"] == "asked"
+    ]
+
+
+@pytest.fixture
+def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+
+
+class Driven:
+    """A run in a process of its own that can be killed, its members held open until they are let go."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.hold = path / "run", path / "go"
+        self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        self._start()
+
+    def _start(self) -> None:
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("clone_driver.py")),
+            str(self.path),
+            str(self.hold),
+        ]
+        self._process = subprocess.Popen(command, env=self.environment)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def resume(self) -> None:
+        self._start()
+
+    def wait(self) -> None:
+        assert self._process.wait(timeout=180) == 0
+
+    def ask(self) -> ensemble.Run:
+        return ensemble.attach(self.path)
+
+
+@pytest.fixture
+def driven(tmp_path: Path) -> Iterator[Driven]:
+    made = Driven(tmp_path)
+    yield made
+    made.kill()
+
+
+def pid_of(path: Path, number: int) -> int:
+    pids = [
+        event["pid"]
+        for event in read_events(RunDir(path).events)
+        if event["type"] == "started" and event["member"] == f"member-{number}"
+    ]
+    return int(pids[-1])
+
+
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
+@pytest.mark.parametrize(("workers", "sharing"), [(1, "independent"), (1, "node"), (2, "independent")])
+def test_a_warm_clone_that_learns_nothing_ends_with_the_weights_it_began_with(
+    workers: int, sharing: str, tmp_path: Path
+) -> None:
+    """Its parent goes on and replaces the checkpoint; at a learning rate of 0 what was loaded is left."""
+    made = make([{"lr": 0.1, "step_s": 0.02}], epochs=8, sharing=sharing)
+    run = ensemble.submit(made, tmp_path / "run", "local")
+    wait_until(
+        lambda: (m := member_of(tmp_path / "run", 0)) is not None and m.checkpoint is not None, "a checkpoint"
+    )
+    changes = Member({"lr": 0.0, "step_s": 0.0}, workers=workers, epochs=2, seed=99)
+    answer = run.clone("member-0", changes, warm=True).wait()
+    run.wait()
+    state = state_of(tmp_path / "run")
+    parent, cloned = state.members["member-0"], state.members["member-1"]
+    lineage = cloned.identity["lineage"]
+    (checkpoint,) = [
+        event
+        for event in read_events(RunDir(tmp_path / "run").events)
+        if event["type"] == "checkpoint" and event["member"] == "member-0"
+        if (event["epoch"], event["step"]) == (lineage["epoch"], lineage["step"])
+    ]
+    assert lineage["weights_sha256"] == checkpoint["weights_sha256"] == cloned.weights_sha256
+    assert (lineage["from"], lineage["warm"], lineage["code"]) == ("member-0", True, None)
+    assert f"it starts with the weights of member-0 after {lineage['epoch']} epoch" in answer["said"]
+    assert lineage["epoch"] < 8 and parent.weights_sha256 != cloned.weights_sha256
+    assert "starts with the weights of member-0 at epoch" in run.logs("member-1")
+    (row,) = [row for row in run.status() if "lineage" in row]
+    assert row["member"] == "member-1" and row["lineage"] == lineage
+
+
+def test_a_clone_ends_with_the_same_bits_after_kills_a_pause_and_without_its_parent(driven: Driven) -> None:
+    """Three clones of one checkpoint, two of them undisturbed; the third is hit wherever it can be."""
+    path, go = driven.path, driven.hold.parent / "third"
+    wait_until(is_in(path, 0, "finished"), "the end of the parent")
+    held = {"lr": 0.05, "fault": "wait", "after": 2, "marker": str(go)}
+    run = driven.ask()
+    plain = run.clone("member-0", Member({"lr": 0.05}, epochs=4), warm=True).wait()["member"]
+    cold = run.clone("member-0", Member({"lr": 0.05}, epochs=4)).wait()["member"]
+    third = run.clone("member-0", Member(held, epochs=4), warm=True).wait()["member"]
+    assert (plain, cold, third) == ("member-2", "member-3", "member-4")
+    wait_until(is_in(path, 2, "finished"), "the undisturbed clone")
+
+    wait_until(is_in(path, 4, "running"), "the clone, in its second step")
+    os.kill(pid_of(path, 4), signal.SIGKILL)  # without a checkpoint of its own
+    wait_until(
+        lambda: (m := member_of(path, 4)) is not None and m.attempts == 2 and m.state == "running", "a retry"
+    )
+    assert (known := member_of(path, 4)) is not None and known.checkpoint is None
+    driven.kill()
+    shutil.rmtree(RunDir(path).member("member-0"))
+    driven.resume()
+    wait_until(
+        lambda: (m := member_of(path, 4)) is not None and m.attempts == 3 and m.state == "running", "a resume"
+    )
+    go.touch()
+    wait_until(lambda: (m := member_of(path, 4)) is not None and m.checkpoint is not None, "a checkpoint")
+    driven.hold.touch()
+    driven.wait()
+
+    members = state_of(path).members
+    assert {member.state for member in members.values()} == {"finished"}
+    assert members["member-4"].weights_sha256 == members["member-2"].weights_sha256
+    assert members["member-3"].weights_sha256 not in (members["member-2"].weights_sha256, None)
+    kept = RunDir(path).initial_weights("member-4")
+    lineage = members["member-4"].identity["lineage"]
+    assert weights_sha256(load_checkpoint(kept)["model"]) == lineage["weights_sha256"]
+    assert lineage == members["member-2"].identity["lineage"] and lineage["epoch"] == 3
+
+
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
+def test_a_clone_that_is_paused_and_killed_in_training_ends_as_one_that_is_not(tmp_path: Path) -> None:
+    made = make([WIDE | {"step_s": 0.02}, WIDE | {"step_s": 0.02}], epochs=6)
+    run = ensemble.submit(made, tmp_path / "run", "local")
+    path = tmp_path / "run"
+    wait_until(lambda: bool((known := member_of(path, 0)) and known.history), "an epoch")
+    run.pause("member-0").wait()
+    wait_until(is_in(path, 0, "paused"), "a pause, so that both clones have one checkpoint")
+    changes = {"lr": 0.03}
+    first, second = (run.clone("member-0", changes, warm=True).wait()["member"] for _ in range(2))
+    wait_until(lambda: bool((known := member_of(path, 3)) and known.history), "an epoch of the second clone")
+    os.kill(pid_of(path, 3), signal.SIGKILL)
+    wait_until(
+        lambda: (m := member_of(path, 3)) is not None and m.attempts == 2 and m.state == "running", "a retry"
+    )
+    run.pause(second).wait()
+    wait_until(is_in(path, 3, "paused"), "its pause")
+    run.resume().wait()
+    run.wait()
+    members = state_of(path).members
+    assert {member.state for member in members.values()} == {"finished"} and members[second].attempts == 3
+    assert members[first].weights_sha256 == members[second].weights_sha256
+    assert members["member-0"].weights_sha256 != members[first].weights_sha256
+
+
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
+def test_what_does_not_fit_fails_at_once_for_good_and_names_what_differs(tmp_path: Path) -> None:
+    made = make([WIDE, {"lr": 0.1}])
+    ask = when("finished", "member-0", lambda run: run.clone("member-0", {"width": 9}, warm=True))
+    state = run_inline(tmp_path, made, ask)
+    failed = state.members["member-2"]
+    assert (failed.state, failed.reason, failed.attempts) == ("failed", "impossible", 1)
+    assert failed.error is not None and "0.weight is [9, 4], in member-0 [8, 4]" in failed.error
+    assert "1.bias is [9], in member-0 [8]; and 3 more." in failed.error
+    assert state_of(tmp_path).members["member-1"].state == "finished"
+    ensemble.resume(tmp_path).wait()
+    assert state_of(tmp_path).members["member-2"].attempts == 1
+
+
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
+def test_one_without_a_checkpoint_is_no_start_and_one_that_failed_later_is(tmp_path: Path) -> None:
+    def ask(event: dict[str, Any], run: ensemble.Run) -> None:
+        if event["type"] == "failed" or (event["type"], event["member"]) == ("started", "member-0"):
+            run.clone(event["member"], {"fault": "none"}, warm=True)
+
+    fault = {"lr": 0.1, "fault": "nan"}
+    state = run_inline(tmp_path, make([{"lr": 0.1, "fault": "none"}, fault, fault | {"after": 8}]), ask)
+    why = "has no checkpoint with whose weights a clone could start"
+    refused = [(False, f"member-0 {why}; a pause makes it write one"), (False, f"member-1 {why}")]
+    said = "member-3 is waiting; it starts with the weights of member-2 after 1 epoch"
+    assert answers(tmp_path) == [*refused, (True, said)]
+    assert [member.state for member in state.members.values()] == ["finished", "failed", "failed", "finished"]
+    assert state.members["member-2"].reason == "nan"
+
+
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
+def test_a_clone_needs_no_change_to_start_warm_and_a_damaged_checkpoint_starts_none(tmp_path: Path) -> None:
+    def ask(event: dict[str, Any], run: ensemble.Run) -> None:
+        if (event["type"], event.get("member")) == ("finished", "member-0"):
+            run.clone("member-0", warm=True)
+        elif (event["type"], event.get("member")) == ("finished", "member-1"):
+            checkpoint = RunDir(tmp_path).checkpoint("member-0", 0)
+            checkpoint.write_bytes(b"nothing")
+            run.clone("member-0", warm=True)
+            run.clone("member-0", {"lr": 0.2})
+
+    state = run_inline(tmp_path, make([WIDE]), ask)
+    (first, why), (second, _), (third, _) = sorted(answers(tmp_path), key=lambda each: "damaged" not in each[1])
+    assert (first, second, third) == (False, True, True) and "is damaged" in why
+    with pytest.raises(SpecError, match="did you mean 'member-0'"):
+        ensemble.attach(tmp_path).clone("member-00", warm=True)
+    cloned = state.members["member-1"]
+    assert cloned.weights_sha256 != state.members["member-0"].weights_sha256, "two epochs more"
+    assert list(state.members) == ["member-0", "member-1", "member-2"], "what was refused took no number"
+
+
+def train(member: Any) -> None:
+    """A training loop of the user's own."""
+    import torch
+
+    model = faulty_model(member.params)
+    model, _ = member.prepare(model, momentum(model, member.params))
+    for _ in member.epochs():
+        for batch in member.batches():
+            member.backward(torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none"))
+            member.step()
+        member.report(accuracy=0.5)
+
+
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
+def test_a_train_functions_model_is_given_the_weights_when_it_is_prepared(tmp_path: Path) -> None:
+    ask = when("finished", "member-0", lambda run: run.clone("member-0", {"lr": 0.0}, warm=True))
+    state = run_inline(tmp_path, make([{"lr": 0.1}], recipe=train), ask)
+    parent, cloned = state.members.values()
+    assert parent.weights_sha256 == cloned.weights_sha256 is not None and cloned.epoch == 2
+    trials = study_of(tmp_path).trials
+    assert [trial.user_attrs.get("lineage") for trial in trials] == [None, cloned.identity["lineage"]]
+
+
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_clone_for_which_there_is_no_room_takes_its_number_with_it(searched: bool, tmp_path: Path) -> None:
+    """Its number was used, so no later member gets it, and a resume counts on after it."""
+    path = tmp_path / "run"
+    in_the_way = RunDir(path).member("member-1")
+
+    def ask(event: dict[str, Any], run: ensemble.Run) -> None:
+        if (event["type"], event["member"]) == ("finished", "member-0"):
+            in_the_way.write_text("a file where its directory would be")
+            run.clone("member-0", {"lr": 0.2}, warm=True)
+            run.clone("member-0", {"lr": 0.2})
+            run.stop()
+
+    again = when("finished", "member-2", lambda run: run.clone("member-0", {"lr": 0.05}, warm=True))
+    search = Search({"lr": uniform(0.01, 0.3)}, trials=1, sampler="random", pruner="none")
+    made = make([], search=search) if searched else make([{"lr": 0.1}])
+    run_inline(path, made, ask)
+    assert answers(path)[0][0] is False and "cannot write" in answers(path)[0][1]
+    assert not [each for each in (path / "members").iterdir() if each.name.startswith(".")]
+    state = run_inline(path, made, again)
+    assert list(state.members) == ["member-0", "member-2", "member-3"]
+    assert {member.state for member in state.members.values()} == {"finished"}
+
+
+def other_loss(model: Any, batch: Any) -> Any:
+    return 2.0 * loss(model, batch)
+
+
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
+def test_weights_of_other_code_are_said(tmp_path: Path) -> None:
+    stop = when("checkpoint", "member-0", lambda run: run.stop())
+    members = [WIDE | {"step_s": 0.01}]
+    before = run_inline(tmp_path, make(members, epochs=4), stop)
+    changed = Recipe(model=faulty_model, loss=other_loss, optimizer=momentum)
+    ask = when("started", "member-0", lambda run: run.clone("member-0", {"lr": 0.2}, warm=True))
+    state = run_inline(tmp_path, make(members, epochs=4, recipe=changed), ask, accept_code=True)
+    assert state.members["member-1"].state == "finished"
+    assert state.members["member-1"].identity["lineage"]["code"] == before.header["code"] != state.header["code"]
+    assert "trained with other code than the run has now" in answers(tmp_path)[-1][1]
+
+
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
+@pytest.mark.parametrize("second", [None, "cpu_s"])
+def test_a_search_does_not_learn_from_a_warm_clone_and_the_study_says_why(
+    second: str | None, tmp_path: Path
+) -> None:
+    search = Search(
+        {"lr": uniform(0.01, 0.2), "width": 8}, trials=2, sampler="random", pruner="none", second_objective=second
+    )
+    made = make([], search=search)
+    ask = when("finished", "member-0", lambda run: run.clone("member-0", {"lr": 0.15}, warm=True))
+    state = run_inline(tmp_path, made, ask)
+    (cloned,) = [member for member in state.members.values() if member.identity["added"]]
+    assert (
+        cloned.state == "finished" and cloned.identity["outside"] == "it starts with the weights of another member"
+    )
+    trial = study_of(tmp_path).trials[cloned.number]
+    assert trial.state.name == "FAIL" and trial.user_attrs["lineage"] == cloned.identity["lineage"]
+    assert len(state.members) == 3, "on top of the trials"
+
+
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
+def test_a_list_that_declares_a_member_in_the_place_of_a_warm_clone_is_refused(tmp_path: Path) -> None:
+    ask = when("finished", "member-0", lambda run: run.clone("member-0", {"lr": 0.2}, warm=True))
+    run_inline(tmp_path, make([WIDE]), ask)
+    grown = make([WIDE, Member(WIDE | {"lr": 0.2}, seed=0)])
+    with pytest.raises(StoreError, match="member-1 has lineage="):
+        ensemble.submit(grown, tmp_path, "inline")

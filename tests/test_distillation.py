@@ -1,0 +1,186 @@
+"""Students of ensembles: what they learn from, what is lost, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+from distilled_members import digits, of_task, smooth_loss, tiny  # noqa: E402
+
+import ensemble  # noqa: E402
+from ensemble import Recipe, SpecError  # noqa: E402
+from ensemble.cli.parser import main  # noqa: E402
+from ensemble.combine.distilled_loss import find_distance  # noqa: E402
+from ensemble.distillation import compare  # noqa: E402
+from ensemble.spec.task import Task  # noqa: E402
+from ensemble.store import RunDir, RunState, StoreError, fold, read_events  # noqa: E402
+
+
+def state_of(path: Path) -> RunState:
+    return fold(read_events(RunDir(path).events))
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of five small models on handwritten digits."""
+    path = tmp_path_factory.mktemp("teacher") / "digits"
+    ensemble.submit(digits(), path, "local").wait()
+    return path
+
+
+def test_a_student_is_a_run_of_its_own_and_what_it_loses_is_shown(
+    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    student = tmp_path / "student"
+    command = ["distill", str(teacher), "--run-dir", str(student), "--executor", "local"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    state = state_of(student)
+    (member,) = state.members.values()
+    best = state_of(teacher).members[state_of(teacher).combined["best_member"]]  # type: ignore[index]
+    assert (member.state, member.params) == ("finished", best.params)
+    assert member.cpu_s["train"] > 0 and RunDir(student).report.exists()
+    rows = json.loads((student / "distillation.json").read_text())
+    assert [row["model"] for row in rows] == ["ensemble", "best member", "student"]
+    assert {row["split"] for row in rows} == {"test"}
+    assert rows[2]["lost"]["nll"] == pytest.approx(rows[2]["nll"] - rows[0]["nll"])
+    assert {"nll", "ece", "accuracy"} <= set(rows[2]["lost"])
+    assert "student (test): nll" in said and "the student against the ensemble: nll +" in said
+    assert rows == compare(teacher, student)
+    assert main([*command, "--json", str(tmp_path / "rows.json")]) == 0, "again shows it again"
+    assert json.loads((tmp_path / "rows.json").read_text()) == rows and len(state_of(student).members) == 1
+    assert state_of(student).members["member-0"].attempts == 1
+
+
+def test_a_student_with_few_parameters_learns_more_from_the_ensemble_than_from_labels_alone(
+    teacher: Path, tmp_path: Path
+) -> None:
+    """The distance on test samples to what the ensemble says is what distillation minimizes."""
+    model = ensemble.load(teacher)
+    test = digits().test
+    assert test is not None
+    (batch,) = test.loader(batch_size=500)
+    target = model(batch)
+    distances = {}
+    for weight in (0.0, 1.0):
+        path = tmp_path / f"{weight}"
+        ensemble.distill(teacher, path, model=tiny, weight=weight, epochs=6, executor="inline").wait()
+        log = ensemble.load(path)(batch).clamp_min(1e-12).log()
+        distances[weight] = float((target * (target.clamp_min(1e-12).log() - log)).sum(dim=1).mean())
+    assert distances[1.0] < distances[0.0]
+
+
+def test_a_student_that_is_stopped_resumes_to_the_same_bits(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+    asked: list[object] = []
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["type"] == "checkpoint" and not asked:
+            asked.append(ensemble.attach(tmp_path / "stopped").stop())
+
+    how = {"epochs": 3, "params": {"width": 8}, "executor": "inline"}
+    ensemble.distill(teacher, tmp_path / "whole", **how).wait()  # type: ignore[arg-type]
+    ensemble.distill(teacher, tmp_path / "stopped", on_event=stop, **how).wait()  # type: ignore[arg-type]
+    assert state_of(tmp_path / "stopped").members["member-0"].state == "stopped"
+    ensemble.resume(tmp_path / "stopped").wait()
+    ends = [state_of(tmp_path / name).members["member-0"].weights_sha256 for name in ("whole", "stopped")]
+    assert ends[0] == ends[1] is not None
+
+
+def test_a_student_does_not_go_on_with_another_ensemble_or_without_it(teacher: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "digits"
+    shutil.copytree(teacher, copied)
+    ensemble.distill(copied, tmp_path / "first", epochs=1, executor="inline").wait()
+    ensemble.resume(copied, epochs=13).wait()
+    with pytest.raises(StoreError, match="code has changed"):
+        ensemble.distill(copied, tmp_path / "first", epochs=1, executor="inline")
+    student = ensemble.distill(copied, tmp_path / "second", epochs=1, executor="inline")
+    shutil.rmtree(copied)
+    student.wait()
+    failed = state_of(tmp_path / "second").members["member-0"]
+    assert failed.state == "failed" and failed.attempts == 1
+    assert "the ensemble that the student learns from cannot be loaded" in str(failed.error)
+
+
+@pytest.mark.parametrize("kind", ["regression", "gaussian", "multilabel"])
+def test_students_of_other_tasks(kind: str, tmp_path: Path) -> None:
+    ensemble.submit(of_task(kind), tmp_path / "run", "inline").wait()
+    ensemble.distill(tmp_path / "run", tmp_path / "student", executor="inline").wait()
+    rows = compare(tmp_path / "run", tmp_path / "student")
+    wanted = {"regression": "rmse", "gaussian": "nll", "multilabel": "nll"}[kind]
+    assert all(np.isfinite(row[wanted]) for row in rows)
+    assert state_of(tmp_path / "student").members["member-0"].state == "finished"
+
+
+def own_loop(member: Any) -> None:
+    raise AssertionError("it is not called")
+
+
+def test_what_cannot_be_distilled_is_refused_with_the_reason(teacher: Path, tmp_path: Path) -> None:
+    for arguments, why in (
+        ({"params": {"widht": 3}}, "has no hyperparameter 'widht'; did you mean 'width'?"),
+        ({"member": "member-9"}, "has no member 'member-9'"),
+        ({"weight": 1.5}, "weight must be from 0 to 1"),
+        ({"temperature": 0.0}, "temperature"),
+    ):
+        with pytest.raises(SpecError, match=why.replace("?", r"\?")):
+            ensemble.distill(teacher, tmp_path / "s", executor="inline", **arguments)  # type: ignore[arg-type]
+    ensemble.submit(of_task("quantiles", epochs=1), tmp_path / "quantiles", "inline").wait()
+    with pytest.raises(SpecError, match="predicts quantiles, which is not distilled: the distance between"):
+        ensemble.distill(tmp_path / "quantiles", executor="inline")
+    ensemble.submit(of_task("regression", epochs=1), tmp_path / "regression", "inline").wait()
+    with pytest.raises(SpecError, match="a temperature softens probabilities; the task is regression"):
+        ensemble.distill(tmp_path / "regression", temperature=3.0, executor="inline")
+    alone = digits(epochs=1, valid=None, test=None, members=[{"width": 4, "lr": 0.1}])
+    ensemble.submit(alone, tmp_path / "alone", "inline").wait()
+    with pytest.raises(StoreError, match="has no ensemble to learn from: there is no validation split"):
+        ensemble.distill(tmp_path / "alone", executor="inline")
+    assert main(["distill", str(tmp_path / "alone")]) == 2
+
+
+def test_a_student_of_another_shape_is_named(teacher: Path, tmp_path: Path) -> None:
+    def eleven(params: dict[str, Any]) -> Any:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 11))
+
+    ensemble.distill(teacher, tmp_path / "s", model=eleven, epochs=1, executor="inline").wait()
+    failed = state_of(tmp_path / "s").members["member-0"]
+    assert failed.attempts == 1 and "the student predicts [50, 11], the ensemble [50, 10]" in str(failed.error)
+
+
+def test_distances_are_those_of_torch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p, q = (torch.randn(5, 7, generator=generator, dtype=torch.float64).softmax(dim=1) for _ in range(2))
+    found = find_distance(Task("classification"), 1.0)(p, q)
+    torch.testing.assert_close(found, torch.nn.functional.kl_div(p.log(), q, reduction="none").sum(dim=1))
+    softer = find_distance(Task("classification"), 4.0)(p, q) / 16
+    assert (softer < found).all() and (softer > 0).all()
+    mean, variance = torch.randn(6, generator=generator), torch.rand(6, generator=generator) + 0.1
+    of = torch.distributions.Normal
+    expected = torch.distributions.kl_divergence(
+        of(mean, variance.sqrt()), of(mean.flip(0), variance.flip(0).sqrt())
+    )
+    values, soft = torch.stack([mean.flip(0), variance.flip(0)], -1), torch.stack([mean, variance], -1)
+    torch.testing.assert_close(find_distance(Task("gaussian"), 1.0)(values, soft), expected)
+    labels = find_distance(Task("multilabel"), 1.0)(p, q)
+    bernoulli = torch.distributions.Bernoulli
+    torch.testing.assert_close(labels, torch.distributions.kl_divergence(bernoulli(q), bernoulli(p)))
+
+
+def test_a_loss_of_the_recipes_own_stays_what_it_is_outside_training(teacher: Path, tmp_path: Path) -> None:
+    ensemble.distill(teacher, tmp_path / "s", epochs=1, executor="inline").wait()
+    recipe = RunDir(tmp_path / "s").load_ensemble().recipe
+    assert isinstance(recipe, Recipe)
+    (batch,) = digits().valid.loader(batch_size=400)  # type: ignore[union-attr]
+    model = tiny({}).eval()
+    torch.testing.assert_close(recipe.loss(model, batch), smooth_loss(model, batch))
+    assert not torch.allclose(recipe.loss(model.train(), batch), smooth_loss(model, batch))

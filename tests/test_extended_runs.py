@@ -1,0 +1,328 @@
+"""More epochs for runs that have ended: the weights of a longer training, or a reason why not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from execute_members import an_ensemble, loss, model, momentum
+
+import ensemble
+from ensemble import Member, Recipe
+from ensemble.cli.parser import main
+from ensemble.controller.extension import reads_attribute, reads_parameter
+from ensemble.store import RunDir, RunState, StoreError, fold, load_predictions, read_events
+
+K, N = 2, 5
+STEP = {"name": "step", "milestones": [1, 3], "gamma": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+
+
+def noisy_model(params: dict[str, Any]) -> Any:
+    """With dropout: its weights depend on the random numbers of each step."""
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Dropout(0.3), model(params))
+
+
+def make(epochs: int = K, members: Any = None, **options: Any) -> ensemble.Ensemble:
+    recipe = options.pop("recipe", Recipe(model=noisy_model, loss=loss, optimizer=momentum))
+    if members is None and "search" not in options:
+        members = [{"lr": 0.05, "width": 8}, {"lr": 0.1, "width": 4}]
+    given = {"sharing": "independent", "schedule": STEP, "batch_size": 20, "seed": 3, **options}
+    return an_ensemble(members, recipe=recipe, epochs=epochs, **given)
+
+
+def state_of(path: Path) -> RunState:
+    return fold(read_events(RunDir(path).events))
+
+
+def digests(path: Path) -> list[str | None]:
+    state = state_of(path)
+    assert {member.state for member in state.members.values()} == {"finished"}
+    return [member.weights_sha256 for member in state.members.values()]
+
+
+def train(path: Path, made: ensemble.Ensemble, executor: str = "inline") -> Path:
+    ensemble.submit(made, path, executor).wait()
+    return path
+
+
+def starts(path: Path) -> list[dict[str, Any]]:
+    return [event for event in read_events(RunDir(path).events) if event["type"] == "run_started"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[str | None]:
+    """The weights of members that were declared with N epochs."""
+    return digests(train(tmp_path_factory.mktemp("whole") / "run", make(N)))
+
+
+@pytest.mark.parametrize(("executor", "sharing"), [("inline", "independent"), ("local", "node")])
+def test_epochs_added_to_a_finished_run_give_the_weights_of_the_longer_one(
+    executor: str, sharing: str, whole: list[str | None], tmp_path: Path
+) -> None:
+    path = train(tmp_path / "run", make(sharing=sharing), executor)
+    short = digests(path)
+    before = load_predictions(RunDir(path).predictions("member-0", "valid"))
+    result = ensemble.resume(path, epochs=N).wait()
+    assert digests(path) == whole and not set(short) & set(whole)
+    state = state_of(path)
+    assert [len(member.history) for member in state.members.values()] == [N, N]
+    extended = {"epochs": N, "members": {"member-0": K, "member-1": K}, "notes": []}
+    assert [start.get("extended") for start in starts(path)] == [None, extended]
+    assert (state.epochs, result.stopped) == (N, None)
+    combined = [event for event in read_events(RunDir(path).events) if event["type"] == "combined"]
+    assert len(combined) == 2 and result.combined == combined[1]
+    after = load_predictions(RunDir(path).predictions("member-0", "valid"))
+    assert (before.values != after.values).any()
+    assert RunDir(path).report.stat().st_mtime_ns > starts(path)[1]["t"] * 1e9
+
+
+def test_epochs_can_be_added_more_than_once(whole: list[str | None], tmp_path: Path) -> None:
+    path = train(tmp_path / "run", make())
+    ensemble.resume(path, epochs=3).wait()
+    ensemble.resume(path, epochs=N).wait()
+    assert digests(path) == whole
+    member = state_of(path).members["member-0"]
+    assert (member.identity["epochs"], member.identity["extended_from"]) == (N, K)
+
+
+def test_a_killed_extension_goes_on_to_the_new_end_by_a_plain_resume(
+    whole: list[str | None], tmp_path: Path
+) -> None:
+    path = train(tmp_path / "run", make())
+    code = (
+        "import os, sys, ensemble\n"
+        "def on_event(event):\n"
+        "    if event['type'] == 'checkpoint' and event['epoch'] == 4: os.kill(os.getpid(), 9)\n"
+        f"ensemble.resume(sys.argv[1], on_event=on_event, epochs={N}).wait()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    killed = subprocess.run([sys.executable, "-c", code, str(path)], env=environment, check=False)
+    assert killed.returncode == -9
+    assert {member.state for member in state_of(path).members.values()} == {"running", "waiting"}
+    ensemble.resume(path).wait()
+    assert digests(path) == whole
+
+
+def test_the_same_extension_again_goes_on_with_one_that_has_not_ended(
+    whole: list[str | None], tmp_path: Path
+) -> None:
+    path = train(tmp_path / "run", make())
+    asked: list[object] = []
+
+    def stop_in_between(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch" and not asked:
+            asked.append(ensemble.attach(path).stop())
+
+    ensemble.resume(path, epochs=N, on_event=stop_in_between).wait()
+    assert "stopped" in {member.state for member in state_of(path).members.values()}
+    assert main(["resume", str(path), "--epochs", str(N)]) == 0
+    assert digests(path) == whole
+    assert [start.get("extended") is None for start in starts(path)] == [True, False, True]
+
+
+def test_a_stopped_run_can_be_given_more_epochs(whole: list[str | None], tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    asked: list[object] = []
+
+    def stop_at_once(event: dict[str, Any]) -> None:
+        if event["type"] == "started" and not asked:
+            asked.append(ensemble.attach(path).stop())
+
+    ensemble.submit(make(), path, "inline", on_event=stop_at_once).wait()
+    ensemble.resume(path, epochs=N).wait()
+    assert digests(path) == whole
+
+
+def test_members_with_more_epochs_of_their_own_keep_them(tmp_path: Path) -> None:
+    longer = Member({"lr": 0.05}, epochs=4)
+    path = train(tmp_path / "run", make(members=[{"lr": 0.05}, longer, Member({"lr": 0.1}, epochs=1)]))
+    before = digests(path)
+    ensemble.resume(path, epochs=3).wait()
+    state = state_of(path)
+    assert [member.identity["epochs"] for member in state.members.values()] == [3, 4, 3]
+    assert starts(path)[1]["extended"]["members"] == {"member-0": K, "member-2": 1}
+    assert (digests(path)[1], state.members["member-1"].attempts) == (before[1], 1)
+
+
+def by_all_steps(optimizer: Any, params: dict[str, Any], steps: int) -> Any:
+    import torch
+
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=params["lr"], total_steps=steps)
+
+
+def by_the_step(optimizer: Any, params: dict[str, Any], steps: int) -> Any:
+    import torch
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+
+
+def own_loop(member: Any) -> None:
+    import torch
+
+    net = model(member.params)
+    optimizer = momentum(net, member.params)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=member.steps)
+    net, optimizer = member.prepare(net, optimizer, schedule)
+    for _ in member.epochs():
+        for batch in member.batches():
+            member.backward(loss(net, batch))
+            member.step()
+        member.report(loss=1.0)
+
+
+def make_with(schedule: Any, **options: Any) -> ensemble.Ensemble:
+    recipe = Recipe(model=model, loss=loss, optimizer=momentum, schedule=schedule)
+    return make(recipe=recipe, schedule=None, **options)
+
+
+@pytest.mark.parametrize(
+    ("made", "epochs", "why"),
+    [
+        (lambda: make(), K, "its members train for 2 epochs already; give more than that, not 2"),
+        (lambda: make(), 1, "give more than that, not 1"),
+        (
+            lambda: make(schedule="cosine"),
+            N,
+            "'cosine' of member-0 ends with the learning rate 0 after its 2 epochs",
+        ),
+        (lambda: make(schedule="polynomial"), N, "nothing would be learnt"),
+        (lambda: make_with(by_all_steps), N, "Recipe.schedule reads the number of all steps"),
+        (
+            lambda: make(recipe=own_loop, schedule=None, objective="loss"),
+            N,
+            "the train function reads `member.steps`",
+        ),
+    ],
+)
+def test_an_extension_that_would_not_train_as_declared_is_refused_and_changes_nothing(
+    made: Any, epochs: int, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = train(tmp_path / "run", made())
+    log = RunDir(path).events.read_bytes()
+    with pytest.raises(StoreError, match=why):
+        ensemble.resume(path, epochs=epochs)
+    assert main(["resume", str(path), "--epochs", str(epochs)]) == 2
+    assert why in capsys.readouterr().err
+    assert RunDir(path).events.read_bytes() == log
+
+
+def test_an_extension_without_its_checkpoint_or_of_a_run_in_progress_is_refused(tmp_path: Path) -> None:
+    path = train(tmp_path / "run", make())
+    said: list[str] = []
+
+    def extend_again(event: dict[str, Any]) -> None:
+        if event["type"] == "started":
+            with pytest.raises(StoreError, match="is in progress") as refused:
+                ensemble.resume(path, epochs=9)
+            said.append(str(refused.value))
+
+    ensemble.resume(path, epochs=3, on_event=extend_again).wait()
+    assert len(said) == 2
+    member = state_of(path).members["member-1"]
+    RunDir(path).valid_checkpoint(member).unlink()
+    with pytest.raises(StoreError, match=r"from which member-1 would go on, is not there any more"):
+        ensemble.resume(path, epochs=9)
+
+
+def test_a_schedule_function_of_the_step_alone_goes_on(tmp_path: Path) -> None:
+    whole = digests(train(tmp_path / "whole", make_with(by_the_step, epochs=N)))
+    path = train(tmp_path / "run", make_with(by_the_step))
+    ensemble.resume(path, epochs=N).wait()
+    assert digests(path) == whole
+
+
+def test_a_schedule_that_has_ended_above_zero_stays_there_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = train(tmp_path / "run", make(schedule={"name": "cosine", "end": 0.25}))
+    ensemble.resume(path, epochs=4).wait()
+    (note,) = starts(path)[1]["extended"]["notes"]
+    assert "'cosine' has ended after 2 epochs: the learning rate stays at 0.25 of the declared one" in note
+    assert note in caplog.text
+    rates = [epoch["lr"] for epoch in state_of(path).members["member-0"].history]
+    assert rates[2:] == [pytest.approx(0.05 * 0.25)] * 2
+
+
+def test_a_run_that_was_extended_is_not_taken_for_the_shorter_declaration(tmp_path: Path) -> None:
+    path = train(tmp_path / "run", make())
+    ensemble.resume(path, epochs=3).wait()
+    with pytest.raises(StoreError, match=r"member-0 has epochs=3, now 2: `ensemble resume --epochs` gave it 3"):
+        ensemble.submit(make(), path, "inline")
+    assert digests(train(path, make(3))) == digests(path), "the declaration with all epochs is this run's"
+
+
+@pytest.mark.parametrize(
+    "options", [{"keep": "best"}, {"averaging": "ema"}, {"averaging": {"name": "swa", "start": 1}, "keep": "best"}]
+)
+def test_members_that_keep_other_weights_train_on_with_those_in_training(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = digests(train(tmp_path / "whole", make(N, **options)))
+    path = train(tmp_path / "run", make(**options))
+    ensemble.resume(path, epochs=N).wait()
+    assert digests(path) == whole
+
+
+def test_members_that_stopped_early_stay_as_they_are_and_a_relative_start_of_averages_is_said(
+    tmp_path: Path,
+) -> None:
+    early = Member({"lr": 0.0, "width": 4}, early_stopping={"patience": 1})
+    path = train(tmp_path / "run", make(3, [{"lr": 0.1, "width": 4}, early], averaging="swa"))
+    ensemble.resume(path, epochs=N).wait()
+    assert [len(member.history) for member in state_of(path).members.values()] == [N, 2]
+    (note,) = starts(path)[1]["extended"]["notes"]
+    assert note == "SWA goes on with the average that began after 0.75 of the declared 3 epochs"
+    alone = train(tmp_path / "alone", make(3, [early]))
+    with pytest.raises(StoreError, match="its members stopped early"):
+        ensemble.resume(alone, epochs=N)
+
+
+def test_what_a_function_reads_is_seen() -> None:
+    assert reads_parameter(by_all_steps, 2) and not reads_parameter(by_the_step, 2)
+    assert reads_parameter(lambda a, b, steps: lambda: steps, 2), "by a function that it makes"
+    assert not reads_parameter(lambda a, b, steps: b["steps"], 2), "a hyperparameter of that name"
+    assert reads_parameter(lambda *all: None, 2) and reads_parameter(print, 2), "what cannot be seen"
+    assert reads_attribute(own_loop, "steps") and not reads_attribute(loss, "steps")
+
+
+def test_pruned_trials_of_a_search_stay_pruned_and_later_epochs_are_not_judged(tmp_path: Path) -> None:
+    import optuna
+
+    search = ensemble.Search(
+        {"lr": ensemble.loguniform(1e-7, 0.5)},
+        trials=8,
+        sampler="random",
+        seed=2,
+        pruner={"name": "median", "startup_trials": 1},
+    )
+    path = train(tmp_path / "run", make(search=search, recipe=Recipe(model=model, loss=loss)))
+    before = {m.id: (m.state, m.attempts, len(m.history)) for m in state_of(path).members.values()}
+    finished = [name for name, (state, *_) in before.items() if state == "finished"]
+    assert {state for state, *_ in before.values()} == {"finished", "pruned"}
+    ensemble.resume(path, epochs=N).wait()
+    state = state_of(path)
+    assert set(starts(path)[1]["extended"]["members"]) == set(finished)
+    for name, member in state.members.items():
+        if name in finished:
+            assert (member.state, len(member.history)) == ("finished", N)
+        else:
+            assert (member.state, member.attempts, len(member.history)) == before[name]
+    backend = optuna.storages.journal.JournalFileBackend(str(RunDir(path).journal))
+    study = optuna.load_study(study_name="executed", storage=optuna.storages.JournalStorage(backend))
+    for trial in study.trials:
+        member = state.members[f"member-{trial.number}"]
+        assert trial.state.name == ("COMPLETE" if member.id in finished else "PRUNED")
+        assert trial.last_step == len(member.history)
+        if member.id in finished:
+            assert trial.value == member.metrics["accuracy"]

@@ -1,0 +1,242 @@
+"""Members that start with declared weights: a file, or a member of another run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from execute_members import an_ensemble, loss, model, momentum
+
+import ensemble
+from ensemble import Member, Recipe, Search, SpecError, uniform
+from ensemble.cli.parser import main
+from ensemble.store import RunDir, RunState, StoreError, fold, load_checkpoint, read_events, weights_sha256
+
+WIDE = {"lr": 0.0, "width": 8}  # it learns nothing: its parameters are those that it starts with
+
+
+@pytest.fixture(autouse=True)
+def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+
+
+def make(members: list[Any] | None, **options: Any) -> ensemble.Ensemble:
+    recipe = Recipe(model=model, loss=loss, optimizer=momentum)
+    return an_ensemble(members, **{"recipe": recipe, "sharing": "independent", "epochs": 2, **options})
+
+
+def state_of(path: Path) -> RunState:
+    return fold(read_events(RunDir(path).events))
+
+
+def train(path: Path, made: ensemble.Ensemble, executor: str = "inline", **options: Any) -> RunState:
+    ensemble.submit(made, path, executor, **options).wait()
+    return state_of(path)
+
+
+def weights_of(path: Path, name: str = "member-0") -> dict[str, Any]:
+    """What a member ended with, without what training without a learning rate changes."""
+    file = RunDir(path).valid_checkpoint(state_of(path).members[name])
+    found: dict[str, Any] = load_checkpoint(file, parts=("model",))["model"]
+    return {key: value for key, value in found.items() if "running" not in key and "num_batches" not in key}
+
+
+def save(path: Path, seed: int = 99, **params: Any) -> dict[str, Any]:
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(seed)
+    state = model(params or WIDE).state_dict()
+    save_file(state, path)
+    return state
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return weights_sha256(found) == weights_sha256({name: expected[name] for name in found})
+
+
+@pytest.mark.parametrize(("executor", "workers"), [("inline", 1), ("local", 2)])
+def test_a_member_starts_with_the_weights_of_a_file_by_digest(executor: str, workers: int, tmp_path: Path) -> None:
+    state = save(tmp_path / "weights.safetensors")
+    members = [Member(WIDE, start=tmp_path / "weights.safetensors", workers=workers), WIDE]
+    run = train(tmp_path / "run", make(members), executor)
+    assert same(weights_of(tmp_path / "run"), state)
+    assert not same(weights_of(tmp_path / "run", "member-1"), state)
+    started, usual = run.members["member-0"], run.members["member-1"]
+    assert started.identity["lineage"] == {
+        "from": str(tmp_path / "weights.safetensors"),
+        "epoch": None,
+        "step": None,
+        "warm": True,
+        "weights_sha256": weights_sha256(state),
+        "code": None,
+    }
+    assert usual.identity["lineage"] is None
+    assert "starts with the weights of" in RunDir(tmp_path / "run").log("member-0").read_text()
+
+
+@pytest.mark.parametrize("below", ["member-0", "members/member-0"])
+def test_a_member_starts_with_the_weights_of_a_member_of_another_run(below: str, tmp_path: Path) -> None:
+    train(tmp_path / "other", make([{"lr": 0.1, "width": 8}], epochs=3))
+    run = train(tmp_path / "run", make([Member(WIDE, start=tmp_path / "other" / below)]))
+    assert same(weights_of(tmp_path / "run"), weights_of(tmp_path / "other"))
+    lineage = run.members["member-0"].identity["lineage"]
+    assert (lineage["epoch"], lineage["step"]) == (3, 0)
+    assert lineage["weights_sha256"] == state_of(tmp_path / "other").members["member-0"].weights_sha256
+
+
+@pytest.mark.parametrize("then", ["changed", "removed"])
+def test_the_run_keeps_its_own_copy_so_that_a_resume_begins_with_the_same_weights(
+    then: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What becomes of the file while the run is stopped, before the member has a checkpoint."""
+    file, path = tmp_path / "weights.safetensors", tmp_path / "run"
+    state = save(file)
+    made = make([WIDE | {"lr": 0.1}, Member(WIDE, start=file)])
+    asked: list[object] = []
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["type"] == "started" and not asked:
+            asked.append(ensemble.attach(path).stop())
+
+    assert train(path, made, on_event=stop).members["member-1"].checkpoint is None
+    if then == "changed":
+        with open(file, "r+b") as opened:  # in place
+            opened.seek(-4, os.SEEK_END)
+            opened.write(b"\0\0\0\0")
+        train(path, made)
+        assert f"{file} has other weights now than member-1 started with" in caplog.text
+    else:
+        file.unlink()
+        ensemble.resume(path).wait()
+    assert same(weights_of(path, "member-1"), state)
+    declared = [e for e in read_events(RunDir(path).events) if e["type"] == "member" and e["member"] == "member-1"]
+    assert {event["lineage"]["weights_sha256"] for event in declared} == {weights_sha256(state)}
+
+
+def test_a_started_member_is_no_other_start(tmp_path: Path) -> None:
+    """What a member starts with is compared like a hyperparameter."""
+    save(tmp_path / "a.safetensors")
+    save(tmp_path / "b.safetensors", seed=5)
+    made = make([Member(WIDE, start=str(tmp_path / "a.safetensors"))])
+    train(tmp_path / "run", made)
+    train(tmp_path / "run", made)
+    assert state_of(tmp_path / "run").members["member-0"].attempts == 1
+    for other in (Member(WIDE, start=str(tmp_path / "b.safetensors")), WIDE):
+        with pytest.raises(StoreError, match="member-0 has lineage="):
+            ensemble.submit(make([other]), tmp_path / "run", "inline")
+
+
+def test_two_members_that_start_with_the_same_weights_are_equal_and_a_resume_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path / "w.safetensors")
+    member = Member({"lr": 0.1, "width": 8}, seed=1, start=str(tmp_path / "w.safetensors"))
+    other = dataclasses.replace(member, start=None)
+    run = train(tmp_path / "run", make([member, member, other], epochs=3))
+    first, second, third = (m.weights_sha256 for m in run.members.values())
+    assert first == second != third
+    path, asked = tmp_path / "stopped", list[object]()
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["type"] == "checkpoint" and not asked:
+            asked.append(ensemble.attach(path).stop())
+
+    train(path, make([member], epochs=3), on_event=stop)
+    ensemble.resume(path).wait()
+    assert state_of(path).members["member-0"].weights_sha256 == first
+
+
+def test_weights_that_do_not_fit_are_named_and_not_tried_again(tmp_path: Path) -> None:
+    save(tmp_path / "small.safetensors", width=4, lr=0.1)
+    run = train(tmp_path / "run", make([Member(WIDE, start=str(tmp_path / "small.safetensors")), WIDE]))
+    failed = run.members["member-0"]
+    assert (failed.state, failed.reason, failed.attempts) == ("failed", "impossible", 1)
+    assert "0.weight is [8, 4], in " in str(failed.error) and "small.safetensors [4, 4]" in str(failed.error)
+    assert run.members["member-1"].state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("start", "why"),
+    [
+        (
+            "nothing.safetensors",
+            r"members\[1\]: start='nothing.safetensors' is neither a file of weights nor RUN_DIR",
+        ),
+        ("{}/other", "is a whole run: name one of its members"),
+        ("{}/other/member-7", r"has no member 'member-7'; did you mean 'member-0'"),
+        ("{}/text", "is no safetensors file"),
+    ],
+)
+def test_missing_weights_are_refused_before_anything_starts(start: str, why: str, tmp_path: Path) -> None:
+    train(tmp_path / "other", make([WIDE], epochs=1))
+    (tmp_path / "text").write_text("no weights")
+    made = make([WIDE, Member(WIDE, start=start.format(tmp_path))])
+    if start.endswith("text"):  # it is read when the member is declared
+        run = train(tmp_path / "run", made)
+        assert run.members["member-1"].state == "failed" and why in str(run.members["member-1"].error)
+        return
+    with pytest.raises(StoreError, match=why):
+        ensemble.submit(made, tmp_path / "run", "inline")
+    assert not RunDir(tmp_path / "run").events.read_bytes()
+    with pytest.raises(SpecError, match=r"Member.start must be a file of weights"):
+        Member(WIDE, start="")
+
+
+def test_a_started_member_is_added_to_a_run_in_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is named as from the directory of whoever adds the member."""
+    (tmp_path / "here").mkdir()
+    state, path = save(tmp_path / "here" / "w.safetensors"), tmp_path / "run"
+    requests: list[Any] = []
+
+    def add(event: dict[str, Any]) -> None:
+        if event["type"] == "started" and not requests:
+            monkeypatch.chdir(tmp_path / "here")
+            run = ensemble.attach(path)
+            requests.append(run.add(Member(WIDE, start="w.safetensors")))
+            requests.append(run.add(Member(WIDE, start="absent.safetensors")))
+            requests.append(run.clone("member-0", Member({}, start="w.safetensors")))
+            monkeypatch.chdir(tmp_path)
+
+    run = train(path, make([WIDE | {"lr": 0.1}], epochs=3), on_event=add)
+    answers = [(e["done"], e["said"]) for e in read_events(RunDir(path).events) if e["type"] == "asked"]
+    assert [each for each, _ in sorted(answers)] == [False, False, True]
+    said = " ".join(text for _, text in answers)
+    assert f"it starts with the weights of {tmp_path}/here/w.safetensors" in said
+    assert "absent.safetensors' is neither a file of weights" in said and "leave out start, or from" in said
+    assert same(weights_of(path, "member-1"), state)
+    assert run.members["member-1"].identity["lineage"]["weights_sha256"] == weights_sha256(state)
+    assert main(["status", str(path)]) == 0
+    assert "w.safetensors (warm)" in capsys.readouterr().out
+
+
+def test_a_search_learns_nothing_from_a_member_that_was_added_with_weights(tmp_path: Path) -> None:
+    save(tmp_path / "w.safetensors")
+    path, asked = tmp_path / "run", list[object]()
+
+    def add(event: dict[str, Any]) -> None:
+        if event["type"] == "started" and not asked:
+            asked.append(
+                ensemble.attach(path).add(Member({"lr": 0.1, "width": 8}, start=tmp_path / "w.safetensors"))
+            )
+
+    search = Search({"lr": uniform(0.1, 0.2), "width": 8}, trials=2, sampler="random")
+    run = train(path, make(None, search=search), on_event=add)
+    (added,) = [member for member in run.members.values() if member.identity["added"]]
+    assert added.state == "finished" and added.identity["outside"] == "it starts with the declared weights"
+    assert added.identity["lineage"]["weights_sha256"] is not None
+
+
+def test_the_copy_is_no_link_to_a_file_that_somebody_may_write(tmp_path: Path) -> None:
+    train(tmp_path / "other", make([WIDE], epochs=1))
+    checkpoint = RunDir(tmp_path / "other").valid_checkpoint(state_of(tmp_path / "other").members["member-0"])
+    train(tmp_path / "run", make([Member(WIDE, start=checkpoint), Member(WIDE, start=checkpoint.parent)]))
+    copies = [RunDir(tmp_path / "run").initial_weights(f"member-{n}") for n in (0, 1)]
+    assert not os.path.samefile(copies[0], checkpoint)
+    assert os.path.samefile(copies[1], checkpoint), "a checkpoint of a run is replaced, never written in place"
+    assert same(weights_of(tmp_path / "run"), weights_of(tmp_path / "other"))

@@ -1,0 +1,59 @@
+"""Trainings of one member in this process with options of the loop, and what they leave: for tests of loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import train_child as cases
+
+from ensemble.spec import EMA, SWA, EarlyStopping
+from ensemble.spec.task import CLASSIFICATION
+from ensemble.store import RunDir, load_checkpoint, load_predictions
+from ensemble.train import Inbox, work
+
+Events = list[dict[str, Any]]
+
+STOPPING = {"epochs": 12, "objective": "loss", "early_stopping": EarlyStopping(2), "params": {"lr": 0.4}}
+#: Each with what a checkpoint has to hold for a resume to reach the same bits.
+LOOPS: dict[str, dict[str, Any]] = {
+    "stopping": STOPPING,
+    "best": {"epochs": 6, "keep": "best", "objective": "loss", "params": {"lr": 0.4}},
+    "best of steps": {**STOPPING, "keep": "best", "validate_every": 2},
+    "ema": {"epochs": 4, "averaging": EMA(0.8)},
+    "swa": {"epochs": 5, "averaging": SWA(0.4), "keep": "best", "objective": "loss"},
+    "mixup": {"epochs": 3, "mixup": 0.5, "accumulate": 2},
+    "compiled": {"epochs": 3, "compile": {"name": "default", "backend": "aot_eager"}, "averaging": "ema"},
+}
+
+
+def train(
+    folder: Path, recipe: Any = cases.NOISY, inbox: Inbox | None = None, attempt: int = 0, **options: Any
+) -> tuple[str, Events]:
+    ensemble = cases.declare(recipe, 1, **options)
+    events: Events = []
+    job: dict[str, Any] = {"attempt": attempt}
+    if attempt:
+        job["checkpoint"] = f"checkpoint-{attempt - 1}.safetensors"
+    return work(cases.make_job(folder, ensemble, **job), ensemble, events.append, inbox or Inbox()), events
+
+
+def of(events: Events, type: str) -> Events:
+    return [event for event in events if event["type"] == type]
+
+
+def finished(folder: Path, recipe: Any = cases.NOISY, **options: Any) -> dict[str, Any]:
+    outcome, events = train(folder, recipe, **options)
+    assert outcome == "finished", of(events, "failed")
+    return of(events, "finished")[0]
+
+
+def checkpoint(folder: Path, attempt: int = 0) -> dict[str, Any]:
+    return load_checkpoint(RunDir(folder).checkpoint("member-0", attempt))
+
+
+def predictions(folder: Path, split: str = "valid") -> np.ndarray[Any, Any]:
+    found = load_predictions(RunDir(folder).predictions("member-0", split, 0))
+    assert found.task == CLASSIFICATION
+    return found.values

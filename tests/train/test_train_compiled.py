@@ -1,0 +1,50 @@
+"""Compiled models: checkpoints, weights and names are those of any other."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import train_child as cases  # noqa: E402
+from loop_cases import checkpoint, finished  # noqa: E402
+
+from ensemble.spec import Recipe  # noqa: E402
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_model_has_the_checkpoint_of_any_other(tmp_path: Path, backend: str) -> None:
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler, and there is no g++")
+    recipe = Recipe(model=lambda params: cases.Net(norm=True), loss=cases.loss)  # dropout would draw otherwise
+    plain = finished(tmp_path / "plain", recipe, epochs=2)
+    made = finished(tmp_path / "made", recipe, epochs=2, compile={"name": "default", "backend": backend})
+    ours, theirs = checkpoint(tmp_path / "made")["model"], checkpoint(tmp_path / "plain")["model"]
+    assert list(ours) == list(theirs)
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5)
+    assert made["metrics"]["loss"] == pytest.approx(plain["metrics"]["loss"], rel=1e-3)
+
+
+def test_a_model_is_compiled(tmp_path: Path) -> None:
+    """Its forward pass in Python runs while it is traced, and not at each of 10 steps and 4 evaluations."""
+    calls = 0
+
+    class Counted(cases.Net):
+        def forward(self, x: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                nonlocal calls
+                calls += 1
+            return super().forward(x)
+
+    options: dict[str, Any] = {"epochs": 2, "valid": None, "train": cases.data(25)}
+    recipe = Recipe(model=lambda params: Counted(), loss=cases.loss)
+    finished(tmp_path / "plain", recipe, **options)
+    assert calls == 10
+    finished(tmp_path / "made", recipe, compile={"name": "default", "backend": "eager"}, **options)
+    assert calls == 10
+    assert not list(tmp_path.rglob("inductor")), "nothing was compiled to files"

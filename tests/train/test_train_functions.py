@@ -1,0 +1,102 @@
+"""Train functions have what the built-in loop has; members have loops of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import train_child as cases  # noqa: E402
+from loop_cases import STOPPING, Events, finished, of, predictions, train  # noqa: E402
+from torch import nn  # noqa: E402
+
+from ensemble.spec import SWA, Member, Recipe  # noqa: E402
+from ensemble.train import Inbox, work  # noqa: E402
+
+
+def own_loop(member: Any) -> None:
+    """What NOISY says, with all that a loop may have, as a script would write it."""
+    model = cases.noisy(member.params)
+    optimizer = cases.optimizer(model, member.params)
+    schedule = cases.schedule(optimizer, member.params, member.steps)
+    model, optimizer = member.prepare(model, optimizer, schedule, clip_norm=1.0)
+
+    def measure(model: nn.Module, batch: Any) -> dict[str, Any]:
+        outputs = model(batch["x"])
+        losses = nn.functional.cross_entropy(outputs, batch["label"], reduction="none")
+        return {"loss": losses, "accuracy": (outputs.argmax(dim=1) == batch["label"]).double()}
+
+    member.validate_with(measure)
+    for _ in member.epochs():
+        model.train()
+        for batch in member.batches():
+            mixed = member.mixup(batch)
+            with member.autocast():
+                outputs = model(mixed["x"])
+                losses = mixed.losses(lambda y: nn.functional.cross_entropy(outputs, y, reduction="none"))  # noqa: B023
+            member.backward(losses)
+            member.step()
+        member.report(**member.evaluate(measure))
+
+    values, index = [], []
+    with member.evaluating():
+        for batch in member.batches("valid"):
+            values.append(model(batch["x"]).softmax(dim=1))
+            index.append(batch["index"].clone())
+    member.predictions("valid", torch.cat(values), torch.cat(index))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**STOPPING, "keep": "best", "validate_every": 2},
+        {"epochs": 5, "averaging": SWA(0.4), "mixup": 0.3},
+        {"epochs": 3, "averaging": "ema", "compile": {"name": "default", "backend": "aot_eager"}},
+    ],
+    ids=["stopping", "averaged", "compiled"],
+)
+def test_a_train_function_has_all_of_it(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The same weights and predictions as the built-in loop."""
+    built_in = finished(tmp_path / "recipe", **options)
+    assert finished(tmp_path / "loop", own_loop, **options) == built_in
+    within = Recipe(model=cases.noisy, train=own_loop)
+    assert finished(tmp_path / "within", within, **options) == built_in
+    for folder in ("loop", "within"):
+        np.testing.assert_array_equal(predictions(tmp_path / folder), predictions(tmp_path / "recipe"))
+
+
+def test_predictions_of_weights_that_may_not_be_kept_are_refused(tmp_path: Path) -> None:
+    def loop(member: Any) -> None:
+        model = cases.plain(member.params)
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+            member.report(loss=1.0)
+            member.predictions("valid", torch.ones(1, 3) / 3, torch.zeros(1, dtype=torch.int64))
+
+    outcome, events = train(tmp_path, loop, averaging="ema")
+    assert outcome == "failed"
+    assert "comes after the end of member.epochs()" in of(events, "failed")[0]["error"]
+
+
+def test_members_have_loops_of_their_own(tmp_path: Path) -> None:
+    ensemble = replace(
+        cases.declare(cases.NOISY, 1, epochs=4),
+        members=[Member({"lr": 0.05}, averaging="ema"), Member({"lr": 0.05}, seed=0)],
+    )
+    digests = []
+    for number in (0, 1):
+        job = cases.make_job(tmp_path / str(number), ensemble, identity=ensemble.identify(number))
+        events: Events = []
+        assert work(job, ensemble, events.append, Inbox()) == "finished"
+        digests.append(of(events, "finished")[0]["weights_sha256"])
+    plain = finished(tmp_path / "plain", epochs=4)
+    averaged = finished(tmp_path / "averaged", epochs=4, averaging="ema")
+    assert digests == [averaged["weights_sha256"], plain["weights_sha256"]]

@@ -1,0 +1,282 @@
+"""Loops that stop early, keep the best epoch, average weights, validate within epochs: real trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import train_child as cases  # noqa: E402
+from loop_cases import LOOPS, STOPPING, Events, checkpoint, finished, of, predictions, train  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn  # noqa: E402
+
+from ensemble.spec import EMA, SWA, EarlyStopping  # noqa: E402
+from ensemble.store import RunDir, weights_sha256  # noqa: E402
+from ensemble.train import Inbox, work  # noqa: E402
+from pipelines import Feeder, attach  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [pytest.param(name, marks=pytest.mark.slow if "compile" in loop else ()) for name, loop in LOOPS.items()],
+)
+def test_a_resume_gives_the_bits_of_an_undisturbed_training(tmp_path: Path, loop: str) -> None:
+    whole = finished(tmp_path / "whole", **LOOPS[loop])
+    steps = 5 * (whole["epoch"] + 1)
+    for stop in (2, 10, steps - 6, steps):
+        folder = tmp_path / str(stop)
+        train(folder, inbox=cases.Script(stop, "stop"), **LOOPS[loop])
+        again = finished(folder, **LOOPS[loop])
+        assert again == whole, f"stopped after {stop} steps"
+        assert np.array_equal(predictions(folder), predictions(tmp_path / "whole"))
+
+
+class Killed(BaseException):
+    """A process that is killed leaves what it has written."""
+
+
+@pytest.mark.parametrize("loop", ["best of steps", "ema", "swa"])
+def test_a_member_that_dies_anywhere_ends_with_the_same_bits(tmp_path: Path, loop: str) -> None:
+    """It goes on from its last checkpoint, which is of the end of an epoch."""
+    whole = finished(tmp_path / "whole", **LOOPS[loop])
+    for at in (4, 12):
+        ensemble, folder, steps = cases.declare(cases.NOISY, 1, **LOOPS[loop]), tmp_path / str(at), 0
+
+        class Dying(Inbox):
+            def poll(self) -> Any:
+                nonlocal steps
+                steps += 1
+                if steps == at:  # noqa: B023
+                    raise Killed
+                return super().poll()
+
+        with pytest.raises(Killed):
+            work(cases.make_job(folder, ensemble), ensemble, [].append, Dying())
+        outcome, events = train(folder, attempt=int(at > 6), **LOOPS[loop])
+        assert outcome == "finished"
+        (again,) = of(events, "finished")
+        assert {**again, "attempt": 0} == whole, f"died at step {at}"
+
+
+# -- early stopping, and the best epoch ------------------------------------------------------------
+
+
+def test_a_member_ends_after_epochs_without_an_improvement(tmp_path: Path) -> None:
+    outcome, events = train(tmp_path, **STOPPING)
+    assert outcome == "finished"
+    losses = [event["metrics"]["loss"] for event in of(events, "epoch")]
+    (end,) = of(events, "finished")
+    best = losses.index(min(losses))
+    assert len(losses) == best + 3 < 12 and end["epoch"] == best + 2
+    assert end["early_stopping"]["best"] == {
+        "metric": "loss",
+        "mode": "min",
+        "epoch": best,
+        "step": 5,
+        "value": losses[best],
+    }
+    assert end["metrics"]["loss"] == losses[-1] and "kept" not in end, "its weights are the last"
+    again = train(tmp_path, **STOPPING)
+    assert of(again[1], "finished") == [end] and not of(again[1], "epoch"), "it stays ended"
+
+
+def test_an_improvement_below_the_least_one_counts_for_keeping_and_not_for_going_on(tmp_path: Path) -> None:
+    options = {"epochs": 12, "objective": "loss", "keep": "best", "params": {"lr": 0.002}}
+    end = finished(tmp_path, cases.SMOOTH, early_stopping=EarlyStopping(3, min_delta=1.0), **options)
+    assert end["epoch"] == 3, "the first epoch improves on nothing, three more improve by less than 1"
+    assert end["kept"]["epoch"] == 3, "but each of them is better"
+
+
+def test_the_best_epoch_is_what_remains_of_a_member(tmp_path: Path) -> None:
+    options = {"objective": "loss", "params": {"lr": 0.7}}
+    best = finished(tmp_path / "best", cases.SMOOTH, epochs=8, keep="best", test=cases.data(9, seed=2), **options)
+    last = finished(tmp_path / "last", cases.SMOOTH, epochs=8, **options)
+    epoch = best["kept"]["epoch"]
+    assert 0 < epoch < 7, "a case in which it overfits"
+    short = finished(tmp_path / "short", cases.SMOOTH, epochs=epoch + 1, test=cases.data(9, seed=2), **options)
+    assert best["weights_sha256"] == short["weights_sha256"] != last["weights_sha256"]
+    assert best["metrics"] == short["metrics"]
+    for split in ("valid", "test"):
+        assert np.array_equal(predictions(tmp_path / "best", split), predictions(tmp_path / "short", split))
+    saved = checkpoint(tmp_path / "best")
+    assert weights_sha256(saved["model"]) == best["weights_sha256"]
+    assert weights_sha256(saved["kept"]["trained"]) == last["weights_sha256"], "a resume goes on from the last"
+    plain = set(checkpoint(tmp_path / "last"))
+    assert "kept" not in plain and plain == set(saved) - {"kept"}, "others' checkpoints are what they were"
+
+
+def test_an_objective_that_nobody_reports_is_named(tmp_path: Path) -> None:
+    def loop(member: Any) -> None:
+        model = cases.plain(member.params)
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+            member.report(los=1.0)
+
+    outcome, events = train(tmp_path, loop, keep="best", objective="loss")
+    assert outcome == "failed"
+    assert "ranked by 'loss', which it did not report; did you mean 'los'?" in of(events, "failed")[0]["error"]
+
+
+def test_a_member_that_stops_early_leaves_the_stream_before_it_predicts(tmp_path: Path) -> None:
+    """Else whoever reads the same stream would wait for it, until the feeder detaches it."""
+    pipe, read = cases.data(), []
+    with Feeder(pipe, workers=1, capacity=32, expect=1, stall_limit_s=1.0) as feeder:
+
+        def loop(member: Any) -> None:
+            model = cases.plain(member.params)
+            model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            for _ in member.epochs():
+                for batch in member.batches():
+                    member.backward(cases.loss(model, batch))
+                    member.step()
+                member.report(loss=1.0)
+            for batch in attach(feeder.address, pipe, batch_size=5, epochs=2, name="late"):
+                read.append(len(batch["index"]))
+
+        ensemble = cases.declare(
+            loop, 1, train=pipe, valid=None, epochs=9, objective="loss", early_stopping=EarlyStopping(1)
+        )
+        job = cases.make_job(tmp_path, ensemble, feeder=feeder.address)
+        assert work(job, ensemble, [].append, Inbox()) == "finished"
+        assert feeder.stats()["detached"] == 0
+    assert sum(read) == 2 * cases.N
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        {"averaging": EMA(0.8)},
+        {"averaging": SWA(2), "keep": "best", "objective": "loss"},
+        {"keep": "best", "objective": "loss", "early_stopping": EarlyStopping(6), "params": {"lr": 0.4}},
+    ],
+    ids=["ema", "swa", "best"],
+)
+def test_more_epochs_are_those_of_a_longer_training(tmp_path: Path, loop: dict[str, Any]) -> None:
+    whole = finished(tmp_path / "whole", cases.SMOOTH, epochs=7, **loop)
+    finished(tmp_path / "more", cases.SMOOTH, epochs=3, **loop)
+    ensemble = cases.declare(cases.SMOOTH, 1, epochs=7, **loop)
+    identity = replace(ensemble.identify(0), extended_from=3)
+    events: Events = []
+    job = cases.make_job(
+        tmp_path / "more", ensemble, identity=identity, attempt=1, checkpoint="checkpoint-0.safetensors"
+    )
+    assert work(job, ensemble, events.append, Inbox()) == "finished"
+    assert {**of(events, "finished")[0], "attempt": 0} == whole
+
+
+# -- averages --------------------------------------------------------------------------------------
+
+
+def average_beside(make: Callable[[nn.Module], AveragedModel], *, from_epoch: int | None) -> Any:
+    """A train function that trains as NOISY does and averages weights by torch's own class, in `loop.average`.
+
+    Args:
+        from_epoch: after each epoch from this one on, with the statistics of the last; None: after each step.
+    """
+
+    def loop(member: Any) -> None:
+        model = cases.noisy(member.params)
+        optimizer = cases.optimizer(model, member.params)
+        member.prepare(model, optimizer, cases.schedule(optimizer, member.params, member.steps), clip_norm=1.0)
+        average = make(model)
+        for epoch in member.epochs():
+            model.train()
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+                if from_epoch is None:
+                    average.update_parameters(model)
+            if from_epoch is not None and epoch >= from_epoch:
+                average.update_parameters(model)
+        if from_epoch is not None:
+            update_bn((batch["x"] for batch in cases.data().loader(5, range(epoch, epoch + 1))), average)
+        loop.average = average.module.state_dict()  # type: ignore[attr-defined]
+
+    return loop
+
+
+def check_average(folder: Path, averaging: Any, loop: Any, **options: Any) -> dict[str, Any]:
+    end = finished(folder / "ours", averaging=averaging, **options)
+    assert train(folder / "theirs", loop, **options)[0] == "finished"
+    saved = checkpoint(folder / "ours")
+    assert weights_sha256(saved["model"]) == end["weights_sha256"]
+    assert weights_sha256(saved["kept"]["trained"]) == weights_sha256(checkpoint(folder / "theirs")["model"])
+    assert set(saved["model"]) == set(loop.average) and len(loop.average) == 9
+    for name, tensor in loop.average.items():
+        if tensor.is_floating_point():  # torch averages a count of batches, too
+            torch.testing.assert_close(saved["model"][name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+    return end
+
+
+def test_an_exponential_average_is_torchs(tmp_path: Path) -> None:
+    # (1 + n) / (10 + n) is never below this decay
+    average = get_ema_multi_avg_fn(0.1)
+    loop = average_beside(lambda m: AveragedModel(m, multi_avg_fn=average, use_buffers=True), from_epoch=None)
+    check_average(tmp_path, EMA(0.1), loop, epochs=4)
+
+
+@pytest.mark.parametrize("valid", [True, False], ids=["with a validation split", "without one"])
+def test_a_stochastic_average_is_torchs_with_statistics_of_its_own(tmp_path: Path, valid: bool) -> None:
+    options = {"epochs": 5, **({} if valid else {"valid": None})}
+    end = check_average(tmp_path, SWA(0.4), average_beside(AveragedModel, from_epoch=2), **options)
+    if not valid:
+        return
+    model = cases.noisy({})
+    model.load_state_dict(checkpoint(tmp_path / "ours")["model"])
+    (batch,) = cases.data(13, seed=1).loader(13, 1)
+    rows = batch["index"].argsort()
+    with torch.no_grad():
+        expected = cases.loss(model.eval(), batch).mean().item()
+    assert end["metrics"]["loss"] == pytest.approx(expected, rel=1e-6), "what is evaluated is the average"
+    found = model(batch["x"][rows]).softmax(dim=1).detach().numpy()
+    np.testing.assert_allclose(predictions(tmp_path / "ours"), found, rtol=1e-5, atol=1e-6)
+
+
+def test_the_initial_weights_are_soon_forgotten(tmp_path: Path) -> None:
+    """A decay of 0.999 over 20 steps would leave 98 % of the initial weights."""
+    plain, averaged = (
+        finished(tmp_path / name, cases.SMOOTH, epochs=4, averaging=name)["metrics"]["loss"]
+        for name in ("none", "ema")
+    )
+    assert abs(averaged - plain) < 0.15
+
+
+# -- validation within epochs ----------------------------------------------------------------------
+
+
+def test_a_member_is_evaluated_within_epochs(tmp_path: Path) -> None:
+    plain = finished(tmp_path / "plain", epochs=3)
+    outcome, events = train(tmp_path / "often", epochs=3, validate_every=2)
+    assert outcome == "finished"
+    # global steps 2, 4; 6, 8; 12, 14: the 10th is the last of its epoch, which ends with an evaluation anyway
+    seen = [[step for step, _ in event["validations"]] for event in of(events, "epoch")]
+    assert seen == [[2, 4], [1, 3], [2, 4]]
+    assert set(of(events, "epoch")[0]["validations"][0][1]) == {"loss", "accuracy"}
+    end = of(events, "finished")[0]
+    assert {**end, "attempt": 0} == plain, "it changes no weight"
+    assert "epoch 0, step 2: loss" in RunDir(tmp_path / "often").log("member-0").read_text()
+
+
+def test_the_best_weights_may_be_of_a_step_within_an_epoch(tmp_path: Path) -> None:
+    options = {"objective": "loss", "params": {"lr": 0.7}, "epochs": 8}
+    end = finished(tmp_path / "best", cases.SMOOTH, keep="best", validate_every=1, **options)
+    assert end["kept"]["step"] < 5, "a case in which it is"
+    stop = 6 * end["kept"]["epoch"] + end["kept"]["step"]  # a command is looked for once a step and once an epoch
+    train(tmp_path / "cut", cases.SMOOTH, inbox=cases.Script(stop, "stop"), **options)
+    assert weights_sha256(checkpoint(tmp_path / "cut")["model"]) == end["weights_sha256"]
+
+
+def test_a_train_function_says_how_it_is_evaluated(tmp_path: Path) -> None:
+    outcome, events = train(tmp_path, cases.own_loop, validate_every=2)
+    assert outcome == "failed"
+    assert "call member.validate_with(measure) before the loop" in of(events, "failed")[0]["error"]

@@ -1,0 +1,212 @@
+"""What follows from a model's outputs: the call of the model, the task, predictions in the task's layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from ensemble.spec import Recipe  # noqa: E402
+from ensemble.spec.task import CLASSIFICATION, IGNORED, Task, quantiles  # noqa: E402
+from ensemble.train.call import Call, Observation, find_call  # noqa: E402
+from ensemble.train.infer_task import OutputError, find_class_axis, infer_task  # noqa: E402
+from ensemble.train.outputs import compute_outputs, compute_values, to_values  # noqa: E402
+
+
+def recipe(**options: Any) -> Recipe:
+    return Recipe(model=lambda params: None, loss=lambda model, batch: None, **options)
+
+
+def test_a_call_names_fields_by_identity() -> None:
+    x, mask = torch.zeros(2, 3), torch.zeros(2, 3)
+    batch = {"x": x, "mask": mask, "label": torch.zeros(2)}
+    call = find_call((x,), {"attention": mask}, batch)
+    assert call == Call(("x",), {"attention": "mask"}) and call.fields == ["x", "mask"]
+    assert Call.from_record(call.as_record()) == call
+    assert call.call(lambda x, attention: (x, attention), batch) == (x, mask)
+    assert find_call((batch,), {}, batch) == Call((None,))
+    for computed in ((x + 0,), (x, True), (x[:1],)):
+        assert find_call(computed, {}, batch) is None
+
+
+def test_an_observation_survives_a_checkpoint() -> None:
+    seen = Observation(Call((None,), {"lengths": "n"}), quantiles(0.1, 0.9), None, ("float32", (3,)), None)
+    assert Observation.from_checkpoint(seen.as_record()) == seen
+    unclear = Observation(None, None, "declare it", None, None)
+    assert Observation.from_checkpoint(unclear.as_record()) == unclear
+    assert Observation.from_checkpoint({"model": {}}) is None
+
+
+@pytest.mark.parametrize(
+    ("outputs", "target", "axis"),
+    [
+        ((8, 3), (8,), -1),
+        ((8, 1), (8,), -1),
+        ((8,), (8,), 0),
+        ((8, 5, 3), (8, 5), -1),
+        ((8, 3, 5), (8, 5), 1),
+        ((8, 5), (8, 5), 0),
+        ((8, 5, 1), (8, 5), -1),
+        ((8, 1, 5), (8, 5), 1),
+        ((8, 3, 4, 6), (8, 4, 6), 1),
+        ((8, 4, 6, 3), (8, 4, 6), -1),
+        ((8,), (8, 1), 0),
+        ((8, 3), None, -1),
+    ],
+)
+def test_the_axis_of_the_classes_follows_from_the_targets_shape(
+    outputs: tuple[int, ...], target: tuple[int, ...] | None, axis: int
+) -> None:
+    assert find_class_axis(outputs, target) == axis
+
+
+@pytest.mark.parametrize(
+    ("outputs", "target", "message"),
+    [
+        ((8, 5, 5), (8, 5), "along axis 1 or along the last one"),
+        ((8, 3), (8, 5), "no scores of classes for the target"),
+        ((8, 3, 3), (8,), "no scores of classes for the target"),
+    ],
+)
+def test_an_axis_that_does_not_follow_is_not_guessed(
+    outputs: tuple[int, ...], target: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(OutputError, match=message):
+        find_class_axis(outputs, target)
+
+
+@pytest.mark.parametrize(
+    ("target", "outputs", "task"),
+    [
+        (torch.arange(6) % 3, torch.zeros(6, 3), "classification"),
+        (torch.arange(6) % 2, torch.zeros(6, 1), "classification"),
+        (torch.arange(6) % 2 == 0, torch.zeros(6), "classification"),
+        (torch.tensor([[0, 1, IGNORED]] * 6), torch.zeros(6, 2, 3), "classification"),
+        (torch.zeros(6, 2, 2, dtype=torch.int64), torch.zeros(6, 2, 2), "classification"),
+        (torch.arange(6.0), torch.zeros(6), "regression"),
+        (torch.arange(6.0), torch.zeros(6, 1), "regression"),
+        (torch.arange(12.0).reshape(6, 2), torch.zeros(6, 2), "regression"),
+    ],
+)
+def test_a_task_is_inferred_where_it_is_clear(target: Any, outputs: Any, task: str) -> None:
+    assert infer_task(recipe(), target, outputs) == Task(task)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("target", "outputs", "message"),
+    [
+        (None, torch.zeros(6, 3), "have no field 'label'"),
+        (torch.arange(6), torch.zeros(6, 1), "more than the classes 0 and 1"),
+        (torch.arange(6) % 2, torch.zeros(6, dtype=torch.int64), "not numbers"),
+        (torch.arange(6.0), (torch.zeros(6), torch.ones(6)), r"a tuple: declare Recipe\(task='gaussian'\)"),
+        (torch.arange(6.0), torch.zeros(6, 3), "declare Recipe"),
+        (torch.zeros(6), torch.zeros(6), "only 0.0 and 1.0"),
+        (torch.zeros(6, 2, dtype=torch.int64), torch.zeros(6, 2), "several labels of a sample"),
+    ],
+)
+def test_a_task_that_is_not_clear_is_to_be_declared(target: Any, outputs: Any, message: str) -> None:
+    with pytest.raises(OutputError, match=message):
+        infer_task(recipe(), target, outputs)
+
+
+def seen(*shape: int, axis: int | None = None) -> Observation:
+    return Observation(target=("int64", shape), class_axis=axis)
+
+
+def test_classes_are_last_in_predictions() -> None:
+    scores = torch.randn(4, 3, 5, dtype=torch.bfloat16)
+    first = to_values(CLASSIFICATION, scores, seen(5, axis=1))
+    assert first.dtype == torch.float32
+    torch.testing.assert_close(first, scores.float().softmax(dim=1).movedim(1, -1))
+    last = to_values(CLASSIFICATION, scores.movedim(1, -1), seen(5, axis=-1))
+    torch.testing.assert_close(first, last)
+
+
+def test_one_logit_at_each_position_is_two_classes() -> None:
+    logits = torch.randn(4, 5)
+    expected = torch.stack([1 - logits.sigmoid(), logits.sigmoid()], dim=-1)
+    assert torch.equal(to_values(CLASSIFICATION, logits, seen(5, axis=0)), expected)
+    assert torch.equal(to_values(CLASSIFICATION, logits[:, None], seen(5, axis=1)), expected)
+    assert torch.equal(to_values(CLASSIFICATION, logits[..., None], seen(5, axis=-1)), expected)
+    assert to_values(CLASSIFICATION, logits[:, 0], seen(1, axis=0)).shape == (4, 1, 2)
+
+
+def test_more_steps_than_in_training_are_predicted_alike() -> None:
+    assert to_values(CLASSIFICATION, torch.zeros(4, 3, 9), seen(5, axis=1)).shape == (4, 9, 3)
+    assert to_values(Task("regression"), torch.zeros(4, 9, 1), seen(5)).shape == (4, 9)
+
+
+def test_numbers_have_the_targets_shape() -> None:
+    points = torch.arange(4.0)
+    assert torch.equal(to_values(Task("regression"), points[:, None], seen()), points)
+    assert torch.equal(to_values(Task("regression"), points, seen(1)), points[:, None])
+    for outputs in ((points[:, None], points[:, None] + 1), {"variance": points + 1, "mean": points}):
+        found = to_values(Task("gaussian"), outputs, seen())
+        assert torch.equal(found, torch.stack([points, points + 1], dim=-1))
+    assert to_values(quantiles(0.1, 0.9), torch.zeros(4, 5, 2), seen(5)).shape == (4, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "message"),
+    [
+        (Task("gaussian"), torch.zeros(4, 2), r"not \(mean, variance\)"),
+        (Task("gaussian"), (torch.zeros(4), torch.zeros(4)), "variance of a Gaussian is above 0"),
+        (Task("gaussian"), (torch.zeros(4), torch.full((4,), torch.nan)), "variance of a Gaussian is above 0"),
+        (quantiles(0.1, 0.9), torch.zeros(4, 3), "not 2 quantiles along the last axis"),
+        (Task("free"), (torch.zeros(4),), "a tuple, not numbers"),
+        (Task("multilabel"), torch.zeros(4, 2, dtype=torch.int64), "not numbers"),
+    ],
+)
+def test_outputs_that_the_task_does_not_know_are_refused(task: Task, outputs: Any, message: str) -> None:
+    with pytest.raises(OutputError, match=message):
+        to_values(task, outputs)
+
+
+class Doubles(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * 2.0
+
+
+def test_a_known_call_computes_no_loss() -> None:
+    def loss(model: nn.Module, batch: Any) -> Any:
+        raise AssertionError("there is no need for it")
+
+    of = Recipe(model=lambda params: Doubles(), loss=loss, task="free")
+    x = torch.ones(2, 3)
+    known = Observation(Call(("x",)), Task("free"))
+    assert torch.equal(compute_values(of, Doubles(), {"x": x}, known), x * 2)
+    with pytest.raises(OutputError, match="called with the field 'x', and the batch has y"):
+        compute_values(of, Doubles(), {"y": x}, known)
+
+
+def test_without_a_call_the_loss_runs_to_its_end_on_zeros_of_the_targets_kind() -> None:
+    ended: list[Any] = []
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        found = model(batch["x"] + 1)
+        ended.append(batch["label"])
+        return (found - batch["label"]).square().sum(dim=1)
+
+    of = Recipe(model=lambda params: Doubles(), loss=loss, task="regression")
+    known = Observation(None, Task("regression"), None, ("float32", (3,)))
+    assert torch.equal(compute_outputs(of, Doubles(), {"x": torch.ones(2, 3)}, known), torch.full((2, 3), 4.0))
+    assert len(ended) == 1 and ended[0].shape == (2, 3) and ended[0].dtype == torch.float32
+
+
+def test_what_a_loss_raises_after_the_call_does_not_matter_and_before_it_does() -> None:
+    def after(model: nn.Module, batch: Any) -> Any:
+        model(batch["x"])
+        raise ValueError("no labels like these")
+
+    def before(model: nn.Module, batch: Any) -> Any:
+        raise KeyError("y")
+
+    batch = {"x": torch.ones(2, 3)}
+    outputs = compute_outputs(Recipe(model=lambda params: None, loss=after), Doubles(), batch)
+    assert torch.equal(outputs, torch.full((2, 3), 2.0))
+    with pytest.raises(KeyError, match="y"):
+        compute_outputs(Recipe(model=lambda params: None, loss=before), Doubles(), batch)

@@ -1,0 +1,145 @@
+"""Embeddings with sparse gradients: what dense ones give, by one worker and by several."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import sparse_child  # noqa: E402
+import train_child  # noqa: E402
+from torch import nn  # noqa: E402
+
+from ensemble.comm.sparse_gradients import clip_gradients, find_sparse_parameters  # noqa: E402
+from ensemble.store import RunDir, load_checkpoint  # noqa: E402
+from ensemble.train.job import TrainingError  # noqa: E402
+from ensemble.train.optimizers import make_optimizer  # noqa: E402
+
+CHILD = Path(__file__).with_name("sparse_child.py")
+ROOT = Path(__file__).resolve().parents[2]
+AS_DENSE = {
+    "sparse": "dense",
+    "in 2 parts": "dense",
+    "scaled": "dense",
+    "momentum": "dense momentum",
+    "mid-momentum": "dense momentum",
+    "tied": "dense tied",
+    "lonely": "dense lonely",
+    "compressed": "dense",
+}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Where one worker has trained all cases, and what it said."""
+    folder = tmp_path_factory.mktemp("one")
+    return folder, {name: train_child.train_case(name, folder) for name in sparse_child.CASES}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Where several workers have trained all cases, and what the first and the last said."""
+    folder = tmp_path_factory.mktemp("many")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(CHILD), str(rank), str(request.param), str(folder)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(request.param)
+    ]
+    errors = [rank.communicate(timeout=200)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * request.param, "\n".join(errors)
+    return folder, json.loads((folder / "0.json").read_text())
+
+
+def weights(folder: Path, case: str) -> dict[str, Any]:
+    state = load_checkpoint(RunDir(folder / case).checkpoint("member-0", 0))
+    return {name: tensor.numpy() for name, tensor in state["model"].items()}
+
+
+def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-12, atol=1e-14, err_msg=name)
+
+
+def of(said: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [event for event in said["events"] if event["type"] == kind]
+
+
+@pytest.mark.parametrize("case", AS_DENSE)
+def test_one_worker_trains_a_sparse_embedding_as_a_dense_one(one: tuple[Path, Any], case: str) -> None:
+    folder, said = one
+    assert said[case]["outcomes"][-1] == "finished"
+    check_equal(weights(folder, case), weights(folder, AS_DENSE[case]))
+
+
+@pytest.mark.parametrize("case", [*AS_DENSE, "dense", "adam"])
+def test_several_workers_train_a_sparse_embedding_as_one_does(
+    one: tuple[Path, Any], many: tuple[Path, Any], case: str
+) -> None:
+    assert many[1][case]["outcomes"][-1] == "finished"
+    check_equal(weights(many[0], case), weights(one[0], AS_DENSE.get(case, case)))
+
+
+@pytest.mark.parametrize("case", ["momentum", "adam"])
+def test_a_sparse_embedding_resumes_to_the_same_bits(
+    one: tuple[Path, Any], many: tuple[Path, Any], case: str
+) -> None:
+    for _, said in (one, many):
+        assert said[f"mid-{case}"]["outcomes"] == ["stopped", "finished"]
+        ends = [of(said[name], "finished")[0]["weights_sha256"] for name in (case, f"mid-{case}")]
+        assert ends[0] == ends[1]
+
+
+def test_the_rows_of_a_batch_are_fewer_bytes_than_the_table(many: tuple[Path, Any]) -> None:
+    """40 words of 4 values in float64: with batches of one sample at most 6 rows are sent."""
+    sent = {case: of(many[1][case], "epoch")[0]["sent_bytes"] for case in ("lonely", "dense lonely")}
+    assert sent["lonely"] < sent["dense lonely"]
+
+
+def test_an_overflow_in_a_sparse_gradient_skips_the_step_on_all_workers(
+    one: tuple[Path, Any], many: tuple[Path, Any]
+) -> None:
+    for folder, said in (one, many):
+        assert [epoch["skipped_steps"] for epoch in of(said["overflow"], "epoch")] == [1]
+        assert all(np.isfinite(value).all() for value in weights(folder, "overflow").values())
+
+
+def test_sparse_gradients_are_clipped_by_the_norm_of_all() -> None:
+    found = {}
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(9, 3, sparse=sparse), nn.Linear(3, 2))
+        model(torch.tensor([1, 4, 4, 7])).square().sum().backward()
+        if sparse:
+            model[0].weight.grad = model[0].weight.grad.coalesce()
+        clip_gradients(list(model.parameters()), 0.01)
+        found[sparse] = [p.grad.to_dense() for p in model.parameters()]
+    total = torch.cat([g.flatten() for g in found[True]]).norm()
+    assert float(total) == pytest.approx(0.01, rel=1e-4)
+    for ours, dense in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(ours, dense)
+
+
+def test_embeddings_with_sparse_gradients_are_found_once() -> None:
+    shared = nn.Embedding(3, 2, sparse=True)
+    bag = nn.EmbeddingBag(3, 2, sparse=True)
+    model = nn.ModuleList([shared, nn.ModuleList([shared]), nn.Embedding(3, 2), bag])
+    assert [id(p) for p in find_sparse_parameters(model)] == [id(shared.weight), id(bag.weight)]
+
+
+@pytest.mark.parametrize("options", ["adam", "adamw", "lars", {"name": "sgd", "weight_decay": 0.1}])
+def test_an_optimizer_that_takes_no_sparse_gradients_is_refused_before_the_first_step(options: Any) -> None:
+    with pytest.raises(TrainingError, match=r"takes no sparse gradients.*SparseAdam"):
+        make_optimizer(options, nn.Embedding(3, 2, sparse=True), {"lr": 0.1})

@@ -1,0 +1,439 @@
+"""Members of every task: what they report and predict, with one worker and with two, undisturbed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import task_cases as cases  # noqa: E402
+import train_child  # noqa: E402
+from torch import nn  # noqa: E402
+
+from ensemble.spec import Recipe  # noqa: E402
+from ensemble.spec.split_metrics import compute  # noqa: E402
+from ensemble.spec.task import IGNORED, Task  # noqa: E402
+from ensemble.store import RunDir, load_checkpoint, load_predictions, save_checkpoint  # noqa: E402
+from ensemble.train.call import Call, Observation  # noqa: E402
+from pipelines import Pipeline, sources  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+Events = list[dict[str, Any]]
+
+#: name -> kind, shape of a sample's values, names of its metrics beside the loss
+EXPECTED: dict[str, tuple[str, tuple[int, ...], set[str]]] = {
+    "single": ("classification", (3,), {"accuracy", "f1_macro"}),
+    "one logit": ("classification", (2,), {"accuracy", "roc_auc"}),
+    "multilabel": ("multilabel", (4,), {"hamming_accuracy", "subset_accuracy", "roc_auc_macro"}),
+    "steps": ("classification", (7, 3), {"accuracy", "f1_macro"}),
+    "pixels": ("classification", (4, 4, 2), {"accuracy", "roc_auc"}),
+    "regression": ("regression", (), {"mae", "rmse", "r2"}),
+    "gaussian": ("gaussian", (2,), {"mae", "rmse", "pearson"}),
+    "quantiles": ("quantiles", (3,), {"mae", "rmse", "medae"}),
+    "free": ("free", (2, 2), {"spread"}),
+    "predict": ("classification", (3,), {"accuracy", "f1_macro"}),
+    "computed arguments": ("classification", (3,), {"accuracy", "f1_macro"}),
+}
+#: name -> metrics of the split that are computed from predictions
+OF_SPLIT = {"one logit": ["roc_auc"], "free": [cases.spread]}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every case was trained by one worker."""
+    folder = tmp_path_factory.mktemp("one")
+    said = {name: cases.train(name, folder) for name in cases.CASES}
+    (folder / "0.json").write_text(json.dumps(said))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every case was trained by two workers."""
+    folder = tmp_path_factory.mktemp("two")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    program = Path(__file__).with_name("task_cases.py")
+    ranks = [
+        subprocess.Popen([sys.executable, str(program), str(rank), str(folder)], env=environment)
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=200) for rank in ranks] == [0, 0]
+    return folder
+
+
+def said(folder: Path, name: str, type: str, rank: int = 0) -> Events:
+    outcome, events = json.loads((folder / f"{rank}.json").read_text())[name]
+    assert outcome == "finished", [event for event in events if event["type"] == "failed"]
+    return [event for event in events if event["type"] == type]
+
+
+def metrics(folder: Path, name: str) -> dict[str, float]:
+    return dict(said(folder, name, "finished")[0]["metrics"])
+
+
+def predictions(folder: Path, name: str, split: str = "valid") -> Any:
+    return load_predictions(RunDir(folder / name).predictions("member-0", split, 0))
+
+
+def observed(folder: Path, name: str) -> Observation:
+    found = Observation.from_checkpoint(load_checkpoint(RunDir(folder / name).checkpoint("member-0", 0)))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_a_task_is_reported_and_predicted(one: Path, name: str) -> None:
+    kind, shape, figures = EXPECTED[name]
+    saved, known = predictions(one, name), metrics(one, name)
+    assert saved.task.kind == kind and saved.values.shape == (13, *shape) and saved.values.dtype == np.float32
+    assert set(known) == {"loss"} | figures
+    assert np.array_equal(saved.target, cases.CASES[name].target(np.random.default_rng(1).normal(size=(13, 6))))
+    if kind == "classification":
+        assert saved.values.sum(axis=-1) == pytest.approx(1, abs=1e-6)
+    names = OF_SPLIT.get(name) or list(cases.CASES[name].recipe.split_metrics)
+    assert compute(names, saved.values, saved.target, saved.task) == pytest.approx(
+        {key: value for key, value in known.items() if key in {getattr(n, "__name__", n) for n in names}}, rel=1e-6
+    )
+
+
+def test_figures_of_positions_are_those_of_the_ones_that_take_part(one: Path) -> None:
+    for name in ("steps", "pixels"):
+        saved = predictions(one, name)
+        known = saved.target != IGNORED
+        right = saved.values.argmax(axis=-1) == saved.target
+        assert metrics(one, name)["accuracy"] == pytest.approx(right[known].mean())
+    assert (predictions(one, "steps").target == IGNORED).any()
+    error = predictions(one, "gaussian")
+    assert metrics(one, "gaussian")["rmse"] == pytest.approx(
+        np.sqrt(np.mean((error.values[:, 0] - error.target) ** 2)), rel=1e-6
+    )
+    labels = predictions(one, "multilabel")
+    right = (labels.values >= 0.5) == labels.target
+    assert metrics(one, "multilabel")["hamming_accuracy"] == pytest.approx(right.mean())
+    assert metrics(one, "multilabel")["subset_accuracy"] == pytest.approx(right.all(axis=1).mean())
+
+
+def test_every_task_learns(one: Path) -> None:
+    for name in cases.CASES:
+        losses = [event["metrics"]["loss"] for event in said(one, name, "epoch")]
+        assert losses[-1] < losses[0], name
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_two_workers_are_one(one: Path, two: Path, name: str) -> None:
+    assert metrics(two, name) == pytest.approx(metrics(one, name), rel=1e-5)
+    for split in ("valid", "shifted"):
+        alone, shared = predictions(one, name, split), predictions(two, name, split)
+        np.testing.assert_allclose(shared.values, alone.values, rtol=1e-5, atol=1e-6)
+        assert np.array_equal(shared.target, alone.target) and np.array_equal(shared.index, alone.index)
+        assert shared.task == alone.task
+    assert observed(two, name) == observed(one, name)
+    epochs = [said(two, name, "epoch", rank) for rank in (0, 1)]
+    assert epochs[1] == [] and len(epochs[0]) == 3
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_a_resume_gives_the_bits_of_an_undisturbed_training(one: Path, tmp_path: Path, name: str) -> None:
+    outcome, _ = cases.train(name, tmp_path, inbox=train_child.Script(7, "stop"))
+    assert outcome == "stopped"
+    at_stop = observed(tmp_path, name)
+    outcome, events = cases.train(name, tmp_path)
+    assert outcome == "finished"
+    last = next(event for event in events if event["type"] == "finished")
+    before = said(one, name, "finished")[0]
+    assert (last["weights_sha256"], last["metrics"]) == (before["weights_sha256"], before["metrics"])
+    assert observed(tmp_path, name) == observed(one, name)
+    assert at_stop.call == observed(one, name).call
+    for split in ("valid", "shifted"):
+        assert np.array_equal(predictions(tmp_path, name, split).values, predictions(one, name, split).values)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("single", Call(("x",))),
+        ("one logit", Call((), {"x": "x"})),
+        ("steps", Call(("x",))),
+        ("gaussian", Call(("x",))),
+        ("predict", None),
+        ("computed arguments", None),
+    ],
+)
+def test_the_checkpoint_says_how_the_model_is_called(one: Path, name: str, call: Call | None) -> None:
+    found = observed(one, name)
+    assert found.call == call and found.reason is None
+    dtype = "float64" if name == "gaussian" else "int64"
+    assert found.target == (dtype, (7,) if name == "steps" else ())
+
+
+def test_a_call_gives_what_the_loss_saw(one: Path) -> None:
+    """What is predicted by the repeated call are the outputs of the model itself."""
+    state = load_checkpoint(RunDir(one / "single").checkpoint("member-0", 0))
+    model = cases.CASES["single"].recipe.model({})
+    model.load_state_dict(state["model"])
+    x = torch.from_numpy(np.random.default_rng(1).normal(size=(13, 6)))
+    expected = model(x).float().softmax(dim=1)
+    np.testing.assert_allclose(predictions(one, "single").values, expected.detach().numpy(), rtol=1e-6)
+
+
+def run(recipe: Recipe, folder: Path, label: np.ndarray, **options: Any) -> tuple[str, Events, str]:
+    """Train a recipe on these targets; outcome, events and log."""
+    x = np.random.default_rng(0).normal(size=(len(label), cases.WIDE))
+    pipe = Pipeline(sources.arrays(x=x, label=label))
+    outcome, events = cases.train(
+        "single", folder, **{"recipe": recipe, "train": pipe, "valid": pipe, "shifted": None, **options}
+    )
+    return outcome, events, RunDir(folder / "single").log("member-0").read_text()
+
+
+def mean_square(model: nn.Module, batch: Any) -> torch.Tensor:
+    return (model(batch["x"]) - batch["label"]).flatten(1).square().mean(dim=1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "label", "message"),
+    [
+        ((4,), np.eye(4)[np.arange(12) % 4], "holds only 0.0 and 1.0: declare Recipe(task='multilabel')"),
+        (
+            (4,),
+            np.eye(4, dtype=np.int64)[np.arange(12) % 4],
+            "declare Recipe(task='multilabel') for several labels",
+        ),
+        ((4,), np.full((12, 4), 0.25), "holds the probabilities of classes"),
+        ((1,), np.arange(12)[:, None], "declare Recipe(task='regression')"),
+        ((3,), np.arange(12.0)[:, None] + 0.5, "declare Recipe(task=...), such as quantiles"),
+    ],
+)
+def test_what_may_mean_several_things_is_not_guessed(
+    tmp_path: Path, shape: tuple[int, ...], label: np.ndarray, message: str
+) -> None:
+    recipe = Recipe(model=cases.head(*shape), loss=mean_square, objective="loss")
+    outcome, _, log = run(recipe, tmp_path, label)
+    assert outcome == "finished", "the loss is as good as any"
+    assert "no predictions on 'valid' are saved" in log and message in log
+    assert not RunDir(tmp_path / "single").predictions("member-0", "valid", 0).exists()
+
+
+def test_a_metric_without_a_meaning_for_what_is_inferred_is_refused_after_the_first_epoch(tmp_path: Path) -> None:
+    recipe = Recipe(model=cases.head(1), loss=mean_square, objective="roc_auc")
+    outcome, events, _ = run(recipe, tmp_path, np.linspace(0, 5, 12)[:, None])
+    (failed,) = [event for event in events if event["type"] == "failed"]
+    assert outcome == "failed" and not failed["retry"]
+    assert failed["error"].startswith("split_metrics: 'roc_auc' has no meaning for regression; known ones are r2")
+
+
+def test_a_metric_of_the_split_needs_a_task(tmp_path: Path) -> None:
+    recipe = Recipe(model=cases.head(4), loss=mean_square, objective="roc_auc")
+    outcome, events, _ = run(recipe, tmp_path, np.eye(4)[np.arange(12) % 4])
+    (failed,) = [event for event in events if event["type"] == "failed"]
+    assert outcome == "failed" and "roc_auc: the target 'label' holds only 0.0 and 1.0" in failed["error"]
+
+
+def test_a_variance_that_is_not_positive_is_refused(tmp_path: Path) -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        mean, variance = model(batch["x"])
+        return (mean.squeeze(1) - batch["label"]).square() + variance.squeeze(1) ** 2
+
+    class Raw(cases.Head):
+        def forward(self, x: torch.Tensor) -> Any:
+            return tuple(each - 100 for each in super().forward(x))
+
+    recipe = Recipe(model=lambda params: Raw(1, several=True), loss=loss, task="gaussian")
+    outcome, events, _ = run(recipe, tmp_path, np.linspace(0, 5, 12))
+    (failed,) = [event for event in events if event["type"] == "failed"]
+    assert outcome == "failed" and "the variance of a Gaussian is above 0" in failed["error"]
+
+
+def test_a_loss_that_calls_the_model_otherwise_in_training_is_evaluated_its_own_way(tmp_path: Path) -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        x = batch["x"] if model.training else -batch["x"]
+        return nn.functional.cross_entropy(model(x), batch["label"], reduction="none")
+
+    outcome, _, _ = run(Recipe(model=cases.head(3), loss=loss), tmp_path, np.arange(12) % 3)
+    assert outcome == "finished" and observed(tmp_path, "single").call is None
+
+
+def test_a_model_that_gets_the_batch_is_called_with_it(tmp_path: Path) -> None:
+    class Whole(cases.Head):
+        def forward(self, batch: Any) -> Any:
+            return super().forward(batch["x"])
+
+    recipe = Recipe(
+        model=lambda params: Whole(3),
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch), batch["label"], reduction="none"),
+    )
+    outcome, _, _ = run(recipe, tmp_path, np.arange(12) % 3, accumulate=2)
+    assert outcome == "finished" and observed(tmp_path, "single").call == Call((None,))
+
+
+def test_shifted_samples_may_have_no_target_or_another(tmp_path: Path) -> None:
+    x = np.random.default_rng(3).normal(size=(5, cases.WIDE))
+    for name, fields in {"none": {}, "other": {"label": np.zeros((5, 2, 2))}}.items():
+        pipe = Pipeline(sources.arrays(x=x, **fields))
+        outcome, _ = cases.train("single", tmp_path / name, shifted=pipe)
+        saved = predictions(tmp_path / name, "single", "shifted")
+        assert outcome == "finished" and saved.values.shape == (5, 3) and saved.target is None
+
+
+def test_a_train_function_says_the_task_of_its_predictions(tmp_path: Path) -> None:
+    def own(member: Any) -> None:
+        model = cases.head(1)(member.params)
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(cases.squares(model, batch))
+                member.step()
+        for split in member.splits:
+            with member.evaluating():
+                rows = [(model(batch["x"]).squeeze(1), batch["index"].clone()) for batch in member.batches(split)]
+            member.predictions(
+                split, torch.cat([r[0] for r in rows]), torch.cat([r[1] for r in rows]), task="regression"
+            )
+
+    outcome, events = cases.train("regression", tmp_path, recipe=own)
+    assert outcome == "finished", events[-1]
+    for split, rows in (("valid", 13), ("shifted", 4)):
+        saved = predictions(tmp_path, "regression", split)
+        assert (
+            saved.task == Task("regression") and saved.values.shape == (rows,) and saved.target.dtype == np.float64
+        )
+
+
+@pytest.mark.parametrize("name", ["steps", "predict"])
+def test_a_rank_without_samples_knows_what_the_others_saw(two: Path, tmp_path: Path, name: str) -> None:
+    """Batches of one sample: the first of two ranks, which writes the checkpoint, has none of any."""
+    outcome, events = cases.train(name, tmp_path, **cases.TINY)
+    assert outcome == "finished"
+    tiny = two / "tiny"
+    assert observed(tiny, name) == observed(tmp_path, name) and observed(tiny, name).task is not None
+    np.testing.assert_allclose(
+        predictions(tiny, name).values, predictions(tmp_path, name).values, rtol=1e-5, atol=1e-6
+    )
+    (alone,) = [event["metrics"] for event in events if event["type"] == "finished"]
+    assert metrics(tiny, name) == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_failing_metric_fails_all_ranks(two: Path) -> None:
+    failed = [json.loads((two / "failing" / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert [outcome for outcome, _ in failed] == ["failed", "failed"]
+    (event,) = [event for event in failed[0][1] if event["type"] == "failed"]
+    assert "no such thing" in event["error"]
+
+
+def test_a_label_without_a_class_at_a_step_is_named(tmp_path: Path) -> None:
+    target = cases.padded_steps(np.random.default_rng(0).normal(size=(12, 6)))
+    target[7, 0] = 5
+    recipe = cases.CASES["steps"].recipe
+    outcome, events, _ = run(recipe, tmp_path, target)
+    (failed,) = [event for event in events if event["type"] == "failed"]
+    says = "Ensemble.train: sample 7 has the label 5 in 'label', and the model has the classes 0 ... 2"
+    assert outcome == "failed" and failed["error"] == says
+
+
+def test_a_train_function_of_a_recipe_has_its_call_and_task_seen(tmp_path: Path) -> None:
+    def own(member: Any) -> None:
+        model = cases.head(1)(member.params)
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward((model(x=batch["x"]).squeeze(1) - batch["label"]).square())
+                member.step()
+        with member.evaluating():
+            rows = [(model(batch["x"]).squeeze(1), batch["index"].clone()) for batch in member.batches("valid")]
+        member.predictions("valid", torch.cat([r[0] for r in rows]), torch.cat([r[1] for r in rows]))
+
+    recipe = Recipe(model=cases.head(1), train=own, objective="loss")
+    outcome, events = cases.train("regression", tmp_path, recipe=recipe)
+    assert outcome == "finished", events[-1]
+    assert observed(tmp_path, "regression").call == Call((), {"x": "x"})
+    assert observed(tmp_path, "regression").task == Task("regression")
+    assert predictions(tmp_path, "regression").task == Task("regression")
+
+
+@pytest.mark.parametrize(
+    "options", [{"averaging": "swa"}, {"keep": "best"}, {"mixup": 0.4}, {"validate_every": 2}]
+)
+def test_metrics_of_the_split_go_with_every_kind_of_loop(tmp_path: Path, options: dict[str, Any]) -> None:
+    def model(params: dict[str, Any]) -> nn.Module:
+        made = cases.Head(3)
+        made.layers.insert(1, nn.BatchNorm1d(16, dtype=torch.float64))  # averaged weights want new statistics
+        return made
+
+    recipe = replace(cases.CASES["single"].recipe, model=model)
+    outcome, events = cases.train("single", tmp_path, recipe=recipe, **options)
+    finished = [event for event in events if event["type"] == "finished"]
+    assert outcome == "finished", events[-1]
+    saved = predictions(tmp_path, "single")
+    expected = compute(["f1_macro"], saved.values, saved.target, saved.task)
+    assert finished[0]["metrics"]["f1_macro"] == pytest.approx(expected["f1_macro"])
+    assert observed(tmp_path, "single").call == Call(("x",))
+
+
+def test_a_metric_of_the_split_selects_within_epochs(tmp_path: Path) -> None:
+    outcome, events = cases.train("one logit", tmp_path, validate_every=2, keep="best")
+    epochs = [event for event in events if event["type"] == "epoch"]
+    assert outcome == "finished", events[-1]
+    assert [sorted(found) for _, found in epochs[0]["validations"]] == [["accuracy", "loss", "roc_auc"]] * 2
+
+
+@pytest.mark.parametrize("name", ["steps", "multilabel"])
+def test_a_finished_member_of_an_earlier_version_predicts_all_the_same(
+    one: Path, tmp_path: Path, name: str
+) -> None:
+    outcome, _ = cases.train(name, tmp_path)
+    path = RunDir(tmp_path / name).checkpoint("member-0", 0)
+    state = {key: part for key, part in load_checkpoint(path).items() if key not in ("call", "outputs")}
+    save_checkpoint(path, state)
+    for split in ("valid", "shifted"):
+        RunDir(tmp_path / name).predictions("member-0", split, 0).unlink()
+    outcome, events = cases.train(name, tmp_path)
+    assert outcome == "finished" and not [event for event in events if event["type"] == "epoch"]
+    for split in ("valid", "shifted"):
+        assert np.array_equal(predictions(tmp_path, name, split).values, predictions(one, name, split).values)
+        assert predictions(tmp_path, name, split).task == predictions(one, name, split).task
+
+
+def test_a_free_task_needs_no_target(tmp_path: Path) -> None:
+    pipe = Pipeline(sources.arrays(x=np.random.default_rng(0).normal(size=(12, cases.WIDE))))
+
+    def reach(values: np.ndarray, target: None) -> float:
+        assert target is None
+        return float(np.abs(values).max())
+
+    recipe = replace(cases.CASES["free"].recipe, split_metrics=[reach])
+    outcome, events = cases.train("free", tmp_path, recipe=recipe, train=pipe, valid=pipe, shifted=None)
+    assert outcome == "finished", events[-1]
+    saved = predictions(tmp_path, "free")
+    (found,) = [event["metrics"] for event in events if event["type"] == "finished"]
+    assert saved.target is None and found["reach"] == pytest.approx(np.abs(saved.values).max())
+
+
+def test_targets_are_saved_as_the_task_wants_them(tmp_path: Path) -> None:
+    labels = np.array([[0.0, 1.0, np.nan, 1.0]] * 12)
+    recipe = Recipe(
+        model=cases.head(4),
+        loss=lambda m, b: (m(b["x"]) - torch.nan_to_num(b["label"])).square().mean(dim=1),
+        task="multilabel",
+    )
+    outcome, events, _ = run(recipe, tmp_path / "labels", labels)
+    assert outcome == "finished", events[-1]
+    saved = predictions(tmp_path / "labels", "single")
+    assert saved.target.dtype == np.int64 and saved.target[0].tolist() == [0, 1, IGNORED, 1]
+    right = (saved.values >= 0.5) == np.array([0, 1, 0, 1])
+    (found,) = [event["metrics"] for event in events if event["type"] == "finished"]
+    assert found["hamming_accuracy"] == pytest.approx(right[:, [0, 1, 3]].mean())
+
+    recipe = Recipe(model=cases.head(1), loss=cases.squares, task="regression")
+    outcome, events, _ = run(recipe, tmp_path / "counts", np.arange(12))
+    assert outcome == "finished", events[-1]
+    assert predictions(tmp_path / "counts", "single").target.tolist() == list(range(12))
+    assert predictions(tmp_path / "counts", "single").target.dtype == np.float64
