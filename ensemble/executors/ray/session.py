@@ -44,11 +44,8 @@ _TEMPORARY = "r"  # Ray's part of our directory
 # The longest path of a socket that Ray puts into our directory; a session is named after the time and its process.
 _LONGEST_NAME = len(f"/{_TEMPORARY}/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 _TOKEN = "RAY_AUTH_TOKEN"  # Ray reads it before RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token
-_ENVIRONMENT = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-}
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+_OWN_ENVIRONMENT = {**_ENVIRONMENT, "RAY_AUTH_MODE": "token"}
 
 
 class _Connector(threading.Thread):
@@ -182,11 +179,12 @@ class Session:
         self._connected_here = known is None or not known.is_initialized()
         own = self._connected_here and not address
         # Ray reads its environment when it is imported. If the user's program has imported Ray, its choice of
-        # authentication stays.
+        # authentication stays. Whether a cluster that is joined asks for a token is its users' choice.
         if own:
             _compat.expect_single_node()
-        for name, value in _ENVIRONMENT.items() if known is None else ():
-            os.environ.setdefault(name, value)
+        if known is None:
+            for name, value in (_OWN_ENVIRONMENT if own else _ENVIRONMENT).items():
+                os.environ.setdefault(name, value)
 
         if own:
             self._start()
@@ -212,6 +210,8 @@ class Session:
             self._connector.wait(self._limit_s)
         except BaseException as error:
             self.close()
+            if isinstance(error, ray.exceptions.AuthenticationError):
+                raise SpecError(f"Ray at RAY_ADDRESS={address}: {error}") from None
             if not isinstance(error, (OSError, RuntimeError, ValueError)):
                 raise
             reason = str(error)

@@ -1,4 +1,4 @@
-"""A Ray head for tests: on loopback, with token authentication, its files in a directory that goes with it."""
+"""A Ray head for tests: on loopback, its files in a directory that goes with it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ import psutil
 
 
 @contextlib.contextmanager
-def start_head(environment: dict[str, str], options: Sequence[str] = ()) -> Iterator[dict[str, str]]:
-    """Start one; yields what its clients' environment needs."""
+def start_head(
+    environment: dict[str, str], options: Sequence[str] = (), *, token: bool = True
+) -> Iterator[dict[str, str]]:
+    """Start one; yields what its clients' environment needs. `token`: it asks its clients for one."""
     short = Path("/tmp") / f"t{secrets.token_hex(4)}"  # Ray's sockets lie below
     short.mkdir(mode=0o700)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if token else {}
+    mode = {"RAY_AUTH_MODE": "token" if token else "disabled"}
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", str(port)]
     command += ["--node-ip-address", "127.0.0.1", "--disable-usage-stats", "--include-dashboard", "false"]
     command += ["--object-store-memory", str(80 * 2**20), "--temp-dir", str(short / "ray"), *options]
     with open(short / "head.log", "wb") as log:
-        head = subprocess.Popen(command, env={**environment, **own}, stdout=log, stderr=subprocess.STDOUT)
+        head = subprocess.Popen(command, env={**environment, **own, **mode}, stdout=log, stderr=subprocess.STDOUT)
     try:
         until = time.monotonic() + 90
         while socket.socket().connect_ex(("127.0.0.1", port)):

@@ -48,10 +48,13 @@ LIMIT_S = 25.0  # it takes one or two; Ray by itself would not look at a signal 
 
 @pytest.fixture
 def silent() -> Iterator[socket.socket]:
-    """A listener that accepts connections and never answers, at the address that Ray puts for loopback."""
-    from ray.util import get_node_ip_address
+    """A listener that accepts connections and never answers, at the address that Ray puts for loopback.
 
-    with socket.create_server((get_node_ip_address(), 0)) as listener:
+    A new process is asked for it: in one that is connected to Ray it is the address of that Ray's node.
+    """
+    program = "from ray.util import get_node_ip_address; print(get_node_ip_address())"
+    node = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    with socket.create_server((node.stdout.strip(), 0)) as listener:
         yield listener
 
 
@@ -180,6 +183,31 @@ assert not ray.is_initialized(), "the session took the late connection for one o
             head.resume()
             _, err = late.communicate("\n", timeout=120)
     assert (said, late.returncode) == ("given up\n", 0), err
+
+
+def open_session(**more: str) -> subprocess.CompletedProcess[str]:
+    program = "from ensemble.executors.ray.session import Session; print(len(Session(limit_s=60.0).nodes()))"
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment(**more), text=True, capture_output=True, timeout=120)
+
+
+@pytest.mark.parametrize("token", [True, False])
+def test_a_cluster_is_joined_with_its_token_or_without_where_it_asks_for_none(tmp_path: Path, token: bool) -> None:
+    home = {"HOME": str(tmp_path)}  # without ~/.ray/auth_token
+    with start_head(environment(), token=token) as clients:
+        done = open_session(**clients, **home)
+        assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
+        if not token:
+            return
+        mode, address = clients["RAY_AUTH_MODE"], clients["RAY_ADDRESS"]
+        for stranger in ({"RAY_AUTH_MODE": mode}, {}):
+            done = open_session(RAY_ADDRESS=address, **stranger, **home)
+            assert done.returncode == 1
+            [said] = [
+                line for line in done.stderr.splitlines() if line.startswith("ensemble.spec.validation.SpecError")
+            ]
+            assert address in said and "token" in done.stderr
+    assert not (tmp_path / ".ray").exists()
 
 
 def children(run: subprocess.Popen[str]) -> dict[str, psutil.Process]:
