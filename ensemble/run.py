@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.meter.ledger import present
-from ensemble.reporting import describe_lost_controller, status_rows
+from ensemble.reporting import describe_lost_controller, status_rows, summary_text
 from ensemble.reporting.ranking import front_members
 from ensemble.spec import Member, SpecError, unknown_name
 from ensemble.store import (
@@ -63,6 +63,15 @@ class Result:
     stopped: str | None
     run_dir: Path
     front: list[str] = dataclasses.field(default_factory=list)
+
+    def summary(self, *, members: int = 20, width: int = 120) -> str:
+        """What `ensemble run` prints at its end: members, the combined model beside the best one, and costs.
+
+        Args:
+            members: how many of them are listed at most, the best first.
+            width: columns of the text.
+        """
+        return summary_text(RunDir(self.run_dir), members=members, width=width)
 
 
 class LogFollower:

@@ -116,6 +116,16 @@ def test_a_request_that_was_received_is_waited_for_and_one_that_was_not_is_withd
     assert found[0]["said"] == "pausing"
 
 
+def test_a_result_says_as_text_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = ensemble.submit(an_ensemble([{"lr": 0.1}, {"lr": 0.2}], epochs=1), tmp_path, "inline").wait()
+    wide, narrow = result.summary(width=1000), result.summary(members=1, width=90)
+    assert "\x1b" not in wide
+    for words in ("member-0", "member-1", "CPU time", str(tmp_path)):
+        assert words in wide
+    assert "and 1 more" in narrow and max(map(len, narrow.splitlines())) <= 90
+
+
 def test_there_is_no_handle_on_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no run here"):
         ensemble.attach(tmp_path)

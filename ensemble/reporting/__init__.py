@@ -18,7 +18,7 @@ from ensemble.reporting.status import (
     status_rows,
     status_turnaround,
 )
-from ensemble.reporting.summary import summary
+from ensemble.reporting.summary import summary, summary_text
 
 __all__ = [
     "SILENT_S",
@@ -33,5 +33,6 @@ __all__ = [
     "status_turnaround",
     "status_missing",
     "summary",
+    "summary_text",
     "write_report",
 ]

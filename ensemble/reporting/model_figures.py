@@ -148,7 +148,7 @@ class Comparison:
 
     Attributes:
         figure: what it is.  value: of the combined model.  best: of the best member, None where not known.
-        interval: of `value`, at 95 % (bootstrap); None where there is none.
+        interval: of `value`, at 95 % (bootstrap); None where there is none.  best_interval: that of `best`.
         is_noise: whether the difference to the best member lies within its own interval; None where not known.
     """
 
@@ -157,6 +157,7 @@ class Comparison:
     best: float | None
     interval: tuple[float, float] | None
     is_noise: bool | None
+    best_interval: tuple[float, float] | None = None
 
     @property
     def is_better(self) -> bool | None:
@@ -181,24 +182,29 @@ def compare(combined: Mapping[str, Any] | None, ranking: Ranking | None = None) 
     found = (combined or {}).get("metrics") or {}
     assert combined is not None or not found
     ours, best = found.get("ensemble") or {}, found.get("best") or {}
-    intervals = ((combined or {}).get("intervals") or {}).get("ensemble") or {}
+    intervals = (combined or {}).get("intervals") or {}
     noise = (combined or {}).get("noise")
     comparisons = []
     for figure in list_figures(ours, read_task(combined), ranking):
         value = finite_or_none(ours[figure.name])
         if value is None:
             continue
-        low_high = intervals.get(figure.name)
         comparisons.append(
             Comparison(
                 figure,
                 value,
                 finite_or_none(best.get(figure.name)),
-                None if not low_high else (float(low_high[0]), float(low_high[1])),
+                _find_interval(intervals, "ensemble", figure.name),
                 None if noise is None else figure.name in noise,
+                _find_interval(intervals, "best", figure.name),
             )
         )
     return comparisons
+
+
+def _find_interval(intervals: Mapping[str, Any], of: str, name: str) -> tuple[float, float] | None:
+    found = (intervals.get(of) or {}).get(name)
+    return None if not found else (float(found[0]), float(found[1]))
 
 
 def _outermost(task: Task) -> float:

@@ -43,6 +43,7 @@ SUMMARIES = (
 MOST_QUALITY = 5  # figures of the combined model
 NEEDED_QUALITY = 3  # of them, for whose sake intervals are left out
 EDGES = 2  # columns beside a table
+INTERVALS = (2, 4)  # cells of a figure of the combined model
 
 
 def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None, *, members: int = 20) -> Group:
@@ -59,6 +60,21 @@ def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = Non
         grid.add_row(Text(label, style="bold"), Text(line))
     parts.append(grid)
     return Group(*parts)
+
+
+def summary_text(run_dir: RunDir, *, members: int = 20, width: int = 120) -> str:
+    """The closing summary of a run as plain text without escape sequences, `width` columns wide."""
+    import io
+
+    from ensemble.meter import ledger
+    from ensemble.reporting.terminal import PlainConsole
+    from ensemble.store import fold, read_events
+
+    events = read_events(run_dir.events)
+    written = io.StringIO()
+    console = PlainConsole(width=width, file=written, force_terminal=False, color_system=None)
+    console.print(summary(fold(events), ledger(events), run_dir, members=members))
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines()).strip("\n")
 
 
 def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None) -> list[Line]:
@@ -176,24 +192,25 @@ def _combined_table(state: RunState, width: int) -> Any:
     combined = state.combined
     best = combined.get("best_member")
     members = text.count(len(combined["members"]), "member")
-    rows = {
-        f"combined ({combined['method']}, {members})": "bold",
-        "  95 % interval": "dim",
-        f"best member{f' ({best})' if best else ''}": "",
-        "mean of the members": "",
-        "combined − best": "",
-    }
-    names = [f"on the {combined['split']} split", *rows]
+    rows = [
+        (f"combined ({combined['method']}, {members})", "bold"),
+        ("  95 % interval", "dim"),
+        (f"best member{f' ({best})' if best else ''}", ""),
+        ("  95 % interval", "dim"),
+        ("mean of the members", ""),
+        ("combined − best", ""),
+    ]
+    names = [f"on the {combined['split']} split", *(name for name, _ in rows)]
     figures = compare(combined, (state.objective, state.direction))[:MOST_QUALITY]
     described = [_describe_figure(each, combined["metrics"]) for each in figures]
     room = width - EDGES - max(map(len, names))
     if _count_fitting(described, room) < min(NEEDED_QUALITY, len(described)):
-        described = [[*cells[:2], "", *cells[3:]] for cells in described]  # without intervals
+        described = [["" if at in INTERVALS else cell for at, cell in enumerate(cells)] for cells in described]
     columns = [names, *described[: max(1, _count_fitting(described, room))]]
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for at, (head, *_) in enumerate(columns):
         grid.add_column(head, justify="right" if at else "left", no_wrap=True)
-    for at, style in enumerate(rows.values(), start=1):
+    for at, (_, style) in enumerate(rows, start=1):
         cells = [column[at] for column in columns]
         if any(cells[1:]):
             grid.add_row(*cells, style=style)
@@ -210,13 +227,14 @@ def _count_fitting(columns: Sequence[Sequence[str]], room: int) -> int:
 
 
 def _describe_figure(given: Comparison, metrics: Mapping[str, Any]) -> list[str]:
-    """A column of the table: its head, the combined model, its interval, best member, mean, difference."""
+    """A column of the table: its head, the combined model and the best member with intervals, mean, difference."""
     best, mean = (finite_or_none((metrics.get(of) or {}).get(given.figure.name)) for of in ("best", "mean"))
     return [
         given.figure.heading,
         text.score(given.value),
         "" if given.interval is None else text.interval(given.interval),
         text.score(best),
+        "" if given.best_interval is None else text.interval(given.best_interval),
         text.score(mean),
         text.gain(given.value, given.best) + (" (noise)" if given.is_noise else ""),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -225,3 +226,26 @@ def test_examples_of_other_tasks_end_in_a_combined_model_that_says_how_sure_it_i
     if example == "committee":
         held_out = [member.identity["weights"]["held_out"] for member in state.members.values()]
         assert held_out == [0, 1, 2], "each leaves out a fold of its own"
+
+
+def test_the_best_trials_of_a_search_become_an_artifact_that_answers_with_torch_alone(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples/search_to_artifact.py", "digits", "--trials=5", "--epochs=3"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    state = fold(read_events(tmp_path / "runs/digits/events.jsonl"))
+    assert len(state.members) == 5 and state.combined is not None
+    assert state.combined["method"] == "greedy" and state.combined["calibration"]["method"] == "temperature"
+    for words in ("combined (greedy", "best member (member-", "CPU time", "energy", "runs/digits/report.html"):
+        assert words in done.stdout
+    assert done.stdout.count("95 % interval") == 2, "of the ensemble and of the best trial"
+    asked = re.search(r"with torch alone: (\d+) of (\d+) test samples are right", done.stdout)
+    assert asked is not None and int(asked[2]) == 256
+    assert int(asked[1]) / 256 == pytest.approx(state.combined["metrics"]["ensemble"]["accuracy"], abs=0.1)
+    assert {"model.pt2", "README.md", "ledger.json"} <= {file.name for file in (tmp_path / "digits").iterdir()}

@@ -15,6 +15,7 @@ from ensemble.reporting.model_figures import compare, describe_figure, list_figu
 from ensemble.reporting.results import make_results
 from ensemble.reporting.status import status_notes
 from ensemble.reporting.summary import summary
+from ensemble.reporting.text import interval
 from ensemble.spec import quantiles
 from ensemble.spec.task import Task
 from ensemble.store import fold
@@ -51,7 +52,8 @@ def test_the_summary_has_the_figures_of_the_task_with_interval_difference_and_no
     wide, narrow = show(events, 160), show(events, 70)
     found = compare(fold(events).combined, tasks.OBJECTIVES[kind])
     assert all(each.figure.heading in wide for each in found[:4])
-    assert f"{found[0].value:.4f}" in narrow and "95 % interval" in wide
+    assert f"{found[0].value:.4f}" in narrow and wide.count("95 % interval") == 2, "of both models"
+    assert found[0].best_interval is not None and interval(found[0].best_interval) in wide
     assert ("(noise)" in wide) == any(each.is_noise for each in found[:5])
     assert max(map(len, narrow.splitlines())) <= 70
     for words in ("uncertainty", "conformal", "shifted", "AUROC 0.8300"):
