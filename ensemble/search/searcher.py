@@ -174,6 +174,10 @@ class Searcher:
         """Whether a trial is compared with the others; one that was added from outside the space is not."""
         return number not in self._outside
 
+    def has_reported(self, number: int) -> bool:
+        """Whether a trial has reported the objective after any of its epochs."""
+        return bool(self._frozen_trial(number).intermediate_values)
+
     def report(self, number: int, epoch: int, value: float) -> bool:
         """Record the objective of a trial after its own epoch `epoch` (from 0).
 
@@ -267,8 +271,9 @@ class Searcher:
             metrics = event.get("metrics") or {}
             value = metrics.get(state.objective)
             if event["type"] == "member":
-                for skipped in range(len(self._params), number):
+                for skipped in range(len(self._params), number):  # an addition that was refused
                     self._add_outside(skipped, {}, "it was never declared")
+                    self._added += 1
                 lineage = event.get("lineage")
                 if event.get("outside") is None:
                     self._adopt(number, event["params"])
@@ -277,7 +282,8 @@ class Searcher:
                     self._add_outside(number, event["params"], event["outside"], lineage)
                 self._added += bool(event.get("added"))
             elif event["type"] == "epoch":
-                self.report(number, event["epoch"], math.nan if value is None else value)
+                if value is not None:  # else it was undefined after this epoch, or not measured
+                    self.report(number, event["epoch"], value)
             elif event["type"] == "cost":
                 self.tell(number, "finished", member.metrics.get(state.objective), event)
             else:

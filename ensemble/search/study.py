@@ -356,7 +356,8 @@ def _make_frozen_trial(
 ) -> FrozenTrial:
     from optuna.trial import FrozenTrial, TrialState
 
-    reported = {event["epoch"] + 1: event["metrics"].get(state.objective, math.nan) for event in member.history}
+    by_epoch = ((event["epoch"], event["metrics"].get(state.objective)) for event in member.history)
+    reported = {epoch + 1: value for epoch, value in by_epoch if value is not None}
     values = [member.metrics.get(state.objective)]
     if state.second_objective is not None and member.state == "finished":
         values.append((member.cost or {}).get(state.second_objective))

@@ -95,7 +95,7 @@ class Trials(Protocol):
         """Whether a member continues after its own epoch `epoch` (from 0), which the run's state may lack yet.
 
         Raises:
-            NoObjectiveError: the metrics lack the objective.
+            NoObjectiveError: the metrics lack the objective, and the member never reported it.
         """
 
     def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -172,6 +172,10 @@ class ListedTrials(Trials):
             raise NoObjectiveError(describe_missing_objective(str(self._ensemble.objective), metrics))
         self._unranked = None
         return "continue"
+
+    def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
+        if state == "finished" and self._strict and _number(metrics.get(str(self._ensemble.objective))) is None:
+            _warn_unranked(number, self._ensemble)
 
 
 class SearchTrials(Trials):
@@ -287,11 +291,13 @@ class SearchTrials(Trials):
         return f"it trains with another {', '.join(differs)} than the trials" if differs else None
 
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
+        value, is_ranked = _number(metrics.get(self._objective)), self._searcher.is_ranked(number)
+        if is_ranked and self._objective not in metrics and not self._searcher.has_reported(number):
+            raise NoObjectiveError(describe_missing_objective(self._objective, metrics))
         self._failed_first = None
-        if not self._searcher.is_ranked(number):
+        if not is_ranked or value is None:  # undefined after this epoch, or not measured
             return "continue"
-        prune = self._searcher.report(number, epoch, self._objective(metrics))
-        return "prune" if prune else "continue"
+        return "prune" if self._searcher.report(number, epoch, value) else "continue"
 
     def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
         """The metrics with the member's `gain`, where that is the objective."""
@@ -322,7 +328,9 @@ class SearchTrials(Trials):
         member = self._state.members.get(f"member-{number}")
         if state == "failed" and member is not None and member.reason != "nan":
             self._count_failure(member.error or "it did not say why")
-        value = _number(metrics.get(self._ensemble.objective or "accuracy"))
+        value = _number(metrics.get(self._objective))
+        if state == "finished" and value is None:
+            _warn_unranked(number, self._ensemble)
         if self._gains is not None:
             gain = _number(metrics.get("gain"))
             value = None if gain is None else self._signed(gain)
@@ -334,17 +342,14 @@ class SearchTrials(Trials):
     def catch_up(self, within_s: float | None = None) -> None:
         self._searcher.catch_up(within_s)
 
-    def _objective(self, metrics: Mapping[str, Any]) -> float:
-        name = self._ensemble.objective or "accuracy"
-        value = _number(metrics.get(name))
-        if value is not None:
-            return value
-        if name not in metrics:
-            raise NoObjectiveError(describe_missing_objective(name, metrics))
-        raise NoObjectiveError(
-            f"members are ranked by {name!r}, which is not a finite number "
-            f"(reported: {', '.join(sorted(metrics))}); set Recipe.objective or metrics="
-        )
+    @property
+    def _objective(self) -> str:
+        return self._ensemble.objective or "accuracy"
+
+
+def _warn_unranked(number: int, ensemble: Ensemble) -> None:
+    """Say that a member has ended without the objective; the run goes on."""
+    _log.warning("member-%d ended without a value of %r, so it is not ranked", number, ensemble.objective)
 
 
 def _find_judged_epochs(ensemble: Ensemble, state: RunState) -> int:

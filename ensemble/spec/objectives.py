@@ -47,6 +47,9 @@ _MAXIMIZED = _names(
     "reward"
 )
 _SPLITS = _names("valid val validation test eval dev train training")
+#: First words of scikit-learn's scores, `neg_mean_squared_error`; what follows is measured the other way round.
+_NEGATIONS = _names("neg negative negated minus")
+_STATISTICS = _names("mean median max root")
 
 
 class Implied(str):
@@ -57,23 +60,39 @@ def infer_mode(name: str) -> Mode | None:
     """Whether a metric of this name is maximized ("max") or minimized ("min"); None where the name does not imply
     it.
 
-    Case and a leading name of a split are ignored; `..._loss` and `..._accuracy` are known by their last word.
+    Case and a leading name of a split are ignored; `..._loss` and `..._accuracy` are known by their last word. The
+    mode of `neg_...`, `-...` and `1 - ...` is the opposite one, where the rest is well known.
 
-    >>> infer_mode("val_loss"), infer_mode("Top-5 accuracy"), infer_mode("distance")
-    ('min', 'max', None)
+    >>> infer_mode("val_loss"), infer_mode("Top-5 accuracy"), infer_mode("neg_log_loss"), infer_mode("distance")
+    ('min', 'max', 'max', None)
     """
-    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    shown = name.lower().strip().replace("\N{MINUS SIGN}", "-")
+    words = [word for word in re.split(r"[^a-z0-9]+", shown) if word]
     if len(words) > 1 and words[0] in _SPLITS:
         words = words[1:]
-    known = "_".join(words)
+    subtracted = re.match(r"(1|one)?\s*(-|minus\b)", shown)
+    mode = None if subtracted else _find_mode("_".join(words))
+    if mode is not None or not words:
+        return mode
+    if words[0] in _NEGATIONS or subtracted:
+        rest = [word for word in words if word not in ("1", "one", *_NEGATIONS)]
+        opposite = _find_mode("_".join(rest))
+        if opposite is None and rest[:1] and rest[0] in _STATISTICS and rest[-1] == "error":
+            opposite = "min"
+        if opposite is not None:
+            return "min" if opposite == "max" else "max"
+        if words[0] in _NEGATIONS:  # of a negative class, of negative sampling, or negated: who knows
+            return None
+    if words[-1] in ("loss", "error"):
+        return "min"
+    return "max" if words[-1] in ("accuracy", "acc") else None
+
+
+def _find_mode(known: str) -> Mode | None:
+    """The mode of a well-known name, words joined by underscores."""
     if known in KNOWN:
         return KNOWN[known].mode
-    last = words[-1] if words else ""
-    if known in _MINIMIZED or last in ("loss", "error"):
-        return "min"
-    if known in _MAXIMIZED or last in ("accuracy", "acc"):
-        return "max"
-    return None
+    return "min" if known in _MINIMIZED else "max" if known in _MAXIMIZED else None
 
 
 def resolve_ranking(given: Any, recipe: Any) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +126,8 @@ class _SplitRows:
             return compute(wanted, values[order].numpy(), truth, seen.task)
 
         found: dict[str, float] = compute_once(member.comm, compute_metrics)
+        if member.objective in map(name_of, wanted):  # undefined on these predictions is not missing
+            found.setdefault(member.objective, math.nan)
         return found
 
 

@@ -225,6 +225,8 @@ class Lifecycle:
         self._reporter.usage(stats["prepare_cpu_s"])
         verdict, change = self._receive_verdict()
         at.next_epoch()
+        if verdict == "prune" and self.is_over:
+            verdict = "continue"  # it has stopped early by itself: it is as good as its weights that are kept
         if change is not None and verdict in (None, "continue") and not self.is_over:
             if change["command"] == "stop_after_epoch":
                 verdict = "stop"

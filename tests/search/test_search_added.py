@@ -150,3 +150,15 @@ def test_a_completion_that_is_impossible_is_refused_and_no_number_is_used_twice(
     resumed = Run(tmp_path, made, run)
     assert (run.trials.left(), resumed.trials.left()) == (2, 2)
     assert resumed.trials.add({"nesterov": False}).number > max(numbers)
+
+
+def test_an_addition_that_failed_takes_no_point_of_a_grid_from_the_search_that_is_resumed(tmp_path: Path) -> None:
+    space = {"lr": choice(0.1, 0.2), "width": integer(4, 5)}
+    run = Run(tmp_path, declared(search=Search(space, trials=4, sampler="grid")))
+    run.log("member", **run.trials.next().as_dict())
+    run.trials.add({"lr": 0.1})  # its number is used up, and the log never has it: its weights could not be kept
+    run.log("member", **run.trials.next().as_dict())
+    resumed = Run(tmp_path, run.ensemble, run).all()
+    numbers = [member.number for member in resumed.state.members.values()]
+    points = {repr(member.params) for member in resumed.state.members.values()}
+    assert numbers == [0, 2, 3, 4] and len(points) == 4, "each point of the grid once"

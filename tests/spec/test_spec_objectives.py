@@ -52,6 +52,37 @@ def test_what_is_better_when_large_is_known_by_its_name(name: str) -> None:
     assert declared(objective=name).mode == "max"
 
 
+def test_what_is_negated_is_better_the_other_way_round_as_scikit_learns_scores_are() -> None:
+    from sklearn.metrics import get_scorer_names
+
+    negated = [name for name in get_scorer_names() if name.startswith("neg_")]
+    known = {name: infer_mode(name) for name in negated}
+    assert {"neg_mean_squared_error", "neg_log_loss", "neg_brier_score"} <= set(known)
+    assert set(known.values()) <= {"max", None}, "scikit-learn maximizes all of its scores"
+    assert known["neg_mean_squared_error"] == known["neg_log_loss"] == known["neg_mean_absolute_error"] == "max"
+    assert [infer_mode(name) for name in ("1 - accuracy", "1-AUC", "-loss", "val_neg_rmse")] == [
+        "min", "min", "max", "max",
+    ]  # fmt: skip
+    assert infer_mode("negative_log_likelihood") == infer_mode("neg_log_likelihood") == "min"
+    assert (infer_mode("1-shot accuracy"), infer_mode("one-step-loss")) == ("max", "min"), "nothing is subtracted"
+    with pytest.raises(SpecError, match="mode='max' or mode='min'"):
+        declared(objective="neg_class_accuracy")
+
+
+def test_scores_of_scikit_learn_and_figures_of_this_package_have_their_directions() -> None:
+    from sklearn.metrics import get_scorer_names
+
+    from ensemble.reporting.model_figures import HEADLINES, describe_figure
+    from ensemble.spec.split_metrics import KNOWN
+
+    positive = [name for name in get_scorer_names() if not name.startswith("neg_")]
+    assert "min" not in {infer_mode(name) for name in positive}, "all are maximized"
+    for name in {*KNOWN, *(name for names in HEADLINES.values() for name in names)}:
+        better = {"max": "higher", "min": "lower"}.get(infer_mode(name) or "")
+        assert better in (None, describe_figure(name).better), name
+    assert {infer_mode(name) for name in ("rmse", "mae", "crps", "pinball", "crossing", "nll", "brier")} == {"min"}
+
+
 @pytest.mark.parametrize("name", ["distance", "lossy", "valid", "", "a/b"])
 def test_of_any_other_name_the_mode_must_be_given(name: str) -> None:
     assert infer_mode(name) is None

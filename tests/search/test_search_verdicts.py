@@ -1,0 +1,184 @@
+"""Trials that stop early by themselves, and objectives that are undefined or not measured after an epoch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+
+import ensemble
+from ensemble import Ensemble, Recipe, Search, choice
+from ensemble.search.trials import FIRST_TRIALS
+from ensemble.store import RunDir, RunState, fold, read_events
+from pipelines import Pipeline, sources
+
+#: What members report after each epoch; None: it was not measured.
+CURVES: dict[str, list[Any]] = {
+    "rises": [0.5, 0.6, 0.7, 0.8],
+    "stays": [0.4, 0.3, 0.9, 0.9],
+    "undefined": [math.nan, 0.6, 0.7, 0.8],
+    "unmeasured": [0.5, None, 0.7, 0.8],
+    "ends undefined": [0.5, 0.6, 0.7, math.nan],
+    "never defined": [math.nan] * 4,
+    "other": [None] * 4,
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_report_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
+
+
+def train(member: Any) -> None:
+    """Reports the curve that its hyperparameters name."""
+    model = torch.nn.Linear(2, 2)
+    model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for epoch in member.epochs():
+        for batch in member.batches():
+            member.backward(model(batch["x"]).sum(dim=1))
+            member.step()
+        value = CURVES[member.params["curve"]][epoch]
+        member.report(loss=1.0, **({} if value is None else {"score": value}))
+
+
+def declare(curves: list[str], pruner: Any = "none", **options: Any) -> Ensemble:
+    """A search that takes these curves in their order, or a list."""
+    data = Pipeline(sources.arrays(x=np.random.default_rng(0).random((8, 2), dtype=np.float32)))
+    given: dict[str, Any] = {"objective": "score", "mode": "max", "epochs": 4, "recipe": train, "train": data}
+    if pruner is None:
+        given["members"] = [{"curve": curve} for curve in curves]
+    else:
+        space = {"curve": choice(*dict.fromkeys(curves)), "at": choice(*range(len(curves)))}
+        given["search"] = Search(space, trials=len(curves), sampler="random", pruner=pruner)
+    return Ensemble(name="verdicts", **(given | options))
+
+
+def train_in_order(path: Path, curves: list[str], monkeypatch: pytest.MonkeyPatch, **options: Any) -> RunState:
+    """Run a search that proposes just these curves."""
+
+    def propose(self: Any, number: int) -> dict[str, Any]:
+        if number == len(self._params):
+            self._adopt(number, {"curve": curves[number], "at": number})
+            self._mirror.mark_changed(number)
+        return dict(self._params[number])
+
+    monkeypatch.setattr("ensemble.search.searcher.Searcher.ask", propose)
+    ensemble.submit(declare(curves, **options), path, "inline").wait()
+    return fold(read_events(RunDir(path).events))
+
+
+def trials_of(path: Path) -> list[Any]:
+    backend = optuna.storages.journal.JournalFileBackend(str(RunDir(path).journal))
+    return optuna.load_study(study_name="verdicts", storage=optuna.storages.JournalStorage(backend)).trials
+
+
+WARM = {"name": "median", "startup_trials": 1, "warmup_epochs": 1}
+
+
+@pytest.mark.parametrize("pruner", ["none", WARM, {"name": "patience", "epochs": 1}])
+def test_a_trial_that_stops_early_has_finished_whatever_the_pruner_says_and_the_search_goes_on(
+    pruner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the epoch in which it stops early, each of these pruners would end it."""
+    curves = ["rises", "stays", "rises"]
+    early = {"early_stopping": {"patience": 1}, "keep": "best"}
+    state = train_in_order(tmp_path, curves, monkeypatch, pruner=pruner, **early)
+    members = list(state.members.values())
+    assert [(m.state, len(m.history)) for m in members] == [("finished", 4), ("finished", 2), ("finished", 4)]
+    stopped = members[1]
+    assert stopped.early_stopping is not None and stopped.metrics["score"] == 0.4, "that of the weights it keeps"
+    assert [(t.state.name, t.value) for t in trials_of(tmp_path)] == [
+        ("COMPLETE", 0.8), ("COMPLETE", 0.4), ("COMPLETE", 0.8),
+    ]  # fmt: skip
+
+
+def test_a_trial_is_pruned_in_an_epoch_before_it_would_stop_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = {"early_stopping": {"patience": 2}, "keep": "best"}
+    state = train_in_order(tmp_path, ["rises", "stays"], monkeypatch, pruner=WARM, **early)
+    assert [(m.state, len(m.history)) for m in state.members.values()] == [("finished", 4), ("pruned", 2)]
+
+
+@pytest.mark.parametrize("curve", ["undefined", "unmeasured"])
+@pytest.mark.parametrize("pruner", ["none", "hyperband", WARM])
+def test_a_trial_whose_objective_is_undefined_or_not_measured_after_an_epoch_goes_on(
+    curve: str, pruner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = train_in_order(tmp_path, ["rises", curve], monkeypatch, pruner=pruner)
+    assert [m.state for m in state.members.values()] == ["finished"] * 2
+    trial = trials_of(tmp_path)[1]
+    known = {step: value for step, value in enumerate(CURVES[curve], 1) if value is not None and value == value}
+    assert (trial.state.name, trial.value, trial.intermediate_values) == ("COMPLETE", 0.8, known)
+
+
+def test_a_search_that_goes_on_after_a_stop_judges_an_undefined_epoch_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+    asked: list[object] = []
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch" and event["member"] == "member-1" and event["epoch"] == 0 and not asked:
+            asked.append(ensemble.attach(tmp_path).stop())
+
+    real = ensemble.submit
+    monkeypatch.setattr(ensemble, "submit", lambda *given: real(*given, on_event=stop))
+    train_in_order(tmp_path, ["rises", "undefined"], monkeypatch, pruner="hyperband")
+    assert asked
+    ensemble.resume(tmp_path).wait()
+    state = fold(read_events(RunDir(tmp_path).events))
+    assert [m.state for m in state.members.values()] == ["finished"] * 2
+
+
+@pytest.mark.parametrize("pruner", [None, "none", "hyperband"])
+@pytest.mark.parametrize("curve", ["ends undefined", "never defined"])
+def test_a_member_that_ends_without_the_objective_is_named_and_the_run_goes_on(
+    curve: str, pruner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = train_in_order(tmp_path, [curve, "rises"], monkeypatch, pruner=pruner)
+    assert [m.state for m in state.members.values()] == ["finished"] * 2
+    said = "member-0 ended without a value of 'score', so it is not ranked"
+    assert [record.getMessage() for record in caplog.records].count(said) == 1
+    assert "member-1 ended" not in caplog.text
+    result = ensemble.attach(tmp_path).wait()
+    assert result.best is not None and result.best["member"] == "member-1"
+
+
+def test_a_search_of_which_no_trial_reports_the_objective_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = train_in_order(tmp_path, ["other"] * (FIRST_TRIALS + 4), monkeypatch)
+    assert [m.state for m in state.members.values()] == ["failed"] * FIRST_TRIALS
+    assert state.ended is not None and "did not report" in state.ended["reason"]
+    assert f"the first {FIRST_TRIALS} trials of the search all failed" in state.ended["reason"]
+
+
+@pytest.mark.parametrize("pruner", [None, "hyperband"])
+def test_a_metric_of_the_split_that_is_undefined_on_constant_predictions_fails_no_member(
+    pruner: Any, tmp_path: Path
+) -> None:
+    """The correlation with a constant: what a network of zeros predicts before it has learnt."""
+
+    def model(params: Any) -> Any:
+        made = torch.nn.Linear(2, 1)
+        torch.nn.init.zeros_(made.weight)
+        return torch.nn.Sequential(made, torch.nn.Flatten(0))
+
+    def loss(net: Any, batch: Any) -> Any:
+        return (net(batch["x"]) - batch["label"]).square() * (0.0 if net[0].weight.abs().sum() == 0 else 1.0)
+
+    x = np.random.default_rng(0).random((8, 2), dtype=np.float32)
+    data = Pipeline(sources.arrays(x=x, label=x.sum(axis=1)))
+    recipe = Recipe(model=model, loss=loss, task="regression", objective="pearson")
+    options = {"valid": data, "recipe": recipe, "objective": None, "mode": None, "train": data, "epochs": 2}
+    made = declare(["rises"], pruner, optimizer={"name": "sgd", "lr": 0.1}, keep="best", **options)
+    ensemble.submit(made, tmp_path, "inline").wait()
+    (member,) = fold(read_events(RunDir(tmp_path).events)).members.values()
+    assert (member.state, member.error) == ("finished", None)
+    assert "pearson" not in member.metrics and "loss" in member.metrics
