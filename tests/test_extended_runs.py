@@ -288,6 +288,27 @@ def test_members_that_stopped_early_stay_as_they_are_and_a_relative_start_of_ave
         ensemble.resume(alone, epochs=N)
 
 
+@pytest.mark.parametrize("searched", [False, True])
+def test_members_that_failed_for_good_without_a_checkpoint_are_not_tried_again(
+    searched: bool, tmp_path: Path
+) -> None:
+    """Their number of epochs is not what is declared now, but that is no change of their declaration."""
+    choice = ensemble.choice(0.05, 3e38)
+    search = ensemble.Search({"lr": choice, "width": 8}, trials=2, sampler="grid", pruner="none")
+    members = None if searched else [{"lr": 0.05, "width": 8}, {"lr": 3e38, "width": 8}]
+    path = train(tmp_path / "run", make(2, members, **({"search": search} if searched else {})))
+
+    def ends() -> list[tuple[str, str | None, int, int]]:
+        found = [(m.state, m.reason, m.attempts, len(m.history)) for m in state_of(path).members.values()]
+        return sorted(found)
+
+    assert ends() == [("failed", "nan", 1, 0), ("finished", None, 1, 2)]
+    ensemble.resume(path, epochs=4).wait()
+    assert ends() == [("failed", "nan", 1, 0), ("finished", None, 2, 4)]
+    ensemble.resume(path).wait()
+    assert ends() == [("failed", "nan", 1, 0), ("finished", None, 2, 4)]
+
+
 def test_what_a_function_reads_is_seen() -> None:
     assert reads_parameter(by_all_steps, 2) and not reads_parameter(by_the_step, 2)
     assert reads_parameter(lambda a, b, steps: lambda: steps, 2), "by a function that it makes"

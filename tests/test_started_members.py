@@ -240,3 +240,29 @@ def test_the_copy_is_no_link_to_a_file_that_somebody_may_write(tmp_path: Path) -
     assert not os.path.samefile(copies[0], checkpoint)
     assert os.path.samefile(copies[1], checkpoint), "a checkpoint of a run is replaced, never written in place"
     assert same(weights_of(tmp_path / "run"), weights_of(tmp_path / "other"))
+
+
+def test_weights_that_could_not_be_read_are_read_again_by_a_resume(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once the file is mended, and not before; the other members do not wait for that."""
+    file, path = tmp_path / "w.safetensors", tmp_path / "run"
+    file.write_text("no weights")
+    made = make([WIDE, Member(WIDE, start=file)])
+    for why in ("is no safetensors file", "is no safetensors file", "is neither a file of weights"):
+        if "neither" in why:
+            file.unlink()
+        run = train(path, made)
+        states = [(m.state, m.attempts) for m in run.members.values()]
+        assert states == [("finished", 1), ("failed", 0)] and why in str(run.members["member-1"].error)
+    state = save(file)
+    ensemble.resume(path).wait()
+    run = state_of(path)
+    assert [(m.state, m.attempts) for m in run.members.values()] == [("finished", 1)] * 2
+    assert same(weights_of(path, "member-1"), state)
+    lineage = run.members["member-1"].identity["lineage"]
+    assert lineage["weights_sha256"] == weights_sha256(state)
+    assert "has other weights now" not in caplog.text
+    file.unlink()
+    train(path, made)
+    assert state_of(path).members["member-1"].attempts == 1, "the run has its copy"

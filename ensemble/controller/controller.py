@@ -22,7 +22,7 @@ from ensemble.controller.feeders import SharedStream
 from ensemble.controller.finalize import Finalizer
 from ensemble.controller.performer import EventReader, Performer
 from ensemble.controller.session import Session, Setup
-from ensemble.controller.starts import check_starts, keep_start
+from ensemble.controller.starts import check_starts, find_redeclared
 from ensemble.executors import ClusterLostError, Executor
 from ensemble.meter import DriverClock
 from ensemble.reporting.loggers.processes import LoggerProcesses
@@ -153,7 +153,8 @@ class Controller:
                 *([] if stream.unshared is None else [unshared]),
             ]
             actions = self.session.start(events, *self._read_clock())
-            actions += self.session.open_queue(self._find_redeclared(), *self._read_clock())
+            redeclared, unstartable = find_redeclared(self.run_dir, self.state, self._trials.listed)
+            actions += self.session.open_queue(redeclared, unstartable, *self._read_clock())
             self._perform(actions)
             why = "it was asked before this start of the run"
             self._process([{"type": "request", "request": request, "refused": why} for request in early])
@@ -190,17 +191,6 @@ class Controller:
                 if reason is not None:
                     raise SpecError(reason)
                 fitting.add(compute_need(identity))
-
-    def _find_redeclared(self) -> dict[str, Identity]:
-        """Members without a checkpoint whose declaration has changed since the run began."""
-        found = {}
-        for member in self.state.members.values():
-            begins = member.checkpoint is None and not member.identity.get("added")
-            if begins and (member.state == "waiting" or member.is_diverged_without_checkpoint):
-                now = self._trials.listed(member.number)
-                if now is not None and not now.matches(member.identity):
-                    found[member.id] = keep_start(self.run_dir, now, member)
-        return found
 
     def _describe_start(self) -> Event:
         ensemble = self.ensemble

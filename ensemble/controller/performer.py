@@ -190,7 +190,7 @@ class Performer:
         try:
             return {"type": "proposed", "identity": keep_start(self._run_dir, identity)}
         except StoreError as error:
-            return {"type": "impossible", "identity": identity, "error": str(error)}
+            return {"type": "impossible", "identity": identity, "error": str(error), "reason": "error"}
 
     def _add(self, action: Add) -> Event:
         request, lineage, kept = {"request": action.request}, action.lineage, None

@@ -54,11 +54,12 @@ class MemberQueue:
         self._all_paused = False
         self._to_cancel = 0  # members that are cancelled as soon as they are proposed
 
-    def open(self, redeclared: Mapping[str, Identity]) -> None:
+    def open(self, redeclared: Mapping[str, Identity], unstartable: Mapping[str, str]) -> None:
         """Queue the unfinished members of an earlier start; propose the remaining members of a list.
 
         Args:
             redeclared: members that start from scratch with a changed declaration.
+            unstartable: members without the weights that they are to start with, and why.
         """
         for member in list(self._state.members.values()):
             if member.id in redeclared:
@@ -66,6 +67,8 @@ class MemberQueue:
             if member.state == "waiting":
                 first_epoch = {"first_epoch": member.first_epoch}
                 self._session.waiting.append(_identity(member.identity | first_epoch))
+        for name, why in unstartable.items():
+            self.give_up(name, why)
         if not self._streaming:
             self.propose(self._session.trials_left)
 
@@ -83,7 +86,7 @@ class MemberQueue:
         identity: Identity = event["identity"]
         self._declare(identity)
         if event["type"] == "impossible":
-            failed = {"error": event["error"], "reason": "impossible", "retry": False}
+            failed = {"error": event["error"], "reason": event.get("reason", "impossible"), "retry": False}
             self._log("failed", member=identity.member, attempt=0, **failed)
         elif self._to_cancel:
             self._to_cancel -= 1
@@ -99,7 +102,7 @@ class MemberQueue:
         session.returning = [item for item in session.returning if item[0].member not in placed]
 
     def give_up(self, member: str, why: str) -> None:
-        """Let a member fail that no node can hold; a resume, perhaps on other nodes, tries it again."""
+        """Let a member fail that waits in vain; a resume, perhaps on other nodes, tries it again."""
         self._withdraw(member)
         known = self._state.members[member]
         self._log("failed", member=member, attempt=known.attempt, error=why, reason="error", retry=False)

@@ -122,14 +122,12 @@ class Session:
             self._log(event)
         return self.state.drain_actions()
 
-    def open_queue(self, redeclared: Mapping[str, Identity], now: float, t: float) -> list[Action]:
-        """Queue the unfinished members of an earlier start; propose the remaining members of a list.
-
-        Args:
-            redeclared: members that start from scratch with a changed declaration.
-        """
+    def open_queue(
+        self, redeclared: Mapping[str, Identity], unstartable: Mapping[str, str], now: float, t: float
+    ) -> list[Action]:
+        """Queue the unfinished members of an earlier start: see `MemberQueue.open`."""
         self.state.set_time(now, t)
-        self.queue.open(redeclared)
+        self.queue.open(redeclared, unstartable)
         return self.state.drain_actions()
 
     @property

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ensemble.controller.extension import find_extended_epochs
 from ensemble.spec import Ensemble, Identity, unknown_name
 from ensemble.spec.identity import is_same_start, select_warm
 from ensemble.store import (
@@ -26,6 +27,7 @@ from ensemble.store import (
     read_events,
 )
 from ensemble.store.initial_weights import KeptCheckpoint, digest_weights
+from ensemble.store.member import ENDED
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +100,7 @@ def keep_start(run_dir: RunDir, identity: Identity, known: MemberState | None = 
     lineage = select_warm(identity.lineage)
     if lineage is None or lineage["weights_sha256"] is not None:
         return identity
-    recorded = None if known is None else select_warm(known.identity.get("lineage"))
+    recorded = _find_kept(known)
     if recorded is not None and is_same_start(lineage, recorded):
         return dataclasses.replace(identity, lineage=recorded)
     kept = find_start(lineage["from"]).keep(run_dir)
@@ -110,6 +112,51 @@ def keep_start(run_dir: RunDir, identity: Identity, known: MemberState | None = 
     return dataclasses.replace(identity, lineage=describe_kept(lineage, kept))
 
 
+def _find_kept(member: MemberState | None) -> dict[str, Any] | None:
+    """The lineage of a member with whose weights the run has a copy; None where it has none."""
+    lineage = None if member is None else select_warm(member.identity.get("lineage"))
+    return lineage if lineage is not None and lineage["weights_sha256"] is not None else None
+
+
+def _lacks_weights(member: MemberState) -> bool:
+    """Whether a member was declared to start with weights that could not be read then."""
+    return select_warm(member.identity.get("lineage")) is not None and _find_kept(member) is None
+
+
+def find_redeclared(
+    run_dir: RunDir, state: RunState, listed: Callable[[int], Identity | None]
+) -> tuple[dict[str, Identity], dict[str, str]]:
+    """Members that begin anew: with a changed declaration, or with weights that could not be read before.
+
+    Args:
+        listed: the identity of a member by the present declaration; None for one that was added.
+
+    Returns:
+        The members of which the declaration is another one, and those that cannot start, and why.
+
+    Raises:
+        StoreError: there are no weights with which a member is declared to start now, and was not before.
+    """
+    found, unstartable = dict[str, Identity](), dict[str, str]()
+    extended = find_extended_epochs(state)
+    for member in state.members.values():
+        begins = member.checkpoint is None and not member.identity.get("added")
+        if not begins or not (member.state == "waiting" or member.is_diverged_without_checkpoint):
+            continue
+        now = listed(member.number)
+        if now is not None and member.state == "failed" and now.epochs == extended:
+            now = dataclasses.replace(now, epochs=member.identity["epochs"])  # it was given no more epochs
+        if now is None or (now.matches(member.identity) and not _lacks_weights(member)):
+            continue
+        try:
+            found[member.id] = keep_start(run_dir, now, member)
+        except StoreError as error:
+            if not _lacks_weights(member):
+                raise
+            unstartable[member.id] = str(error)
+    return found, unstartable
+
+
 def check_starts(ensemble: Ensemble, state: RunState) -> None:
     """Check that there are the weights that members are declared to start with; warn where they have changed.
 
@@ -119,16 +166,16 @@ def check_starts(ensemble: Ensemble, state: RunState) -> None:
     for number in range(len(ensemble.members or ())):
         lineage = select_warm(ensemble.identify(number).lineage)
         known = state.members.get(f"member-{number}")
-        recorded = None if known is None else select_warm(known.identity.get("lineage"))
-        if lineage is None or (known is not None and known.state in ("finished", "pruned", "cancelled")):
+        recorded, has_ended = _find_kept(known), known is not None and known.state in ENDED
+        if lineage is None or (has_ended and not (known and known.is_resumable(None))):
             continue
         try:
             found = find_start(lineage["from"])
             changed = recorded is not None and found.digest() != recorded["weights_sha256"]
         except StoreError as error:
-            if recorded is None:
+            if recorded is None and not (known is not None and _lacks_weights(known)):
                 raise StoreError(f"members[{number}]: {error}") from None
-            continue  # the run has its copy
+            continue  # the run has its copy, or the member fails again, alone
         if changed:
             log.warning(
                 "%s has other weights now than member-%d started with; the member goes on with the run's copy",

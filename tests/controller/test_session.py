@@ -147,7 +147,7 @@ class World:
         )
         started = {"type": "run_started", "name": ensemble.name, "members": 0, "epochs": ensemble.epochs}
         self.perform(self.session.start([started], *self.time))
-        self.perform(self.session.open_queue({}, *self.time))
+        self.perform(self.session.open_queue({}, {}, *self.time))
         self.reconcile()
 
     @property
