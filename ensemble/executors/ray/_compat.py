@@ -24,20 +24,33 @@ CHECKED_WITH = ("2.60.0",)
 _CLUSTER_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
-def expect_single_node() -> None:
-    """Let a Ray that this process starts stay on the loopback address.
+@contextlib.contextmanager
+def expect_single_node() -> Iterator[None]:
+    """Within, a Ray that this process starts stays on the loopback address.
 
     Unless it expects no second node, Ray replaces a loopback address by the host's own, on which its daemons then
     listen (`ray._private.services.resolve_ip_for_localhost`). The environment variable is undocumented; where Ray
-    has been imported before, only `ray._private.ray_constants.ENABLE_RAY_CLUSTER` (not yet in 2.0) does that.
+    has been imported before, only `ray._private.ray_constants.ENABLE_RAY_CLUSTER` (not yet in 2.0) does that. With
+    either, `ray start` of a second node is refused, and a cluster on the loopback address is not the host's.
 
     Unnecessary with: an argument of `ray.init` for the address to listen on.
     """
+    before = os.environ.get(_CLUSTER_VARIABLE)
     os.environ.setdefault(_CLUSTER_VARIABLE, "0")
+    _expect_nodes(False)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_CLUSTER_VARIABLE, None)
+        _expect_nodes(before is None or before.lower() in ("1", "true"))
+
+
+def _expect_nodes(several: bool) -> None:
     if "ray" in sys.modules:
         from ray._private import ray_constants
 
-        ray_constants.ENABLE_RAY_CLUSTER = False
+        ray_constants.ENABLE_RAY_CLUSTER = several
 
 
 def make_head_arguments(directory: Path, address: str) -> Mapping[str, Any]:

@@ -176,12 +176,11 @@ class Session:
         known = sys.modules.get("ray")
         self._private: PrivateDirectory | None = None
         self._token_before: str | None = None
+        self._single_node = contextlib.ExitStack()
         self._connected_here = known is None or not known.is_initialized()
         own = self._connected_here and not address
         # Ray reads its environment when it is imported. If the user's program has imported Ray, its choice of
         # authentication stays. Whether a cluster that is joined asks for a token is its users' choice.
-        if own:
-            _compat.expect_single_node()
         if known is None:
             for name, value in (_OWN_ENVIRONMENT if own else _ENVIRONMENT).items():
                 os.environ.setdefault(name, value)
@@ -232,6 +231,7 @@ class Session:
 
     def _start_once(self) -> None:
         self._connected_here = True
+        self._single_node.enter_context(_compat.expect_single_node())
         # Ray's agents outlive a killed raylet by a minute, in which they try to report its end.
         self._private = PrivateDirectory(
             "ray-", _LONGEST_NAME, lambda stale: _terminate(_find_processes(stale), 0.0)
@@ -313,6 +313,7 @@ class Session:
             elif self._connector is not None and self._connector.has_tried:
                 ray.shutdown()
             self._connected_here = False
+            self._single_node.close()
             if self._connector is not None:
                 self._connector.end()
         for number in received:

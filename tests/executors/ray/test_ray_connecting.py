@@ -210,6 +210,28 @@ def test_a_cluster_is_joined_with_its_token_or_without_where_it_asks_for_none(tm
     assert not (tmp_path / ".ray").exists()
 
 
+def test_a_program_can_join_a_cluster_of_several_nodes_after_a_ray_of_our_own_has_ended() -> None:
+    """Which looks up the host's address where it is told the loopback one, and starts nodes with `ray start`."""
+    program = """
+import os
+before = dict(os.environ)
+from ensemble.executors.ray.session import Session
+session = Session()
+[node] = session.nodes()
+session.close()
+from ray.util import get_node_ip_address
+print(node["NodeManagerAddress"], get_node_ip_address())
+print([name for name in os.environ if "CLUSTER" in name and name not in before])
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment(), text=True, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    addresses, changed = done.stdout.splitlines()
+    own, later = addresses.split()
+    assert own == "127.0.0.1" != later
+    assert changed == "[]"
+
+
 def children(run: subprocess.Popen[str]) -> dict[str, psutil.Process]:
     return {each.name(): each for each in psutil.Process(run.pid).children(recursive=True)}
 
