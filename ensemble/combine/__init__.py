@@ -12,7 +12,7 @@ from ensemble.combine.conformal import ConformalInterval, ConformalSets, load_co
 from ensemble.combine.loading import load
 from ensemble.combine.methods import average_weights, mix
 from ensemble.combine.metrics import CombineError
-from ensemble.combine.run import combine, combine_samples
+from ensemble.combine.run import combine, combine_samples, refuse
 from ensemble.combine.tasks import find_math
 from ensemble.combine.tasks.classification import (
     accuracy,
@@ -52,6 +52,7 @@ __all__ = [
     "load_conformal",
     "mix",
     "nll",
+    "refuse",
     "reliability",
     "weighted_weights",
 ]

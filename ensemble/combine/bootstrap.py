@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ensemble.combine.metrics import AreasUnderCurve, Array, Figures
+from ensemble.combine.metrics import AreasUnderCurve, Array, Figures, compute_defined
 from ensemble.combine.tasks.base import Statistic
-from ensemble.spec.split_metrics import SplitMetricLike, compute, name_of
+from ensemble.spec.split_metrics import SplitMetricLike, name_of
 from ensemble.spec.task import Task
 
 DRAWS = 1000
@@ -32,6 +32,9 @@ MOST_COUNTS = 20_000_000
 
 CHUNK = 4_000_000
 """Samples times draws that are held at once."""
+
+FEWEST_DEFINED = 0.5
+"""Of the draws, in which a figure must be defined: those in which it is are not like the others."""
 
 BIASED = ("ece", "ece_debiased", "calibration_error")
 """Figures whose intervals are basic: means of absolute deviations, which chance makes larger. None is below 0."""
@@ -51,10 +54,10 @@ class Resampled:
     def __call__(self, counts: Array | None = None) -> Figures:
         """The figures of d resamples (see `metrics.Sums`); NaN where one is not defined."""
         if counts is None:
-            found = compute(self.metrics, self.values, self.target, self.task)
+            found, _ = compute_defined(self.metrics, self.values, self.target, self.task)
             return {name: np.array([value]) for name, value in found.items()}
         draws = [np.repeat(np.arange(len(self.values)), own.astype(np.int64)) for own in counts]
-        rows = [compute(self.metrics, self.values[own], self.target[own], self.task) for own in draws]
+        rows = [compute_defined(self.metrics, self.values[own], self.target[own], self.task)[0] for own in draws]
         return {name: np.array([row.get(name, np.nan) for row in rows]) for name in map(name_of, self.metrics)}
 
 
@@ -93,8 +96,8 @@ def find_interval(
     Args:
         is_biased: whether it is the basic interval, else that between two quantiles of the draws.
     """
-    drawn = drawn[np.isfinite(drawn)]
-    if len(drawn) < 2 or not np.isfinite(estimate):
+    draws, drawn = len(drawn), drawn[np.isfinite(drawn)]
+    if len(drawn) < max(2, FEWEST_DEFINED * draws) or not np.isfinite(estimate):
         return None
     low, high = map(float, np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2]))
     if is_biased:  # it is made to hold the figure, of which all draws may lie to one side
@@ -113,12 +116,15 @@ def intervals(
         level: the share of repetitions in which such an interval holds the true figure, roughly.
 
     Returns:
-        model -> figure -> [low, high]; under "difference" those of the first minus the second model.
+        model -> figure -> [low, high]; under "difference" those of the first minus the second model. None of a
+        single sample, all draws of which are the same.
     """
     estimates = {
         name: {metric: float(value[0]) for function in functions for metric, value in function(None).items()}
         for name, functions in statistics.items()
     }
+    if n < 2:
+        return {name: {} for name in estimates}
     drawn = draw(statistics, n, draws, seed)
     if len(estimates) > 1:
         first, second, *_ = estimates
@@ -137,6 +143,12 @@ def intervals(
     return found
 
 
-def find_noise(intervals: Mapping[str, Mapping[str, Interval]]) -> list[str]:
-    """The figures of which the difference may be chance: its interval holds 0."""
-    return [metric for metric, (low, high) in intervals.get("difference", {}).items() if low <= 0 <= high]
+def find_noise(intervals: Mapping[str, Mapping[str, Interval]], figures: Iterable[str] = ()) -> list[str]:
+    """The figures of which the difference may be chance: its interval holds 0, or there is none.
+
+    Args:
+        figures: of both models, those without an interval included.
+    """
+    known = intervals.get("difference", {})
+    names = dict.fromkeys([*known, *figures])
+    return [name for name in names if name not in known or known[name][0] <= 0 <= known[name][1]]

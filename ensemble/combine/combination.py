@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -12,6 +15,10 @@ from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks import Stack, find_math
 from ensemble.spec import COMBINERS, unknown_name
 from ensemble.spec.task import CLASSIFICATION, Task
+from ensemble.user_code.fingerprint import code_of
+
+if TYPE_CHECKING:
+    from ensemble.spec import Ensemble
 
 Combine = Callable[..., object]
 """`combine(values [m, n, ...]) -> [n, ...]` of torch tensors."""
@@ -62,30 +69,51 @@ def call_function(function: Combine, values: Sequence[Array], task: Task) -> Arr
     tensors, as in a loaded ensemble.
 
     Raises:
-        CombineError: it fails, or gives something else than predictions of the task for the same samples.
+        CombineError: it fails, gives something else than predictions of the task for the same samples, or other
+            ones of a sample where other samples are with it: a loaded ensemble is given batches.
     """
-    import torch
-
     name = getattr(function, "__name__", repr(function))
-    try:
-        with torch.no_grad():
-            stacked = np.stack([np.asarray(own, dtype=np.float32) for own in values])
-            found = np.asarray(torch.as_tensor(function(torch.from_numpy(stacked))).cpu(), dtype=np.float64)
-    except Exception as error:  # whatever a user's function raises
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise CombineError(
-            f"Ensemble.combine={name} failed for values {[len(values), *values[0].shape]}: {why}"
-        ) from error
+    found = _call(function, name, values)
     if found.shape[:1] != values[0].shape[:1]:
-        raise CombineError(
-            f"Ensemble.combine={name} gives {list(found.shape)} for {list(stacked.shape)}; expected [n, ...]"
-        )
+        given = [len(values), *values[0].shape]
+        raise CombineError(f"Ensemble.combine={name} gives {list(found.shape)} for {given}; expected [n, ...]")
     invalid = find_math(task).explain_invalid(found)
     if invalid is None and task.kind != "free" and found.shape != values[0].shape:
         invalid = f"values of shape {list(found.shape)}, not {list(values[0].shape)}"
     if invalid is not None:
         raise CombineError(f"Ensemble.combine={name} gives no predictions of the task {task.kind}: {invalid}")
-    return found
+    again = _call(function, name, [own[::2] for own in values])
+    rounding = 1e-5 * max(float(np.abs(own).max()) for own in values)  # kernels may round otherwise for fewer rows
+    if again.shape != found[::2].shape or not np.allclose(again, found[::2], rtol=1e-3, atol=rounding):
+        raise CombineError(
+            f"Ensemble.combine={name} gives other values of a sample when other samples are with it: they must "
+            "follow from the members' values of that sample, [m, n, ...] -> [n, ...] for any n"
+        )
+    return np.asarray(find_math(task).normalise(found), dtype=np.float64)
+
+
+def _call(function: Combine, name: str, values: Sequence[Array]) -> Array:
+    import torch
+
+    try:
+        with torch.no_grad():
+            stacked = np.stack([np.asarray(own, dtype=np.float32) for own in values])
+            return np.asarray(torch.as_tensor(function(torch.from_numpy(stacked))).cpu(), dtype=np.float64)
+    except Exception as error:  # whatever a user's function raises
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CombineError(
+            f"Ensemble.combine={name} failed for values {[len(values), *values[0].shape]}: {why}"
+        ) from error
+
+
+def fingerprint_function(function: Combine) -> str:
+    """A digest of the user's function and of the code that it uses.
+
+    It tells whether a calibration was fitted for this function. The fingerprint of the code that members train
+    with leaves it out, as it trains nobody.
+    """
+    nothing = dict.fromkeys(("train", "valid", "test", "shifted"))
+    return code_of(cast("Ensemble", SimpleNamespace(recipe=partial(function), **nothing))).fingerprint
 
 
 def fit(

@@ -15,11 +15,12 @@ import numpy as np
 
 from ensemble.combine.aligned import describe_task, read_aligned
 from ensemble.combine.classes import explain_missing_classes, read_fields
-from ensemble.combine.combination import FUNCTION, Combination, Combine, fit
+from ensemble.combine.combination import FUNCTION, Combination, Combine, fingerprint_function, fit
 from ensemble.combine.methods import average_weights
 from ensemble.combine.metrics import CombineError
 from ensemble.combine.tasks import find_math
 from ensemble.combine.tasks.free import NO_MIX
+from ensemble.combine.tasks.stacks import PointStacker
 from ensemble.spec import COMBINERS, Recipe, unknown_name
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.user_code.fingerprint import code_of
@@ -51,8 +52,8 @@ def load(
         run_dir: of a run whose members, or some of them, finished.
         combine: average, weighted, greedy or stack, or a function `combine(values [m, b, ...]) -> [b, ...]` of
             tensors; None takes the run's own. The run's own weights and calibration come from its `combined`
-            event; another method, a stack, or another choice of members is fitted again to the saved validation
-            predictions.
+            event; another method or another choice of members is fitted again to the saved validation predictions,
+            and a stack, which the event does not hold, to those of the members that it was fitted to.
         members: ids to combine; None takes all that finished. A member that has not finished counts with its last
             checkpoint, when it is asked for by name.
         uncertainty: whether the model returns a dict: `values`, and of each sample, [b] each, those of `total`,
@@ -82,34 +83,36 @@ def load(
     if not callable(method) and method not in COMBINERS:
         raise CombineError(unknown_name("load(combine=) cannot be", method, COMBINERS))
     ids = _select_members(state, members, run)
-    task = _find_task(run, state, ensemble, ids)
-    if uncertainty and task.kind == "free":
-        raise CombineError("load(uncertainty=True): nothing says what outputs of the task free mean")
     is_own = members is None and not callable(combine)
     names, combination = _read_combination(state, method) if is_own else ([], None)
     if combination is None:
+        ids = _find_candidates(state, method, ids) if is_own else ids
         names, combination = _fit_combination(run, ids, ensemble, method, named=members is not None)
+    seen = {name: _read_observation(run, state.members[name]) for name in names}
+    task = _find_task(run, state, ensemble, seen)
+    if uncertainty and task.kind == "free":
+        raise CombineError("load(uncertainty=True): nothing says what outputs of the task free mean")
     if task.kind == "free" and combination.function is None:
         raise CombineError(NO_MIX)
     if combination.reason:
         warnings.warn(f"load: {combination.reason}", stacklevel=2)
-    return _build_models(run, state, ensemble, names, replace(combination, task=task), uncertainty)
+    return _build_models(run, state, ensemble, seen, replace(combination, task=task), uncertainty)
 
 
-def _find_task(run: RunDir, state: RunState, ensemble: Ensemble, ids: Sequence[str]) -> Task:
+def _find_task(
+    run: RunDir, state: RunState, ensemble: Ensemble, observed: Mapping[str, Observation | None]
+) -> Task:
     """What the members predict: as their first training batches showed, as declared, as saved with their
     predictions, or, in runs of an earlier version, classes.
     """
     tasks: dict[str, Task] = {}
-    for name in ids:
-        path = run.valid_checkpoint(state.members[name])
-        seen = _read_observation(path) if path.exists() else None
+    for name, seen in observed.items():
         if seen is not None and seen.task is not None:
             tasks[name] = seen.task
         elif seen is not None and seen.reason is not None:
             raise CombineError(f"{name} cannot be loaded: {seen.reason}")
     if not tasks:
-        return _find_task_without_calls(run, state, ensemble, ids)
+        return _find_task_without_calls(run, state, ensemble, list(observed))
     (first, task), *others = tasks.items()
     for name, other in others:
         if other != task:
@@ -132,11 +135,16 @@ def _find_task_without_calls(run: RunDir, state: RunState, ensemble: Ensemble, i
     return saved
 
 
-def _read_observation(path: Path) -> Observation | None:
-    """What the first training batch showed of a member; None for a checkpoint of an earlier version."""
+def _read_observation(run: RunDir, member: MemberState) -> Observation | None:
+    """What the first training batch showed of a member; None where it has no checkpoint, or one of an earlier
+    version.
+    """
     from ensemble.store import load_checkpoint
     from ensemble.train.call import Observation
 
+    path = run.valid_checkpoint(member)
+    if not path.exists():
+        return None
     return Observation.from_checkpoint(load_checkpoint(path, ("call", "outputs")))
 
 
@@ -158,18 +166,48 @@ def _select_members(state: RunState, members: Sequence[str] | None, run: RunDir)
 
 
 def _read_combination(state: RunState, method: str | Combine) -> tuple[list[str], Combination | None]:
-    """Returns what the run's own `combined` event recorded, where it is of this method and complete (a stack is
-    not).
+    """Returns what the run's own `combined` event recorded, where it is of this method, or of what took its place,
+    and complete (a stack is not).
     """
-    event: dict[str, Any] = state.combined or {}
-    function = method if callable(method) else None
-    name = FUNCTION if function is not None else method
-    if event.get("method") != name or name == "stack" or not event.get("weights"):
+    event = _read_event(state, method)
+    if event is None or event["method"] == "stack":
         return [], None
     weights: dict[str, float] = event["weights"]
     calibration = event.get("calibration") or {"value": event["temperature"]}  # runs of earlier versions lack it
     factor = 1.0 if calibration["value"] is None else calibration["value"]
-    return list(weights), Combination(str(name), np.array(list(weights.values())), factor, function=function)
+    return list(weights), Combination(
+        event["method"],
+        np.array(list(weights.values())),
+        factor,
+        reason=event.get("reason"),
+        function=method if callable(method) else None,
+    )
+
+
+def _read_event(state: RunState, method: str | Combine) -> dict[str, Any] | None:
+    """The run's `combined` event, where it is of this method; None where members were combined by another one, or
+    by a function that has been changed since.
+    """
+    event: dict[str, Any] = state.combined or {}
+    name = FUNCTION if callable(method) else method
+    if event.get("declared", event.get("method")) != name or not event.get("weights"):
+        return None
+    if callable(method) and event.get("code") not in (None, fingerprint_function(method)):
+        warnings.warn(
+            "load: Ensemble.combine has changed since the run was combined: its calibration is fitted anew, and "
+            "the figures of the run are of the earlier function",
+            stacklevel=4,
+        )
+        return None
+    return event
+
+
+def _find_candidates(state: RunState, method: str | Combine, finished: list[str]) -> list[str]:
+    """The members that the run's own combination by this method was fitted to; else all that finished."""
+    event: dict[str, Any] = state.combined or {}
+    name = FUNCTION if callable(method) else method
+    of_event = event.get("candidates") if event.get("declared") == name else None
+    return [member for member in of_event or finished if member in finished]
 
 
 def _fit_combination(
@@ -194,18 +232,21 @@ def _fit_combination(
     combination = fit(
         method, valid.values, valid.target, task=valid.task, objective=objective, calibrate=ensemble.calibrate
     )
-    if combination.stacker is not None:
+    stacker = combination.stacker
+    if stacker is not None and not isinstance(stacker, PointStacker):
         return valid.members, combination
     kept = combination.weights > 0
     names = [member for member, keep in zip(valid.members, kept, strict=True) if keep]
-    return names, replace(combination, weights=combination.weights[kept])
+    if stacker is not None:
+        stacker = replace(stacker, coefficients=stacker.coefficients[kept])
+    return names, replace(combination, weights=combination.weights[kept], stacker=stacker)
 
 
 def _build_models(
     run: RunDir,
     state: RunState,
     ensemble: Ensemble,
-    names: list[str],
+    seen: Mapping[str, Observation | None],
     combination: Combination,
     uncertainty: bool,
 ) -> EnsembleModel:
@@ -215,12 +256,12 @@ def _build_models(
     from ensemble.combine.model import EnsembleModel
     from ensemble.train.call import Observation
 
+    names = list(seen)
     recipes = _load_recipes(run, state, ensemble, names)
     # Building a model draws its initial weights, soon overwritten: the caller's generator is not to notice.
     with torch.random.fork_rng(devices=[]):
         models = {name: _load_member(run, state, recipes[name], name) for name in names}
         axes = _count_axes(ensemble, state, names[0])
-    seen = {name: _read_observation(run.valid_checkpoint(state.members[name])) for name in names}
     unknown = Observation(task=combination.task)
     calls = {name: MemberCall(_strip(recipes[name]), seen[name] or unknown) for name in names}
     return EnsembleModel(models, calls, combination, axes, uncertainty=uncertainty)

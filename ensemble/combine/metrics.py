@@ -12,14 +12,15 @@ samples anew without looking at predictions again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ensemble.spec.task import IGNORED
+from ensemble.spec.split_metrics import SplitMetricLike, compute, name_of
+from ensemble.spec.task import IGNORED, Task
 
 Array = NDArray[Any]
 Figures = dict[str, Array]
@@ -82,6 +83,26 @@ def flatten(values: Array, target: Array) -> Rows:
     return Rows(rows[known], target.reshape(-1)[known], sample[known], samples)
 
 
+def compute_defined(
+    metrics: Iterable[SplitMetricLike], values: Array, target: Array, task: Task
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Metrics of a whole split (see `split_metrics.compute`), also where a function of the user's fails.
+
+    Returns:
+        The metrics by name, and the names of the functions that failed, with the reason.
+    """
+    found: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    for metric in metrics:
+        try:
+            found |= compute([metric], values, target, task)
+        except Exception as error:  # whatever a user's function raises
+            if isinstance(metric, str):
+                raise
+            failed[name_of(metric)] = " ".join(f"{type(error).__name__}: {error}".split())
+    return found, failed
+
+
 @dataclass(frozen=True)
 class Sums:
     """Metrics that follow from sums over samples.
@@ -120,22 +141,43 @@ def count_bins(confidence: Array, right: Array, rows: Rows, bins: int = BINS) ->
     return np.concatenate(parts)
 
 
-def calibration_errors(sums: Array) -> tuple[Array, Array]:
-    """The expected calibration error and a debiased one, [d] each, of sums [3 * bins, d] of `count_bins`.
+def count_scatter(bins: Array, rows: Rows) -> Array:
+    """What `calibration_errors` needs more where samples have several rows, which may go together.
+
+    Args:
+        bins: [3 * bins, n] of `count_bins`.
+
+    Returns:
+        [4 * bins, n]; [0, n] where no sample has several rows.
+    """
+    if len(np.unique(rows.sample)) == len(rows.sample):
+        return np.empty((0, rows.samples))
+    count, _, right = np.split(bins, 3)
+    return np.concatenate([right * right, right * count, count * count, count > 0])
+
+
+def calibration_errors(sums: Array, scatter: Array) -> tuple[Array, Array]:
+    """The expected calibration error and a debiased one, [d] each, of sums [3 * bins, d] of `count_bins` and those
+    of `count_scatter`.
 
     The ECE is the mean over rows of |accuracy - confidence| of the row's bin (Guo et al. 2017, eq. 3). Of few rows
     it is mostly bias: the accuracies of perfectly calibrated bins scatter, and the absolute value adds that up.
     The debiased error is the root mean square over rows instead, of which the scatter is subtracted, y (1 - y) /
     (r - 1) in a bin of r rows with accuracy y (Kumar et al. 2019, "Verified uncertainty calibration", section 5);
-    its square is unbiased, and 0 stands for a negative one. Bins of one row say nothing of their scatter and take
-    no part. (Of 359 perfectly calibrated samples the ECE is 0.061 on average, the debiased error 0.020.)
+    its square is unbiased, and 0 stands for a negative one. Where the rows of a sample go together, its steps or
+    labels, the scatter is that of samples: m / (m - 1) sum_i (k_i - y r_i)^2 / r^2 of m samples with r_i rows each
+    in the bin, k_i of which are right; with one row each it is the same. Bins of one sample say nothing of their
+    scatter and take no part. (Of 359 perfectly calibrated samples the ECE is 0.061 on average, the debiased error
+    0.020.)
     """
     count, confidence, right = np.split(sums, 3)
+    squares, products, sizes, samples = np.split(scatter, 4) if len(scatter) else (right, right, count, count)
     rows = np.maximum(count, 1)
     gap, share = (confidence - right) / rows, right / rows
     ece = (count * np.abs(gap)).sum(axis=0) / count.sum(axis=0)
-    several = np.where(count > 1, count, 0)
-    squared = gap**2 - share * (1 - share) / np.maximum(count - 1, 1)
+    several = np.where(samples > 1, count, 0)
+    spread = (squares - 2 * share * products + share**2 * sizes) / rows**2
+    squared = gap**2 - spread * samples / np.maximum(samples - 1, 1)
     debiased = (several * squared).sum(axis=0) / np.maximum(several.sum(axis=0), 1)
     return ece, np.sqrt(np.maximum(debiased, 0))
 

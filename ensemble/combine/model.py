@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ensemble.combine.combination import Combination
+from ensemble.combine.combination import Combination, Combine
 from ensemble.combine.member_calls import MemberCall, WithoutFastPath, has_attention, is_traced
 from ensemble.combine.metrics import CombineError
 from ensemble.combine.pickled import join_tensors, split_tensors
@@ -89,12 +89,22 @@ class EnsembleModel(nn.Module):
 
     def _pool(self, each: list[Tensor]) -> Tensor:
         if self.function is not None:
-            pooled: Tensor = torch.as_tensor(self.function(torch.stack(each)))
-            return pooled.float()
+            return self._call_function(self.function, each)
         if self.stack is not None:
             stacked: Tensor = self.stack(each)
             return stacked
         return mix(self.task, each, self.weights)
+
+    def _call_function(self, function: Combine, each: list[Tensor]) -> Tensor:
+        values: Tensor = torch.as_tensor(function(torch.stack(each))).float()
+        if not is_traced():
+            why = explain_invalid(self.task, values.detach(), read=values.device.type != "meta")
+            same = slice(1) if self.task.kind == "free" else slice(None)
+            if why is None and values.shape[same] != each[0].shape[same]:
+                why = f"values of shape {list(values.shape)} for the members' {list(each[0].shape)}"
+            if why is not None:
+                raise CombineError(f"Ensemble.combine gives {why}")
+        return normalise(self.task, values)
 
     def _predict_member(self, name: str, batch: Mapping[str, Any]) -> Tensor:
         model, call = self.members[name], self.calls[name]

@@ -27,7 +27,8 @@ COLUMNS = {
     "split": "valid, test or shifted",
     "index": "of the sample",
     "target": "class, number, or labels that are 1, by spaces; empty where a sample has several positions",
-    "prediction": "as target, by the combined, calibrated model: of a distribution its mean or middle quantile",
+    "prediction": "as target, by the combined, calibrated model: of a distribution its mean or middle quantile; "
+    "of a stack, in the validation split, by one that was not fitted on the sample",
     "total": "uncertainty of the prediction; see `ensemble.combine.uncertainty`",
     "aleatoric": "the part of it that is in the data",
     "epistemic": "the part of it that is between the members",
@@ -46,6 +47,7 @@ class Quantified:
         target: [n, ...] or None.
         values: combined and calibrated, float64 [n, ...] as the task lays them out.
         parts: uncertainty of each sample by its parts, float64 [n] each.
+        is_known: whether targets say which positions take part; else all do.
     """
 
     split: str
@@ -54,6 +56,7 @@ class Quantified:
     target: Array | None
     values: Array
     parts: dict[str, Array]
+    is_known: bool = True
 
 
 def quantify(split: str, aligned: Aligned, combination: Combination) -> Quantified:
@@ -68,25 +71,22 @@ def quantify(split: str, aligned: Aligned, combination: Combination) -> Quantifi
     if aligned.target is not None and aligned.target.shape == aligned.values[0].shape[:positions]:
         known = find_known(aligned.target)
     parts = decompose(aligned.task, aligned.values, combination.weights, known)
-    return Quantified(
-        split, aligned.task, aligned.index, aligned.target, combination.predict(aligned.values), parts
-    )
+    values = combination.predict(aligned.values)
+    return Quantified(split, aligned.task, aligned.index, aligned.target, values, parts, known is not None)
 
 
 def describe(
     valid: Quantified,
     report: Quantified,
     shifted: Quantified | None,
-    held_out: Array | None = None,
     level: float = conformal.LEVEL,
 ) -> dict[str, Any]:
     """The fields of the `combined` event that say how sure the model is, plain JSON values.
 
     Args:
-        valid: on whose samples conformal prediction is calibrated.
+        valid: on whose samples conformal prediction is calibrated: what the model predicts without having been
+            fitted on them. From the own fit of a stack sets would be too small.
         report: of which the figures are: the test split, or `valid` itself.
-        held_out: what the model predicts for the samples of `valid` without having been fitted on them; None:
-            `valid.values`. From the own fit of a stack sets would be too small.
         level: the probability with which conformal prediction is to cover the truth.
 
     Returns:
@@ -98,17 +98,16 @@ def describe(
     """
     return {
         "uncertainty": average(report.parts) or None,
-        "conformal": _describe_conformal(valid, report, valid.values if held_out is None else held_out, level)
-        or None,
+        "conformal": _describe_conformal(valid, report, level) or None,
         "shifted": None if shifted is None else measure_shift(report.parts, shifted.parts) or None,
     }
 
 
-def _describe_conformal(valid: Quantified, report: Quantified, held_out: Array, level: float) -> dict[str, Any]:
+def _describe_conformal(valid: Quantified, report: Quantified, level: float) -> dict[str, Any]:
     if valid.task.kind == "free" or valid.target is None or report.target is None:
         return {}
     found: dict[str, Any] = {}
-    for each in conformal.calibrate(valid.task, held_out, valid.target, level=level, index=valid.index):
+    for each in conformal.calibrate(valid.task, valid.values, valid.target, level=level, index=valid.index):
         measured = conformal.measure(each, report.values, report.target, report.index)
         if report is valid:
             del measured["coverage"]

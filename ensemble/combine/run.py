@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +17,12 @@ import numpy as np
 from ensemble.combine.aligned import Aligned, read_aligned
 from ensemble.combine.bootstrap import Resampled, find_noise, intervals
 from ensemble.combine.classes import explain_missing_classes
-from ensemble.combine.combination import FUNCTION, Combination, fit_held_out
-from ensemble.combine.metrics import Array, CombineError
+from ensemble.combine.combination import FUNCTION, Combination, fingerprint_function, fit_held_out
+from ensemble.combine.metrics import Array, CombineError, compute_defined, find_known
 from ensemble.combine.quantify import Quantified, describe, quantify
 from ensemble.combine.tasks import Statistic, TaskMath, find_math
 from ensemble.spec.objectives import infer_mode
-from ensemble.spec.split_metrics import SplitMetricLike
+from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, name_of
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 OPTIMISTIC = (
     "reported on the validation split, on which members were selected and calibrated: optimistic; "
     "declare Ensemble.test for figures on samples that took no part"
+)
+
+UNKNOWN_PADDING = (
+    "the shifted samples have no targets that say which of their positions take part: all count in their "
+    "uncertainty, padding too, which other samples leave out"
 )
 
 _UNMEASURED = dict.fromkeys(("metrics", "best_member", "best_calibrated", "reliability", "intervals", "noise"))
@@ -53,7 +59,9 @@ def combine_samples(
         - `task`: what was predicted, see `Task.as_record`.
         - `method`: what was done, "function" for the user's; `reason`: why that, or the metrics, are not what was
           asked for, else None.
-        - `members`, `weights`: ids whose weight is above 0, and their weights.
+        - `declared`: the method that was asked for; `code`: of a function its fingerprint, else None.
+        - `candidates`: ids of all members that the combination was fitted to.
+        - `members`, `weights`: those of them whose weight is above 0, and their weights.
         - `calibration`: {"method": "temperature", "variance_scale" or None, "value": its factor, "reason": why
           there is none}.  `temperature`: the factor of a temperature, else 1.
         - `split`: what the metrics are of, "test" or "valid"; `note`: what to know about that, else None.
@@ -79,18 +87,18 @@ def combine_samples(
     left_out: dict[str, str] = {m.id: m.state for m in state.members.values() if m.state != "finished"}
     finished = [m.id for m in state.members.values() if m.state == "finished"]
     if not finished:
-        return _refuse(ensemble.combine, "no member finished", left_out)
+        return refuse(ensemble.combine, "no member finished", left_out)
     if ensemble.valid is None:
         reason = "there is no validation split to select and calibrate on; declare Ensemble.valid"
-        return _refuse(ensemble.combine, reason, left_out)
+        return refuse(ensemble.combine, reason, left_out)
     valid = read_aligned(run_dir, finished, "valid")
     left_out |= valid.left_out
     if valid.target is None and (valid.members or valid.unsaved) and valid.task.kind == "classification":
         why = explain_missing_classes(ensemble, run_dir, state, finished)
         if why is not None:
-            return _refuse(ensemble.combine, why, left_out)
+            return refuse(ensemble.combine, why, left_out)
     if not valid.members:
-        return _refuse(ensemble.combine, _explain_left_out(valid.left_out), left_out)
+        return refuse(ensemble.combine, _explain_left_out(valid.left_out), left_out)
 
     report, note = valid, OPTIMISTIC
     if ensemble.test is not None:
@@ -108,7 +116,7 @@ def combine_samples(
             if split.target is not None:
                 task_math.check_target(split.values[0], split.target)
         except CombineError as error:
-            return _refuse(ensemble.combine, f"the {name} predictions: {error}", left_out)
+            return refuse(ensemble.combine, f"the {name} predictions: {error}", left_out)
     try:
         combination, held_out = fit_held_out(
             ensemble.combine,
@@ -120,17 +128,18 @@ def combine_samples(
             else None,
             calibrate=ensemble.calibrate,
         )
-        samples = [quantify("valid", valid, combination)]
+        # What is said of the validation split is what a stack says of rows that it was not fitted on.
+        samples = [replace(quantify("valid", valid, combination), values=held_out)]
         if report is not valid:
             samples.append(quantify("test", report, combination))
-        measured = _measure(task_math, valid, report, samples[-1].values, state, ensemble)
+        measured, failures = _measure(task_math, valid, report, samples[-1].values, state, ensemble)
     except CombineError as error:
-        return _refuse(ensemble.combine, str(error), left_out)
+        return refuse(ensemble.combine, str(error), left_out)
 
     shifted, why = None, ""
     if ensemble.shifted is not None:
         shifted, why = _read_shifted(run_dir, valid, combination)
-    sureness = describe(samples[0], samples[-1], shifted, held_out)
+    sureness = describe(samples[0], samples[-1], shifted)
     if shifted is not None:
         samples.append(shifted)
     weights = {m: float(w) for m, w in zip(valid.members, combination.weights, strict=True) if w > 0}
@@ -139,12 +148,15 @@ def combine_samples(
         "task": valid.task.as_record(),
         "method": combination.method,
         "reason": combination.reason,
+        "declared": _name_method(ensemble.combine),
+        "code": fingerprint_function(ensemble.combine) if callable(ensemble.combine) else None,
+        "candidates": valid.members,
         "members": list(weights),
         "weights": weights,
         "calibration": calibration,
         "temperature": combination.temperature if calibration["method"] == "temperature" else 1.0,
         "split": "valid" if report is valid else "test",
-        "note": "; ".join(filter(None, (note, why))) or None,
+        "note": "; ".join(filter(None, (note, *failures, why))) or None,
         **measured,
         **sureness,
         "left_out": left_out,
@@ -157,7 +169,9 @@ def _read_shifted(run_dir: RunDir, valid: Aligned, combination: Combination) -> 
     try:
         shifted = read_aligned(run_dir, valid.members, "shifted")
         if not shifted.left_out and shifted.task == valid.task:
-            return quantify("shifted", shifted, combination), ""
+            found = quantify("shifted", shifted, combination)
+            padded = valid.target is not None and not find_known(valid.target).all()
+            return found, UNKNOWN_PADDING if padded and not found.is_known else ""
         why = (
             _explain_left_out(shifted.left_out)
             if shifted.left_out
@@ -219,11 +233,13 @@ def _measure(
     combined: Array,
     state: RunState,
     ensemble: Ensemble,
-) -> dict[str, Any]:
-    """The measured fields of the `combined` event; `combined`: the ensemble's predictions of `report`."""
+) -> tuple[dict[str, Any], list[str]]:
+    """The measured fields of the `combined` event, and what failed; `combined`: the ensemble's predictions of
+    `report`.
+    """
     if valid.target is None or report.target is None:
-        return _UNMEASURED
-    target, more = report.target, getattr(ensemble.recipe, "split_metrics", ())
+        return _UNMEASURED, []
+    target, more = report.target, _list_split_metrics(task_math, ensemble)
     reported = {m.id: m.metrics for m in state.members.values()}
     best = find_best_member(valid.members, reported, valid, ensemble)
     at = valid.members.index(best)
@@ -236,19 +252,30 @@ def _measure(
     found = intervals(
         {of: _list_statistics(task_math, own, target, more) for of, own in models.items()}, len(target)
     )
+    metrics = {"ensemble": task_math.measure(combined, target, more), "best": alone[at]}
+    failed = compute_defined([m for m in more if not isinstance(m, str)], combined, target, task_math.task)[1]
     curves = {of: task_math.reliability(own, target) for of, own in models.items()}
-    return {
+    fields = {
         "metrics": {
-            "ensemble": task_math.measure(combined, target, more),
-            "best": alone[at],
+            **metrics,
             "mean": {name: float(np.mean([one[name] for one in alone if name in one])) for name in alone[0]},
         },
         "intervals": found,
-        "noise": find_noise(found),
+        "noise": find_noise(found, [name for name in metrics["ensemble"] if name in metrics["best"]]),
         "best_member": best,
         "best_calibrated": calibrated,
         "reliability": {of: [list(point) for point in curve] for of, curve in curves.items() if curve} or None,
     }
+    return fields, [f"the metric {name!r} cannot be computed: {why}" for name, why in failed.items()]
+
+
+def _list_split_metrics(task_math: TaskMath, ensemble: Ensemble) -> list[SplitMetricLike]:
+    """The metrics of the whole split: those of the recipe, and the objective where it is one."""
+    more, objective = list(getattr(ensemble.recipe, "split_metrics", ())), str(ensemble.objective)
+    known = KNOWN.get(objective)
+    if known is not None and task_math.task.kind in known.kinds and objective not in map(name_of, more):
+        more.append(objective)
+    return more
 
 
 def _list_statistics(
@@ -256,25 +283,37 @@ def _list_statistics(
 ) -> list[Statistic]:
     own = task_math.statistics(values, target)
     known = {name for statistic in own for name in statistic(None)}
-    left = [metric for metric in more if metric not in known]
+    left = [metric for metric in more if name_of(metric) not in known]
     return [*own, Resampled(left, values, target, task_math.task)] if left else own
 
 
-def _refuse(
+def refuse(
     method: str | Callable[..., Any], reason: str, left_out: dict[str, str]
 ) -> tuple[dict[str, Any], list[Quantified]]:
-    """The fields of the `combined` event where nothing can be combined, and no predictions."""
-    name = FUNCTION if callable(method) else method
+    """The fields of the `combined` event where nothing is combined, and no predictions.
+
+    Args:
+        method: `Ensemble.combine`.
+        left_out: member -> why it took no part.
+    """
     unknown = dict.fromkeys(("task", "calibration", "temperature", "split", "note", *_UNMEASURED, *_UNQUANTIFIED))
+    name = _name_method(method)
     fields: dict[str, Any] = {
         "method": name,
         "reason": reason,
+        "declared": name,
+        "code": None,
+        "candidates": [],
         "members": [],
         "weights": {},
         **unknown,
         "left_out": left_out,
     }
     return fields, []
+
+
+def _name_method(method: str | Callable[..., Any]) -> str:
+    return FUNCTION if callable(method) else method
 
 
 def _explain_left_out(left_out: Mapping[str, str]) -> str:

@@ -66,15 +66,16 @@ def decompose(task: Task, each: Sequence[Tensor], weights: Tensor) -> dict[str, 
         aleatoric = _mean([values[..., 1] for values in each], weights)
         parts = {"total": aleatoric + epistemic, "aleatoric": aleatoric, "epistemic": epistemic}
     elif task.kind == "quantiles":
-        width = _mean([values[..., -1] - values[..., 0] for values in each], weights)
-        variance = _spread(each, _mean(each, weights), weights).mean(dim=-1)
-        parts = {"aleatoric": width, "epistemic": variance.sqrt()}
+        if len(task.levels) > 1:
+            parts = {"aleatoric": _mean([values[..., -1] - values[..., 0] for values in each], weights)}
+        parts["epistemic"] = _spread(each, _mean(each, weights), weights).mean(dim=-1).sqrt()
     return {name: one.flatten(1).mean(dim=1) if one.dim() > 1 else one for name, one in parts.items()}
 
 
 def normalise(task: Task, values: Tensor) -> Tensor:
     """Values without what rounding did to them: probabilities of classes sum to 1, those of labels are 0 ... 1."""
     if task.kind == "classification":
+        values = values.clamp_min(0)
         return values / values.sum(dim=-1, keepdim=True)
     return values.clamp(0, 1) if task.kind == "multilabel" else values
 
@@ -206,7 +207,8 @@ def _decompose_classes(each: Sequence[Tensor], weights: Tensor) -> dict[str, Ten
     everyone = votes.sum(dim=-1) ** 2  # 1, rounded as the votes are: members that all agree disagree by 0
     differ = (everyone - (votes**2).sum(dim=-1)).clamp_min(0)
     pairs = everyone - (weights**2).sum()
-    disagreement = (differ / pairs).clamp_max(1) if len(each) > 1 else torch.zeros_like(differ)
+    # Where one member has all the weight there are no pairs.
+    disagreement = torch.where(pairs > 0, (differ / pairs).clamp_max(1), 0.0)
     epistemic = (total - aleatoric).clamp_min(0)
     return {"total": total, "aleatoric": aleatoric, "epistemic": epistemic, "disagreement": disagreement}
 

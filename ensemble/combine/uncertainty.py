@@ -18,8 +18,9 @@ training data and grows away from them. Together they are the **total**.
 - Variances: the law of total variance (Lakshminarayanan et al. 2017, section 2.4; Depeweg et al. 2018). A point
   forecast says nothing of the noise in its target, so its epistemic part has no total.
 - Quantiles are averaged, level by level: the width of the mean's outermost pair is the mean of the members'
-  widths and knows nothing of their disagreement. The spread is the root of the members' variance, averaged over
-  levels (their 2-Wasserstein distance to the mean, at these levels). Both have no sum.
+  widths and knows nothing of their disagreement; a single quantile has none. The spread is the root of the
+  members' variance, averaged over levels (their 2-Wasserstein distance to the mean, at these levels). Both have no
+  sum.
 - **Disagreement**, of tasks with classes: the probability that two different members, drawn by their weights,
   name different classes: (1 - sum_c W_c^2) / (1 - sum_m w_m^2), where W_c is the weight of the members whose
   most probable class is c. For equal weights it is the fraction of pairs that disagree (Fort, Hu and
@@ -79,8 +80,11 @@ def decompose_positions(task: Task, values: Sequence[Array], weights: Array) -> 
         aleatoric = _mean([v[..., 1] for v in members], w)
         return {"total": aleatoric + epistemic, "aleatoric": aleatoric, "epistemic": epistemic}
     if task.kind == "quantiles":
+        epistemic = np.sqrt(_variance(members, w).mean(axis=-1))
+        if len(task.levels) == 1:
+            return {"epistemic": epistemic}
         width = _mean([v[..., -1].astype(np.float64) - v[..., 0] for v in members], w)
-        return {"aleatoric": width, "epistemic": np.sqrt(_variance(members, w).mean(axis=-1))}
+        return {"aleatoric": width, "epistemic": epistemic}
     return {}
 
 

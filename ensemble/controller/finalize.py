@@ -36,17 +36,19 @@ class Finalizer:
 
         Returns:
             The fields of the `combined` event, which may say why there is no combination; None where no member
-            finished, or an error was noted.
+            finished, or an error was noted and no earlier session has combined them.
         """
         if not any(m.state == "finished" for m in state.members.values()):
             return None
-        from ensemble.combine import combine_samples
+        from ensemble.combine import combine_samples, refuse
 
         try:
             combined, samples = combine_samples(self._run_dir, state, self._ensemble)
         except Exception as error:
             self._note("the members could not be combined", error)
-            return None
+            if state.combined is None:
+                return None
+            combined, samples = refuse(self._ensemble.combine, " ".join(str(error).split()), {})
         try:
             self._write_uncertainty(samples)
         except Exception as error:

@@ -146,7 +146,43 @@ def test_draws_are_repeatable_and_fewer_for_very_many_samples() -> None:
     assert len(draw({"a": [count]}, 160_000)["a"]["rows"]) == 125
 
 
+def measure_late(values: Array, target: Array) -> float:
+    """A figure of an event that few samples have, and that cannot be computed without it."""
+    if not (target > 100).any():
+        raise ValueError("only one class")
+    return float(np.mean(values[target > 100]))
+
+
+@pytest.mark.parametrize(("events", "has"), [(3, True), (0, False)])
+def test_a_metric_that_fails_for_some_draws_has_an_interval_where_most_have_it(events: int, has: bool) -> None:
+    target = np.arange(80.0) + 100 * (np.arange(80) >= 80 - events)
+    found = intervals({"ensemble": [Resampled((measure_late,), target, target, POINTS)]}, 80)["ensemble"]
+    assert list(found) == ["measure_late"] * has
+    assert not has or found["measure_late"][0] < found["measure_late"][1]
+
+
+def test_equal_targets_in_most_draws_do_not_make_a_coefficient_of_determination() -> None:
+    """One sample of 20 differs, of which a third of the draws have none: then nothing varies but by rounding."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        target = np.full(20, rng.normal())
+        target[0] += 1
+        of = find_math(POINTS).statistics(target + 0.1 * rng.normal(size=20), target)
+        assert intervals({"ensemble": of}, 20, draws=300)["ensemble"]["r2"][0] > -1000
+
+
+def test_of_a_single_sample_no_difference_is_more_than_noise() -> None:
+    of = {name: find_math(ONE).statistics(np.array([[p, 1 - p]]), np.array([0])) for p, name in
+          ((0.9, "ensemble"), (0.6, "best"))}  # fmt: skip
+    found = intervals(of, 1)
+    assert not any(found.values()) and find_noise(found, ["nll", "brier"]) == ["nll", "brier"]
+    known = {"difference": {"nll": [-2.0, -1.0], "ece": [-1.0, 1.0]}}
+    assert find_noise(known, ["accuracy", "nll"]) == ["ece", "accuracy"]
+
+
 def test_a_figure_that_most_draws_leave_undefined_has_no_interval() -> None:
     assert find_interval(0.5, np.full(100, np.nan)) is None
+    assert find_interval(0.5, np.concatenate([np.linspace(0, 1, 40), np.full(60, np.nan)])) is None
+    assert find_interval(0.5, np.concatenate([np.linspace(0, 1, 60), np.full(40, np.nan)])) is not None
     assert find_interval(float("nan"), np.arange(100.0)) is None
     assert find_interval(50, np.arange(101.0)) == pytest.approx([2.5, 97.5], abs=0.1)

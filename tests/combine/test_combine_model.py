@@ -262,6 +262,20 @@ def test_where_no_batch_was_seen_the_saved_predictions_say_the_task(tmp_path: Pa
     torch.testing.assert_close(model({"x": x}), outputs.mean(dim=0))
 
 
+def test_a_stack_of_points_is_loaded_without_the_members_that_have_no_part_in_it(
+    tmp_path: Path, project: Any
+) -> None:
+    run = run_of(tmp_path / "run", project)
+    target = np.random.default_rng(0).normal(size=(40, 3))
+    for member, sign in (("member-0", -1), ("member-1", 1)):
+        save_predictions(
+            run.predictions(member, "valid"), sign * target, np.arange(40), target, Task("regression")
+        )
+    model, x = load(run.path, combine="stack"), torch.randn(4, 5)
+    assert model.member_ids == ["member-1"] and model.weights.tolist() == [1.0]
+    torch.testing.assert_close(model({"x": x}), model.members["member-1"](2 * x), rtol=0.02, atol=0.02)
+
+
 def test_members_of_different_tasks_and_of_none_are_refused(tmp_path: Path, project: Any) -> None:
     one = Observation(Call(("x",)), Task("regression"), None, ("float32", (3,))).as_record()
     two = Observation(Call(("x",)), Task("multilabel"), None, ("int64", (3,))).as_record()

@@ -183,6 +183,57 @@ def test_metrics_of_a_whole_split_are_in_the_event_with_intervals(tmp_path: Path
         assert low <= combined["metrics"]["ensemble"][name] <= high
 
 
+def rank_late(values: Array, target: Array) -> float:
+    """Of an event that only the test split lacks."""
+    if np.nanmax(target) < 60:
+        raise ValueError("no such event")
+    return float(np.nanmax(values))
+
+
+def test_a_metric_that_fails_is_named_and_hinders_nothing(tmp_path: Path) -> None:
+    declared = declare(POINTS, split_metrics=(bias, rank_late))
+    run, state = finish(tmp_path / "e", declared, POINTS)
+    for member in state.members:
+        saved = load(run, member, "test")
+        assert saved.target is not None
+        save_predictions(
+            run.predictions(member, "test"), saved.values, saved.index, saved.target.clip(max=59), POINTS
+        )
+    combined = combine(run, state, declared)
+    assert combined["note"] == "the metric 'rank_late' cannot be computed: ValueError: no such event"
+    assert "rank_late" not in combined["metrics"]["ensemble"] and "bias" in combined["intervals"]["ensemble"]
+
+
+def test_the_objective_is_among_the_figures_where_it_is_one_of_the_whole_split(tmp_path: Path) -> None:
+    declared = declare(POINTS, objective="spearman")
+    run, state = finish(tmp_path / "e", declared, POINTS)
+    combined = combine(run, state, declared)
+    for of in ("ensemble", "best", "mean"):
+        assert 0 < combined["metrics"][of]["spearman"] <= 1
+    assert "spearman" in combined["intervals"]["difference"]
+
+
+def test_shifted_samples_whose_padding_nothing_says_are_measured_with_a_note(tmp_path: Path) -> None:
+    declared = declare(POINTS, shifted=PIPE)
+    run, state = finish(tmp_path / "e", declared, POINTS, shifted=True)
+    combined = combine(run, state, declared)
+    assert combined["shifted"] and "their uncertainty, padding too" in combined["note"]
+    for member in state.members:
+        saved = load(run, member, "shifted")
+        known = np.where(np.arange(2) < 1, 0.0, np.nan) + np.zeros((100, 2))
+        save_predictions(run.predictions(member, "shifted"), saved.values, saved.index, known, POINTS)
+    again = combine(run, state, declared)
+    assert again["note"] is None and again["shifted"] != combined["shifted"]
+
+
+def test_a_stack_that_memory_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.combine.tasks.stacks.LARGEST", 200 * 2 * MEMBERS * 4 - 1)
+    declared = declare(ONE, combine="stack")
+    run, state = finish(tmp_path / "e", declared, ONE)
+    combined = combine(run, state, declared)
+    assert combined["method"] == "average" and "stacking 400 positions by the 4 classes" in combined["reason"]
+
+
 def median(values: torch.Tensor) -> torch.Tensor:
     assert isinstance(values, torch.Tensor) and not torch.is_grad_enabled()
     return values.median(dim=0).values

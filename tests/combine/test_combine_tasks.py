@@ -128,8 +128,10 @@ def test_figures_with_ignored_positions_are_those_of_the_others(seed: int, task:
         return
     (values,), target = make_members(task, seed, 1, positions=(3,), ignored=0.3)
     known = ~np.isnan(target) if target.dtype.kind == "f" else target != IGNORED
-    task_math = find_math(task)
-    assert task_math.measure(values, target) == pytest.approx(task_math.measure(values[known], target[known]))
+    found, alone = (find_math(task).measure(*each) for each in ((values, target), (values[known], target[known])))
+    for figures in (found, alone):
+        figures.pop("ece_debiased", None)  # steps of one sample are not as many samples
+    assert found == pytest.approx(alone)
 
 
 @given(seeds, tasks, st.integers(1, 6), st.data())
@@ -341,7 +343,7 @@ def test_the_squared_debiased_error_of_a_bin_is_unbiased() -> None:
     hits = np.arange(n + 1)
     sums = np.zeros((3 * BINS, n + 1))
     sums[[BINS - 1, 2 * BINS - 1, 3 * BINS - 1]] = [np.full(n + 1, n), np.full(n + 1, n * confidence), hits]
-    _, root = calibration_errors(sums)
+    _, root = calibration_errors(sums, np.empty((0, n + 1)))
     weights = [math.comb(n, k) * chance**k * (1 - chance) ** (n - k) for k in hits]
     raw = (confidence - hits / n) ** 2 - hits / n * (1 - hits / n) / (n - 1)
     assert np.allclose(root, np.sqrt(np.maximum(raw, 0)))

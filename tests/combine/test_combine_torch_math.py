@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from ensemble.combine import find_math, uncertainty  # noqa: E402
-from ensemble.combine.torch_math import calibrate, decompose, make_stack, mix, normalise  # noqa: E402
+from ensemble.combine.torch_math import (  # noqa: E402
+    calibrate,
+    decompose,
+    explain_invalid,
+    make_stack,
+    mix,
+    normalise,
+)
 from ensemble.spec.task import Task  # noqa: E402
 
 #: Largest difference between float32 and float64, for values of the order of 1.
@@ -108,3 +115,27 @@ def test_uncertainties_are_those_of_numpy(task: Task, case: Any) -> None:
     if len(each) > 1 and task.kind == "classification":
         same = decompose(task, as_tensors([each[0]] * len(each)), torch.tensor(weights, dtype=torch.float32))
         assert not same["disagreement"].any()
+
+
+def test_a_probability_a_hair_below_0_is_0() -> None:
+    """As `Recipe.predict` may give it: 1 less the sum of the others."""
+    task, values = Task("classification"), np.array([[-1e-9, 0.5, 0.5 + 1e-9]], np.float32)
+    assert explain_invalid(task, torch.from_numpy(values), read=True) is None
+    each, half = [normalise(task, torch.from_numpy(values))] * 2, np.array([0.5, 0.5])
+    wanted = uncertainty.decompose(task, [find_math(task).normalise(values)] * 2, half)
+    for name, one in decompose(task, each, torch.tensor(half)).items():
+        assert one.numpy() == pytest.approx(wanted[name], abs=TOLERANCE), name
+
+
+def test_a_member_without_weight_leaves_no_pair_to_disagree() -> None:
+    """As in a stack, whose shares may be 0."""
+    each = [torch.tensor([[0.2, 0.8]]), torch.tensor([[0.8, 0.2]])]
+    found = decompose(Task("classification"), each, torch.tensor([1.0, 0.0]))
+    assert found["disagreement"].tolist() == [0.0] and found["epistemic"].tolist() == [0.0]
+
+
+def test_a_single_quantile_has_no_width() -> None:
+    median, half = Task("quantiles", (0.5,)), np.array([0.5, 0.5])
+    each = [np.ones((3, 1)), np.zeros((3, 1))]
+    assert list(uncertainty.decompose(median, each, half)) == ["epistemic"]
+    assert list(decompose(median, as_tensors(each), torch.tensor(half))) == ["epistemic"]

@@ -15,7 +15,7 @@ import ensemble
 from ensemble import Ensemble, Recipe
 from ensemble.combine import combine
 from ensemble.controller.finalize import Finalizer
-from ensemble.store import RunDir, fold, load_predictions, read_events
+from ensemble.store import RunDir, fold, load_predictions, read_events, save_predictions
 from pipelines import Pipeline, sources
 
 CENTERS = np.array([[2.0, 0.0], [-1.0, 1.7], [-1.0, -1.7]])
@@ -97,6 +97,22 @@ def test_shifted_samples_that_cannot_be_measured_hinder_nothing_else(tmp_path: P
     combined = combine(run, fold(read_events(run.events)), declared)
     assert combined["shifted"] is None and combined["metrics"]["ensemble"]["accuracy"] > 0.6
     assert combined["note"] == "the shifted samples are not measured: member-1: saved no shifted predictions"
+
+
+def test_a_combination_that_fails_replaces_that_of_an_earlier_session(tmp_path: Path) -> None:
+    run, declared = RunDir(tmp_path / "run"), declare()
+    ensemble.submit(declared, run.path, "inline").wait()
+    state = fold(read_events(run.events))
+    saved = load_predictions(run.predictions("member-1", "valid"))
+    save_predictions(run.predictions("member-1", "valid"), saved.values, saved.index + 1, saved.target)
+    for earlier in (True, False):
+        state.combined = state.combined if earlier else None
+        finalizer = Finalizer(run, declared)
+        combined = finalizer.combine_members(state)
+        assert "predicted different valid samples" in finalizer.notes[0]
+        assert (combined is not None) == earlier
+        assert combined is None or (combined["members"], combined["metrics"]) == ([], None)
+    assert not run.uncertainty_csv.exists()
 
 
 def test_a_table_of_an_earlier_combination_does_not_outlive_it(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from ensemble.reporting.loggers.points import describe_end
 from ensemble.reporting.metrics.projection import project_run
 from ensemble.reporting.model_figures import compare, describe_figure, list_figures
 from ensemble.reporting.results import make_results
+from ensemble.reporting.sections.quality import tabulate
 from ensemble.reporting.status import status_notes
 from ensemble.reporting.summary import summary
 from ensemble.reporting.text import interval
@@ -74,8 +75,17 @@ def test_status_names_the_combined_model_its_noise_and_its_uncertainty() -> None
         "uncertainty: total 0.4000, aleatoric 0.2500, epistemic 0.1500 nats" in notes
         and "conformal, absolute: level 0.9000, coverage 0.8940" in notes
     )
-    refused = [e | {"metrics": None, "reason": "no class"} if e["type"] == "combined" else e for e in events]
-    assert "combined: none: no class" in "\n".join(status_notes(fold(refused), ledger(refused)))
+    for members, says in (([], "combined: none: no class"), (["member-0"], "combined: by average: no class")):
+        without = {"metrics": None, "reason": "no class", "members": members}
+        refused = [e | without if e["type"] == "combined" else e for e in events]
+        assert says in "\n".join(status_notes(fold(refused), ledger(refused)))
+
+
+def test_what_is_measured_on_the_validation_split_is_not_said_to_be_of_a_test_split() -> None:
+    for split in ("test", "valid"):
+        events = [e | {"split": split} if e["type"] == "combined" else e for e in tasks.task_run("regression")]
+        (table,) = (each for each in tabulate(fold(events)) if each.id == "conformal")
+        assert ("measured on the test split" in table.text) == (split == "test")
 
 
 def test_results_loggers_and_metrics_have_figures_intervals_and_uncertainty() -> None:

@@ -15,9 +15,9 @@ import numpy as np
 
 from ensemble.combine import methods
 from ensemble.combine.methods import Criterion
-from ensemble.combine.metrics import Array, CombineError, Curve, Figures, find_known
+from ensemble.combine.metrics import Array, CombineError, Curve, Figures, compute_defined, find_known
 from ensemble.spec.objectives import infer_mode
-from ensemble.spec.split_metrics import SplitMetricLike, compute, name_of
+from ensemble.spec.split_metrics import SplitMetricLike, name_of
 from ensemble.spec.task import Task
 
 Statistic = Callable[[Array | None], Figures]
@@ -89,7 +89,8 @@ class TaskMath(ABC):
     def measure(
         self, values: Array, target: Array, split_metrics: Sequence[SplitMetricLike] = ()
     ) -> dict[str, float]:
-        """The task's figures and the `split_metrics`; without those that are undefined for these samples.
+        """The task's figures and the `split_metrics`; without those that are undefined for these samples, or whose
+        function fails.
 
         Raises:
             CombineError: the target does not fit.
@@ -102,7 +103,8 @@ class TaskMath(ABC):
             for statistic in self.statistics(values, target)
             for name, value in statistic(None).items()
         }
-        found |= compute([m for m in split_metrics if name_of(m) not in found], values, target, self.task)
+        more = [metric for metric in split_metrics if name_of(metric) not in found]
+        found |= compute_defined(more, values, target, self.task)[0]
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def reliability(self, values: Array, target: Array) -> Curve | None:

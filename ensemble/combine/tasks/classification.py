@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -20,13 +21,14 @@ from ensemble.combine.metrics import (
     Sums,
     calibration_errors,
     count_bins,
+    count_scatter,
     find_known,
     flatten,
     list_curve,
 )
 from ensemble.combine.tasks.base import Statistic, TaskMath
 from ensemble.combine.tasks.stacks import Stacker, fit_class_stack
-from ensemble.combine.tasks.temperature import fit_temperature_of, scale_logits
+from ensemble.combine.tasks.temperature import fit_temperature_of, scale_probabilities
 from ensemble.spec.task import CLASSIFICATION
 
 SUM_TOLERANCE = 0.02
@@ -102,9 +104,9 @@ class ClassificationMath(TaskMath):
         ]
         if p.shape[1] >= TOP_FROM:
             columns.append(_is_in_top(p, t, true))
-        summed = rows.sum_by_sample(np.stack(columns))
         bins = count_bins(p.max(axis=1), right, rows)
-        return [Sums(np.concatenate([summed, bins]), _finish)]
+        summed = [bins, rows.sum_by_sample(np.stack(columns)), count_scatter(bins, rows)]
+        return [Sums(np.concatenate(summed), partial(_finish, len(columns)))]
 
     def reliability(self, values: Array, target: Array, bins: int = BINS) -> Curve:
         """The reliability curve of the largest probability; points below the diagonal are overconfident."""
@@ -157,13 +159,13 @@ class ClassificationMath(TaskMath):
     def calibrate(self, values: Array, factor: float) -> Array:
         """softmax(log(values) / factor)."""
         p = np.asarray(values, dtype=np.float64)
-        return p if factor == 1.0 else scale_logits(np.log(np.maximum(p, EPSILON)), factor)
+        return p if factor == 1.0 else scale_probabilities(p, factor)
 
 
-def _finish(sums: Array) -> Figures:
-    own, bins = sums[: -3 * BINS], sums[-3 * BINS :]
+def _finish(columns: int, sums: Array) -> Figures:
+    bins, own, scatter = np.split(sums, [3 * BINS, 3 * BINS + columns])
     count, right, nll, brier, *top = own
-    ece, debiased = calibration_errors(bins)
+    ece, debiased = calibration_errors(bins, scatter)
     found = {"accuracy": right / count, "nll": nll / count, "ece": ece, "ece_debiased": debiased}
     found["brier"] = np.maximum(brier / count, 0)  # rounding may leave a hair below 0
     return found | ({"top5_accuracy": top[0] / count} if top else {})

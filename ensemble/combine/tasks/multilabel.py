@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -20,13 +21,14 @@ from ensemble.combine.metrics import (
     Sums,
     calibration_errors,
     count_bins,
+    count_scatter,
     find_known,
     flatten,
     list_curve,
 )
 from ensemble.combine.tasks.base import Statistic, TaskMath
 from ensemble.combine.tasks.stacks import LabelStacker, fit_label_stack
-from ensemble.combine.tasks.temperature import fit_temperature_of, scale_logits
+from ensemble.combine.tasks.temperature import fit_temperature_of, scale_probabilities
 
 THRESHOLD = 0.5
 """A label with a probability of as much is predicted."""
@@ -75,11 +77,11 @@ class MultilabelMath(TaskMath):
         subset = np.stack([has, has & (wrong == 0)])
         bins = count_bins(rows.values, rows.target != 0, rows)
         tallies = _count_labels(values, target)
-        summed = np.concatenate([rows.sum_by_sample(columns), subset, bins, tallies])
+        parts = [rows.sum_by_sample(columns), subset, bins, tallies, count_scatter(bins, rows)]
         areas = AreasUnderCurve(
             "roc_auc_macro", tuple(_select_label(values, target, i) for i in _list_known(target))
         )
-        return [Sums(summed, _finish), areas]
+        return [Sums(np.concatenate(parts), partial(_finish, target.shape[1])), areas]
 
     def reliability(self, values: Array, target: Array, bins: int = BINS) -> Curve:
         """The reliability curve of the labels' probabilities, of all labels together."""
@@ -132,7 +134,7 @@ class MultilabelMath(TaskMath):
         p = np.asarray(values, dtype=np.float64)
         if factor == 1.0:
             return p
-        scaled: Array = scale_logits(_stack_logits(p), factor)[..., 1]
+        scaled: Array = scale_probabilities(np.stack([1 - p, p], axis=-1), factor)[..., 1]
         return scaled
 
 
@@ -158,22 +160,23 @@ def _select_label(values: Array, target: Array, label: int) -> Rows:
 
 
 def _count_labels(values: Array, target: Array) -> Array:
-    """True positives, false positives and false negatives of each label in each sample: [3 * L, n]."""
+    """True positives, false positives, false negatives and targets of each label in each sample: [4 * L, n]."""
     known, present, predicted = find_known(target).T, (target != 0).T, (values >= THRESHOLD).T
-    tallies = [known & present & predicted, known & ~present & predicted, known & present & ~predicted]
+    tallies = [known & present & predicted, known & ~present & predicted, known & present & ~predicted, known]
     return np.concatenate(tallies).astype(np.float64)
 
 
-def _finish(sums: Array) -> Figures:
-    count, right, nll, brier, samples, whole = sums[:6]
-    bins, tallies = sums[6 : 6 + 3 * BINS], sums[6 + 3 * BINS :]
-    ece, debiased = calibration_errors(bins)
+def _finish(labels: int, sums: Array) -> Figures:
+    own, bins, tallies, scatter = np.split(sums, np.cumsum([6, 3 * BINS, 4 * labels]))
+    count, right, nll, brier, samples, whole = own
+    ece, debiased = calibration_errors(bins, scatter)
     found = {"nll": nll / count, "brier": brier / count, "hamming_accuracy": right / count}
     found |= {"subset_accuracy": whole / samples, "ece": ece, "ece_debiased": debiased}
-    hit, extra, missed = np.split(tallies, 3)
+    hit, extra, missed, targets = np.split(tallies, 4)
+    has = targets > 0  # of a label without any target nothing is known
     return found | {
         "f1_micro": _compute_f1(hit.sum(axis=0), extra.sum(axis=0), missed.sum(axis=0)),
-        "f1_macro": _compute_f1(hit, extra, missed).mean(axis=0),
+        "f1_macro": np.where(has, _compute_f1(hit, extra, missed), 0).sum(axis=0) / has.sum(axis=0),
     }
 
 

@@ -18,6 +18,9 @@ from ensemble.combine.tasks.stacks import PointStacker, fit_point_stack
 
 NO_SPREAD = "points have no spread to calibrate; predict mean and variance (task gaussian) or quantiles"
 
+ROUNDING = 1e-13
+"""A difference of sums that is smaller, relative to them, is one of rounding."""
+
 
 class FloatMath(TaskMath):
     """What tasks with float targets have in common."""
@@ -92,10 +95,17 @@ def point_columns(rows: Rows) -> Array:
 def finish_points(sums: Array) -> Figures:
     """rmse, mae, r2 (1 for a perfect prediction, 0 for the mean) and pearson; NaN for targets that do not vary."""
     count, squared, absolute, y, yy, p, pp, py = sums
-    vary, spread, shared = yy - y**2 / count, pp - p**2 / count, py - p * y / count
+    vary, spread = _subtract(yy, y**2 / count), _subtract(pp, p**2 / count)
+    shared = py - p * y / count
     return {
         "rmse": np.sqrt(squared / count),
         "mae": absolute / count,
         "r2": np.where(vary > 0, 1 - squared / vary, np.nan),
         "pearson": np.where((vary > 0) & (spread > 0), np.clip(shared / np.sqrt(vary * spread), -1, 1), np.nan),
     }
+
+
+def _subtract(squares: Array, of_mean: Array) -> Array:
+    """What a sum of squares has above that of the mean; 0 where that is rounding."""
+    left = squares - of_mean
+    return np.where(left > ROUNDING * squares, left, 0.0)

@@ -35,6 +35,9 @@ FOLDS = 3
 LARGE = 10**8
 """Rows x features x classes beyond which one fit takes seconds."""
 
+LARGEST = 2 * 10**8
+"""Rows x features beyond which a stack of classes is refused: as float64, some copies of them are made."""
+
 
 S = TypeVar("S", "Stacker", "LabelStacker", "PointStacker")
 
@@ -147,7 +150,13 @@ def fit_class_stack(probabilities: Sequence[Array], target: Array) -> tuple[Stac
             f"stacking needs {2 * FOLDS} validation rows and two classes among them, got {rows} rows and "
             f"{seen} class(es)"
         )
-    large = target.size * len(probabilities) * classes**2 > LARGE
+    features = target.size * len(probabilities) * classes
+    if features > LARGEST:
+        raise CombineError(
+            f"stacking {target.size:,} positions by the {classes} classes of {len(probabilities)} members would "
+            f"take {features * 8 / 2**30:.0f} GiB and more"
+        )
+    large = features * classes > LARGE
 
     def fit(parts: Sequence[Array], of: Array, penalty: float) -> Stacker | None:
         return None if len(np.unique(of[find_known(of)])) < 2 else _fit(parts, of, penalty)

@@ -13,10 +13,13 @@ import math
 
 import numpy as np
 
-from ensemble.combine.metrics import Array
+from ensemble.combine.metrics import EPSILON, Array
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 """Bounds of T: beyond them a model is broken rather than badly calibrated."""
+
+CHUNK = 2**20
+"""Elements that are worked on at once: temporaries stay in the processor's cache."""
 
 
 def fit_temperature_of(logits: Array, target: Array) -> float:
@@ -31,10 +34,12 @@ def fit_temperature_of(logits: Array, target: Array) -> float:
     from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 
     true = logits[np.arange(len(target)), target].mean()
+    step = max(1, CHUNK // logits.shape[1])
+    chunks = [logits[start : start + step] for start in range(0, len(logits), step)]
 
     def loss(log_temperature: float) -> float:
         beta = math.exp(-log_temperature)
-        return float(_log_sum_exp(logits * beta).mean() - true * beta)
+        return float(sum(_log_sum_exp(chunk * beta).sum() for chunk in chunks) / len(logits) - true * beta)
 
     found = minimize_scalar(
         loss,
@@ -45,9 +50,17 @@ def fit_temperature_of(logits: Array, target: Array) -> float:
     return math.exp(found.x) if found.fun < loss(0.0) - 1e-9 else 1.0
 
 
-def scale_logits(logits: Array, temperature: float) -> Array:
-    """softmax(logits / temperature) over the last axis; large logits do not overflow."""
-    return softmax(logits / temperature)
+def scale_probabilities(probabilities: Array, temperature: float) -> Array:
+    """softmax(log(probabilities) / temperature) over the last axis, float64, of probabilities [n, ..., C] kept
+    `EPSILON` away from 0.
+    """
+    scaled = np.empty(probabilities.shape)
+    step = max(1, CHUNK * len(scaled) // max(1, scaled.size))
+    for start in range(0, len(scaled), step):
+        at = slice(start, start + step)
+        logits = np.log(np.maximum(probabilities[at].astype(np.float64), EPSILON))
+        scaled[at] = softmax(logits / temperature)
+    return scaled
 
 
 def softmax(logits: Array) -> Array:

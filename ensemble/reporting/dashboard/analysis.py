@@ -225,9 +225,12 @@ def _combine_again(
     if not weights or not set(weights) <= set(shown.members) or combined.get("method") not in METHODS:
         return None
     if combined["method"] == "stack":
-        if left_out or valid.target is None:
+        candidates = combined.get("candidates") or ([] if left_out else valid.members)
+        if valid.target is None or not candidates or not set(candidates) <= set(valid.members):
             return None
-        values = task_math.fit_stack(valid.values, valid.target)[0].predict(shown.values)
+        stack, held_out = task_math.fit_stack(valid.select(candidates).values, valid.target)
+        on_valid = combined.get("split") == "valid"  # measured on rows that it was not fitted on
+        values = held_out if on_valid else stack.predict(shown.select(candidates).values)
     else:
         part = shown.select(list(weights))
         values = task_math.mix(part.values, np.array(list(weights.values())))

@@ -74,9 +74,10 @@ def describe_quality(state: RunState) -> list[Line]:
     that are shifted.
     """
     combined = state.combined or {}
-    if combined.get("reason") and not combined.get("metrics"):
+    if combined.get("reason") and not combined.get("members"):
         return [("combined", f"none: {combined['reason']}")]
-    lines = [*_describe_calibration(combined), *_describe_uncertainty(combined)]
+    reason = [f"by {combined['method']}: {combined['reason']}"] if combined.get("reason") else []
+    lines = [*reason, *_describe_calibration(combined), *_describe_uncertainty(combined)]
     for field in SHOWN:
         for name, figures in list_records(combined, field):
             words = ", ".join(f"{_word(key)} {text.score(value)}" for key, value in figures.items())
@@ -116,7 +117,8 @@ def tabulate(state: RunState) -> list[Table]:
             "conformal",
             "Conformal prediction",
             "Sets and intervals that hold the true value with a guaranteed probability, if the samples of both "
-            "splits are exchangeable; calibrated on the validation split, measured on the test split.",
+            "splits are exchangeable; calibrated on the validation split"
+            + (", measured on the test split." if combined.get("split") == "test" else "."),
             "method",
         ),
         (

@@ -1,0 +1,147 @@
+"""A loaded ensemble is the one that the run combined and measured: its members, its function, its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from small_nets import batch_of, ensemble_of  # noqa: E402
+from test_combine_run import TEST, VALID, declare, finish, overwrite, record, state_of  # noqa: E402
+
+from ensemble.combine import Combination, CombineError, accuracy, combine, load, nll  # noqa: E402
+from ensemble.combine.combination import call_function, fingerprint_function  # noqa: E402
+from ensemble.spec.task import CLASSIFICATION  # noqa: E402
+from ensemble.store import RunDir, load_predictions  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Networks this small gain nothing from more, and where others use the cores they lose minutes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_stack_is_fitted_again_to_the_members_that_it_was_measured_with(tmp_path: Path) -> None:
+    declared = declare(combine="stack", test=declare().valid)
+    run = finish(tmp_path / "e", declared)
+    run.predictions("member-0", "test").unlink()
+    combined = combine(run, state_of(run), declared)
+    record(run, combined)
+    assert combined["candidates"] == ["member-1", "member-2", "member-3", "member-4"]
+    for method in (None, "stack"):
+        model = load(run.path, combine=method)
+        assert model.member_ids == combined["candidates"]
+        measured = combined["metrics"]["ensemble"]
+        assert nll(model({"x": TEST["x"]}), TEST["label"]) == pytest.approx(measured["nll"], rel=1e-4)
+    assert "member-0" in load(run.path, combine="average").member_ids  # another method takes all that finished
+
+
+def test_what_took_the_place_of_the_method_is_loaded_as_it_was_measured(tmp_path: Path) -> None:
+    """A stack of one class is refused: the average of those members that were measured, and the reason."""
+    declared = declare(combine="stack", test=declare().valid, calibrate=False)
+    run = finish(tmp_path / "e", declared)
+    run.predictions("member-0", "test").unlink()
+    for number in range(5):
+        saved = load_predictions(run.predictions(f"member-{number}", "valid"))
+        overwrite(run, f"member-{number}", "valid", saved.values, saved.index, 0 * saved.index)
+    combined = combine(run, state_of(run), declared)
+    assert (combined["method"], combined["declared"]) == ("average", "stack")
+    record(run, combined)
+    with pytest.warns(UserWarning, match="two classes among them, .* averaged instead"):
+        model = load(run.path)
+    assert model.member_ids == combined["members"] == ["member-1", "member-2", "member-3", "member-4"]
+
+
+def median(values: torch.Tensor) -> torch.Tensor:
+    middle = values.median(dim=0).values
+    return middle / middle.sum(dim=-1, keepdim=True)
+
+
+def sharpest(values: torch.Tensor) -> torch.Tensor:
+    squares = (values**2).mean(dim=0)
+    return squares / squares.sum(dim=-1, keepdim=True)
+
+
+def test_a_function_that_has_changed_is_not_given_the_calibration_of_the_earlier_one(tmp_path: Path) -> None:
+    declared = declare(combine=median)
+    run = finish(tmp_path / "e", declared)
+    combined = combine(run, state_of(run), declared)
+    assert combined["code"] == fingerprint_function(median) != fingerprint_function(sharpest)
+    record(run, combined)
+    assert load(run.path).calibration == combined["calibration"]["value"]
+    RunDir.create(run.path, declare(combine=sharpest))  # submitted again, and not yet combined
+    with pytest.warns(UserWarning, match="Ensemble.combine has changed since the run was combined"):
+        model = load(run.path)
+    again = combine(run, state_of(run), declare(combine=sharpest))
+    assert model.calibration == pytest.approx(again["calibration"]["value"]) != combined["calibration"]["value"]
+
+
+def across_samples(values: torch.Tensor) -> torch.Tensor:
+    scores = values.mean(dim=0)
+    return (scores - scores.mean(dim=0)).softmax(dim=1)
+
+
+def test_a_function_that_looks_at_other_samples_is_refused() -> None:
+    values = [np.random.default_rng(seed).dirichlet(np.ones(3), 20) for seed in range(2)]
+    with pytest.raises(CombineError, match="across_samples gives other values of a sample when other samples are"):
+        call_function(across_samples, values, CLASSIFICATION)
+
+
+def nearly(values: torch.Tensor) -> torch.Tensor:
+    return 1.01 * values.mean(dim=0)
+
+
+def test_what_a_function_gives_sums_to_one_as_measured_and_as_loaded() -> None:
+    values = [np.random.default_rng(seed).dirichlet(np.ones(3), 20) for seed in range(2)]
+    assert call_function(nearly, values, CLASSIFICATION).sum(axis=1) == pytest.approx(1, abs=1e-6)
+    model = ensemble_of("mlp", combination=Combination("function", np.full(3, 1 / 3), function=nearly))
+    assert model(batch_of(5)).sum(dim=1).numpy() == pytest.approx(1, abs=1e-6)
+
+
+def halve(values: torch.Tensor) -> torch.Tensor:
+    return values.mean(dim=0)[::2]
+
+
+def double(values: torch.Tensor) -> torch.Tensor:
+    return 2 * values.mean(dim=0)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [(halve, r"values of shape \[3, 3\] for the members' \[5, 3\]"), (double, "rows that are no probabilities")],
+)
+def test_a_loaded_function_is_checked_for_each_batch(function: Any, says: str) -> None:
+    model = ensemble_of("mlp", combination=Combination("function", np.full(3, 1 / 3), function=function))
+    with pytest.raises(CombineError, match=f"Ensemble.combine gives {says}"):
+        model(batch_of(5))
+
+
+def test_a_stack_without_a_test_split_is_measured_on_rows_that_it_was_not_fitted_on(tmp_path: Path) -> None:
+    """Its own fit is far better than it is on the test split."""
+    declared = declare(combine="stack")
+    run = finish(tmp_path / "e", declared)
+    found = combine(run, state_of(run), declared)["metrics"]["ensemble"]
+    fitted = load(run.path)({"x": VALID["x"]})
+    assert found["nll"] > 1.02 * nll(fitted, VALID["label"])
+    assert found["accuracy"] <= accuracy(fitted, VALID["label"])
+
+
+def test_a_member_that_takes_no_part_does_not_hinder_loading(tmp_path: Path) -> None:
+    from ensemble.store import save_checkpoint
+    from ensemble.train.call import Observation
+
+    run = finish(tmp_path / "e", declare())
+    record(run, {"method": "greedy", "weights": {"member-1": 0.25, "member-3": 0.75}, "temperature": 1.0})
+    unknown = Observation(None, None, "the target may be anything", None).as_record()
+    save_checkpoint(run.checkpoint("member-0"), {"model": {}, "epoch": 1, **unknown})
+    assert load(run.path).member_ids == ["member-1", "member-3"]
+    with pytest.raises(CombineError, match="member-0 cannot be loaded: the target may be anything"):
+        load(run.path, combine="average")
