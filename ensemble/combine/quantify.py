@@ -79,6 +79,7 @@ def describe(
     valid: Quantified,
     report: Quantified,
     shifted: Quantified | None,
+    *,
     level: float = conformal.LEVEL,
 ) -> dict[str, Any]:
     """The fields of the `combined` event that say how sure the model is, plain JSON values.

@@ -139,7 +139,7 @@ def combine_samples(
     shifted, why = None, ""
     if ensemble.shifted is not None:
         shifted, why = _read_shifted(run_dir, valid, combination)
-    sureness = describe(samples[0], samples[-1], shifted)
+    sureness = describe(samples[0], samples[-1], shifted, level=ensemble.coverage)
     if shifted is not None:
         samples.append(shifted)
     weights = {m: float(w) for m, w in zip(valid.members, combination.weights, strict=True) if w > 0}

@@ -123,6 +123,7 @@ class Ensemble(MemberPipelines):
             `combine(values [m, n, ...]) -> [n, ...]` of torch tensors, which a free task needs.
         calibrate: whether it is calibrated on `valid`: probabilities by temperature scaling, a Gaussian's variance
             by a factor.
+        coverage: the probability with which conformal sets and intervals are to hold the true value, in (0, 1).
         objective, mode: the metric that ranks members, and whether it is maximized or minimized; None takes the
             Recipe's, or accuracy (the loss of a Recipe whose `task=` has no classes), and the mode that the
             metric's name implies.
@@ -180,6 +181,7 @@ class Ensemble(MemberPipelines):
     mps: bool = False
     combine: str | Callable[..., Any] = "greedy"
     calibrate: bool = True
+    coverage: float = 0.9
     early_stopping: EarlyStop = "none"
     keep: Keep = "last"
     averaging: Averaging = "none"
@@ -248,6 +250,9 @@ class Ensemble(MemberPipelines):
             check_number(f"Ensemble.{name}", getattr(self, name), low=1, integer=True)
         for name in ("seed", "retries"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, integer=True)
+        check_number("Ensemble.coverage", self.coverage, low=0, above=True)
+        if self.coverage >= 1:
+            raise SpecError(f"Ensemble.coverage must be below 1, got {self.coverage!r}")
         check_number("Ensemble.capacity", self.capacity, low=1, integer=True, optional=True)
         if self.cache is not None:
             check_choice("Ensemble.cache", self.cache, CACHES)

@@ -64,10 +64,10 @@ def declare() -> Ensemble:
     )
 
 
-@pytest.mark.parametrize("executor", ["inline", "local"])
-def test_a_run_says_how_sure_its_combined_model_is(executor: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("executor", "coverage"), [("inline", 0.7), ("local", 0.9)])
+def test_a_run_says_how_sure_its_combined_model_is(executor: str, coverage: float, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
-    result = ensemble.submit(declare(), run.path, executor).wait()
+    result = ensemble.submit(dataclasses.replace(declare(), coverage=coverage), run.path, executor).wait()
     saved = load_predictions(run.predictions("member-0", "shifted"))
     assert saved.values.shape == (200, 3) and saved.target is None and saved.index.tolist() == list(range(200))
 
@@ -77,7 +77,9 @@ def test_a_run_says_how_sure_its_combined_model_is(executor: str, tmp_path: Path
     assert parts["total"] == pytest.approx(parts["aleatoric"] + parts["epistemic"])
     assert combined["shifted"]["total"]["auroc"] > 0.9, "between the clouds the model is least sure"
     for method in ("thr", "aps"):
-        assert 0.83 < combined["conformal"][method]["coverage"] <= 1
+        found = combined["conformal"][method]
+        assert found["level"] == coverage
+        assert coverage - 0.07 < found["coverage"] <= 1, "a deviation of 0.035: of 300 and 400 samples"
 
     with run.uncertainty_csv.open(newline="") as file:
         rows = list(csv.DictReader(file))

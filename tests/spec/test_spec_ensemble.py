@@ -27,6 +27,8 @@ def declared(**options: Any) -> Ensemble:
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"epochs": 2.5}, "epochs must be an integer, got 2.5"),
         ({"epochs": True}, "epochs must be an integer"),
+        ({"coverage": 0}, "coverage must be above 0, got 0"),
+        ({"coverage": 1.0}, "coverage must be below 1, got 1.0"),
         ({"precision": "fp8"}, "(valid: fp32, bf16, fp16)"),
         ({"sharing": "none"}, "(valid: auto, node, single, multi, all, independent)"),
         ({"name": "a/b"}, "name must be a plain file name"),
