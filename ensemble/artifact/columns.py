@@ -41,23 +41,25 @@ def make_columns(
 
         What has more axes than one row is a list, or a list of lists. Then the uncertainties, by name, and
         conformal predictions: `set_thr` and `set_aps` (numbers of the classes in it), or `low` and `high`.
+        Where values are NaN, classes, labels and sets are null, and uncertainties NaN.
     """
     import pyarrow
 
     values = outputs["values"]
     is_named = values.ndim > 1 and len(classes) == values.shape[-1]
     columns: dict[str, Any] = {"index": pyarrow.array(index)}
+    lost = find_lost(values)
     if task.kind == "classification":
-        best = values.argmax(axis=-1)
-        columns["class"] = to_arrow(best)
+        best, unknown = values.argmax(axis=-1), np.any(lost, axis=-1)
+        columns["class"] = to_arrow(best, unknown)
         if is_named:
-            columns["class_name"] = _name(best, classes)
+            columns["class_name"] = _name(best, unknown, classes)
         columns["probabilities"] = to_arrow(values)
     elif task.kind == "multilabel":
-        chosen = [np.flatnonzero(row >= 0.5) for row in values]
+        chosen = [None if bad.any() else np.flatnonzero(row >= 0.5) for row, bad in zip(values, lost, strict=True)]
         columns["labels"] = pyarrow.array(chosen, pyarrow.list_(pyarrow.int64()))
         if is_named:
-            names = [[classes[int(label)] for label in row] for row in chosen]
+            names = [None if row is None else [classes[int(label)] for label in row] for row in chosen]
             columns["label_names"] = pyarrow.array(names, pyarrow.list_(pyarrow.string()))
         columns["probabilities"] = to_arrow(values)
     elif task.kind == "gaussian":
@@ -67,7 +69,7 @@ def make_columns(
         columns[name] = to_arrow(values)
     for name, value in outputs.items():
         if name != "values":
-            columns[name] = to_arrow(value)
+            columns[name] = to_arrow(np.where(lost.reshape(len(value), -1).any(axis=1), np.nan, value))
     for each in conformal:
         columns |= _predict_conformal(each, values, index)
     return pyarrow.table(columns)
@@ -83,25 +85,35 @@ def _predict_conformal(conformal: Conformal, values: Array, index: Array) -> dic
     inside = conformal.predict(values, index)
     if inside.ndim != 2:
         return {}
-    sets = [np.flatnonzero(row) for row in inside]
+    lost: Array = np.any(find_lost(values), axis=-1)
+    sets = [None if bad else np.flatnonzero(row) for row, bad in zip(inside, lost, strict=True)]
     return {f"set_{conformal.method}": pyarrow.array(sets, pyarrow.list_(pyarrow.int64()))}
 
 
-def _name(best: Array, classes: Sequence[str]) -> Any:
+def find_lost(values: Array) -> Array:
+    """Which numbers are NaN, of the shape of the values; integers never are."""
+    return np.isnan(values) if values.dtype.kind == "f" else np.zeros(values.shape, bool)
+
+
+def _name(best: Array, unknown: Array, classes: Sequence[str]) -> Any:
     import pyarrow
 
-    codes = to_arrow(best)
-    names = pyarrow.array(list(classes))
-    if best.ndim == 1:
-        return names.take(codes)
-    return pyarrow.array(np.asarray(classes, dtype=object)[best].tolist())
+    codes = pyarrow.array(best.reshape(-1), mask=unknown.reshape(-1))
+    return _fold(pyarrow.array(list(classes), pyarrow.string()).take(codes), best.shape)
 
 
-def to_arrow(values: Array) -> Any:
-    """An array [b, ...] as a column of b numbers, or of b lists of equal lengths."""
+def to_arrow(values: Array, unknown: Array | None = None) -> Any:
+    """An array [b, ...] as a column of b numbers, or of b lists of equal lengths; null where it is `unknown`."""
     import pyarrow
 
-    column = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
-    for length in reversed(values.shape[1:]):
+    flat = np.ascontiguousarray(values).reshape(-1)
+    return _fold(pyarrow.array(flat, mask=None if unknown is None else unknown.reshape(-1)), values.shape)
+
+
+def _fold(column: Any, shape: Sequence[int]) -> Any:
+    """A column of b * ... numbers as one of b lists of equal lengths."""
+    import pyarrow
+
+    for length in reversed(shape[1:]):
         column = pyarrow.FixedSizeListArray.from_arrays(column, length)
     return column

@@ -11,14 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ensemble.artifact import layout
 from ensemble.artifact.card import make_card
 from ensemble.artifact.classes import find_classes
+from ensemble.artifact.preparation import append
 from ensemble.artifact.preprocessing import Division, Input, divide
-from ensemble.combine import load
+from ensemble.combine import find_math, load
 from ensemble.meter import ledger
 from ensemble.spec import Recipe
+from pipelines import Pipeline
 from pipelines.errors import SampleError
+from pipelines.sources import Source, Subset
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,7 +31,6 @@ if TYPE_CHECKING:
     from ensemble.combine.model import EnsembleModel
     from ensemble.spec import Ensemble
     from ensemble.store import RunDir, RunState
-    from pipelines import Pipeline
 
 #: Samples with which a program is traced and checked.
 SAMPLES = 8
@@ -103,38 +107,52 @@ def _collect(run_dir: str | os.PathLike[str], preprocessing: bool) -> _Sources:
     ensemble = run.load_ensemble(state.header.get("code"))
     assert isinstance(ensemble.recipe, Recipe)
     pipeline = ensemble.valid if ensemble.valid is not None else ensemble.pipeline(_params(state, model))
-    count = min(SAMPLES, len(pipeline))
-    whole = _take(pipeline, count)
+    pipeline = _find_samples(pipeline)
+    whole = _take(pipeline)
     whole.pop(ensemble.recipe.target, None)
-    fields = _list_fields(model) or find_fields(model, whole)
+    fields = model.fields or find_fields(model, whole)
     division = divide(pipeline, fields, fold=preprocessing)
     try:
-        given = _take(division.prepared, count)
+        given = _take(division.prepared)
     except SampleError:  # the first samples differ in size, which the program's stages make one
-        given, whole = _take(division.prepared, 1), _take(pipeline, 1)
+        given, whole = _take(division.prepared.take(1)), _take(pipeline.take(1))
     return _Sources(run, state, ensemble, model, division, given, {name: whole[name] for name in fields})
-
-
-def _list_fields(model: EnsembleModel) -> list[str]:
-    """The fields that the members' models are called with, as their training has shown; none where it has not."""
-    fields = dict[str, None]()
-    for call in model.calls.values():
-        seen = None if call.seen is None else call.seen.call
-        if seen is None or call.recipe.predict is not None or None in (*seen.args, *seen.kwargs.values()):
-            return []
-        fields |= dict.fromkeys(seen.fields)
-    return list(fields)
 
 
 def _params(state: RunState, model: EnsembleModel) -> Mapping[str, Any]:
     return state.members[model.member_ids[0]].params
 
 
-def _take(pipeline: Pipeline, count: int) -> dict[str, Tensor]:
-    """A batch of the first samples of a pipeline; of a single one twice."""
-    if pipeline.random_stage is None:
-        pipeline = pipeline.without_randomness()
-    batch = next(iter(pipeline.take(count).loader(count, epochs=1)))
+def _find_samples(pipeline: Pipeline) -> Pipeline:
+    """The pipeline of its first samples, of those that can be prepared where it leaves out the others.
+
+    Raises:
+        ArtifactError: it leaves out all.
+    """
+    found: list[int] = list(range(min(SAMPLES, len(pipeline))))
+    if pipeline.on_error == "skip":
+        found = []
+        for batch in _read_again(pipeline, pipeline.source).loader(SAMPLES, epochs=1):
+            found += batch["index"].tolist()
+            if len(found) >= SAMPLES:
+                break
+    if not found:
+        raise layout.ArtifactError("no sample of the run's data can be prepared; a model is exported with some")
+    return _read_again(pipeline, Subset(pipeline.source, np.array(found[:SAMPLES])))
+
+
+def _read_again(pipeline: Pipeline, source: Source) -> Pipeline:
+    """The stages of a pipeline on another source, in its order."""
+    made = Pipeline(source, seed=pipeline.seed, shuffle=False, on_error=pipeline.on_error)
+    for stage in pipeline.stages:
+        made = append(made, stage)
+    return made
+
+
+def _take(pipeline: Pipeline) -> dict[str, Tensor]:
+    """All samples of a pipeline as a batch; a single one twice."""
+    batch = next(iter(pipeline.loader(len(pipeline), epochs=1)))
+    count = len(batch["index"])
     return {
         name: value.clone() if count > 1 else value.repeat(2, *[1] * (value.dim() - 1))
         for name, value in batch.items()
@@ -168,10 +186,10 @@ def _write(folder: Path, sources: _Sources, onnx: bool, uncertainty: bool, class
             apart = save_onnx(folder / layout.ONNX, traced, [(given, model(whole)) for given, whole in batches])
     record = _describe(sources, values, uncertain, names)
     used = ledger(_read_events(sources.run)).as_dict()
-    _write_json(folder / layout.RECORD, record)
     _write_json(folder / layout.LEDGER, used)
     card = make_card(record, sources.ensemble, sources.state, used, onnx_difference=apart)
     (folder / layout.CARD).write_text(card)
+    _write_json(folder / layout.RECORD, record)  # last: it makes the folder an artifact
 
 
 def _cut_batches(
@@ -238,10 +256,16 @@ def _describe(
         "members": model.member_ids,
         "weights": weights,
         "method": model.method,
-        "calibration": combined.get("calibration"),
+        "calibration": combined.get("calibration") or _describe_calibration(model),
         "conformal": combined.get("conformal"),
         "stages": sources.division.describe(),
     }
+
+
+def _describe_calibration(model: EnsembleModel) -> dict[str, Any] | None:
+    """The calibration of a run that was not combined, whose members `load` combines."""
+    method = find_math(model.task).calibration
+    return None if method is None or model.calibration == 1.0 else {"method": method, "value": model.calibration}
 
 
 def _describe_input(name: str, found: Input) -> dict[str, Any]:

@@ -9,16 +9,20 @@
     ledger.json           what the run used
 
 The folder needs torch alone. Nothing in it is a pickle, but `torch.export.load` unpickles parts of a .pt2 file
-that say so: load no artifact that you do not trust.
+that say so: load no artifact that you do not trust. `ensemble predict` refuses one with pickles.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import fcntl
+import glob
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,21 @@ VERSION = 1
 KIND = "ray-ensemble artifact"
 PROGRAM, UNCERTAINTY, WEIGHTS, ONNX = "model.pt2", "uncertainty.pt2", "model.safetensors", "model.onnx"
 RECORD, CARD, LEDGER = "artifact.json", "README.md", "ledger.json"
+FILES = frozenset((PROGRAM, UNCERTAINTY, WEIGHTS, ONNX, RECORD, CARD, LEDGER))
+#: What a record has, see `read_record`.
+_KEYS = (
+    "task",
+    "fields",
+    "outputs",
+    "uncertainty",
+    "classes",
+    "members",
+    "weights",
+    "method",
+    "conformal",
+    "stages",
+)
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # renameat2(2)
 
 
 class ArtifactError(StoreError):
@@ -64,18 +83,33 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not is_artifact(path):
         raise ArtifactError(f"no artifact here: {file} does not exist or is none; make one with `ensemble export`")
     record: dict[str, Any] = json.loads(file.read_text())
-    if record["v"] > VERSION:
+    version = record.get("v")
+    lacking = [key for key in _KEYS if key not in record]
+    if type(version) is not int or (version <= VERSION and lacking):
+        raise ArtifactError(f"{file} is damaged: it has no {'version' if not lacking else lacking[0]}")
+    if version > VERSION:
         raise ArtifactError(f"{path} was made by a newer ray-ensemble; upgrade ray-ensemble to read it")
     return record
 
 
 def check_target(path: Path) -> None:
-    """Raises where an artifact cannot be put: what is there is none, and not an empty folder.
+    """Raises where an artifact cannot be put: what is there is none, or has files of others, and is not empty.
 
     Raises:
         ArtifactError: see above.
     """
-    if not os.path.lexists(path) or (is_artifact(path) and not path.is_symlink()):
+    if not os.path.lexists(path):
+        return
+    if os.path.ismount(path) and not path.is_symlink():
+        raise ArtifactError(f"{path} is a mount point, which cannot be replaced; choose a new folder in it")
+    if is_artifact(path) and not path.is_symlink():
+        others = sorted({each.name for each in path.iterdir()} - FILES)
+        if others:
+            more = ", ..." if len(others) > 3 else ""
+            raise ArtifactError(
+                f"{path} is an artifact with other files in it ({', '.join(others[:3])}{more}), which would be "
+                "lost: move them, or choose another folder"
+            )
         return
     if path.is_symlink() or not path.is_dir() or any(path.iterdir()):
         raise ArtifactError(f"{path} exists and is no artifact; choose another folder, or remove it")
@@ -89,27 +123,73 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
         WriteError: it could not be written.
     """
     check_target(path)
+    _remove_leftovers(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    former = temporary.with_suffix(".old")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir(mode=0o755)
-        write(temporary)
-        for file in temporary.iterdir():
-            _flush(file)
-        fsync_directory(temporary)
-        if is_artifact(path):
-            os.rename(path, former)
-        os.rename(temporary, path)
-        fsync_directory(path.parent)
+        with _lock(temporary):
+            write(temporary)
+            for file in temporary.iterdir():
+                _flush(file)
+            fsync_directory(temporary)
+            check_target(path)  # what has come while it was written
+            _replace(temporary, path)
+            fsync_directory(path.parent)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if former.exists() and not path.exists():
-            os.rename(former, path)
         if isinstance(error, OSError):
             raise make_write_error(path, error) from None
         raise
-    shutil.rmtree(former, ignore_errors=True)
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Put a folder in the place of an artifact, or of nothing, in one step where the file system can."""
+    if not is_artifact(path):
+        os.rename(temporary, path)
+    elif _exchange(temporary, path):
+        shutil.rmtree(temporary, ignore_errors=True)
+    else:
+        former = temporary.with_suffix(".old")
+        os.rename(path, former)
+        try:
+            os.rename(temporary, path)
+        except BaseException:
+            os.rename(former, path)
+            raise
+        shutil.rmtree(former, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders in one step; False: the C library or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold a folder while it is written: one that nobody holds was left behind by a process that was killed."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what exports to this path left behind that were killed."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
+        with contextlib.suppress(OSError):  # another export holds it, or there are no locks
+            descriptor = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(leftover)
+            finally:
+                os.close(descriptor)
 
 
 def _flush(file: Path) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ensemble.artifact.layout import ArtifactError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
     from torch.export import ExportedProgram
 
+#: By how much a number may differ, of its size where that is above 1.
 TOLERANCE = 1e-5
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
@@ -41,12 +43,11 @@ def save_onnx(
         batches: pairs of a batch and the values that the model gives for it.
 
     Returns:
-        The largest difference between the two.
+        The largest difference between the two, in parts of what is larger, 1 or the number.
 
     Raises:
         ArtifactError: it cannot be written, or differs by more than `TOLERANCE`.
     """
-    import numpy as np
     import onnxruntime
     import torch
 
@@ -65,14 +66,31 @@ def save_onnx(
         for batch, values in batches:
             given = {name: value.numpy() for name, value in batch.items()}
             found = session.run(["values"], given)[0]
-            apart = max(apart, float(np.abs(found.astype(np.float64) - values.double().numpy()).max(initial=0.0)))
+            apart = max(apart, measure_difference(found, values.numpy()))
     except Exception as error:  # of torch, onnxscript or onnxruntime, which share no class
         reason = " ".join(str(error).split())
         raise ArtifactError(
             f"the model cannot be written as ONNX: {type(error).__name__}: {reason[:200]}; export without --onnx"
         ) from error
-    if not apart <= TOLERANCE:
+    if apart > TOLERANCE:
         raise ArtifactError(
             f"ONNX differs from load() by {apart:.3g}, more than {TOLERANCE:g}; export without --onnx"
         )
     return apart
+
+
+def measure_difference(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> float:
+    """The largest difference of two arrays, in parts of what is larger, 1 or the number.
+
+    Infinite where their shapes differ, or where one has a NaN or an infinity that the other has not.
+    """
+    import numpy as np
+
+    if found.shape != wanted.shape:
+        return float("inf")
+    one, other = found.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(other)
+    if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+        return float("inf")
+    apart = np.abs(one[finite] - other[finite]) / np.maximum(1.0, np.abs(other[finite]))
+    return float(apart.max(initial=0.0)) if np.isfinite(apart).all() else float("inf")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.artifact import layout
-from ensemble.artifact.data import find_image_field, open_source, prepare_for_program, prepare_for_run
+from ensemble.artifact.data import is_sharded, open_source
 from ensemble.artifact.layout import ArtifactError
+from ensemble.artifact.preparation import prepare_for_program, prepare_for_run
 from ensemble.combine.conformal import Conformal, load_conformal
 from ensemble.spec.task import Task
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 SPLITS = ("valid", "test", "shifted")
 #: Bytes of predictions that are written together.
 GROUP_BYTES = 16 << 20
+#: In the metadata of a file of predictions: only such a file is replaced by another one.
+MARK = b"ray-ensemble predictions"
 
 Batch = Mapping[str, "Tensor"]
 
@@ -61,14 +65,15 @@ def predict(
     """Predict for all records of a data set, and write the predictions to a Parquet file, whole or not at all.
 
     Batches are prepared, computed and written one after the other, so that the memory in use does not grow with
-    the data. Rows are in the order of the records, which `index` numbers. `ensemble.artifact.columns` has the
-    columns.
+    the data (.npz and .csv are read whole). Rows are in the order of the records, which `index` numbers: those of
+    `data` all have one. Of a run's split, the records are left out that the run leaves out (`on_error="skip"`).
+    `ensemble.artifact.columns` has the columns; predictions that are NaN are warned of.
 
     Args:
         model: an artifact, or the directory of a run.
         data: a file or folder of records like those that the run read (`ensemble.artifact.data.FORMATS`); they are
             prepared by the stages of the run's validation pipeline.
-        out: the file.
+        out: the file: a new one, or one of predictions, which is replaced.
         split: instead of data, the run's own valid, test or shifted split.
         uncertainty: add the columns of the uncertainties, and of conformal predictions.
         prepared: with an artifact: the data are what its program takes, no stage is to be run.
@@ -89,12 +94,31 @@ def predict(
     if (data is None) == (split is None):
         raise ArtifactError("give data to predict for, or --split with a run, and not both")
     target = Path(out).expanduser().absolute()
-    if target.is_dir() or not target.parent.is_dir():
-        raise ArtifactError(f"cannot write {target}: it is a folder, or its folder does not exist")
+    _check_out(target, data)
     predictor = open_predictor(model, data, split, uncertainty=uncertainty, prepared=prepared, device=device)
     rows: list[int] = []
     write_atomically(target, lambda file: rows.append(_write(file, predictor, batch_size)))
     return rows[0]
+
+
+def _check_out(target: Path, data: str | os.PathLike[str] | None) -> None:
+    """Raises for a file that would replace something else than predictions, or be read as data."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if target.is_dir() or not target.parent.is_dir():
+        raise ArtifactError(f"cannot write {target}: it is a folder, or its folder does not exist")
+    folder = None if data is None else Path(data).expanduser()
+    if folder is not None and is_sharded(folder) and target.parent.resolve() == folder.resolve():
+        raise ArtifactError(f"{target} would lie among the data, like one of them: choose another folder")
+    if not os.path.lexists(target):
+        return
+    try:
+        known = target.is_file() and MARK in (pyarrow.parquet.read_schema(target).metadata or {})
+    except (OSError, pyarrow.ArrowException):
+        known = False
+    if not known:
+        raise ArtifactError(f"{target} exists and holds no predictions: choose another file, or remove it")
 
 
 def open_predictor(
@@ -110,6 +134,11 @@ def open_predictor(
     import torch
 
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ArtifactError(f"the device {where!r} cannot be used here: {reason[:150]}") from None
     if layout.is_artifact(model):
         if split is not None:
             raise ArtifactError(
@@ -133,9 +162,7 @@ def _open_artifact(path: Path, data: Any, device: str, *, uncertainty: bool, pre
         reason = "the task has none, or it was exported without" if uncertainty else "it is incomplete"
         raise ArtifactError(f"{path} has no {file.name}: {reason}")
     fields = list(record["fields"])
-    pipeline = prepare_for_program(
-        record, open_source(data, fields[0] if len(fields) == 1 else None), prepared=prepared
-    )
+    pipeline = prepare_for_program(record, lambda image, raw: open_source(data, image, raw), prepared=prepared)
     program = load_program(file, device)
     return Predictor(
         lambda batch: as_outputs(program({name: batch[name] for name in fields})),
@@ -174,8 +201,9 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
     elif ensemble.valid is None:
         raise ArtifactError("the run has no validation pipeline, whose stages would prepare the data")
     else:
-        source = open_source(data, find_image_field(ensemble.valid.source))
-        pipeline = prepare_for_run(ensemble.valid, source, target)
+        pipeline = prepare_for_run(
+            ensemble.valid, lambda image, raw: open_source(data, image, raw), loaded.fields or None, target
+        )
     return Predictor(
         lambda batch: as_outputs(loaded({name: each for name, each in batch.items() if name != target})),
         loaded.task,
@@ -192,13 +220,14 @@ def _write(file: Path, predictor: Predictor, batch_size: int) -> int:
     import pyarrow.parquet
 
     writer: Any = None
-    rows, waiting = 0, list[Any]()
+    rows, lost, waiting = 0, 0, list[Any]()
     try:
-        for table in _compute(predictor, batch_size):
+        for table, unknown in _compute(predictor, batch_size):
             rows += len(table)
+            lost += unknown
             waiting.append(table)
             if writer is None:
-                writer = pyarrow.parquet.ParquetWriter(file, table.schema)
+                writer = pyarrow.parquet.ParquetWriter(file, table.schema.with_metadata({MARK: b"1"}))
             if sum(each.nbytes for each in waiting) >= GROUP_BYTES:
                 writer.write_table(pyarrow.concat_tables(waiting))
                 waiting.clear()
@@ -207,14 +236,18 @@ def _write(file: Path, predictor: Predictor, batch_size: int) -> int:
     finally:
         if writer is not None:
             writer.close()
+    if writer is None:
+        raise ArtifactError("no record could be prepared, so there is nothing to predict for")
+    if lost:
+        warnings.warn(f"{lost:,} of {rows:,} rows have predictions that are NaN", stacklevel=4)
     return rows
 
 
-def _compute(predictor: Predictor, batch_size: int) -> Iterator[Any]:
-    """The predictions, a table for each batch."""
+def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]:
+    """The predictions: for each batch a table, and how many of its rows have a NaN."""
     import torch
 
-    from ensemble.artifact.columns import make_columns
+    from ensemble.artifact.columns import find_lost, make_columns
 
     for batch in predictor.pipeline.loader(batch_size, epochs=1):
         index = batch.pop("index").numpy().copy()
@@ -223,4 +256,5 @@ def _compute(predictor: Predictor, batch_size: int) -> Iterator[Any]:
         with torch.inference_mode():
             outputs = predictor.compute(batch.to(predictor.device))
         arrays = {name: value.cpu().numpy() for name, value in outputs.items()}
-        yield make_columns(index, arrays, predictor.task, predictor.classes, predictor.conformal)
+        table = make_columns(index, arrays, predictor.task, predictor.classes, predictor.conformal)
+        yield table, int(find_lost(arrays["values"]).reshape(len(index), -1).any(axis=1).sum())

@@ -68,15 +68,16 @@ def divide(pipeline: Pipeline, fields: Sequence[str], *, fold: bool = True) -> D
     """Divide the stages of a pipeline, so that the program takes as little prepared samples as it can.
 
     Args:
-        pipeline: without random stages.
+        pipeline: with a random stage none goes into the program.
         fields: that the model reads of the pipeline's samples.
         fold: whether any stage goes into the program.
 
     Raises:
         SampleError: the first sample cannot be prepared.
     """
-    pipeline = pipeline.without_randomness()
     count = len(pipeline.stages)
+    if pipeline.random_stage is not None:
+        return _divide_at(pipeline, count, fields)
     first = count
     while fold and first > 0 and _make_module(pipeline.stages[first - 1]) is not None:
         first -= 1

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import io
+import json
 import logging
+import pickle
 import traceback
 import warnings
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +42,20 @@ ALTERNATIVES = (
         "a model must take any batch size: use x.shape[0], no number or len(x)",
     ),
 )
+#: What is in a .pt2 file of tensors and a graph, below its first folder.
+_PARTS = (
+    "data/weights/weight_*",
+    "data/weights/*_config.json",
+    "data/constants/tensor_*",
+    "data/constants/*_config.json",
+    "data/sample_inputs/*.pt",
+    "models/*.json",
+    "archive_format",
+    "archive_version",
+    "byteorder",
+    ".data/*",
+)
+_TALKATIVE = ("torch._guards", "torch._dynamo", "torch.export", "torch.fx", "torch.onnx", "onnxscript", "onnx_ir")
 
 
 class Program(nn.Module):
@@ -119,10 +137,10 @@ def _remove_traces(traced: ExportedProgram, example: Mapping[str, Tensor]) -> No
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
     """Keep back what torch prints, warns and logs about a program: what of it matters is in the error."""
-    loggers = [logging.getLogger(name) for name in ("torch.fx", "torch.onnx", "onnxscript", "onnx_ir")]
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
     before = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         out, err = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
         with warnings.catch_warnings(), out, err:
@@ -183,13 +201,53 @@ def save_program(path: Path, program: ExportedProgram) -> None:
 
 
 def load_program(path: Path, device: str | torch.device = "cpu") -> nn.Module:
-    """A saved program, as a module on a device."""
-    program = torch.export.load(path)
+    """A saved program, as a module on a device.
+
+    Raises:
+        ArtifactError: it cannot be read, or holds pickles, which run code.
+    """
+    with silence():
+        try:
+            check_no_pickles(path)
+            program = torch.export.load(path)
+        except ArtifactError:
+            raise
+        except Exception as error:  # of zipfile, json or torch, whose errors share no class
+            reason = " ".join(str(error).split())
+            raise ArtifactError(
+                f"{path} cannot be read: {type(error).__name__}: {reason[:120]}; it is damaged, or was written by "
+                "another version of torch: export it again"
+            ) from error
     if torch.device(device).type != "cpu":
         from torch.export.passes import move_to_device_pass
 
         program = move_to_device_pass(program, device)
     return program.module()
+
+
+def check_no_pickles(path: Path) -> None:
+    """Raise for a .pt2 file of which torch would unpickle more than plain tensors.
+
+    Raises:
+        ArtifactError: see above.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            inner = name.partition("/")[2]
+            if not any(fnmatch.fnmatchcase(inner, known) for known in _PARTS):
+                raise ArtifactError(
+                    f"{path} is not loaded: it holds {name!r}, which may be a pickle, and runs code then"
+                )
+            if inner.endswith("_config.json"):
+                config = json.loads(archive.read(name))["config"]
+                pickled = [key for key, payload in config.items() if payload.get("use_pickle") is not False]
+                if pickled:
+                    raise ArtifactError(f"{path} is not loaded: {pickled[0]!r} in it is a pickle, which runs code")
+            elif inner.startswith("data/sample_inputs/"):
+                try:
+                    torch.load(io.BytesIO(archive.read(name)), weights_only=True)
+                except pickle.UnpicklingError:
+                    raise ArtifactError(f"{path} is not loaded: {name!r} is a pickle, which runs code") from None
 
 
 def check_equal(path: Path, reference: Callable[[Batch], Outputs], batches: Sequence[tuple[Batch, Batch]]) -> None:

@@ -72,6 +72,19 @@ class EnsembleModel(nn.Module):
         """Of the calibration of probabilities, 1.0 for none."""
         return self.calibration if self.task.kind in ("classification", "multilabel") else 1.0
 
+    @property
+    def fields(self) -> list[str]:
+        """The fields of a batch that the members' models are called with, as their training has shown; none where
+        it has not.
+        """
+        fields = dict[str, None]()
+        for call in self.calls.values():
+            seen = call.seen.call
+            if seen is None or call.recipe.predict is not None or None in (*seen.args, *seen.kwargs.values()):
+                return []
+            fields |= dict.fromkeys(seen.fields)
+        return list(fields)
+
     def forward(self, batch: Mapping[str, Any]) -> Tensor | dict[str, Tensor]:
         """Values of a batch with the fields that the members' models (or `Recipe.predict`) read.
 

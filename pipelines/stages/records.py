@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from pipelines.errors import PipelineError
 from pipelines.stages._decode import DecodeImage, DecodeJpeg
 from pipelines.stages._fields import Drop, Rename, Select
@@ -34,7 +36,10 @@ def as_record(stage: Any) -> dict[str, Any] | None:
     name = _NAMES.get(type(stage))
     if name is None:
         return None
-    return {"stage": name, "values": {f.name: getattr(stage, f.name) for f in dataclasses.fields(stage)}}
+    return {
+        "stage": name,
+        "values": {f.name: _to_plain(getattr(stage, f.name)) for f in dataclasses.fields(stage)},
+    }
 
 
 def from_record(record: dict[str, Any]) -> Any:
@@ -50,6 +55,13 @@ def from_record(record: dict[str, Any]) -> Any:
         raise PipelineError(
             f"the stage {str(record)[:80]} is not known here; it was written by another version"
         ) from None
+
+
+def _to_plain(value: Any) -> Any:
+    """A number of numpy as Python's, which JSON knows."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_to_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _to_tuple(value: Any) -> Any:

@@ -1,0 +1,247 @@
+"""Prepares raw records as a model takes them, by those stages of a run's pipeline that the model's fields need.
+
+What a pipeline does to labels, names and other fields is left out, so that records need no more than the model
+reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ensemble.artifact.layout import ArtifactError
+from pipelines import Pipeline, stages
+from pipelines.errors import PipelineError
+from pipelines.sources import Source
+from pipelines.stage import Stage, make_stage
+from pipelines.stages.records import as_record, from_record
+
+_DECODERS = tuple(type(make("image")) for make in (stages.decode_jpeg, stages.decode_image))
+_RENAME, _SELECT, _DROP = type(stages.rename(a="b")), type(stages.select("a")), type(stages.drop("a"))
+#: Of kinds of dtypes: a number is cast to one of its own or a higher rank.
+_RANKS = {"b": 0, "u": 1, "i": 1, "f": 2}
+
+Open = Callable[[str | None, Sequence[str] | None], Source]
+"""Opens data: from what their images are called, and the fields that are read (None: all)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which stages make some fields of raw records.
+
+    Attributes:
+        stages: in order.
+        raw: the fields of raw records that they read; None where that is not known: a stage is the user's own.
+    """
+
+    stages: tuple[Stage, ...]
+    raw: tuple[str, ...] | None
+
+    @property
+    def image(self) -> str | None:
+        """The raw field that is decoded, or else the only one; None where that is not clear."""
+        if self.raw is None:
+            return None
+        names = {name: name for name in self.raw}  # as they are now -> as they were
+        decoded = []
+        for stage in self.stages:
+            if isinstance(stage.call, _RENAME):
+                renamed = dict(stage.call.names)
+                names = {renamed.get(now, now): raw for now, raw in names.items()}
+            elif isinstance(stage.call, _DECODERS):
+                decoded.append(names[stage.call.field])
+        chosen = decoded or list(self.raw)
+        return chosen[0] if len(chosen) == 1 else None
+
+
+def make_plan(given: Sequence[Stage], fields: Sequence[str]) -> Plan:
+    """The stages, of those given, that `fields` of the last one's samples need."""
+    needed: set[str] | None = set(fields)
+    kept: list[Stage] = []
+    for stage in reversed(given):
+        call = stage.call
+        if needed is None or not _is_ours(stage):
+            needed = None
+            kept.append(stage)
+        elif isinstance(call, _RENAME):
+            pairs = {old: new for old, new in call.names if new in needed}
+            if pairs:
+                kept.append(make_stage(stages.rename(**pairs), None, None, None))
+            olds = {new: old for old, new in pairs.items()}
+            needed = {olds.get(name, name) for name in needed}
+        elif not isinstance(call, _SELECT | _DROP):  # what is not needed is dropped at the start
+            made = {name for part in ("field", "lengths", "mask") if (name := getattr(call, part, None))}
+            if made & needed:
+                kept.append(stage)
+                needed = needed - made | {call.field}  # type: ignore[attr-defined]
+    order = {name: number for number, name in enumerate(fields)}
+    raw = None if needed is None else tuple(sorted(needed, key=lambda name: (order.get(name, len(order)), name)))
+    return Plan(tuple(reversed(kept)), raw)
+
+
+def _is_ours(stage: Stage) -> bool:
+    return stage.field is None and not stage.random and as_record(stage.call) is not None
+
+
+def prepare_for_program(record: Mapping[str, Any], open_data: Open, *, prepared: bool = False) -> Pipeline:
+    """The records of a source as an artifact's program takes them, in the source's order.
+
+    Args:
+        record: of the artifact (`layout.read_record`).
+        open_data: of raw records, as the run's data were; images may be decoded.
+        prepared: the records are what the program takes: no stage is to be run.
+
+    Raises:
+        ArtifactError: a stage is the user's own function, or the records lack a field or have others than the
+            program takes.
+    """
+    fields = record["fields"]
+    given = []
+    for stage in [] if prepared else record["stages"]["of_caller"]:
+        if stage["record"] is None:
+            raise ArtifactError(
+                f"the stage {stage['name']} of the run's pipeline is a function of its spec, which is not in "
+                "the artifact: predict from the run, or prepare the data with it and give --prepared"
+            )
+        given.append(make_stage(from_record(stage["record"]), None, None, None))
+    plan = make_plan(given, list(fields))
+    pipeline = _apply(plan.stages, _start(open_data(plan.image, plan.raw), plan.image, plan.raw))
+    for name, found in fields.items():
+        if found.get("least"):  # images of several sizes, of which the program would cut this part
+            pipeline = pipeline.map(stages.center_crop(name, tuple(found["least"])))
+    return _fit_fields(pipeline.map(stages.select(*fields)), fields)
+
+
+def prepare_for_run(pipeline: Pipeline, open_data: Open, fields: Sequence[str] | None, target: str) -> Pipeline:
+    """The records of a source through the stages of a run's pipeline, in the source's order.
+
+    Args:
+        pipeline: of the run, without random stages.
+        open_data: of raw records, as the run's data were; images may be decoded, the target may be missing.
+        fields: that the model reads; None: all that the pipeline gives, but the target.
+        target: the field of the target.
+    """
+    wanted = [name for name in pipeline.fields if name != target] if fields is None else list(fields)
+    plan = make_plan(pipeline.stages, wanted)
+    known = pipeline.source[0]
+    image = plan.image
+    if plan.raw is None:
+        bytes_fields = [name for name, value in known.items() if isinstance(value, bytes)]
+        arrays = [name for name, value in known.items() if isinstance(value, np.ndarray)]
+        image = next((names[0] for names in (bytes_fields, arrays) if len(names) == 1), None)
+    start = _start(open_data(image, plan.raw), image, plan.raw)
+    for name, value in known.items():
+        if name in (plan.raw or ()) and isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _RANKS:
+            start = start.map(As(name, value.dtype.name))
+    left: Sequence[Stage] = plan.stages
+    if plan.raw is None:
+        left = _leave_out_target(left, target, start.source[0])
+    return _apply(left, start).map(stages.select(*wanted))
+
+
+def _start(source: Source, image: str | None, raw: Sequence[str] | None) -> Pipeline:
+    """The raw records, with what is read of them."""
+    pipeline = Pipeline(source, shuffle=False)
+    if source.kind == "image_folder" and image not in (None, "image"):
+        pipeline = pipeline.map(stages.rename(image=image))
+    return pipeline if raw is None else pipeline.map(stages.select(*raw))
+
+
+def _apply(given: Sequence[Stage], pipeline: Pipeline) -> Pipeline:
+    """The pipeline with these stages, without those that would decode what is decoded."""
+    decoded = {name for name, value in pipeline.source[0].items() if isinstance(value, np.ndarray)}
+    for stage in given:
+        if isinstance(stage.call, _DECODERS) and stage.call.field in decoded:
+            continue
+        if isinstance(stage.call, _RENAME):
+            names = dict(stage.call.names)
+            decoded = {names.get(name, name) for name in decoded}
+        pipeline = append(pipeline, stage)
+    return pipeline
+
+
+def append(pipeline: Pipeline, stage: Stage) -> Pipeline:
+    """The pipeline with one more stage, of another one."""
+    return pipeline.map(stage.call, field=stage.field, random=stage.random or False, id=stage.id)
+
+
+def _leave_out_target(given: Sequence[Stage], target: str, sample: Mapping[str, Any]) -> list[Stage]:
+    """The stages without what they do to a target that the records lack."""
+    raw = target
+    for stage in reversed(given):
+        if isinstance(stage.call, _RENAME):
+            raw = next((old for old, new in stage.call.names if new == raw), raw)
+    if raw in sample:
+        return list(given)
+    missing, left = raw, []
+    for stage in given:
+        call = stage.call
+        if isinstance(call, _RENAME):
+            names = dict(call.names)
+            renamed = {old: new for old, new in names.items() if old != missing}
+            missing = names.get(missing, missing)
+            if renamed:
+                left.append(make_stage(stages.rename(**renamed), None, None, None))
+        elif isinstance(call, _SELECT | _DROP):
+            rest = [name for name in call.fields if name != missing]
+            if rest:
+                make = stages.select if isinstance(call, _SELECT) else stages.drop
+                left.append(make_stage(make(*rest), None, None, None))
+        elif missing not in (stage.field, getattr(call, "field", None)):
+            left.append(stage)
+    return left
+
+
+def _fit_fields(pipeline: Pipeline, fields: Mapping[str, Mapping[str, Any]]) -> Pipeline:
+    """The pipeline with casts to what the program takes, where these lose no more than precision."""
+    for name, found in pipeline.fields.items():
+        wanted = fields[name]
+        axes = wanted["shape"][1:]
+        fits = len(axes) == len(found.shape) and all(
+            isinstance(size, str) or size == own for size, own in zip(axes, found.shape, strict=True)
+        )
+        ranks = [_RANKS.get(np.dtype(dtype).kind, -1) for dtype in (found.dtype, wanted["dtype"])]
+        if not fits or ranks[0] > ranks[1]:
+            raise ArtifactError(
+                f"the field {name!r} of the data is {found.dtype} {list(found.shape)}, but the program takes "
+                f"{wanted['dtype']} {axes} for each sample"
+            )
+        if found.dtype != wanted["dtype"]:
+            pipeline = pipeline.map(As(name, wanted["dtype"]))
+    return pipeline
+
+
+@dataclass(frozen=True)
+class As:
+    """A stage that converts numbers to a dtype, where that loses no more than precision.
+
+    Attributes:
+        field: of the numbers.
+        dtype: numpy's name of it.
+    """
+
+    field: str
+    dtype: str
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """The sample with the field in the dtype.
+
+        Raises:
+            PipelineError: the dtype cannot hold a number: it is too large, negative, or no integer.
+        """
+        if self.field not in sample:
+            raise PipelineError(f"no field {self.field!r} (the sample has: {', '.join(map(str, sample))})")
+        value, dtype = np.asarray(sample[self.field]), np.dtype(self.dtype)
+        if value.dtype == dtype:
+            return sample
+        if _RANKS.get(value.dtype.kind, 3) > _RANKS[dtype.kind]:
+            raise PipelineError(f"field {self.field!r} holds {value.dtype}, not {dtype}")
+        with np.errstate(over="ignore"):
+            made = value.astype(dtype)
+        lost = np.isinf(made) & ~np.isinf(value) if dtype.kind == "f" else made != value
+        if lost.any():
+            raise PipelineError(f"field {self.field!r} holds {value[lost].flat[0]}, which {dtype} cannot hold")
+        return {**sample, self.field: made}
