@@ -2,7 +2,8 @@
 
 Refused is what another user owns, what everyone may write, and what a group may write: unless it is its owner's
 private group (of their name, with nobody else in it, as many systems give each user), or the user trusts the
-group, as on volumes whose files belong to a group (Kubernetes' fsGroup).
+group, as on volumes whose files belong to a group (Kubernetes' fsGroup). What root owns is accepted: root writes
+the interpreter, too, and the files of a container's image are root's where its processes are another user's.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def check_ownership(path: Path, found: os.stat_result) -> None:
     """Raises for a file or a directory with code that another user may have written.
 
     Raises:
-        StoreError: it is another user's, or `explain_distrust` says why.
+        StoreError: it is another user's who is not root, or `explain_distrust` says why.
     """
-    if found.st_uid != os.geteuid():
+    if found.st_uid not in (os.geteuid(), 0):
         raise StoreError(f"{path} belongs to another user (uid {found.st_uid}); its code is not run: copy the run")
     why = explain_distrust(path, found)
     if why is not None:
