@@ -43,35 +43,45 @@ class Model:
 
     def read(self, body: bytes) -> dict:
         """The tensors of one sample; raises ValueError for what the program does not take."""
-        given = json.loads(body)
+        try:
+            given = json.loads(body, parse_constant=refuse_constant)
+        except RecursionError:
+            raise ValueError("the body is nested too deeply") from None
         if not isinstance(given, dict) or set(given) != set(self.record["fields"]):
             raise ValueError(f"the body must be a JSON object with {', '.join(self.record['fields'])}")
         sample = {}
         for name, wanted in self.record["fields"].items():
             try:
-                sample[name] = torch.tensor(given[name], dtype=getattr(torch, wanted["dtype"]))
-            except (TypeError, ValueError, RuntimeError) as error:
+                sample[name] = make_tensor(given[name], getattr(torch, wanted["dtype"]))
+            except (TypeError, ValueError, RuntimeError, OverflowError) as error:
                 raise ValueError(f"{name}: {error}") from None
             shape, least = list(sample[name].shape), wanted.get("least")
             if least and len(shape) == 3 and shape[1] >= least[0] and shape[2] >= least[1]:
                 top, left = (shape[1] - least[0]) // 2, (shape[2] - least[1]) // 2
-                sample[name] = sample[name][
-                    :, top : top + least[0], left : left + least[1]
-                ]  # what the program reads
-            elif shape != wanted["shape"][1:]:
+                # what the program reads
+                sample[name] = sample[name][:, top : top + least[0], left : left + least[1]]
+                shape[1:] = wanted["shape"][2:]
+            if shape != wanted["shape"][1:]:
                 raise ValueError(f"{name} has the shape {shape}, not {wanted['shape'][1:]}")
         return sample
 
     async def __call__(self, request: Request) -> JSONResponse:
         if not hmac.compare_digest(request.headers.get("authorization", "").encode(), self.token):
             return JSONResponse({"error": "no token, or a wrong one"}, 401)
-        if int(request.headers.get("content-length", 0)) > LARGEST_BYTES:
-            return JSONResponse({"error": "the sample is too large"}, 413)
+        if request.method != "POST":
+            return JSONResponse({"error": "POST a sample"}, 405, {"allow": "POST"})
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > LARGEST_BYTES:
+                return JSONResponse({"error": "the sample is too large"}, 413)
         try:
-            sample = self.read(await request.body())
+            sample = self.read(bytes(body))
         except ValueError as error:
             return JSONResponse({"error": str(error)}, 400)
         values, size = await self.predict(sample)
+        if not torch.tensor(values).isfinite().all():
+            return JSONResponse({"error": "the model gives numbers for this sample that are not finite"}, 422)
         answer = {"values": values}
         if (
             self.record["classes"]
@@ -80,6 +90,26 @@ class Model:
         ):
             answer["class"] = self.record["classes"][max(range(len(values)), key=values.__getitem__)]
         return JSONResponse(answer, headers={"x-batch-size": str(size)})
+
+
+def refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
+
+
+def make_tensor(given: object, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of numbers; raises ValueError, or what torch raises, for those that the dtype cannot hold."""
+    plain = torch.tensor(given)
+    if (plain.dtype is torch.bool) != (dtype is torch.bool):
+        raise ValueError(f"expected {dtype}, got {plain.dtype}")
+    if dtype.is_floating_point:
+        made = torch.tensor(given, dtype=torch.float64).to(dtype)
+        fits = bool(made.isfinite().all())
+    else:
+        made = plain.to(dtype)
+        fits = not plain.is_floating_point() and torch.equal(made.to(plain.dtype), plain)
+    if not fits:
+        raise ValueError(f"there is a number that {dtype} cannot hold")
+    return made
 
 
 def main() -> None:
