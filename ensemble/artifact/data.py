@@ -151,4 +151,14 @@ def _open_table(path: Path, fields: Collection[str] | None) -> Source:
         raise ArtifactError(f"{path} has two columns {twice!r}")
     columns = {name: table.column(name) for name in names}
     missing = {name: column.is_null().to_numpy() for name, column in columns.items() if column.null_count}
-    return Columns(path, {name: column.to_numpy() for name, column in columns.items()}, missing)
+    return Columns(path, {name: _to_numpy(column) for name, column in columns.items()}, missing)
+
+
+def _to_numpy(column: Any) -> Array:
+    """A column as an array of its own type, which numbers would lose by what is missing among them."""
+    import pyarrow
+
+    if column.null_count and pyarrow.types.is_integer(column.type):
+        column = column.fill_null(0)
+    found: Array = column.to_numpy()
+    return found

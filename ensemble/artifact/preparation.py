@@ -22,7 +22,7 @@ from pipelines.stages.records import as_record, from_record
 _DECODERS = tuple(type(make("image")) for make in (stages.decode_jpeg, stages.decode_image))
 _RENAME, _SELECT, _DROP = type(stages.rename(a="b")), type(stages.select("a")), type(stages.drop("a"))
 #: Of kinds of dtypes: a number is cast to one of its own or a higher rank.
-_RANKS = {"b": 0, "u": 1, "i": 1, "f": 2}
+_RANKS = {"b": 0, "u": 0, "i": 0, "f": 1}
 
 Open = Callable[[str | None, Sequence[str] | None], Source]
 """Opens data: from what their images are called, and the fields that are read (None: all)."""
@@ -203,7 +203,7 @@ def _fit_fields(pipeline: Pipeline, fields: Mapping[str, Mapping[str, Any]]) -> 
         fits = len(axes) == len(found.shape) and all(
             isinstance(size, str) or size == own for size, own in zip(axes, found.shape, strict=True)
         )
-        ranks = [_RANKS.get(np.dtype(dtype).kind, -1) for dtype in (found.dtype, wanted["dtype"])]
+        ranks = [_RANKS.get(np.dtype(dtype).kind, 2) for dtype in (found.dtype, wanted["dtype"])]
         if not fits or ranks[0] > ranks[1]:
             raise ArtifactError(
                 f"the field {name!r} of the data is {found.dtype} {list(found.shape)}, but the program takes "
@@ -237,7 +237,7 @@ class As:
         value, dtype = np.asarray(sample[self.field]), np.dtype(self.dtype)
         if value.dtype == dtype:
             return sample
-        if _RANKS.get(value.dtype.kind, 3) > _RANKS[dtype.kind]:
+        if _RANKS.get(value.dtype.kind, 2) > _RANKS[dtype.kind]:
             raise PipelineError(f"field {self.field!r} holds {value.dtype}, not {dtype}")
         with np.errstate(over="ignore"):
             made = value.astype(dtype)

@@ -235,9 +235,7 @@ def check_no_pickles(path: Path) -> None:
         for name in archive.namelist():
             inner = name.partition("/")[2]
             if not any(fnmatch.fnmatchcase(inner, known) for known in _PARTS):
-                raise ArtifactError(
-                    f"{path} is not loaded: it holds {name!r}, which may be a pickle, and runs code then"
-                )
+                raise ArtifactError(f"{path} is not loaded: {name!r} in it may be a pickle, which runs code")
             if inner.endswith("_config.json"):
                 config = json.loads(archive.read(name))["config"]
                 pickled = [key for key, payload in config.items() if payload.get("use_pickle") is not False]

@@ -19,6 +19,7 @@ from ensemble import Ensemble, Recipe
 from pipelines import Pipeline, sources, stages
 
 CLASSES = 4
+NAMES = ["ant", "bee", "cow", "doe"]
 CROP = stages.center_crop("image", 8)
 SCALE = stages.scale("image", mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
 

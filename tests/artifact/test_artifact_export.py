@@ -7,7 +7,7 @@ import json
 import os
 import random
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from artifact_runs import CLASSES, CROP, SCALE, build, declare, link_torch, make_images, run_alone, train
+from artifact_runs import CLASSES, CROP, NAMES, SCALE, build, declare, link_torch, make_images, run_alone, train
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
@@ -28,25 +28,6 @@ from ensemble.artifact import program as programs
 from ensemble.artifact.preprocessing import Input
 from ensemble.cli.parser import main
 from pipelines import Pipeline, sources, stages
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in the process that loads artifacts: the number of threads changes the last bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("runs") / "images", declare())
-
-
-@pytest.fixture(scope="module")
-def artifact(run: Path) -> Path:
-    return ensemble.export(run, run.parent / "artifact", classes=["a", "b", "c", "d"])
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +108,7 @@ def test_the_record_says_what_is_in_the_artifact(run: Path, artifact: Path) -> N
     shape = ["batch", 3, "image_height", "image_width"]
     assert record["fields"] == {"image": {"shape": shape, "dtype": "uint8", "least": [8, 8]}}
     assert record["outputs"] == {"values": {"shape": ["batch", CLASSES], "dtype": "float32"}}
-    assert record["task"] == {"kind": "classification"} and record["classes"] == ["a", "b", "c", "d"]
+    assert record["task"] == {"kind": "classification"} and record["classes"] == NAMES
     assert record["weights"] == {f"member-{i}": pytest.approx(1 / 3) for i in range(3)}
     assert json.loads((artifact / "ledger.json").read_text())["run"]["cpu_s"] > 0
     weights = load_file(artifact / "model.safetensors")
@@ -178,39 +159,6 @@ def test_exporting_leaves_the_process_and_the_machine_as_they_were(
     assert torch.backends.mha.get_fastpath_enabled() == before[2] and random.getstate() == drawn
     assert sorted(os.listdir(tmp_path)) == ["here", "out"] and os.listdir(tmp_path / "here") == []
     assert capfd.readouterr() == ("", "")
-
-
-def test_an_artifact_is_replaced_and_anything_else_refused(run: Path, artifact: Path, tmp_path: Path) -> None:
-    made = ensemble.export(run, tmp_path / "out", uncertainty=False)
-    first = (made / "artifact.json").read_text()
-    (made / "left").write_text("behind")
-    ensemble.export(run, made, uncertainty=False)
-    assert (made / "artifact.json").read_text() != first and not (made / "left").exists()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.tex").write_text("years")
-    (tmp_path / "file").write_text("")
-    (tmp_path / "link").symlink_to(made)
-    for name in ("other", "file", "link"):
-        with pytest.raises(ArtifactError, match="exists and is no artifact; choose another folder"):
-            ensemble.export(run, tmp_path / name)
-    assert (tmp_path / "other" / "thesis.tex").read_text() == "years"
-    assert sorted(os.listdir(tmp_path)) == ["file", "link", "other", "out"]
-
-
-def test_an_export_that_fails_keeps_the_artifact_that_was_there(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = ensemble.export(run, tmp_path / "out", uncertainty=False)
-    before = {file.name: file.read_bytes() for file in made.iterdir()}
-
-    def fail(*given: Any) -> None:
-        raise OSError(28, "No space left on device", "x")
-
-    monkeypatch.setattr(programs, "save_weights", fail)
-    with pytest.raises(Exception, match="the disk or quota is full"):
-        ensemble.export(run, made)
-    assert {file.name: file.read_bytes() for file in made.iterdir()} == before
-    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_a_program_that_computes_something_else_is_refused(run: Path, artifact: Path) -> None:
@@ -332,27 +280,6 @@ def test_recurrent_and_attention_networks_are_exported_bitwise(tmp_path: Path) -
     assert [stage["record"]["stage"] for stage in record["stages"]["of_caller"]] == ["tokenize", "pad"]
     batch = {name: value for name, value in next(iter(pipe.loader(17))).items() if name in record["fields"]}
     assert bits(programs.load_program(made / "model.pt2")(batch)) == bits(ensemble.load(run)(batch))
-
-
-def test_onnx_computes_the_same_within_its_tolerance(run: Path, tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-    made = ensemble.export(run, tmp_path / "out", onnx=True, uncertainty=False)
-    session = onnxruntime.InferenceSession(made / "model.onnx", providers=["CPUExecutionProvider"])
-    images = make_images(11, 37)["image"]
-    found = session.run(["values"], {"image": images})[0]
-    values = ensemble.load(run)({"image": prepared(images)}).numpy()
-    assert np.abs(found - values).max() <= 1e-5
-    assert "`model.onnx` is the same for ONNX runtimes" in (made / "README.md").read_text()
-
-
-def test_onnx_that_differs_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-    from ensemble.artifact import onnx
-
-    monkeypatch.setattr(onnx, "TOLERANCE", -1.0)  # so that any difference, even none, is too large
-    with pytest.raises(ArtifactError, match=r"ONNX differs from load\(\) by .*; export without --onnx"):
-        ensemble.export(run, tmp_path / "out", onnx=True)
-    assert os.listdir(tmp_path) == []
 
 
 def test_names_of_classes_come_from_the_folders_of_the_data(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from artifact_runs import CROP, SCALE, declare, make_images, train
+from artifact_runs import CROP, NAMES, SCALE, declare, make_images, train
 
 import ensemble
 from ensemble.artifact import ArtifactError, predict
@@ -27,26 +26,6 @@ from ensemble.spec.task import Task, quantiles
 from ensemble.store import RunDir, load_predictions
 from pipelines import Pipeline, sources, stages
 from pipelines.errors import PipelineError
-
-NAMES = ["ant", "bee", "cow", "doe"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("runs") / "images", declare())
-
-
-@pytest.fixture(scope="module")
-def artifact(run: Path) -> Path:
-    return ensemble.export(run, run.parent / "artifact", classes=NAMES)
 
 
 def encode(image: np.ndarray[Any, Any]) -> bytes:
@@ -265,11 +244,11 @@ def test_records_are_read_as_their_predictions_are_written(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Counted()
-    monkeypatch.setattr(predicting, "open_source", lambda data, field: source)
+    monkeypatch.setattr(predicting, "open_source", lambda data, image, fields: source)
     predictor = predicting.open_predictor(artifact, "x", None, uncertainty=False, prepared=False, device="cpu")
     tables = predicting._compute(predictor, 50)
     for batches in (1, 2, 3):
-        assert len(next(tables)) == 50 and source.read < 50 * batches + 10
+        assert len(next(tables)[0]) == 50 and source.read < 50 * batches + 10
 
 
 def test_rows_are_written_in_groups(

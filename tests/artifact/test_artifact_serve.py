@@ -19,23 +19,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from artifact_runs import declare, make_images, train
+from artifact_runs import NAMES, make_images
 
-import ensemble
 from ensemble.artifact.program import load_program
 
 pytest.importorskip("httptools", reason="the extra serve is not installed")
 pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
-NAMES = ["ant", "bee", "cow", "doe"]
-
-
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served")
-    run = train(folder / "run", declare(members=[{"width": 2, "lr": 0.05}] * 2))
-    return ensemble.export(run, folder / "artifact", classes=NAMES, uncertainty=False)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,12 @@ from torch.nn import functional as F
 import ensemble
 from ensemble import Recipe, Task, quantiles
 from ensemble.artifact import predict, read_record
+from ensemble.artifact.onnx import measure_difference
 from ensemble.artifact.program import load_program
 from pipelines import Pipeline, sources, stages
 
 STEPS, FEATURES = 6, 4
 LEVELS = (0.1, 0.5, 0.9)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Net(nn.Module):
@@ -51,6 +45,32 @@ class Gaussian(Net):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         mean, raw = super().forward(x).unbind(-1)
         return mean, F.softplus(raw) + 1e-3
+
+
+class Pixels(nn.Module):
+    """The scores of each of [steps, features] pixels: a map [b, classes, steps, features]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(1, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x[:, None])
+
+
+class OneLogit(Net):
+    """The logit of the second of two classes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, 0]
+
+
+def per_pixel(outputs: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, target, reduction="none").mean((1, 2))
+
+
+def one_logit(outputs: Tensor, target: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs, target.float(), reduction="none")
 
 
 def per_step(outputs: Tensor, target: Tensor) -> Tensor:
@@ -82,6 +102,9 @@ def mean_of_members(values: Tensor) -> Tensor:
 CASES: dict[str, tuple[Any, Callable[[], nn.Module], Callable[..., Tensor], dict[str, Any], list[str]]] = {
     "classification": (None, lambda: Net(3, False), None, {}, ["class", "probabilities"]),  # type: ignore[dict-item]
     "per step": (Task("classification"), lambda: Net(3, True), per_step, {}, ["class", "probabilities"]),
+    "per pixel": (Task("classification"), Pixels, per_pixel, {}, ["class", "probabilities"]),
+    "one logit": (Task("classification"), lambda: OneLogit(1, False), one_logit, {}, ["class", "probabilities"]),
+    "stack": (None, lambda: Net(3, False), None, {"combine": "stack"}, ["class", "probabilities"]),  # type: ignore[dict-item]
     "multilabel": (Task("multilabel"), lambda: Net(3, False), binary, {}, ["labels", "probabilities"]),
     "regression": (Task("regression"), lambda: Net(1, False), square, {}, ["prediction"]),
     "gaussian": (Task("gaussian"), lambda: Gaussian(2, False), gaussian_nll, {}, ["mean", "variance"]),
@@ -93,11 +116,24 @@ CASES: dict[str, tuple[Any, Callable[[], nn.Module], Callable[..., Tensor], dict
 def make_target(case: str, rng: np.random.Generator, count: int) -> np.ndarray[Any, Any]:
     if case == "per step":
         return rng.integers(0, 3, (count, STEPS))
+    if case == "per pixel":
+        return rng.integers(0, 3, (count, STEPS, FEATURES))
+    if case == "one logit":
+        return rng.integers(0, 2, count)
     if case == "multilabel":
         return rng.integers(0, 2, (count, 3))
-    if case in ("classification", "free"):
+    if case in ("classification", "stack", "free"):
         return rng.integers(0, 3, count)
     return rng.standard_normal(count).astype(np.float32)
+
+
+def check_onnx(file: Path, x: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
+    """onnxruntime gives the values, for batches of other sizes than the export was checked with, too."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    for count in (40, 13, 1):
+        assert measure_difference(session.run(["values"], {"x": x[:count]})[0], values[:count]) <= 1e-5
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -120,14 +156,20 @@ def test_a_task_is_exported_bitwise_and_predicted(case: str, tmp_path: Path) -> 
     recipe = Recipe(model=lambda params: build(), loss=loss, target="y", task=task)
     declared = declare(recipe=recipe, members=[{"lr": 0.05}] * 2, epochs=1, **pipes, **options)
     run = train(tmp_path / "run", declared)
-    made = ensemble.export(run, tmp_path / "artifact")
+    has_onnx = importlib.util.find_spec("onnxruntime") is not None
+    made = ensemble.export(run, tmp_path / "artifact", onnx=has_onnx)
     record = read_record(made)
-    assert record["task"]["kind"] == (case if task is None else task.kind)
+    assert record["task"]["kind"] == (task.kind if task is not None else "classification")
     assert record["fields"]["x"] == {"shape": ["batch", STEPS, FEATURES], "dtype": "float64"}  # it casts by itself
     batch = next(iter(pipes["test"].loader(40)))
     raw = {"x": torch.from_numpy(np.stack([pipes["test"].source[int(i)]["x"] for i in batch["index"]]))}
-    values, found = ensemble.load(run)({"x": batch["x"]}), load_program(made / "model.pt2")(raw)
-    assert values.shape == found.shape and values.numpy().tobytes() == found.numpy().tobytes()
+    program, model = load_program(made / "model.pt2"), ensemble.load(run)
+    values = model({"x": batch["x"]})
+    for count in (40, 3, 1, 0):
+        found, wanted = program({"x": raw["x"][:count]}), model({"x": batch["x"][:count]})
+        assert found.shape == wanted.shape and found.numpy().tobytes() == wanted.numpy().tobytes()
+    if has_onnx:
+        check_onnx(made / "model.onnx", raw["x"].numpy(), values.numpy())
     uncertain = []
     if case != "free":
         unsure = ensemble.load(run, uncertainty=True)({"x": batch["x"]})
@@ -146,5 +188,5 @@ def test_a_task_is_exported_bitwise_and_predicted(case: str, tmp_path: Path) -> 
     assert np.allclose(written, wanted.numpy(), rtol=1e-5, atol=1e-6)
     more = {"regression": ["low", "high"], "gaussian": ["low", "high"], "quantiles": ["low", "high"]}
     assert table.column_names[1 + len(columns) + len(uncertain) :] == (
-        ["set_thr", "set_aps"] if case == "classification" else more.get(case, [])
+        ["set_thr", "set_aps"] if case in ("classification", "one logit", "stack") else more.get(case, [])
     )

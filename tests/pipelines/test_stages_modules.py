@@ -108,6 +108,12 @@ STAGES = [
 ]
 
 
+def test_numbers_of_numpy_are_recorded_as_plain_ones() -> None:
+    stage = stages.pad("x", np.int64(9), value=np.float32(0.5), mask="mask")
+    record = json.loads(json.dumps(records.as_record(stage)))
+    assert records.from_record(record) == stage and record["values"]["value"] == 0.5
+
+
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: type(stage).__name__)
 def test_a_stage_is_the_same_after_json(stage: Any) -> None:
     record = json.loads(json.dumps(records.as_record(stage)))

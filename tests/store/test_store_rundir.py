@@ -114,6 +114,28 @@ def test_code_that_belongs_to_someone_else_is_not_run(tmp_path: Path) -> None:
     run.load_ensemble()
 
 
+def test_code_that_belongs_to_root_is_run_by_all_as_the_interpreter_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image's files are root's, and the processes in its containers are not."""
+    run = RunDir.create(tmp_path / "run", ensemble())
+    stat = os.stat
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+    def belongs_to(uid: int) -> None:
+        def own(found: os.stat_result) -> os.stat_result:
+            return os.stat_result((*found[:4], uid, *found[5:]))
+
+        monkeypatch.setattr(os, "stat", lambda path, **how: own(stat(path, **how)))
+        monkeypatch.setattr(os, "fstat", lambda descriptor: own(stat(descriptor)))
+
+    belongs_to(0)
+    run.load_ensemble()
+    belongs_to(12345)
+    with pytest.raises(StoreError, match="belongs to another user"):
+        run.load_ensemble()
+
+
 def test_the_group_is_let_in_to_a_run_that_was_private(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", ensemble())
     run.member("member-0").mkdir(mode=0o700)

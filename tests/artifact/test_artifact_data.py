@@ -1,0 +1,313 @@
+"""Data to predict for: what is missing, superfluous or of other types; and where predictions go."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from artifact_runs import CROP, SCALE, declare, make_images, train
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ensemble
+from ensemble import Recipe
+from ensemble.artifact import ArtifactError, predict
+from ensemble.artifact.columns import make_columns
+from ensemble.artifact.preparation import As, make_plan
+from ensemble.spec.task import Task
+from pipelines import Pipeline, sources, stages
+from pipelines.errors import PipelineError
+from pipelines.stage import make_stage
+
+X = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+Y = np.arange(40) % 2
+
+
+def linear(params: dict[str, Any]) -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+def cross_entropy(net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(net(batch["x"]), batch["label"], reduction="none")
+
+
+def train_on(folder: Path, pipeline: Pipeline, **options: Any) -> Path:
+    recipe = Recipe(model=linear, loss=cross_entropy)
+    usual: dict[str, Any] = {"train": pipeline, "valid": pipeline, "test": None, "epochs": 1}
+    return train(folder, declare(recipe=recipe, members=[{"lr": 0.1}] * 2, **usual | options))
+
+
+def save(path: Path, **columns: Any) -> Path:
+    np.savez(path, **columns)
+    return path
+
+
+def negate(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": -sample["x"]}
+
+
+PIPES: dict[str, list[Any]] = {
+    "renamed": [stages.rename(y="label")],
+    "selected": [stages.rename(y="label"), stages.select("x", "label")],
+    "dropped": [stages.rename(y="label"), stages.drop("note"), stages.cast("label", "int64")],
+    "before a stage outside": [stages.rename(y="label"), stages.select("x", "label"), stages.pad("x", 4)],
+    "before the user's": [
+        stages.rename(y="label"),
+        stages.cast("label", "int64"),
+        stages.select("x", "label"),
+        negate,
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_records_need_no_label_and_nothing_else_that_the_model_does_not_read(name: str, tmp_path: Path) -> None:
+    pipeline = Pipeline(sources.arrays(x=X, y=Y, note=np.arange(40)))
+    for stage in PIPES[name]:
+        pipeline = pipeline.map(stage)
+    run = train_on(tmp_path / "run", pipeline)
+    data = save(tmp_path / "x.npz", x=X, **({"note": Y} if name == "before the user's" else {}))
+    models = [run]
+    if negate not in PIPES[name]:
+        models.append(ensemble.export(run, tmp_path / "artifact", uncertainty=False))
+    batch = {"x": torch.from_numpy(-X if negate in PIPES[name] else X)}
+    wanted = ensemble.load(run)(batch).numpy()
+    for number, model in enumerate(models):
+        assert predict(model, data, tmp_path / f"{number}.parquet") == 40
+        found = np.array(pq.read_table(tmp_path / f"{number}.parquet").column("probabilities").to_pylist())
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def plan(given: Sequence[Any], *fields: str) -> tuple[list[str], tuple[str, ...] | None, str | None]:
+    made = make_plan([make_stage(stage, None, None, None) for stage in given], fields)
+    return [stage.name for stage in made.stages], made.raw, made.image
+
+
+def test_a_plan_has_the_stages_that_the_fields_need() -> None:
+    assert plan([], "x") == ([], ("x",), "x")
+    decode = [stages.rename(photo="image", y="label"), stages.decode_image("image"), stages.cast("label", "int64")]
+    assert plan(decode, "image") == (["Rename", "DecodeImage"], ("photo",), "photo")
+    text = [stages.drop("mask"), stages.tokenize("text", ["a"]), stages.pad("text", 4, lengths="n", mask="mask")]
+    for field in ("text", "n", "mask"):
+        assert plan(text, field) == (["Tokenize", "Pad"], ("text",), "text")
+    assert plan([*decode, *text], "mask", "image")[1:] == (("photo", "text"), "photo")
+    swap = [stages.rename(a="b", b="a")]
+    assert plan(swap, "a") == (["Rename"], ("b",), "b")
+    assert plan([negate, stages.select("x"), stages.pad("y", 2)], "x") == (["negate"], None, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "wanted"),
+    [
+        (np.array([0, 255], np.int64), "uint8", [0, 255]),
+        (np.array([0, 256], np.uint16), "uint8", 256),
+        (np.array([-1], np.int8), "uint8", -1),
+        (np.array([2**31], np.int64), "int32", 2**31),
+        (np.array([0, 1]), "bool", [False, True]),
+        (np.array([2]), "bool", 2),
+        (np.array([True]), "int64", [1]),
+        (np.array([1e39]), "float32", 1e39),
+        (np.array([np.inf, np.nan, 0.1]), "float32", [np.inf, np.nan, np.float32(0.1)]),
+        (np.array([2**24 + 1]), "float32", [2**24]),
+        (np.float64(3), "float32", 3),
+    ],
+)
+def test_numbers_are_cast_where_the_dtype_holds_them(given: Any, dtype: str, wanted: Any) -> None:
+    if isinstance(wanted, list) or given.ndim == 0:
+        found = As("x", dtype)({"x": given})["x"]
+        assert found.dtype == dtype and np.array_equal(found, wanted, equal_nan=dtype == "float32")
+        return
+    with pytest.raises(PipelineError, match=re.escape(f"holds {wanted}, which {dtype} cannot hold")):
+        As("x", dtype)({"x": given})
+
+
+def test_images_of_16_bits_do_not_wrap_into_8(run: Path, artifact: Path, tmp_path: Path) -> None:
+    images = make_images(3, 5)["image"]
+    deep = save(tmp_path / "deep.npz", image=images.astype(np.uint16) * 257)
+    for model in (run, artifact):
+        with pytest.raises(PipelineError, match=r"sample 0 .*deep\.npz:row 0.* which uint8 cannot hold"):
+            predict(model, deep, tmp_path / "p")
+    assert predict(artifact, save(tmp_path / "wide.npz", image=images.astype(np.int64)), tmp_path / "p") == 5
+
+
+def test_a_prediction_that_is_nan_is_no_class(tmp_path: Path) -> None:
+    run = train_on(tmp_path / "run", Pipeline(sources.arrays(x=X, label=Y)))
+    made = ensemble.export(run, tmp_path / "artifact", classes=["no", "yes"])
+    bad = X.copy()
+    bad[[3, 7]] = np.nan
+    with pytest.warns(UserWarning, match="2 of 40 rows have predictions that are NaN"):
+        assert predict(made, save(tmp_path / "x.npz", x=bad), tmp_path / "p", uncertainty=True) == 40
+    rows = pq.read_table(tmp_path / "p").to_pylist()
+    names = ("class", "class_name", "set_thr", "set_aps")
+    assert [i for i, row in enumerate(rows) if row["class"] is None] == [3, 7]
+    assert all(row[name] is None for row in (rows[3], rows[7]) for name in names)
+    assert all(row[name] is not None for row in rows[:3] for name in names)
+    assert np.isnan(rows[3]["disagreement"]) and not np.isnan(rows[2]["disagreement"])
+
+
+def test_labels_of_nan_are_unknown_and_steps_keep_theirs() -> None:
+    values = np.array([[0.9, np.nan], [0.9, 0.1]], np.float32)
+    table = make_columns(np.arange(2), {"values": values}, Task("multilabel"), ["a", "b"])
+    assert table.column("labels").to_pylist() == [None, [0]]
+    assert table.column("label_names").to_pylist() == [None, ["a"]]
+    steps = np.stack([values, values[::-1]])
+    table = make_columns(np.arange(2), {"values": steps}, Task("classification"), ["a", "b"])
+    assert table.column("class").to_pylist() == [[None, 0], [0, None]]
+    assert table.column("class_name").to_pylist() == [[None, "a"], ["a", None]]
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of single numbers `a` and `id`, and its artifact."""
+    folder = tmp_path_factory.mktemp("numbers")
+
+    class Both(nn.Linear):
+        def forward(self, a: Tensor, id: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(torch.stack([a, id], dim=1).float())
+
+    def loss(net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(net(batch["a"], batch["id"]), batch["label"], reduction="none")
+
+    table = pa.table({"a": X[:, 0], "id": np.arange(40), "label": Y})
+    pq.write_table(table, folder / "data.parquet")
+    pipe = Pipeline(sources.parquet(str(folder / "data.parquet")))
+    recipe = Recipe(model=lambda params: Both(2, 2), loss=loss)
+    run = train(folder / "run", declare(recipe=recipe, members=[{"lr": 0.1}], train=pipe, valid=pipe, test=None))
+    return {"run": run, "artifact": ensemble.export(run, folder / "artifact", uncertainty=False)}
+
+
+@pytest.mark.parametrize("model", ["run", "artifact"])
+def test_columns_beside_the_models_own_are_not_read(numbers: dict[str, Path], tmp_path: Path, model: str) -> None:
+    lines = [f"{a},{number},,,n{number}" for number, a in enumerate(X[:, 0])]
+    (tmp_path / "t.csv").write_text("\n".join(["a,id,empty,twice,twice", *lines]) + "\n")
+    assert predict(numbers[model], tmp_path / "t.csv", tmp_path / "csv") == 40
+    table = pa.table({"a": X[:, 0], "id": np.arange(40), "note": [None, "x"] * 20})
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert predict(numbers[model], tmp_path / "t.parquet", tmp_path / "pq") == 40
+    assert pq.read_table(tmp_path / "csv").equals(pq.read_table(tmp_path / "pq"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,id\n1.5,1\n,2\n", r"sample 1 \(.*t\.csv:row 1\): column 'a' has no value"),
+        ("a,id\n1.5,1\n2.5,\n", r"sample 1 \(.*t\.csv:row 1\): column 'id' has no value"),
+        ("a,id,id\n1.5,1,2\n", "has two columns 'id'"),
+        ("a,id\n", "holds no record"),
+        ("", "cannot be read: Empty CSV file"),
+        ("a\n1.5\n", "no field 'id'"),
+        ("a,id\n1.5,x\n", "'id'"),
+        ("a,id\n1.5,2.5\n", "'id' of the data is float64 .*, but the program takes int64"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(
+    numbers: dict[str, Path], tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises((ArtifactError, PipelineError), match=message):
+        predict(numbers["artifact"], tmp_path / "t.csv", tmp_path / "p")
+    assert not (tmp_path / "p").exists()
+
+
+def test_an_array_alone_is_the_runs_only_field(run: Path, artifact: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "images.npy", make_images(3, 5)["image"])
+    for model in (run, artifact):
+        assert predict(model, tmp_path / "images.npy", tmp_path / "p") == 5
+
+
+def test_texts_in_a_tar_file_are_found(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    with tarfile.open(tmp_path / "texts.tar", "w") as archive:
+        for number in range(40):
+            for suffix, text in (("txt", "good" if number % 2 else "bad"), ("cls", str(number % 2))):
+                file = tmp_path / "texts" / f"{number:03}.{suffix}"
+                file.write_text(text)
+                archive.add(file, file.name)
+    pipe = Pipeline(sources.tar(str(tmp_path / "texts.tar"), rename={"cls": "label"}))
+    pipe = pipe.map(stages.cast("label", "int64")).map(stages.tokenize("txt", ["good", "bad"]))
+    pipe = pipe.map(stages.pad("txt", 4)).map(stages.rename(txt="x")).map(stages.drop("key"))
+    pipe = pipe.map(stages.cast("x", "float32"))
+    run = train_on(tmp_path / "run", pipe)
+    made = ensemble.export(run, tmp_path / "artifact", uncertainty=False)
+    for model in (run, made):
+        assert predict(model, tmp_path / "texts.tar", tmp_path / "p") == 40
+    probabilities = pq.read_table(tmp_path / "p").column("probabilities").to_pylist()
+    assert probabilities[0] == probabilities[2] != probabilities[1]
+
+
+def test_every_record_of_the_data_has_a_row_also_where_the_run_leaves_some_out(tmp_path: Path) -> None:
+    def refuse(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["x"][0] == 99:
+            raise ValueError("99 is not a number that I like")
+        return sample
+
+    bad = X.copy()
+    bad[:7, 0] = 99
+    pipe = Pipeline(sources.arrays(x=bad, label=Y), on_error="skip").map(refuse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = train_on(tmp_path / "run", pipe)
+        made = ensemble.export(run, tmp_path / "artifact", uncertainty=False)  # its first samples are left out
+        assert predict(run, split="valid", out=tmp_path / "split") == 33
+        assert pq.read_table(tmp_path / "split").column("index").to_pylist() == list(range(7, 40))
+    assert (made / "model.pt2").exists()
+    with pytest.raises(PipelineError, match="99 is not a number that I like"):
+        predict(run, save(tmp_path / "x.npz", x=bad), tmp_path / "p")
+    assert predict(run, save(tmp_path / "ok.npz", x=X), tmp_path / "p") == 40
+
+
+def test_a_run_without_validation_whose_training_is_augmented_is_exported(tmp_path: Path) -> None:
+    pipe = Pipeline(sources.arrays(**make_images(0))).map(stages.random_flip("image")).map(CROP).map(SCALE)
+    run = train(tmp_path / "run", declare(train=pipe, valid=None, test=None, members=[{"width": 2, "lr": 0.1}]))
+    made = ensemble.export(run, tmp_path / "artifact")
+    with pytest.raises(ArtifactError, match=r"the stage RandomFlip .* give --prepared"):
+        predict(made, save(tmp_path / "x.npz", image=make_images(1)["image"]), tmp_path / "p")
+    ready = np.stack([SCALE(CROP({"image": image}))["image"] for image in make_images(1)["image"]])
+    assert predict(made, save(tmp_path / "ready.npz", image=ready), tmp_path / "p", prepared=True) == 60
+
+
+def make_npz(folder: Path) -> Path:
+    return save(folder / "x.npz", image=make_images(3, 5)["image"])
+
+
+def make_predictions(folder: Path) -> Path:
+    pq.write_table(pa.table({"index": [0]}), folder / "other.parquet")
+    return folder / "other.parquet"
+
+
+def make_text(folder: Path) -> Path:
+    (folder / "notes.txt").write_text("mine")
+    return folder / "notes.txt"
+
+
+@pytest.mark.parametrize("make", [make_npz, make_predictions, make_text])
+def test_only_predictions_are_replaced(artifact: Path, tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    data, out = make_npz(tmp_path), make(tmp_path)
+    before = out.read_bytes()
+    with pytest.raises(ArtifactError, match=r"exists and holds no predictions: choose another file, or remove it"):
+        predict(artifact, data, out)
+    assert out.read_bytes() == before
+    assert predict(artifact, data, tmp_path / "p") == predict(artifact, data, tmp_path / "p") == 5
+
+
+def test_predictions_do_not_go_among_the_data(numbers: dict[str, Path], tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": X[:, 0], "id": np.arange(40)}), tmp_path / "a.parquet")
+    with pytest.raises(ArtifactError, match="would lie among the data, like one of them: choose another folder"):
+        predict(numbers["artifact"], tmp_path, tmp_path / "p.parquet")
+    (tmp_path / "out").mkdir()
+    assert predict(numbers["artifact"], tmp_path, tmp_path / "out" / "p.parquet") == 40
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "xla"])
+def test_a_device_that_is_not_there_is_refused(artifact: Path, tmp_path: Path, device: str) -> None:
+    with pytest.raises(ArtifactError, match=f"the device '{device}' cannot be used here: "):
+        predict(artifact, make_npz(tmp_path), tmp_path / "p", device=device)

@@ -1,0 +1,212 @@
+"""An artifact is written whole or not at all, replaces nothing but an artifact, and is loaded without pickles."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ensemble
+from ensemble.artifact import ArtifactError, is_artifact, layout, read_record
+from ensemble.artifact import program as programs
+from ensemble.store.files import WriteError
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_artifact(path: Path, name: str = "x") -> Path:
+    """The least that counts as an artifact."""
+    layout.write_folder(path, lambda folder: write_record(folder, name))
+    return path
+
+
+def write_record(folder: Path, name: str) -> None:
+    (folder / layout.RECORD).write_text(json.dumps({"kind": layout.KIND, "v": 1, "name": name}))
+
+
+def name_of(path: Path) -> str:
+    return str(json.loads((path / layout.RECORD).read_text())["name"])
+
+
+def fail(*given: Any) -> None:
+    raise OSError(28, "No space left on device", "x")
+
+
+def test_an_artifact_is_replaced_and_anything_else_refused(run: Path, tmp_path: Path) -> None:
+    made = ensemble.export(run, tmp_path / "out", uncertainty=False)
+    first = (made / "artifact.json").read_text()
+    ensemble.export(run, made, uncertainty=False)
+    assert (made / "artifact.json").read_text() != first
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("years")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(made)
+    for name in ("other", "file", "link"):
+        with pytest.raises(ArtifactError, match="exists and is no artifact; choose another folder"):
+            ensemble.export(run, tmp_path / name)
+    assert (tmp_path / "other" / "thesis.tex").read_text() == "years"
+    assert sorted(os.listdir(tmp_path)) == ["file", "link", "other", "out"]
+
+
+def test_what_a_user_has_put_into_an_artifact_is_not_lost(run: Path, tmp_path: Path) -> None:
+    made = make_artifact(tmp_path / "out")
+    for name in ("predictions.parquet", ".git"):
+        (made / name).write_text("mine")
+        with pytest.raises(ArtifactError, match=rf"with other files in it \({name}\), .* lost: move them"):
+            ensemble.export(run, made)
+        assert (made / name).read_text() == "mine"
+        (made / name).unlink()
+    shutil.copytree(run, made / "run")
+    with pytest.raises(ArtifactError, match="with other files in it"):
+        ensemble.export(made / "run", made)
+    assert (made / "run" / "events.jsonl").exists()
+
+
+def test_a_mount_point_is_refused_before_the_work(run: Path) -> None:
+    with pytest.raises(ArtifactError, match="is a mount point, which cannot be replaced; choose"):
+        ensemble.export(run, "/proc")
+
+
+def test_an_export_that_fails_keeps_the_artifact_that_was_there(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ensemble.export(run, tmp_path / "out", uncertainty=False)
+    before = {file.name: file.read_bytes() for file in made.iterdir()}
+    monkeypatch.setattr(programs, "save_weights", fail)
+    with pytest.raises(WriteError, match="the disk or quota is full"):
+        ensemble.export(run, made)
+    assert {file.name: file.read_bytes() for file in made.iterdir()} == before
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_an_artifact_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_artifact(tmp_path / "out", "old")
+    monkeypatch.setattr(os, "rename", fail)  # of which two would be needed, with nothing there in between
+    make_artifact(made, "new")
+    assert name_of(made) == "new" and os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_where_folders_cannot_be_exchanged_one_is_moved_away_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool
+) -> None:
+    made = make_artifact(tmp_path / "out", "old")
+    rename = os.rename
+    monkeypatch.setattr(layout, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(os, "rename", lambda a, b: fail() if failing and str(a).endswith(".tmp") else rename(a, b))
+    if failing:
+        with pytest.raises(WriteError):
+            make_artifact(made, "new")
+    else:
+        make_artifact(made, "new")
+    assert name_of(made) == ("old" if failing else "new") and os.listdir(tmp_path) == ["out"]
+
+
+def test_what_a_killed_export_leaves_is_no_artifact_and_removed_by_the_next(tmp_path: Path) -> None:
+    made = make_artifact(tmp_path / "out", "old")
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from ensemble.artifact import layout\n"
+        "def write(folder):\n"
+        "    (folder / layout.PROGRAM).write_text('half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"layout.write_folder(Path({str(made)!r}), write)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    [left] = [each for each in tmp_path.iterdir() if each != made]
+    assert not is_artifact(left) and name_of(made) == "old"
+    make_artifact(made, "new")
+    assert name_of(made) == "new" and os.listdir(tmp_path) == ["out"]
+
+
+def test_an_export_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        make_artifact(tmp_path / "out", "inner")
+        write_record(folder, "outer")
+
+    layout.write_folder(tmp_path / "out", write)
+    assert name_of(tmp_path / "out") == "outer" and os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, r"is damaged: it has no task"),
+        ({"v": "1"}, "is damaged"),
+        ({"v": 99}, "was made by a newer ray-ensemble; upgrade"),
+    ],
+)
+def test_a_record_that_is_not_whole_is_refused(tmp_path: Path, content: dict[str, Any], message: str) -> None:
+    (tmp_path / layout.RECORD).write_text(json.dumps({"kind": layout.KIND, "v": 1} | content))
+    with pytest.raises(ArtifactError, match=message):
+        read_record(tmp_path)
+
+
+def test_a_damaged_program_is_named_in_a_line(
+    artifact: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = (artifact / "model.pt2").read_bytes()
+    for content in (whole[: len(whole) // 2], b"", whole.replace(b'"graph_module"', b'"graph_molecule"')):
+        (tmp_path / "model.pt2").write_bytes(content)
+        with pytest.raises(ArtifactError, match=r"model\.pt2 cannot be read: .*: export it again"):
+            programs.load_program(tmp_path / "model.pt2")
+    assert capfd.readouterr() == ("", "")
+
+
+class Malicious:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return os.mkdir, (str(self.path),)
+
+
+def put_sample_inputs(files: dict[str, bytes], pickled: bytes) -> None:
+    files["model/data/sample_inputs/model.pt"] = pickled
+
+
+def put_weight(files: dict[str, bytes], pickled: bytes) -> None:
+    name = "model/data/weights/model_weights_config.json"
+    config = json.loads(files[name])
+    next(iter(config["config"].values()))["use_pickle"] = True
+    files[name], files["model/data/weights/weight_0"] = json.dumps(config).encode(), pickled
+
+
+def put_constant(files: dict[str, bytes], pickled: bytes) -> None:
+    files["model/data/constants/opaque_obj_0"] = pickled
+
+
+def put_old_format(files: dict[str, bytes], pickled: bytes) -> None:
+    for name in list(files):
+        del files[name]
+    files |= {"version": b"8.8", "serialized_state_dict.pt": pickled}
+
+
+@pytest.mark.parametrize("put", [put_sample_inputs, put_weight, put_constant, put_old_format])
+def test_a_program_with_a_pickle_is_not_loaded(
+    artifact: Path, tmp_path: Path, put: Callable[[dict[str, bytes], bytes], None]
+) -> None:
+    with zipfile.ZipFile(artifact / "model.pt2") as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    torch.save(Malicious(tmp_path / "pwned"), tmp_path / "pickle")
+    put(files, (tmp_path / "pickle").read_bytes())
+    with zipfile.ZipFile(tmp_path / "model.pt2", "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    with pytest.raises(ArtifactError, match=r"model\.pt2 is not loaded: .* pickle, which runs code"):
+        programs.load_program(tmp_path / "model.pt2")
+    assert not (tmp_path / "pwned").exists()
