@@ -70,6 +70,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
 MAY_UNPICKLE = {
     "pipelines/memory_pickle.py": "a memory file that the process's own parent made and handed down",
     "ensemble/store/old_names.py": "ensemble.pkl, after its owner was found to be the user",
+    "ensemble/artifact/program.py": "with weights_only=True, to see that there is nothing but tensors",
     "ensemble/combine/pickled.py": "a part of a pickle that the user told torch.load to run",
 }
 

@@ -55,7 +55,7 @@ _PARTS = (
     "byteorder",
     ".data/*",
 )
-_TALKATIVE = ("torch._guards", "torch._dynamo", "torch.export", "torch.fx", "torch.onnx", "onnxscript", "onnx_ir")
+_TALKATIVE = ("torch", "onnxscript", "onnx_ir")
 
 
 class Program(nn.Module):
@@ -137,7 +137,11 @@ def _remove_traces(traced: ExportedProgram, example: Mapping[str, Tensor]) -> No
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
     """Keep back what torch prints, warns and logs about a program: what of it matters is in the error."""
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    known = [
+        *_TALKATIVE,
+        *(name for name in logging.root.manager.loggerDict if name.partition(".")[0] in _TALKATIVE),
+    ]
+    loggers = [logging.getLogger(name) for name in known]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)

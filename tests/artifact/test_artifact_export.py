@@ -191,6 +191,11 @@ class Branching(nn.Module):
         return -y
 
 
+class Counting(Branching):
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return self.last(x[:, 0]) * (2 if x.shape[0] > 4 else 1)
+
+
 class Numpy(Branching):
     def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         return self.last(x[:, 0] + torch.from_numpy(np.tanh(n.numpy()))[:, None].float())
@@ -201,6 +206,7 @@ class Numpy(Branching):
     [
         (Packed, "return self.last(self.lstm(packed)", "keep the padding and read the outputs at lengths - 1"),
         (Branching, "if y.sum() > 0:", "use torch.where, a mask, or torch.cond"),
+        (Counting, "Constraints violated (batch)", "a model must take any batch size"),
         (Numpy, "np.tanh(n.numpy())", "compute with torch instead of numpy"),
     ],
 )
@@ -224,7 +230,8 @@ def test_what_cannot_be_exported_is_named_with_the_alternative(
     assert main(["export", str(run), str(tmp_path / "out")]) == 2
     out, err = capfd.readouterr()
     assert out == "" and len(err.splitlines()) == 1
-    assert "test_artifact_export.py:" in err and line in err and advice in err, err
+    assert line in err and advice in err, err
+    assert "test_artifact_export.py:" in err or network is Counting, err
     assert not (tmp_path / "out").exists()
 
 
