@@ -288,6 +288,37 @@ def test_members_that_stopped_early_stay_as_they_are_and_a_relative_start_of_ave
         ensemble.resume(alone, epochs=N)
 
 
+def test_the_declaration_with_all_epochs_is_the_runs_also_where_some_members_were_given_none(
+    tmp_path: Path,
+) -> None:
+    """Trials that were pruned, and members that stopped early, have the epochs of the first declaration."""
+    pruner = {"name": "median", "startup_trials": 1}
+    space = {"lr": ensemble.loguniform(1e-7, 0.5)}
+
+    def searched(epochs: int, trials: int) -> ensemble.Ensemble:
+        search = ensemble.Search(space, trials=trials, sampler="random", seed=2, pruner=pruner)
+        return make(epochs, search=search, recipe=Recipe(model=model, loss=loss))
+
+    path = train(tmp_path / "search", searched(2, 8))
+    ensemble.resume(path, epochs=3).wait()
+    states = [member.state for member in state_of(path).members.values()]
+    assert set(states) == {"finished", "pruned"}
+    with pytest.raises(StoreError, match=r"has epochs=3, now 2: `ensemble resume --epochs` gave it 3"):
+        train(path, searched(2, 8))
+    train(path, searched(3, 10))
+    found = list(state_of(path).members.values())
+    assert [member.state for member in found[:8]] == states and len(found) == 10
+    assert {len(m.history) for m in found if m.state == "finished"} == {3}
+
+    early = Member({"lr": 0.0, "width": 4}, early_stopping={"patience": 1})
+    path = train(tmp_path / "list", make(3, [{"lr": 0.1, "width": 4}, early]))
+    ensemble.resume(path, epochs=4).wait()
+    train(path, make(4, [{"lr": 0.1, "width": 4}, early]))
+    assert [len(member.history) for member in state_of(path).members.values()] == [4, 2]
+    with pytest.raises(StoreError, match="member-1 has epochs=3, now 5"):
+        train(path, make(5, [Member({"lr": 0.1, "width": 4}, epochs=4), early]))
+
+
 @pytest.mark.parametrize("searched", [False, True])
 def test_members_that_failed_for_good_without_a_checkpoint_are_not_tried_again(
     searched: bool, tmp_path: Path

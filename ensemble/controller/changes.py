@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.controller.extension import find_extended_epochs
 from ensemble.spec.identity import is_same_start, select_warm
 from ensemble.store import RunDir, RunState, StoreError, load_code
+from ensemble.store.member import ENDED
 from ensemble.train.data_identity import describe_difference, training_data, why_unsure
 from ensemble.user_code.fingerprint import Code
 from ensemble.user_code.imports import syntax_of
@@ -149,6 +151,7 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
     Raises:
         StoreError: a member of the run in `path` is declared otherwise now, or not at all.
     """
+    extended = find_extended_epochs(state)
     for member in state.members.values():
         listed = ensemble.search is None and member.number < len(ensemble.members or ())
         if member.identity.get("added") and not listed:
@@ -161,7 +164,7 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
         begins = member.checkpoint is None and returns and not member.identity.get("added")
         if begins and not in_progress:
             continue
-        for name, before, now in _list_differences(member, ensemble)[:1]:
+        for name, before, now in _list_differences(member, ensemble, extended)[:1]:
             if name == "epochs" and member.identity.get("extended_from"):
                 hint = (
                     f"`ensemble resume --epochs` gave it {before}; declare epochs={before}, or `ensemble resume`"
@@ -174,18 +177,25 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
 def has_corrected_member(state: RunState, ensemble: Ensemble) -> bool:
     """Whether a member that failed without a checkpoint is declared otherwise now, so that it is tried again."""
     declared = len(state.members) if ensemble.search is not None else len(ensemble.members or ())
+    extended = find_extended_epochs(state)
     return any(
         member.is_diverged_without_checkpoint
         and member.number < declared
-        and bool(_list_differences(member, ensemble))
+        and bool(_list_differences(member, ensemble, extended))
         for member in state.members.values()
     )
 
 
-def _list_differences(member: MemberState, ensemble: Ensemble) -> list[tuple[str, Any, Any]]:
-    """(field, before, now) of the fields that decide a member's weights and differ from the declaration."""
+def _list_differences(member: MemberState, ensemble: Ensemble, extended: int) -> list[tuple[str, Any, Any]]:
+    """(field, before, now) of the fields that decide a member's weights and differ from the declaration.
+
+    Args:
+        extended: the number of epochs that the run's members were given (`find_extended_epochs`), or 0.
+    """
     fresh = ensemble.identify(member.number, member.params if ensemble.search is not None else None)
     declared = {**member.identity, "lineage": select_warm(member.identity.get("lineage"))}
+    if member.state in ENDED and fresh.epochs == extended and declared["epochs"] < extended:
+        declared["epochs"] = extended  # others were given so many: this one has ended without them
     if ensemble.elastic and declared.get("widened_from"):  # it keeps its present width
         declared["workers"] = declared["widened_from"]
     return [

@@ -353,12 +353,13 @@ def _warn_unranked(number: int, ensemble: Ensemble) -> None:
 
 
 def _find_judged_epochs(ensemble: Ensemble, state: RunState) -> int:
-    """The epochs of a trial by which pruners go: those that were declared, also where trials were given more.
+    """The epochs of a trial by which pruners go: those of the first declaration, also where it was given more.
 
-    So what was decided stays decided, and no trial is pruned in the epochs beyond.
+    So what was decided stays decided, and no trial is pruned in the epochs beyond. Trials that were proposed
+    between two extensions were declared with more.
     """
-    declared = [m.identity["extended_from"] for m in state.members.values() if m.identity.get("extended_from")]
-    return max(declared, default=ensemble.epochs)
+    trials = [m.identity for m in state.members.values() if m.identity.get("outside") is None]
+    return min((each["extended_from"] for each in trials if each.get("extended_from")), default=ensemble.epochs)
 
 
 def _number(value: Any) -> float | None:

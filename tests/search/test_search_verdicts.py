@@ -26,6 +26,8 @@ CURVES: dict[str, list[Any]] = {
     "ends undefined": [0.5, 0.6, 0.7, math.nan],
     "never defined": [math.nan] * 4,
     "other": [None] * 4,
+    "high": [0.9] * 5,
+    "low": [0.1] * 5,
 }
 
 
@@ -103,6 +105,30 @@ def test_a_trial_is_pruned_in_an_epoch_before_it_would_stop_early(
     early = {"early_stopping": {"patience": 2}, "keep": "best"}
     state = train_in_order(tmp_path, ["rises", "stays"], monkeypatch, pruner=WARM, **early)
     assert [(m.state, len(m.history)) for m in state.members.values()] == [("finished", 4), ("pruned", 2)]
+
+
+def test_a_search_that_is_given_more_epochs_twice_judges_by_those_of_its_first_declaration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial proposed in between was declared with more; what was not pruned then is not pruned for that."""
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+    asked: list[object] = []
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["type"] == "finished" and event["member"] == "member-1" and not asked:
+            asked.append(ensemble.attach(tmp_path).stop())
+
+    real = ensemble.submit
+    monkeypatch.setattr(ensemble, "submit", lambda *given: real(*given, on_event=stop))
+    halving = {"name": "asha", "min_resource": 2, "reduction_factor": 2}
+    curves = ["high", "low", "high"]
+    state = train_in_order(tmp_path, curves, monkeypatch, pruner=halving, epochs=2)
+    assert [m.state for m in state.members.values()] == ["finished"] * 2
+    for epochs in (3, 5):
+        ensemble.resume(tmp_path, epochs=epochs).wait()
+        members = fold(read_events(RunDir(tmp_path).events)).members.values()
+        assert [(m.state, len(m.history)) for m in members] == [("finished", epochs)] * 3
+    assert [m.identity["extended_from"] for m in members] == [2, 2, 3]
 
 
 @pytest.mark.parametrize("curve", ["undefined", "unmeasured"])
