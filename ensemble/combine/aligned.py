@@ -43,6 +43,17 @@ class Aligned:
         """Whether all members that are left out saved no predictions at all."""
         return all(why.startswith(UNSAVED) for why in self.left_out.values())
 
+    def holds_same_samples(self, other: Aligned) -> bool:
+        """Whether both splits are the same samples in one order: to the last bit the first member says the same of
+        them, and so do their targets.
+        """
+        if self.target is None or other.target is None or self.target.shape != other.target.shape:
+            return False
+        first = self.members[0]
+        own, theirs = self.values[0], other.select([first]).values[0]
+        is_float = self.target.dtype.kind == other.target.dtype.kind == "f"
+        return np.array_equal(own, theirs) and np.array_equal(self.target, other.target, equal_nan=is_float)
+
     def select(self, members: Sequence[str]) -> Aligned:
         """Returns the predictions of these members only, in this order."""
         at = {member: i for i, member in enumerate(self.members)}

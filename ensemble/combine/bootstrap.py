@@ -36,6 +36,9 @@ CHUNK = 4_000_000
 FEWEST_DEFINED = 0.5
 """Of the draws, in which a figure must be defined: those in which it is are not like the others."""
 
+ROUNDING = 1e-12
+"""Relative; draws that differ by less are the same."""
+
 BIASED = ("ece", "ece_debiased", "calibration_error")
 """Figures whose intervals are basic: means of absolute deviations, which chance makes larger. None is below 0."""
 
@@ -117,7 +120,7 @@ def intervals(
 
     Returns:
         model -> figure -> [low, high]; under "difference" those of the first minus the second model. None of a
-        single sample, all draws of which are the same.
+        figure that is the same in all draws, as an accuracy of 1: they cannot tell how far it would move.
     """
     estimates = {
         name: {metric: float(value[0]) for function in functions for metric, value in function(None).items()}
@@ -137,9 +140,12 @@ def intervals(
         for metric, value in figures.items():
             is_biased = metric in BIASED
             interval = find_interval(value, drawn[name][metric], level, is_biased=is_biased)
-            if interval is not None:
-                is_error = is_biased and name != "difference"
-                found[name][metric] = [max(0.0, bound) for bound in interval] if is_error else interval
+            if interval is None:
+                continue
+            if name == "difference":
+                found[name][metric] = interval
+            elif np.nanmax(drawn[name][metric]) - np.nanmin(drawn[name][metric]) > ROUNDING * abs(value):
+                found[name][metric] = [max(0.0, bound) for bound in interval] if is_biased else interval
     return found
 
 

@@ -37,7 +37,8 @@ class EnsembleModel(nn.Module):
         method: average, weighted, greedy, stack, or function for the user's.
         calibration: the temperature, or the scale of a Gaussian's variance; 1.0 for none.
         uncertainty: whether it returns a dict: `values` [b, ...] and, [b] each, those of `total`, `aleatoric`,
-            `epistemic` and `disagreement` that have a meaning for the task (`ensemble.combine.uncertainty`).
+            `epistemic` and `disagreement` that have a meaning for the task (`ensemble.combine.uncertainty`): means
+            over all positions of the sample, for nothing but targets says which of them are padding.
     """
 
     weights: Tensor

@@ -107,6 +107,8 @@ def combine_samples(
             note = f"no usable test predictions ({_explain_left_out(test.left_out)}); {OPTIMISTIC}"
         elif test.target is None and valid.target is not None:
             note = f"the test split has no target; {OPTIMISTIC}"
+        elif test.holds_same_samples(valid):
+            note = f"the test split has the samples of the validation split; {OPTIMISTIC}"
         else:
             left_out |= test.left_out
             valid, report, note = valid.select(test.members), test, ""

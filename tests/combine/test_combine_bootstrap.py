@@ -171,6 +171,17 @@ def test_equal_targets_in_most_draws_do_not_make_a_coefficient_of_determination(
         assert intervals({"ensemble": of}, 20, draws=300)["ensemble"]["r2"][0] > -1000
 
 
+def test_a_figure_that_no_draw_moves_has_no_interval_but_a_difference_has() -> None:
+    """All of 20 samples are right: the accuracy of others need not be 1, and the draws cannot tell."""
+    p, other = np.tile([0.9, 0.1], (20, 1)), np.tile([0.6, 0.4], (20, 1))
+    p[:5] = [0.8, 0.2]
+    of = {name: find_math(ONE).statistics(each, np.zeros(20, np.int64)) for name, each in
+          (("ensemble", p), ("best", other))}  # fmt: skip
+    found = intervals(of, 20)
+    assert "accuracy" not in found["ensemble"] and found["ensemble"]["nll"][0] < found["ensemble"]["nll"][1]
+    assert found["best"] == {} and found["difference"]["accuracy"] == [0, 0]
+
+
 def test_of_a_single_sample_no_difference_is_more_than_noise() -> None:
     of = {name: find_math(ONE).statistics(np.array([[p, 1 - p]]), np.array([0])) for p, name in
           ((0.9, "ensemble"), (0.6, "best"))}  # fmt: skip

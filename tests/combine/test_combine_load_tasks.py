@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +16,10 @@ import task_cases as cases  # noqa: E402
 from torch.export import Dim  # noqa: E402
 
 import ensemble  # noqa: E402
-from ensemble.combine import find_math  # noqa: E402
+from ensemble.combine import find_math, fit  # noqa: E402
+from ensemble.combine.aligned import read_aligned  # noqa: E402
 from ensemble.combine.model import EnsembleModel  # noqa: E402
-from ensemble.spec import Ensemble  # noqa: E402
+from ensemble.spec import COMBINERS, Ensemble  # noqa: E402
 from ensemble.store import RunDir, RunState, fold, load_predictions, read_events  # noqa: E402
 
 PARTS = {
@@ -82,6 +85,35 @@ def test_a_loaded_run_says_what_was_measured(finished: tuple[str, RunDir]) -> No
     found = math.measure(values.numpy(), saved.target, more)
     wanted = event["metrics"]["ensemble"]
     assert {key: found[key] for key in wanted} == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+
+
+def test_every_method_is_loaded_as_it_is_fitted(finished: tuple[str, RunDir]) -> None:
+    name, run = finished
+    if name == "free":
+        return
+    state = state_of(run)
+    valid, test = (read_aligned(run, list(state.members), split) for split in ("valid", "test"))
+    objective = find_math(valid.task).choose_criterion(state.objective, state.direction)
+    batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
+    for method in COMBINERS:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what cannot be stacked is averaged, with a warning
+            values = ensemble.load(run.path, combine=method)(batch)
+        fitted = fit(method, valid.values, valid.target, task=valid.task, objective=objective)
+        np.testing.assert_allclose(values.numpy(), fitted.predict(test.values), rtol=1e-4, atol=1e-4)
+
+
+def test_uncertainties_are_those_of_the_table(finished: tuple[str, RunDir]) -> None:
+    name, run = finished
+    if name in ("free", "steps"):  # of steps the table leaves out those that are padding
+        return
+    batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
+    found = ensemble.load(run.path, uncertainty=True)(batch)
+    with run.uncertainty_csv.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["split"] == "test"]
+    for part in set(found) - {"values"}:
+        wanted = [float(row[part]) for row in rows]
+        np.testing.assert_allclose(found[part].numpy(), wanted, rtol=1e-3, atol=3e-6, err_msg=part)
 
 
 def test_each_member_predicts_what_it_saved(finished: tuple[str, RunDir]) -> None:

@@ -134,6 +134,17 @@ def test_without_a_test_split_nothing_is_said_to_be_covered(tmp_path: Path) -> N
     assert "coverage" not in combined["conformal"]["absolute"]
 
 
+@pytest.mark.parametrize("task", TASKS, ids=ident)
+def test_a_test_split_that_is_the_validation_split_is_no_test_split(tmp_path: Path, task: Task) -> None:
+    declared = declare(task)
+    run, state = finish(tmp_path / "e", declared, task)
+    for member in state.members:
+        run.predictions(member, "test").write_bytes(run.predictions(member, "valid").read_bytes())
+    combined = combine(run, state, declared)
+    assert combined["split"] == "valid" and "has the samples of the validation split" in combined["note"]
+    assert not any("coverage" in record for record in combined["conformal"].values())
+
+
 def test_what_is_missing_for_shifted_samples_is_named(tmp_path: Path) -> None:
     declared = declare(POINTS, shifted=PIPE)
     run, state = finish(tmp_path / "e", declared, POINTS)
@@ -152,15 +163,15 @@ def test_without_targets_members_are_averaged_and_their_uncertainty_is_known(tmp
 
 
 def test_the_best_member_is_the_best_by_an_objective_that_is_a_criterion(tmp_path: Path) -> None:
-    for task, objective in ((POINTS, "mae"), (NORMAL, "rmse")):
+    for task, objective in ((POINTS, "mae"), (NORMAL, "rmse"), (NORMAL, "mse")):
         declared = declare(task, objective=objective)
-        run, state = finish(tmp_path / task.kind, declared, task)
+        run, state = finish(tmp_path / task.kind / objective, declared, task)
         combined = combine(run, state, declared)
         scores = {}
         for member in state.members:
             saved = align("valid", {member: load(run, member, "valid")})
             assert saved.target is not None
-            scores[member] = find_math(task).measure(saved.values[0], saved.target)[objective]
+            scores[member] = find_math(task).measure(saved.values[0], saved.target, ["mse"])[objective]
         assert combined["best_member"] == min(scores, key=scores.__getitem__)
 
 

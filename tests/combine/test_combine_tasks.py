@@ -240,6 +240,17 @@ def test_one_temperature_of_all_labels_undoes_a_known_one(seed: int, made: float
     assert task_math.fit_calibration(scaled, target) * made == pytest.approx(1, rel=0.15)
 
 
+@pytest.mark.parametrize("task", [ONE, SEVERAL], ids=ident)
+def test_rows_that_are_all_right_say_nothing_of_the_temperature(task: Task) -> None:
+    """Their NLL falls as the temperature does: without an end, and the first wrong sample would cost all of it."""
+    shape = (30, CLASSES) if task == ONE else (30, LABELS)
+    values, target = np.full(shape, 0.1 / (CLASSES - 1)), np.zeros(30 if task == ONE else shape, np.int64)
+    values[:, 0] = 0.9 if task == ONE else values[:, 0]
+    assert find_math(task).fit_calibration(values, target) == 1.0
+    (target if task == ONE else target[:, 0])[:6] = 1
+    assert find_math(task).fit_calibration(values, target) > 1.1
+
+
 @given(seeds, st.sampled_from([ONE, SEVERAL, NORMAL]))
 @settings(max_examples=30)
 def test_calibration_never_worsens_the_nll_it_is_fitted_to(seed: int, task: Task) -> None:

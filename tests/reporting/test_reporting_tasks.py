@@ -81,6 +81,15 @@ def test_status_names_the_combined_model_its_noise_and_its_uncertainty() -> None
         assert says in "\n".join(status_notes(fold(refused), ledger(refused)))
 
 
+def test_sets_of_everything_are_said_to_be_for_want_of_samples() -> None:
+    everything = {"absolute": {"level": 0.9, "threshold": None, "coverage": 1.0}}
+    usual = tasks.task_run("regression")
+    events = [e | {"conformal": everything} if e["type"] == "combined" else e for e in usual]
+    notes, before = ("\n".join(status_notes(fold(each), ledger(each))) for each in (events, usual))
+    assert "coverage 1.0000, too few samples to calibrate on: everything is predicted" in notes
+    assert "too few" not in before
+
+
 def test_what_is_measured_on_the_validation_split_is_not_said_to_be_of_a_test_split() -> None:
     for split in ("test", "valid"):
         events = [e | {"split": split} if e["type"] == "combined" else e for e in tasks.task_run("regression")]

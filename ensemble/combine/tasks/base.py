@@ -126,7 +126,11 @@ class TaskMath(ABC):
         """What who knows only the targets predicts for each sample, in the shape of `values`."""
 
     def choose_criterion(self, objective: str | None, mode: str | None) -> str:
-        """Returns the criterion of greedy selection: the objective where it is one, else the default."""
+        """Returns the criterion of greedy selection: the objective where it is one, else the default.
+
+        The root of a mean of squares ranks as the mean does.
+        """
+        objective = "rmse" if objective == "mse" else objective
         if objective in self.criteria and infer_mode(objective) == mode:
             return objective
         return self.default_criterion

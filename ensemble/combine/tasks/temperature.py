@@ -25,6 +25,9 @@ CHUNK = 2**20
 def fit_temperature_of(logits: Array, target: Array) -> float:
     """The temperature of least NLL on these rows [k, C], or 1.0 where none is better than 1.
 
+    It is 1.0, too, where all rows are right: then the NLL has no minimum, it falls as T does, and nothing but a
+    wrong row can tell how sure is too sure.
+
     The NLL is convex in 1/T (it is a log-sum-exp minus a linear term), hence unimodal in log T: a bounded
     one-dimensional minimisation over log T finds the minimum.
 
@@ -33,9 +36,11 @@ def fit_temperature_of(logits: Array, target: Array) -> float:
     """
     from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 
-    true = logits[np.arange(len(target)), target].mean()
-    step = max(1, CHUNK // logits.shape[1])
+    own = logits[np.arange(len(target)), target]
+    true, step = own.mean(), max(1, CHUNK // logits.shape[1])
     chunks = [logits[start : start + step] for start in range(0, len(logits), step)]
+    if ((own[:, None] > logits).sum(axis=1) == logits.shape[1] - 1).all():
+        return 1.0
 
     def loss(log_temperature: float) -> float:
         beta = math.exp(-log_temperature)

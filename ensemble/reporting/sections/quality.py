@@ -80,8 +80,11 @@ def describe_quality(state: RunState) -> list[Line]:
     lines = [*reason, *_describe_calibration(combined), *_describe_uncertainty(combined)]
     for field in SHOWN:
         for name, figures in list_records(combined, field):
-            words = ", ".join(f"{_word(key)} {text.score(value)}" for key, value in figures.items())
-            lines.append(f"{field}, {name}: {words}")
+            words = [f"{_word(key)} {text.score(value)}" for key, value in figures.items()]
+            record = combined[field][name]
+            if None in (record.get("threshold", 0), *(record.get("thresholds") or ())):
+                words.append("too few samples to calibrate on: everything is predicted")
+            lines.append(f"{field}, {name}: {', '.join(words)}")
     return [("" if at else "combined", line) for at, line in enumerate(lines)]
 
 
