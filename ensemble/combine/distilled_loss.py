@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ensemble.spec import Recipe
-from ensemble.spec.task import IGNORED, Kind, Task
+from ensemble.spec.task import LABELS, Kind, Task, find_known
 from ensemble.train.job import TrainingError
 from pipelines.fingerprint import known_as
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ensemble.store import RunState
 
 #: The tasks with a distance between two predictions; of probabilities, at a temperature.
-PROBABILITIES: tuple[Kind, ...] = ("classification", "multilabel")
+PROBABILITIES: tuple[Kind, ...] = LABELS
 DISTILLED: tuple[Kind, ...] = (*PROBABILITIES, "regression", "gaussian")
 
 _EPSILON = 1e-12
@@ -181,6 +181,5 @@ def _mean_where_known(distance: Tensor, target: Tensor | None, task: Task) -> Te
     rows = distance.reshape(len(distance), -1)
     if target is None or target.shape != distance.shape or target.is_complex():
         return rows.mean(dim=1)
-    known = ~target.isnan() if target.is_floating_point() else target != IGNORED
-    known = known.reshape(rows.shape)
+    known = find_known(target, of_labels=task.kind in LABELS).reshape(rows.shape)
     return torch.where(known, rows, 0.0).sum(dim=1) / known.sum(dim=1).clamp(min=1)

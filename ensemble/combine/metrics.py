@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ensemble.spec.split_metrics import SplitMetricLike, compute, name_of
 from ensemble.spec.task import IGNORED, Task
+from ensemble.spec.task import find_known as find_known
 
 Array = NDArray[Any]
 Figures = dict[str, Array]
@@ -59,12 +60,6 @@ class Rows:
             return np.asarray(columns, dtype=np.float64)
         summed = [np.bincount(self.sample, weights=column, minlength=self.samples) for column in columns]
         return np.stack(summed)
-
-
-def find_known(target: Array) -> Array:
-    """Which targets count, bool of the same shape: not `IGNORED` (integers), not NaN (floats)."""
-    known: Array = ~np.isnan(target) if target.dtype.kind == "f" else target != IGNORED
-    return known
 
 
 def flatten(values: Array, target: Array) -> Rows:

@@ -7,11 +7,11 @@ for a model in float64), whatever the member's precision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.task import IGNORED, Kind, Task
+from ensemble.spec.task import IGNORED, Kind, Task, find_known
 from ensemble.spec.validation import SpecError, check_choice
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ LOSSES: Mapping[str, Kind | None] = {
     "pinball": "quantiles",
 }
 _NO_INPUTS = ("index", "weight")
+_OF_LABELS = ("cross_entropy", "binary_cross_entropy")
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,17 @@ class NamedLoss:
 
     def __call__(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
         """The loss of each sample, [b]."""
-        outputs = model(*(batch[name] for name in self.inputs or self._find_input(batch)))
+        outputs = model(*(batch[name] for name in self.find_inputs(batch)))
         return self.compute(outputs, batch[self.target], training=getattr(model, "training", False))
 
-    def _find_input(self, batch: Mapping[str, Any]) -> list[str]:
+    def find_inputs(self, batch: Mapping[str, Any]) -> Sequence[str]:
+        """The fields that the model is called with, in this order.
+
+        Raises:
+            SpecError: none are declared, and there are several.
+        """
+        if self.inputs:
+            return self.inputs
         fields = [name for name in batch if name != self.target and name not in _NO_INPUTS]
         if len(fields) != 1:
             raise SpecError(
@@ -60,6 +68,11 @@ class NamedLoss:
                 f"order, by Recipe(inputs=...)"
             )
         return fields
+
+    def find_samples(self, target: Tensor) -> Tensor:
+        """Which samples take part, bool [b]: those of a target [b, ...] of which some position does."""
+        known = find_known(target, of_labels=self.name in _OF_LABELS)
+        return known.reshape(len(known), -1).any(dim=1)
 
     def compute(self, outputs: Any, target: Tensor, *, training: bool = False) -> Tensor:
         """The loss of each sample, [b].
@@ -132,9 +145,13 @@ def _mean(losses: Tensor, counted: Tensor) -> Tensor:
 def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float) -> Tensor:
     from torch.nn.functional import cross_entropy
 
-    scores = _move_classes(_widen(outputs), target)
-    losses = cross_entropy(scores, target, reduction="none", ignore_index=IGNORED, label_smoothing=label_smoothing)
-    return _mean(losses, target != IGNORED)
+    if target.is_floating_point():
+        raise SpecError(f"cross_entropy: the target is {_name_type(target)}, and classes are integers")
+    scores, classes = _move_classes(_widen(outputs), target), target.long()
+    losses = cross_entropy(
+        scores, classes, reduction="none", ignore_index=IGNORED, label_smoothing=label_smoothing
+    )
+    return _mean(losses, find_known(target))
 
 
 def _move_classes(scores: Tensor, target: Tensor) -> Tensor:
@@ -152,11 +169,15 @@ def _move_classes(scores: Tensor, target: Tensor) -> Tensor:
     )
 
 
-def _known(target: Tensor) -> tuple[Tensor, Tensor]:
+def _name_type(target: Tensor) -> str:
+    return str(target.dtype).removeprefix("torch.")
+
+
+def _known(target: Tensor, *, of_labels: bool = False) -> tuple[Tensor, Tensor]:
     """The target with 0 where there is none, and where there is one."""
     import torch
 
-    counted = ~torch.isnan(target) if target.is_floating_point() else target != IGNORED
+    counted = find_known(target, of_labels=of_labels)
     return torch.where(counted, target, torch.zeros((), dtype=target.dtype, device=target.device)), counted
 
 
@@ -175,7 +196,7 @@ def _elementwise(name: str, outputs: Tensor, target: Tensor) -> Tensor:
     from torch.nn import functional
 
     outputs = _fit(outputs, target, name)
-    known, counted = _known(target)
+    known, counted = _known(target, of_labels=name in _OF_LABELS)
     functions: dict[str, Any] = {
         "binary_cross_entropy": functional.binary_cross_entropy_with_logits,
         "mse": functional.mse_loss,

@@ -1,8 +1,9 @@
 """Metrics of a whole split that are no means over its samples, by name, and how they are computed.
 
 They are computed by scikit-learn from predictions as `ensemble.spec.task` lays them out. The positions of samples
-(steps, pixels, several targets) count like samples of their own; those whose target is IGNORED or NaN are left
-out.
+(steps, pixels, several targets) count like samples of their own; those whose target takes no part are left out.
+Functions of the user get values and targets whole, as predictions are saved: int64 of classes and labels, float64
+of numbers.
 
 - Of classes: with two classes, `f1`, `precision`, `recall`, `roc_auc` and `average_precision` are of the second
   class; with more, and of labels, the mean over the classes or labels (`..._macro`). A class counts as predicted
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ensemble.spec.task import IGNORED, Kind, Task
+from ensemble.spec.task import Kind, Task, find_known
 from ensemble.spec.validation import SpecError, unknown_name
 
 if TYPE_CHECKING:
@@ -117,37 +118,64 @@ def compute(
 
     Returns:
         The metrics by name, without those that these samples leave undefined: the AUC of one class, the
-        correlation with a constant.
+        correlation with a constant, anything of predictions that are not finite.
 
     Raises:
-        SpecError: a name is unknown, has no meaning for the task, or there is no target.
+        SpecError: a name is unknown, has no meaning for the task, or there is no target; a function failed, or
+            returned no number.
     """
     import numpy as np
 
     found: dict[str, float] = {}
     for metric in metrics:
-        if not isinstance(metric, str):
-            found[name_of(metric)] = float(metric(values, target))
-            continue
-        _find("split_metrics", metric, task)
-        if target is None:
-            raise SpecError(f"split_metrics: {metric!r} needs a target, and the samples have none")
-        value = _compute(metric, np.asarray(values), np.asarray(target), task)
+        if isinstance(metric, str):
+            _find("split_metrics", metric, task)
+            if target is None:
+                raise SpecError(f"split_metrics: {metric!r} needs a target, and the samples have none")
+            value = _compute(metric, np.asarray(values), np.asarray(target), task)
+        else:
+            value = _call(metric, values, target)
         if np.isfinite(value):
-            found[metric] = float(value)
+            found[name_of(metric)] = float(value)
     return found
 
 
+def _call(metric: Callable[..., float], values: Array, target: Array | None) -> float:
+    """What a function of the user gives.
+
+    Raises:
+        SpecError: it failed, or gave no number; the message names it.
+    """
+    import numpy as np
+
+    where = f"split_metrics: {name_of(metric)!r}"
+    try:
+        found = metric(values, target)
+    except Exception as error:  # whatever a user's function raises
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise SpecError(f"{where} failed for values {list(np.shape(values))}: {why}") from error
+    given = np.asarray(found)
+    if given.size != 1 or given.dtype.kind not in "biuf":
+        shown = f"an array of shape {list(given.shape)}" if given.size != 1 else f"a {type(found).__name__}"
+        raise SpecError(f"{where} must return a number, got {shown}")
+    return float(given.reshape(()))
+
+
 def _compute(name: str, values: Array, target: Array, task: Task) -> float:
-    if task.kind == "classification":
-        classes = target.reshape(-1)
-        known = classes != IGNORED
-        return _of_classes(name, values.reshape(-1, values.shape[-1])[known], classes[known])
+    """A known metric; NaN where it is not defined."""
+    import numpy as np
+
     if task.kind == "multilabel":
         return _of_labels(name, values, target)
-    points, t = task.take_point(values), target.reshape(-1)
-    p, known = points.reshape(-1), t == t
-    return _of_numbers(name, p[known].astype("float64"), t[known].astype("float64"))
+    of_classes = task.kind == "classification"
+    rows = values.reshape(-1, values.shape[-1]) if of_classes else task.take_point(values).reshape(-1)
+    known = find_known(target, of_labels=of_classes).reshape(-1)
+    rows, truth = rows[known], target.reshape(-1)[known]
+    if not len(truth) or not np.isfinite(rows).all():
+        return float("nan")
+    if of_classes:
+        return _of_classes(name, rows, truth.astype("int64"))
+    return _of_numbers(name, rows.astype("float64"), truth.astype("float64"))
 
 
 def _of_classes(name: str, p: Array, t: Array) -> float:
@@ -155,8 +183,6 @@ def _of_classes(name: str, p: Array, t: Array) -> float:
     import numpy as np
     from sklearn import metrics
 
-    if not len(t):
-        return float("nan")
     classes, predicted = p.shape[1], p.argmax(axis=1)
     base = name.removesuffix("_macro").removesuffix("_micro")
     if base in ("roc_auc", "average_precision"):
@@ -170,8 +196,7 @@ def _of_classes(name: str, p: Array, t: Array) -> float:
         labels = None if average == "binary" else np.arange(classes)
         return float(score(t, predicted, labels=labels, average=average, zero_division=0))
     if name == "top5_accuracy":
-        best = np.argsort(-p, axis=1, kind="stable")[:, :5]
-        return float((best == t[:, None]).any(axis=1).mean())
+        return 1.0 if classes <= 5 else float(metrics.top_k_accuracy_score(t, p, k=5, labels=np.arange(classes)))
     scores = {
         "balanced_accuracy": _balanced_accuracy,
         "matthews": metrics.matthews_corrcoef,
@@ -188,12 +213,14 @@ def _balanced_accuracy(t: Array, predicted: Array) -> float:
 
 
 def _of_labels(name: str, p: Array, t: Array) -> float:
-    """A metric of the probabilities [n, L] of labels and int [n, L]; IGNORED entries are left out."""
+    """A metric of the probabilities [n, L] of labels and targets [n, L], of those that take part."""
     import numpy as np
     from sklearn import metrics
 
     p, t = p.reshape(-1, p.shape[-1]), t.reshape(-1, t.shape[-1])
-    known = t != IGNORED
+    known = find_known(t, of_labels=True)
+    if not known.any() or not np.isfinite(p[known]).all():
+        return float("nan")
     base = name.removesuffix("_macro").removesuffix("_micro")
     if base in ("roc_auc", "average_precision"):
         return _mean_defined(_rank(base, p[known[:, i], i], t[known[:, i], i] == 1) for i in range(p.shape[1]))
@@ -206,7 +233,7 @@ def _of_labels(name: str, p: Array, t: Array) -> float:
         for i in range(p.shape[1])
         if known[:, i].any()
     ]
-    return float(np.mean(each)) if each else float("nan")
+    return float(np.mean(each))
 
 
 def _rank(name: str, score: Array, truth: Array) -> float:
@@ -236,7 +263,7 @@ def _of_numbers(name: str, p: Array, t: Array) -> float:
         if len(t) < 2 or np.ptp(p) == 0 or np.ptp(t) == 0:
             return float("nan")
         return float((stats.pearsonr if name == "pearson" else stats.spearmanr)(p, t).statistic)
-    if len(t) < (2 if name in ("r2", "explained_variance") else 1):
+    if name in ("r2", "explained_variance") and np.ptp(t) == 0:
         return float("nan")
     scores = {
         "r2": metrics.r2_score,

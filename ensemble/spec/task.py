@@ -12,19 +12,20 @@ for the positions of a sample: none, or its steps, its pixels, its several targe
 | free           | any          | whatever the recipe's outputs are           | any, or none            |
 
 A target that is `IGNORED` (integers) or NaN (floats) takes no part in anything: padding of sequences, unlabelled
-pixels.
+pixels. `find_known` alone decides that, for losses, figures, combination and calibration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from ensemble.spec.validation import SpecError, check_choice, option_class
 
 Kind = Literal["classification", "multilabel", "regression", "gaussian", "quantiles", "free"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+ArrayT = TypeVar("ArrayT")  # an array of numpy, or a tensor
 
 #: The integer target of a position that takes no part, as in torch's losses.
 IGNORED = -100
@@ -81,6 +82,26 @@ class Task:
 
 
 CLASSIFICATION = Task("classification")
+
+#: The tasks whose targets stand for classes or labels, also where they are floats.
+LABELS: tuple[Kind, ...] = ("classification", "multilabel")
+
+
+def find_known(target: ArrayT, *, of_labels: bool = False) -> ArrayT:
+    """Which targets take part, bool of the same shape: those that are neither NaN nor `IGNORED`.
+
+    Args:
+        target: an array or a tensor. Unsigned integers and bools all take part. Floats that equal `IGNORED` are
+            numbers like any other, unless
+        of_labels: they stand for classes or labels.
+    """
+    given: Any = target
+    kind = str(given.dtype).removeprefix("torch.")
+    known: Any = given == given
+    is_unsigned = kind.startswith(("uint", "bool"))  # torch would compare with what -100 is as a uint8: 156
+    if kind.startswith("int") or (of_labels and not is_unsigned):
+        known = known & (given != IGNORED)
+    return known  # type: ignore[no-any-return]
 
 
 def quantiles(*levels: float) -> Task:

@@ -13,7 +13,7 @@ import torch
 from ensemble.comm import Communicator
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity
 from ensemble.spec.sample_weights import make_weight_function
-from ensemble.spec.task import IGNORED, Task
+from ensemble.spec.task import IGNORED, LABELS, Task, find_known
 from ensemble.train.gather import gather_json
 from ensemble.train.job import TrainingError
 
@@ -39,17 +39,21 @@ def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
 
 
 def as_stored_target(task: Task, target: torch.Tensor | None) -> torch.Tensor | None:
-    """A target as predictions are saved with it: int64 of classes and labels, float64 of numbers.
+    """A target as predictions are measured and saved with it: int64 of classes and labels, float64 of numbers.
 
-    Floats that stand for labels become integers, NaN becomes IGNORED.
+    Floats that stand for labels become integers, NaN becomes IGNORED; those that do not (soft labels) stay floats.
+    Of numbers what takes no part becomes NaN.
     """
     if target is None or task.kind == "free":
         return target
-    if task.kind not in ("classification", "multilabel"):
-        return target.double()
-    if target.is_floating_point():
-        target = torch.nan_to_num(target.double(), nan=IGNORED)
-    return target.long()
+    of_labels = task.kind in LABELS
+    known = find_known(target, of_labels=of_labels)
+    if not of_labels:
+        return torch.where(known, target.double(), torch.nan)
+    if not target.is_floating_point():
+        return target.long()
+    labels = torch.where(known, target.double(), IGNORED)
+    return labels if bool((labels != labels.round()).any()) else labels.long()
 
 
 class Data:

@@ -36,6 +36,34 @@ def test_cross_entropy_is_torchs() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_classes_are_integers_of_any_width(dtype: Any) -> None:
+    scores, target = seeded(3, 200), torch.tensor([156, 1, 199])  # 156 is what -100 would be in uint8
+    expected = functional.cross_entropy(scores, target, reduction="none")
+    for given in (target.to(dtype), target) if dtype == torch.uint8 else (target.clamp(max=120).to(dtype),):
+        losses = compute("cross_entropy", scores, given)
+        torch.testing.assert_close(losses, functional.cross_entropy(scores, given.long(), reduction="none"))
+    assert (expected > 0).all()
+    two = compute("cross_entropy", scores[:, :2], torch.tensor([True, False, True]))
+    torch.testing.assert_close(two, compute("cross_entropy", scores[:, :2], torch.tensor([1, 0, 1])))
+
+
+def test_a_label_that_takes_no_part_may_be_a_float() -> None:
+    logits = seeded(2, 3)
+    target = torch.tensor([[0.0, 1.0, -100.0], [float("nan"), 1.0, 0.0]])
+    losses = compute("binary_cross_entropy", logits, target)
+    torch.testing.assert_close(
+        losses[0], functional.binary_cross_entropy_with_logits(logits[0, :2], target[0, :2])
+    )
+    assert NamedLoss("binary_cross_entropy", "y").find_samples(
+        torch.tensor([[-100.0, 1.0], [-100.0, -100.0]])
+    ).tolist() == [
+        True,
+        False,
+    ]
+    assert NamedLoss("mse", "y").find_samples(torch.tensor([-100.0, float("nan")])).tolist() == [True, False]
+
+
 @pytest.mark.parametrize("axis", [1, -1])
 def test_steps_and_pixels_have_their_classes_on_either_axis(axis: int) -> None:
     scores, target = seeded(5, 4, 7, 2), torch.randint(0, 4, (5, 7, 2), generator=torch.Generator().manual_seed(1))
@@ -114,6 +142,7 @@ def test_half_precision_is_widened() -> None:
         ("gaussian_nll", seeded(4), seeded(4), "the model returns (mean, variance)"),
         ("pinball", seeded(4, 3), seeded(4), "and 2 quantiles: they are the last axis"),
         ("mse", [1.0], seeded(4), "the model returned list"),
+        ("cross_entropy", seeded(4, 3), seeded(4), "the target is float32, and classes are integers"),
     ],
 )
 def test_shapes_that_mean_nothing_are_refused(name: str, outputs: Any, target: Any, said: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from sklearn import metrics
 
 from ensemble import Ensemble, Recipe, SpecError
+from ensemble.combine.tasks import find_math
 from ensemble.spec.objectives import infer_mode
 from ensemble.spec.split_metrics import KNOWN, compute
 from ensemble.spec.task import CLASSIFICATION, IGNORED, Task, quantiles
@@ -117,6 +118,70 @@ def test_what_the_samples_leave_undefined_is_absent() -> None:
     assert compute(["roc_auc", "recall"], TWO, ones, CLASSIFICATION).keys() == {"recall"}
     assert compute(["pearson", "mae"], same, NUMBERS_TARGET, Task("regression")).keys() == {"mae"}
     assert compute(["rmse"], NUMBERS, np.full_like(NUMBERS, np.nan), Task("regression")) == {}
+
+
+@pytest.mark.parametrize("name", [name for name, known in KNOWN.items() if "multilabel" in known.kinds])
+def test_labels_that_take_no_part_may_be_integers_or_floats(name: str) -> None:
+    target = LABELS_TARGET.copy()
+    target[60:, 1] = IGNORED
+    found = compute([name], LABELS, target, Task("multilabel"))
+    with_nan = np.where(target == IGNORED, np.nan, target)
+    assert compute([name], LABELS, with_nan, Task("multilabel")) == found
+    assert compute([name], LABELS, target.astype(np.float32), Task("multilabel")) == found
+    assert found != compute([name], LABELS, LABELS_TARGET, Task("multilabel"))
+
+
+def test_of_five_equal_probabilities_the_same_are_taken_in_training_and_in_combination() -> None:
+    values, target = np.full((4, 10), 0.1), np.array([0, 1, 2, 9])
+    found = compute(["top5_accuracy"], values, target, CLASSIFICATION)["top5_accuracy"]
+    assert found == find_math(CLASSIFICATION).measure(values, target)["top5_accuracy"] == 0.25
+
+
+def test_targets_that_do_not_vary_leave_r2_undefined_as_in_the_combination() -> None:
+    values, target = np.array([1.0, 2.0]), np.array([1.0, 1.0])
+    found = compute(["r2", "explained_variance", "mae"], values, target, Task("regression"))
+    assert found.keys() == {"mae"}
+    assert "r2" not in find_math(Task("regression")).measure(values, target)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_predictions_that_are_not_finite_leave_a_metric_undefined(name: str) -> None:
+    kind = KNOWN[name].kinds[0]
+    values, target = (TWO.copy(), TWO_TARGET) if kind == "classification" else (NUMBERS.copy(), NUMBERS_TARGET)
+    values[3] = np.nan
+    assert compute([name], values, target, Task(kind)) == {}
+    if "multilabel" in KNOWN[name].kinds:
+        assert compute([name], np.full_like(LABELS, np.inf), LABELS_TARGET, Task("multilabel")) == {}
+
+
+def fails(values: np.ndarray, target: np.ndarray) -> float:
+    raise KeyError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (np.ones(2), "must return a number, got an array of shape [2]"),
+        (None, "must return a number, got a NoneType"),
+        ("0.5", "must return a number, got a str"),
+    ],
+)
+def test_a_function_that_gives_no_number_is_named(returned: object, said: str) -> None:
+    def own(values: np.ndarray, target: np.ndarray) -> object:
+        return returned
+
+    with pytest.raises(SpecError) as refused:
+        compute([own], TWO, TWO_TARGET, CLASSIFICATION)  # type: ignore[list-item]
+    assert said in str(refused.value) and "split_metrics: 'own'" in str(refused.value)
+    with pytest.raises(SpecError, match=r"split_metrics: 'fails' failed for values \[200, 2\]: KeyError"):
+        compute([fails], TWO, TWO_TARGET, CLASSIFICATION)
+
+
+def test_a_function_may_find_itself_undefined() -> None:
+    def own(values: np.ndarray, target: np.ndarray) -> float:
+        return float("nan")
+
+    assert compute([own], TWO, TWO_TARGET, CLASSIFICATION) == {}
 
 
 def test_a_function_gets_the_values_as_they_are_and_reports_under_its_name() -> None:

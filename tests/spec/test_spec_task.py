@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ensemble import Recipe, SpecError, Task, quantiles
+from ensemble.spec.task import IGNORED, find_known
 
 
 def make_recipe(task: Any) -> Recipe:
@@ -55,3 +56,23 @@ def test_what_is_predicted_is_laid_out_as_the_target() -> None:
     assert Task("gaussian").decide(np.array([[1.5, 0.2], [2.5, 9.0]])).tolist() == [1.5, 2.5]
     assert quantiles(0.1, 0.4, 0.9).decide(np.array([[1.0, 2.0, 3.0]])).tolist() == [2.0]
     assert Task("regression").decide(np.array([4.0])).tolist() == [4.0]
+
+
+@pytest.mark.parametrize(
+    ("target", "of_labels", "known"),
+    [
+        (np.array([0, IGNORED, 3]), False, [True, False, True]),
+        (np.array([0, IGNORED], np.int8), True, [True, False]),
+        (np.array([156, 3], np.uint8), True, [True, True]),
+        (np.array([True, False]), True, [True, True]),
+        (np.array([1.0, np.nan, IGNORED]), False, [True, False, True]),
+        (np.array([1.0, np.nan, IGNORED], np.float32), True, [True, False, False]),
+    ],
+)
+def test_what_takes_part_is_the_same_of_arrays_and_tensors(
+    target: np.ndarray, of_labels: bool, known: list[bool]
+) -> None:
+    torch = pytest.importorskip("torch")
+    assert find_known(target, of_labels=of_labels).tolist() == known
+    found = find_known(torch.from_numpy(target), of_labels=of_labels)
+    assert found.dtype == torch.bool and found.tolist() == known
