@@ -56,7 +56,8 @@ class Figure:
         return dict(vars(self))
 
 
-_KNOWN = {
+#: The figures with standard names. `tests/reporting` holds their directions against those of objectives.
+FIGURES: Mapping[str, Figure] = {
     figure.name: figure
     for figure in (
         Figure("accuracy", "accuracy", "higher"),
@@ -119,7 +120,7 @@ def describe_figure(name: str, task: Task = CLASSIFICATION, ranking: Ranking | N
         )
     if name == "coverage" and task.kind == "quantiles":
         return Figure(name, f"coverage of {_percent(task)} intervals", "nominal", nominal=_outermost(task))
-    known = _KNOWN.get(name)
+    known = FIGURES.get(name)
     if known is not None:
         return known
     mode = infer_mode(name)

@@ -83,6 +83,8 @@ def infer_mode(name: str) -> Mode | None:
             return "min" if opposite == "max" else "max"
         if words[0] in _NEGATIONS:  # of a negative class, of negative sampling, or negated: who knows
             return None
+    if "to" in words:  # a time, or a number of steps, until something is reached
+        return None
     if words[-1] in ("loss", "error"):
         return "min"
     return "max" if words[-1] in ("accuracy", "acc") else None

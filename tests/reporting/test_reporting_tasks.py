@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import task_events as tasks
 from rich.console import Console
 
+from ensemble.combine.tasks import find_math
 from ensemble.meter import ledger
 from ensemble.reporting.loggers.points import describe_end
 from ensemble.reporting.metrics.projection import project_run
-from ensemble.reporting.model_figures import compare, describe_figure, list_figures
+from ensemble.reporting.model_figures import FIGURES, HEADLINES, compare, describe_figure, list_figures
 from ensemble.reporting.results import make_results
 from ensemble.reporting.sections.quality import tabulate
 from ensemble.reporting.status import status_notes
 from ensemble.reporting.summary import summary
 from ensemble.reporting.text import interval
 from ensemble.spec import quantiles
-from ensemble.spec.task import Task
+from ensemble.spec.objectives import REPORTED, infer_mode
+from ensemble.spec.split_metrics import KNOWN
+from ensemble.spec.task import KINDS, Kind, Task
 from ensemble.store import fold
 
 
@@ -40,6 +44,43 @@ def test_a_direction_is_that_of_the_name_unless_the_run_declares_another() -> No
     assert (
         describe_figure("rmse").is_better(2.0, 1.0) is False and describe_figure("angle").is_better(2, 1) is None
     )
+
+
+#: Figures that have a best value, or mean nothing without another one: no name implies a direction of theirs.
+NO_OBJECTIVE = {"coverage_90", "coverage", "width"}
+
+
+def test_the_directions_of_reports_are_those_of_objectives() -> None:
+    modes = {"higher": "max", "lower": "min"}
+    for name, figure in FIGURES.items():
+        assert infer_mode(name) == (None if name in NO_OBJECTIVE else modes[str(figure.better)]), name
+    for name, known in KNOWN.items():
+        assert modes[str(describe_figure(name).better)] == known.mode == infer_mode(name), name
+
+
+def measure_some(kind: Kind) -> dict[str, float]:
+    """All that is measured of eight samples."""
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=8)
+    some: dict[str, Any] = {
+        "classification": (rng.dirichlet(np.ones(7), 8), np.arange(8) % 7),
+        "multilabel": (rng.random((8, 3)), np.arange(24).reshape(8, 3) % 2),
+        "regression": (numbers, numbers + 0.1 * rng.normal(size=8)),
+        "gaussian": (np.stack([numbers, np.ones(8)], axis=1), numbers + 0.1),
+        "quantiles": (np.stack([numbers - 1, numbers, numbers + 1], axis=1), numbers + 0.1),
+        "free": (numbers, numbers),
+    }
+    task = quantiles(0.1, 0.5, 0.9) if kind == "quantiles" else Task(kind)
+    return find_math(task).measure(*some[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_figure_of_a_task_has_a_name_and_a_direction(kind: Kind) -> None:
+    measured = measure_some(kind)
+    assert set(measured) | set(REPORTED[kind]) <= set(FIGURES)
+    assert set(HEADLINES[kind]) <= set(measured), "what is shown first is measured"
+    task = quantiles(0.1, 0.5, 0.9) if kind == "quantiles" else Task(kind)
+    assert all(infer_mode(name) is not None for name in find_math(task).criteria)
 
 
 def test_figures_that_say_most_come_first_and_all_are_kept() -> None:

@@ -181,6 +181,14 @@ def test_what_nobody_asked_for_need_not_be_reported(tmp_path: Path) -> None:
     assert fold(read_events(tmp_path / "events.jsonl")).objective == "accuracy"
 
 
+def test_the_time_until_something_is_reached_implies_no_mode() -> None:
+    assert [infer_mode(name) for name in ("time_to_accuracy", "steps to error", "valid_accuracy")] == [
+        None,
+        None,
+        "max",
+    ]
+
+
 def shown(outputs: Any, batch: Any) -> dict[str, Any]:
     """Every `return` shows its keys."""
     if outputs is None:
