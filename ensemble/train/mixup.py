@@ -4,21 +4,23 @@
     loss = share * loss(x, target[i]) + (1 - share) * loss(x, target[partner of i])
 
 The share is one number a step, drawn from Beta(alpha, alpha), equal on all ranks. Partners are drawn among a
-rank's samples; a sample of weight 0 is nobody's partner, so that what a member is not to learn from has no
-influence. Fields of floats are mixed, but for the target and the weights. Draws depend on the member's seed, the
-rank and the step alone.
+rank's samples; a sample of weight 0, or of a target that takes no part, is nobody's partner, so that what a member
+is not to learn from has no influence. Where samples have weights, each of the two losses has that of its sample.
+Fields of floats are mixed, but for the target and the weights. Draws depend on the member's seed, the rank and the
+step alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ensemble.spec.task import find_known
 from ensemble.train.job import TrainingError
 from ensemble.train.seeding import step_seed
 from pipelines import Batch
@@ -33,11 +35,13 @@ class MixedBatch(Batch):
         share: of each sample; 1: nothing is mixed.
         target: the field of the target.
         partner_target: the target of each one's partner; None where nothing is mixed.
+        partner_weight: [b], the weight of each one's partner over its own; None where samples have none.
     """
 
     share: float
     target: str
     partner_target: Tensor | None
+    partner_weight: Tensor | None = None
 
     def losses(self, compute: Callable[[Any], Tensor]) -> Tensor:
         """The loss of each mixed sample, [b].
@@ -48,10 +52,15 @@ class MixedBatch(Batch):
         own = compute(self.get(self.target))
         if self.partner_target is None:
             return own
-        return self.share * own + (1 - self.share) * compute(self.partner_target)
+        others = compute(self.partner_target)
+        if self.partner_weight is not None:  # the sum is multiplied by the own weight (`TrainContext.backward`)
+            others = others * self.partner_weight
+        return self.share * own + (1 - self.share) * others
 
 
-def mix(batch: Batch, target: str, alpha: float, seed: int, rank: int, step: int) -> MixedBatch:
+def mix(
+    batch: Batch, target: str, alpha: float, seed: int, rank: int, step: int, inputs: Collection[str] = ()
+) -> MixedBatch:
     """Mix the samples of a rank's batch, or of a part of it.
 
     Args:
@@ -59,9 +68,11 @@ def mix(batch: Batch, target: str, alpha: float, seed: int, rank: int, step: int
         alpha: the parameter of mixup; 0: nothing is mixed.
         seed: of the member.
         step: of the member, over all epochs.
+        inputs: the fields that the model is called with, as far as they are known.
 
     Raises:
-        TrainingError: the batch has no such field, or none to mix.
+        TrainingError: the batch has no such field, or none to mix, or the model is called with one that cannot be
+            mixed, of integers for several positions: the targets of an image would be mixed, and it would not.
     """
     made = _like(batch, dict(batch))
     made.target, made.share, made.partner_target = target, 1.0, None
@@ -74,21 +85,34 @@ def mix(batch: Batch, target: str, alpha: float, seed: int, rank: int, step: int
     ]
     if not mixed:
         raise TrainingError(f"mixup needs a field of floats to mix; the batch has {', '.join(batch)}")
+    whole = [name for name in inputs if name in batch and name not in mixed and batch[name].dim() > 1]
+    if unmixed := [name for name in whole if name not in (*_NOT_MIXED, target)]:
+        field = batch[unmixed[0]]
+        raise TrainingError(
+            f"mixup: the model is called with {unmixed[0]!r}, which is {str(field.dtype).removeprefix('torch.')} "
+            f"{list(field.shape)} and cannot be mixed: make it floats, as by stages.scale, or leave mixup= out"
+        )
     share = float(np.random.default_rng((0, step_seed(seed, 0, step))).beta(alpha, alpha))
-    partner = _draw_partners(batch, np.random.default_rng((1, step_seed(seed, rank, step))))
+    partner = _draw_partners(batch, target, np.random.default_rng((1, step_seed(seed, rank, step))))
     for name in mixed:
         value = batch[name]
         made[name] = share * value + (1 - share) * value[partner]
     made.share, made.partner_target = share, batch[target][partner]
+    if (weight := batch.get("weight")) is not None:
+        made.partner_weight = torch.where(weight == 0, 1.0, weight[partner] / weight)
     return made
 
 
-def _draw_partners(batch: Batch, rng: np.random.Generator) -> Tensor:
-    """For each sample the row of its partner: a permutation of those with a weight; the others have themselves."""
-    weight = batch.get("weight")
-    index = batch["index"]
+def _draw_partners(batch: Batch, target: str, rng: np.random.Generator) -> Tensor:
+    """For each sample the row of its partner: a permutation of those with a weight and a target that takes part;
+    the others have themselves.
+    """
+    weight, index = batch.get("weight"), batch["index"]
     partner = np.arange(len(index))
-    usable = partner if weight is None else np.flatnonzero(weight.detach().cpu().numpy())
+    is_usable = find_known(batch[target]).reshape(len(index), -1).any(dim=1)
+    if weight is not None:
+        is_usable = is_usable & (weight != 0)
+    usable = np.flatnonzero(is_usable.cpu().numpy())
     partner[usable] = rng.permutation(usable)
     return torch.from_numpy(partner).to(index.device)
 

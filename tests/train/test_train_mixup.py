@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from ensemble.spec.task import IGNORED  # noqa: E402
 from ensemble.train.job import TrainingError  # noqa: E402
 from ensemble.train.mixup import mix, mixed_losses, one_forward  # noqa: E402
 from pipelines import Batch  # noqa: E402
@@ -55,6 +56,39 @@ def test_a_sample_that_is_not_to_be_learnt_is_nobodys_partner() -> None:
     again = mix(changed, "label", 1.0, seed=0, rank=0, step=0)
     assert torch.equal(mixed["x"][weight == 1], again["x"][weight == 1])
     assert torch.equal(mixed["weight"], weight)
+
+
+def test_a_sample_without_a_target_is_nobodys_partner() -> None:
+    label = torch.where(torch.arange(16) % 2 == 0, torch.arange(16) % 3, IGNORED)
+    mixed = mix(batch(label=label), "label", 1.0, seed=0, rank=0, step=0)
+    changed = batch(label=label, x=torch.where(label[:, None] == IGNORED, 1e6, batch()["x"]))
+    again = mix(changed, "label", 1.0, seed=0, rank=0, step=0)
+    assert torch.equal(mixed["x"][label != IGNORED], again["x"][label != IGNORED])
+    assert mixed.partner_target is not None and (mixed.partner_target[label != IGNORED] != IGNORED).all()
+    numbers = torch.where(label == IGNORED, torch.nan, label.double())
+    pairs = mix(batch(label=numbers), "label", 1.0, seed=0, rank=0, step=0).partner_target
+    assert pairs is not None and not pairs[label != IGNORED].isnan().any()
+
+
+def test_each_of_the_two_losses_has_the_weight_of_its_sample() -> None:
+    """As a bootstrap wants it: a sample that was drawn three times counts three times, wherever it is."""
+    weight = torch.tensor([1.0, 0.0, 3.0, 2.0] * 4)
+    mixed = mix(batch(weight=weight), "label", 1.0, seed=0, rank=0, step=0)
+    rows = ((mixed["x"][:, 0] - mixed.share * batch()["x"][:, 0]) / (1 - mixed.share)).round().long()
+    own, others = torch.rand(16), torch.rand(16)
+    found = mixed.losses(lambda target: others if target is mixed.partner_target else own) * weight
+    expected = mixed.share * weight * own + (1 - mixed.share) * weight[rows] * others
+    torch.testing.assert_close(found[weight > 0], expected[weight > 0])
+    assert (found[weight == 0] == 0).all()
+
+
+def test_a_model_that_is_called_with_what_cannot_be_mixed_is_refused() -> None:
+    image = torch.zeros(16, 3, 4, 4, dtype=torch.uint8)
+    with pytest.raises(TrainingError, match=r"called with 'image', which is uint8 \[16, 3, 4, 4\].*stages\.scale"):
+        mix(batch(image=image), "label", 1.0, seed=0, rank=0, step=0, inputs=("x", "image"))
+    mix(batch(image=image), "label", 1.0, seed=0, rank=0, step=0, inputs=("x",))
+    lengths = torch.arange(16)  # a number of the sample, not one of each position
+    mix(batch(lengths=lengths), "label", 1.0, seed=0, rank=0, step=0, inputs=("x", "lengths"))
 
 
 def test_without_mixup_a_batch_is_itself() -> None:
