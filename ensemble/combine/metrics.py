@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ensemble.spec.split_metrics import SplitMetricLike, compute, name_of
 from ensemble.spec.task import IGNORED, Task
 from ensemble.spec.task import find_known as find_known
+from ensemble.spec.validation import SpecError
 
 Array = NDArray[Any]
 Figures = dict[str, Array]
@@ -91,10 +92,11 @@ def compute_defined(
     for metric in metrics:
         try:
             found |= compute([metric], values, target, task)
-        except Exception as error:  # whatever a user's function raises
+        except SpecError as error:
             if isinstance(metric, str):
                 raise
-            failed[name_of(metric)] = " ".join(f"{type(error).__name__}: {error}".split())
+            why = error if error.__cause__ is None else f"{type(error.__cause__).__name__}: {error.__cause__}"
+            failed[name_of(metric)] = " ".join(str(why).split())
     return found, failed
 
 

@@ -347,7 +347,9 @@ class Ensemble(MemberPipelines):
             )
             looped = {name: value_of(name, getattr(self, name)) for name in LOOP_OPTIONS}
             validates = self.valid is not None or has_own_loop(self.recipe)
-            training |= resolve_loop_options(looped, str(self.objective), str(self.mode), validates=validates)
+            training |= resolve_loop_options(
+                looped, str(self.objective), str(self.mode), validates=validates, epochs=training["epochs"]
+            )
         except SpecError as error:
             raise SpecError(f"members[{number}]: {error}") from None
         return Identity(

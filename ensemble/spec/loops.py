@@ -125,7 +125,7 @@ def check_loop_options(where: str, given: Any) -> None:
 
 
 def resolve_loop_options(
-    declared: Mapping[str, Any], objective: str, mode: str, *, validates: bool
+    declared: Mapping[str, Any], objective: str, mode: str, *, validates: bool, epochs: int
 ) -> dict[str, Any]:
     """The loop options as a member's identity records them.
 
@@ -133,9 +133,10 @@ def resolve_loop_options(
         declared: the member's values of `LOOP_OPTIONS`.
         objective, mode: the metric that decides which epoch is best.
         validates: whether the member may report it: it has a validation split, or a train function.
+        epochs: of the member.
 
     Raises:
-        SpecError: one needs a validation split, and there is none.
+        SpecError: one needs a validation split, and there is none; averages would begin after the last epoch.
     """
     stopping = _resolve_early_stopping("early_stopping", declared["early_stopping"])
     selects = stopping is not None or declared["keep"] == "best"
@@ -147,10 +148,16 @@ def resolve_loop_options(
     unmet = [name for name, is_used in used.items() if is_used and not validates]
     if unmet:
         raise SpecError(f"{unmet[0]} needs a validation split: give Ensemble.valid")
+    averaging = _resolve_averaging("averaging", declared["averaging"])
+    if averaging is not None and int(averaging.get("start", 0)) >= epochs:
+        raise SpecError(
+            f"averaging begins after {averaging['start']:g} epochs, and the member trains for {epochs}: begin "
+            "earlier"
+        )
     return {
         "early_stopping": stopping,
         "keep": declared["keep"],
-        "averaging": _resolve_averaging("averaging", declared["averaging"]),
+        "averaging": averaging,
         "validate_every": declared["validate_every"],
         "compile": _resolve_compile("compile", declared["compile"]),
         "mixup": float(declared["mixup"]),

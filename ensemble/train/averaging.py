@@ -22,6 +22,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from ensemble.train.batchnorm import BATCH_NORMS
 
+_WITH_STATISTICS = (*BATCH_NORMS, nn.SyncBatchNorm)
+
 
 class WeightAverage:
     """The running average of a model's parameters and buffers.
@@ -49,7 +51,8 @@ class WeightAverage:
         if self._options["name"] != "swa" or self._statistics_of == self.count:
             return False
         return any(
-            isinstance(module, BATCH_NORMS) and module.running_mean is not None for module in self._model.modules()
+            isinstance(module, _WITH_STATISTICS) and module.running_mean is not None
+            for module in self._model.modules()
         )
 
     def renew_statistics(self) -> None:

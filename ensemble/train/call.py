@@ -1,4 +1,4 @@
-"""How a Recipe's model is called and what it predicts, as its first training batch shows.
+"""How a Recipe's model is called and what it predicts, as its first training batches show.
 
 A Recipe has no function for its outputs: it has `loss(model, batch)`, which calls the model in its own way. Where
 the arguments of that call are fields of the batch, unchanged, the call can be repeated without the loss: it is a
@@ -72,6 +72,7 @@ class Observation:
         target: dtype (a name) and shape of one sample's target.
         class_axis: of a classification: the axis of the outputs that holds the classes, 1 or -1; 0 where there is
             none, because outputs are the logit of the second of two classes.
+        is_open: whether another batch may show more, or contradict. A checkpoint has no `reason` of such a one.
     """
 
     call: Call | None = None
@@ -79,6 +80,7 @@ class Observation:
     reason: str | None = None
     target: tuple[str, tuple[int, ...]] | None = None
     class_axis: int | None = None
+    is_open: bool = False
 
     def as_record(self) -> dict[str, Any]:
         """The observation as JSON, in two parts, which a checkpoint holds; see `from_checkpoint`."""
@@ -87,9 +89,10 @@ class Observation:
             "call": None if self.call is None else self.call.as_record(),
             "outputs": {
                 "task": None if self.task is None else self.task.as_record(),
-                "reason": self.reason,
+                "reason": None if self.is_open else self.reason,
                 "target": target,
                 "class_axis": self.class_axis,
+                **({"is_open": True} if self.is_open else {}),
             },
         }
 
@@ -106,4 +109,5 @@ class Observation:
             outputs["reason"],
             None if target is None else (target["dtype"], tuple(target["shape"])),
             outputs["class_axis"],
+            outputs.get("is_open", False),
         )

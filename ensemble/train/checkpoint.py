@@ -33,6 +33,7 @@ class Position:
         loss_sum, samples: of those steps, over all ranks.
         skipped_steps: those of them that an overflow of the loss scale skipped.
         metrics: the last ones reported.
+        is_reported: whether they are of the epoch in progress.
         told: the fields of the last `epoch` event. A resume repeats them: a controller that was killed may not
             have received the event.
         selection: `Selection.as_dict`, where the objective decides anything.
@@ -45,13 +46,14 @@ class Position:
     samples: int = 0
     skipped_steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    is_reported: bool = False
     told: dict[str, Any] | None = None
     selection: dict[str, Any] = field(default_factory=dict)
     validations: list[list[Any]] = field(default_factory=list)
 
     def next_epoch(self) -> None:
         """Begin the next epoch; the metrics stay."""
-        self.validations = []
+        self.validations, self.is_reported = [], False
         self.epoch, self.step, self.loss_sum, self.samples, self.skipped_steps = self.epoch + 1, 0, 0.0, 0, 0
 
 

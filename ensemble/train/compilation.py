@@ -12,6 +12,8 @@ from torch import nn
 
 #: Where torch keeps compiled kernels; else in a temporary directory that stays.
 _CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+#: Those of these variables that were set here, for the member in training, with their values.
+_set_here: dict[str, str] = {}
 
 
 def compile_forward(model: nn.Module, options: Mapping[str, Any], folder: Path) -> None:
@@ -19,10 +21,21 @@ def compile_forward(model: nn.Module, options: Mapping[str, Any], folder: Path) 
 
     Args:
         options: the `name` of the mode and the `backend`, as `ensemble.spec.loops` resolves them.
-        folder: for compiled kernels, shared by the members of a run.
+        folder: for compiled kernels, shared by the members of a run. Where the environment names a folder, that
+            one is used.
     """
     # torch limits how often it compiles one function, and members before this one in the process may share it.
     torch.compiler.reset()
+    release_caches()
     for variable, name in _CACHES.items():
-        os.environ.setdefault(variable, str(folder / name))
+        if variable not in os.environ:
+            os.environ[variable] = _set_here[variable] = str(folder / name)
     model.forward = torch.compile(model.forward, mode=options["name"], backend=options["backend"])
+
+
+def release_caches() -> None:
+    """Leave the environment as it was before `compile_forward`: the process may be the user's, or train others."""
+    while _set_here:
+        variable, value = _set_here.popitem()
+        if os.environ.get(variable) == value:
+            del os.environ[variable]

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe
+from ensemble.spec.losses import NamedLoss
 from ensemble.spec.split_metrics import KNOWN, compute, name_of
-from ensemble.spec.task import IGNORED, Task
-from ensemble.train.gather import Ratio, compute_once, gather_rows
+from ensemble.spec.task import LABELS, Task, find_known
+from ensemble.train.data import as_stored_target
+from ensemble.train.gather import Ratio, compute_once, gather_json, gather_rows
 from ensemble.train.job import LabelError
 from ensemble.train.member import TrainContext
 from ensemble.train.outputs import FirstCall, OutputError, explain_label_error, to_values
@@ -50,13 +52,26 @@ def evaluate(recipe: Recipe, member: TrainContext) -> dict[str, float]:
     """The metrics of a member after an epoch, over all samples of the validation split; the same on all ranks.
 
     Raises:
-        OutputError: the outputs are not those of the declared task.
-        SpecError: a metric of the split has no meaning for the task.
+        OutputError: the outputs are not those of the declared task, or those of some batches only.
+        SpecError: a metric of the split has no meaning for the task, or failed.
     """
-    member.renew_statistics(_SplitRows(recipe, member).measure)
+
+    def compute_loss(model: nn.Module, batch: Batch) -> dict[str, Any]:
+        with explaining_label_errors(recipe, model, batch, "train"):
+            return {"loss": recipe.loss(model, batch)}
+
+    member.renew_statistics(compute_loss)
+    was_settled = member.observer.is_settled
     rows = _SplitRows(recipe, member)
     figures = member.evaluate(rows.measure)
     member.observer.agree()
+    missing = rows.find_gap()
+    if missing and not was_settled:  # what is predicted was found out on the way
+        rows = _SplitRows(recipe, member)
+        figures = member.evaluate(rows.measure)
+        missing = rows.find_gap()
+    if missing:
+        raise OutputError(f"some batches of Ensemble.valid have predictions, another has not: {missing}")
     return {**figures, **rows.split_metrics(figures)}
 
 
@@ -66,22 +81,27 @@ class _SplitRows:
     def __init__(self, recipe: Recipe, member: TrainContext) -> None:
         self._recipe, self._member = recipe, member
         self._rows: list[Rows] = []
-        self._missing = ""
+        self._is_measured, self._missing = False, ""  # whether some batch has predictions; why some has none
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Loss, figures of the task, and the recipe's own metrics of one batch: see `TrainContext.evaluate`."""
         recipe, observer = self._recipe, self._member.observer
         with observer.watching(model, batch) as first, explaining_label_errors(recipe, model, batch, "valid"):
-            figures: dict[str, Any] = {"loss": recipe.loss(model, batch)}
-        values, task = self._predict(model, batch, first)
+            losses = recipe.loss(model, batch)
         target = batch.get(recipe.target)
-        if values is not None and target is not None and task is not None:
-            figures.update(measure_batch(task, values, target))
+        figures: dict[str, Any] = {"loss": average_losses(recipe, losses, target)}
+        values, task = self._predict(model, batch, first)
+        kept = None if target is None or task is None else as_stored_target(task, target)
+        if values is not None and task is not None:
+            why = explain_misfit(task, values, kept)
+            self._missing, self._is_measured = self._missing or why or "", self._is_measured or why is None
+            if why is None and kept is not None:
+                figures.update(measure_batch(task, values, kept))
         if recipe.metrics is not None:
             figures.update(recipe.metrics(first.output(), batch))
         if self._wanted(figures) and values is not None:
-            kept = None if target is None else target.cpu().clone()
-            self._rows.append((values.cpu(), batch["index"].cpu().clone(), kept))
+            truth = None if kept is None else kept.cpu().clone()
+            self._rows.append((values.cpu(), batch["index"].cpu().clone(), truth))
         return figures
 
     def _predict(self, model: nn.Module, batch: Batch, first: FirstCall) -> tuple[Tensor | None, Task | None]:
@@ -98,8 +118,21 @@ class _SplitRows:
         except OutputError as error:
             if recipe.task is not None:
                 raise
-            self._missing = str(error)
+            self._missing = self._missing or str(error)
             return None, None
+
+    def find_gap(self) -> str:
+        """Why some batches have no predictions, where others have: figures would be of a part of the samples.
+
+        All ranks call it together. Where no batch has predictions, the member's log says why.
+        """
+        shares = gather_json(self._member.comm, [self._is_measured, self._missing])
+        missing: str = next((why for _, why in shares if why), "")
+        if any(is_measured for is_measured, _ in shares):
+            return missing
+        if missing and self._member.position["epoch"] == 0:
+            self._member.log(f"no figures of the predictions on 'valid': {missing}")
+        return ""
 
     def _wanted(self, figures: Mapping[str, Any]) -> list[str | Callable[..., float]]:
         """The metrics of the split that are to be computed, beside these figures."""
@@ -110,7 +143,10 @@ class _SplitRows:
         return wanted
 
     def split_metrics(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """The metrics of the whole split, from the predictions of all ranks; all ranks call it together."""
+        """The metrics of the whole split, from the predictions of all ranks; all ranks call it together.
+
+        Those that these predictions leave undefined are NaN.
+        """
         wanted, member = self._wanted(figures), self._member
         if not wanted or not figures:
             return {}
@@ -126,9 +162,15 @@ class _SplitRows:
             return compute(wanted, values[order].numpy(), truth, seen.task)
 
         found: dict[str, float] = compute_once(member.comm, compute_metrics)
-        if member.objective in map(name_of, wanted):  # undefined on these predictions is not missing
-            found.setdefault(member.objective, math.nan)
-        return found
+        return {name: found.get(name, math.nan) for name in map(name_of, wanted)}
+
+
+def average_losses(recipe: Recipe, losses: Any, target: Tensor | None) -> Any:
+    """The losses of a batch, [b]; those of a loss by name averaged over the samples that take part."""
+    if not isinstance(recipe.loss, NamedLoss) or target is None:
+        return losses
+    known = recipe.loss.find_samples(target)
+    return Ratio(torch.where(known, losses.double(), 0.0).sum(), known.sum())
 
 
 def measure_batch(task: Task, values: Tensor, target: Tensor) -> dict[str, Any]:
@@ -139,33 +181,46 @@ def measure_batch(task: Task, values: Tensor, target: Tensor) -> dict[str, Any]:
 
     Args:
         values: [b, ...], laid out by the task.
-        target: [b, ...]; where it does not fit the values, there are no figures.
+        target: [b, ...], as it is stored (`as_stored_target`).
     """
+    if task.kind == "free":
+        return {}
+    known = find_known(target)
     if task.kind == "classification":
-        if values.shape[:-1] != target.shape:
-            return {}
-        known = target != IGNORED
         return {"accuracy": _mean_where(known, values.argmax(dim=-1) == target)}
     if task.kind == "multilabel":
-        if values.shape != target.shape:
-            return {}
-        known = ~target.isnan() if target.is_floating_point() else target != IGNORED
         right = (values >= 0.5) == (target == 1)
         complete = (right | ~known).flatten(1).all(dim=1)
         return {
             "hamming_accuracy": _mean_where(known, right),
             "subset_accuracy": _mean_where(known.flatten(1).any(dim=1), complete),
         }
-    if task.kind == "free":
-        return {}
-    points = task.take_point(values)
-    if points.shape != target.shape:
-        return {}
-    known = ~target.isnan() if target.is_floating_point() else torch.ones_like(target, dtype=torch.bool)
-    error = (points.double() - target.double()).abs()
+    error = (task.take_point(values).double() - target).abs()
     return {"mae": _mean_where(known, error), "rmse": _mean_where(known, error.square(), is_root=True)}
 
 
 def _mean_where(known: Tensor, values: Tensor, is_root: bool = False) -> Ratio:
     chosen = torch.where(known, values.double(), 0.0)
     return Ratio(chosen.sum(), known.sum(), is_root)
+
+
+def explain_misfit(task: Task, values: Tensor, target: Tensor | None) -> str | None:
+    """Why values [b, ...] are not laid out by the task and the target; None where they are.
+
+    Args:
+        target: as it is stored (`as_stored_target`).
+    """
+    positions = {"classification": 1, "gaussian": 1, "quantiles": 1}.get(task.kind, 0)
+    if task.kind != "free" and values.dim() < 1 + max(positions, task.kind == "multilabel"):
+        return f"values of shape {list(values.shape)} are not those of {task.kind}"
+    if task.kind == "free" or target is None:
+        return None
+    shape = values.shape[: values.dim() - positions]
+    if shape != target.shape:
+        return (
+            f"{task.kind}: values of shape {list(values.shape)} and the target {list(target.shape)} do not have "
+            "the same positions"
+        )
+    if task.kind in LABELS and target.is_floating_point():
+        return f"{task.kind}: the target has fractions, where it should name classes or labels"
+    return None

@@ -1,13 +1,14 @@
 """Infers what a Recipe's members predict, from the target of a batch and the outputs of the model.
 
-What may mean several things is not guessed: the message says what to declare.
+What may mean several things is not guessed: the message says what to declare. Where that depends on the targets
+that a batch happens to hold, another batch may show it, or show that it is something else.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.task import CLASSIFICATION, IGNORED, Task, as_task
+from ensemble.spec.task import CLASSIFICATION, Task, as_task, find_known
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +20,10 @@ PREDICT = "declare Recipe.predict(model, batch) -> predictions"
 
 class OutputError(Exception):
     """The outputs of a Recipe's model are not available, or say nothing; the message says what to declare."""
+
+
+class UnshownError(OutputError):
+    """The targets of this batch do not show what the outputs are; those of another may."""
 
 
 def infer_task(recipe: Recipe, target: Tensor | None, outputs: Any) -> Task:
@@ -53,9 +58,11 @@ def infer_task(recipe: Recipe, target: Tensor | None, outputs: Any) -> Task:
 
 
 def _infer_task_of_numbers(field: str, shapes: str, target: Tensor, outputs: Tensor) -> Task:
-    known = target[target == target]
+    known = target[find_known(target)]
+    if not len(known):
+        raise UnshownError("")  # nothing is to be said of a batch of which no value takes part
     if bool(((known == 0) | (known == 1)).all()):
-        raise OutputError(
+        raise UnshownError(
             f"{field} holds only 0.0 and 1.0: declare Recipe(task='multilabel'), 'classification' or 'regression'"
         )
     if fit_points(tuple(outputs.shape), tuple(target.shape)) is None:
@@ -64,7 +71,7 @@ def _infer_task_of_numbers(field: str, shapes: str, target: Tensor, outputs: Ten
             "number for each of the target"
         )
     if target.dim() == 2 and target.shape[1] > 1 and _are_distributions(target):
-        raise OutputError(f"{field} holds the probabilities of classes: {PREDICT} and Recipe(task=...)")
+        raise UnshownError(f"{field} holds the probabilities of classes: {PREDICT} and Recipe(task=...)")
     return Task("regression")
 
 
@@ -80,13 +87,21 @@ def _infer_task_of_integers(field: str, shapes: str, target: Tensor, outputs: Te
         return CLASSIFICATION
     axis = find_class_axis(tuple(outputs.shape), tuple(target.shape))
     classes = 2 if axis == 0 else max(2, outputs.shape[axis])
-    known = target[target != IGNORED].long()
+    known = target[find_known(target)].long()
     if classes == 2 and bool(((known < 0) | (known > 1)).any()):
         raise OutputError(
             f"{shapes}, one number where the target has more than the classes 0 and 1: declare "
             "Recipe(task='regression'), or a model that returns a score for each class"
         )
     return CLASSIFICATION
+
+
+def is_shown_in_part(recipe: Recipe, target: Tensor | None, task: Task, outputs: Any) -> bool:
+    """Whether a batch only seems to show the task: outputs of one number for a target that so far is 0 or 1."""
+    if recipe.task is not None or task.kind != "classification" or target is None or recipe.predict is not None:
+        return False
+    axis = find_class_axis(tuple(outputs.shape), tuple(target.shape))
+    return axis == 0 or outputs.shape[axis] == 1
 
 
 def _are_distributions(target: Tensor) -> bool:

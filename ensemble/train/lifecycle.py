@@ -164,18 +164,29 @@ class Lifecycle:
         self._reporter.log(f"epoch {self.at.epoch}, step {self.at.step}: {shown}")
         self._select(metrics, optimization)
 
-    def _select(self, metrics: Mapping[str, float], optimization: Optimization) -> None:
-        """Decide whether the weights that were evaluated are the best so far, by the figures of rank 0."""
+    def _select(self, metrics: Mapping[str, float] | None, optimization: Optimization) -> bool:
+        """Decide whether the weights that were evaluated are the best so far, by the figures of rank 0.
+
+        Args:
+            metrics: None where this rank has reported none.
+
+        Returns:
+            Whether the objective was measured. A train function need not measure it each time, once it has.
+        """
         by, at = self._identity.selected_by, self.at
         if by is None:
-            return
-        reported: dict[str, float] = gather_json(self._comm, dict(metrics))[0]
+            return False
+        reported = gather_json(self._comm, None if metrics is None else dict(metrics))[0] or {}
         if by["metric"] not in reported:
+            # Within the first epoch it may not be known yet what is predicted.
+            if self.selection.is_measured or not self._observer.is_settled:
+                return False
             raise TrainingError(describe_missing_objective(by["metric"], reported))
         delta = (self._identity.early_stopping or {}).get("min_delta", 0.0)
         is_best = self.selection.add(by["mode"], delta, at.epoch, at.step, reported[by["metric"]], reported)
         if is_best and self._identity.keep == "best":
             optimization.kept.keep_best()
+        return True
 
     def report_progress(self) -> None:
         """Emit a progress event, at most once a second. A silent member would be taken to hang."""
@@ -205,9 +216,8 @@ class Lifecycle:
             )
         if at.metrics.get("loss") != at.metrics.get("loss"):
             raise Diverged(f"the validation loss is NaN after epoch {at.epoch}, learning rate {optimization.lr:g}")
-        self._select(at.metrics, optimization)
-        patience = (self._identity.early_stopping or {}).get("patience")
-        self.selection.end_epoch(patience)
+        if self._select(at.metrics if at.is_reported else None, optimization) or at.validations:
+            self.selection.end_epoch((self._identity.early_stopping or {}).get("patience"))
         stats = self._data.stats()
         at.told = {
             **self.position,
@@ -279,9 +289,7 @@ class Lifecycle:
         )
 
     def finish(self, optimization: Optimization) -> None:
-        """Save and report the end of the training loop; end an epoch that it left after the last step."""
-        if self.at.step:
-            self.end_epoch(optimization)
+        """Save and report the end of the training loop."""
         self.conclude(optimization)
         self.begin()
         if self._saved_at != (self.at.epoch, self.at.step):

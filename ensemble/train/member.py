@@ -17,37 +17,21 @@ Checkpoints, events, a pruner's verdicts and commands to stop are handled betwee
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import update_bn
 
-from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangeOptions
-from ensemble.spec import PREDICTED_SPLITS, Ensemble
-from ensemble.spec.recipe import has_own_loop
-from ensemble.spec.task import CLASSIFICATION, Task, as_task
-from ensemble.store import RunDir, save_predictions
+from ensemble.spec.losses import NamedLoss
 from ensemble.train.accumulation import MicroBatches
-from ensemble.train.averaging import Measured
-from ensemble.train.call import Observation
-from ensemble.train.checkpoint import Checkpointer, FileCheckpointer
-from ensemble.train.compilation import compile_forward
-from ensemble.train.data import Data, as_stored_target, steps_per_epoch
-from ensemble.train.deadly_records import DeadlyRecords
-from ensemble.train.gather import Means, find_first, gather_rows
-from ensemble.train.gpu_busy import open_gpu_busy
+from ensemble.train.compilation import compile_forward, release_caches
+from ensemble.train.evaluated_member import EvaluatedMember
 from ensemble.train.hyperparameters import Hyperparameters
-from ensemble.train.job import Diverged, Inbox, Job, TrainingError
-from ensemble.train.lifecycle import Lifecycle
+from ensemble.train.job import Diverged, TrainingError
 from ensemble.train.mixup import MixedBatch, mix
-from ensemble.train.observer import Observer
 from ensemble.train.optimization import Optimization
-from ensemble.train.precision import MixedPrecision
-from ensemble.train.reporter import Reporter
 from ensemble.train.seeding import seed_everything, step_seed
 
 if TYPE_CHECKING:
@@ -55,10 +39,9 @@ if TYPE_CHECKING:
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
-Measure = Callable[[nn.Module, "Batch"], Mapping[str, Any]]
 
 
-class TrainContext:
+class TrainContext(EvaluatedMember):
     """One member in training, on one of its ranks; the only argument of a train function.
 
     Attributes:
@@ -75,51 +58,7 @@ class TrainContext:
         observer: what is known of a Recipe's model: how it is called, what it predicts.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        ensemble: Ensemble,
-        comm: Communicator,
-        reporter: Reporter,
-        inbox: Inbox,
-        *,
-        data: Data | None = None,
-        checkpointer: Checkpointer | None = None,
-    ) -> None:
-        self.identity = job.identity
-        self.params: dict[str, Any] = Hyperparameters(job.identity.params)
-        self._pipeline_reads_params = callable(ensemble.train)
-        self.device = torch.device(job.device)
-        self.rank, self.world = comm.rank, comm.world
-        self.steps_per_epoch = steps_per_epoch(ensemble, job.identity)
-        self.steps = self.steps_per_epoch * (job.identity.extended_from or job.identity.epochs)
-        self.splits = [name for name in PREDICTED_SPLITS if getattr(ensemble, name) is not None]
-        self.objective = str(ensemble.objective)
-        self.observer = Observer(ensemble.recipe, comm)
-        self._target = getattr(ensemble.recipe, "target", "label")
-        self._declared_task = as_task("Recipe.task", getattr(ensemble.recipe, "task", None))
-        self._is_own_loop = has_own_loop(ensemble.recipe)
-        self._files, self.comm, self._reporter = RunDir(job.run_dir), comm, reporter
-        self._attempt = job.attempt
-        self._data = data or Data(ensemble, job.identity, job.feeder, self.device, comm, job.local_world)
-        checkpointer = checkpointer or FileCheckpointer(job, ensemble)
-        self._life = Lifecycle(
-            job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch, checkpointer, self.observer
-        )
-        self._data.on_resident_wait, self._data.on_wait = self._life.report_progress, self._on_wait
-        self._find_deadly_records: Callable[[], None] = lambda: DeadlyRecords(
-            job,
-            ensemble,
-            comm,
-            {name: self._data.pipeline(name) for name in ("train", *self.splits)},
-            reporter.event,
-        ).start(inbox)
-        self._precision = MixedPrecision(job.identity.precision, self.device, job.identity.loss_scale)
-        self._gpu_busy = open_gpu_busy(self.device)
-        self._optimization: Optimization | None = None
-        self._validate: Callable[[], Mapping[str, float]] | None = None
-        self._micro_batches: MicroBatches | None = None
-        self._has_stepped = False
+    _has_stepped = _has_mixed = False
 
     def prepare(
         self, model: ModelT, optimizer: OptimizerT, schedule: Any = None, clip_norm: float | None = None
@@ -139,6 +78,7 @@ class TrainContext:
         if self._optimization is not None:
             raise TrainingError("member.prepare() is called once, with the one model and optimizer of the member")
         own = self.identity
+        self._data.on_wait = self._on_wait
         declared = ExchangeOptions(own.compression, own.communicator, own.seed)
         self._optimization = Optimization(
             model, optimizer, schedule, clip_norm, self._precision, self.comm, self.device, declared, own
@@ -163,8 +103,13 @@ class TrainContext:
         while not life.is_over:
             life.throughput.begin_epoch(self._data.stats())
             yield life.at.epoch
-            life.end_epoch(optimization)
+            self._end_epoch()
         life.conclude(optimization)
+
+    def _end_epoch(self) -> None:
+        if self._life.at.step == self.steps_per_epoch:
+            self._renew_known_statistics()
+        self._life.end_epoch(self._prepared())
 
     def batches(self, split: str = "train") -> Iterator[Batch]:
         """Yield this rank's part of each batch: of the epoch in training, or of a resident split (`splits`).
@@ -173,16 +118,6 @@ class TrainContext:
         handled here; the loop does not see it. Every batch is valid until the loop continues.
         """
         return self._train_batches() if split == "train" else self._resident_batches(split)
-
-    def _resident_batches(self, split: str) -> Iterator[Batch]:
-        for batch in self._data.split(split):
-            is_measured = self._micro_batches is None  # else it is within a training step, which is measured
-            if is_measured:
-                self._begin_gpu_work()
-            yield batch
-            if is_measured:
-                self._end_gpu_work()
-            self._life.report_progress()
 
     def _train_batches(self) -> Iterator[Batch]:
         optimization, life = self._prepared(), self._life
@@ -206,18 +141,6 @@ class TrainContext:
             if life.global_step != before + 1:
                 raise TrainingError("member.step() must be called exactly once for each batch of member.batches()")
 
-    def validate_with(self, measure: Measure) -> None:
-        """Let the member be evaluated within epochs, each `validate_every` steps; a train function calls it once.
-
-        Args:
-            measure: see `evaluate`.
-        """
-        self.validate_by(lambda: self.evaluate(measure))
-
-    def validate_by(self, evaluate: Callable[[], Mapping[str, float]]) -> None:
-        """`validate_with`, for a function that evaluates the member: all ranks call it together."""
-        self._validate = evaluate
-
     def _validate_within_epoch(self) -> None:
         if self._validate is None:
             raise TrainingError(
@@ -234,19 +157,15 @@ class TrainContext:
             outputs = model(mixed["image"])
             member.backward(mixed.losses(lambda target: cross_entropy(outputs, target, reduction="none")))
         """
-        own = self.identity
-        mixed = mix(batch, self._target, own.mixup, own.seed, self.rank, self._life.global_step)
+        own, seen = self.identity, self.observer.seen
+        inputs: Sequence[str] = () if seen is None or seen.call is None else seen.call.fields
+        if isinstance(self._loss, NamedLoss):
+            inputs = self._loss.find_inputs(batch)
+        mixed = mix(batch, self._target, own.mixup, own.seed, self.rank, self._life.global_step, inputs)
+        self._has_mixed = True
         if own.mixup:  # its fields are what the model is called with
             self.observer.begin(self._prepared().model, mixed)
         return mixed
-
-    def _begin_gpu_work(self) -> None:
-        if self._gpu_busy is not None:
-            self._gpu_busy.begin()
-
-    def _end_gpu_work(self) -> None:
-        if self._gpu_busy is not None:
-            self._gpu_busy.end()
 
     def _on_wait(self) -> None:
         """Report progress and execute commands while the stream keeps this rank waiting.
@@ -256,10 +175,6 @@ class TrainContext:
         self._life.report_progress()
         if self.world == 1:
             self._life.execute(self._life.poll_command(), self._prepared())
-
-    def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager for forward passes in the member's precision."""
-        return self._precision.autocast()
 
     def parts(self, batch: Batch) -> Iterator[Batch]:
         """Yield the micro-batches of a training batch, as many as the member accumulates gradients over
@@ -305,113 +220,19 @@ class TrainContext:
         if parts is None or not parts.is_complete:
             raise TrainingError("member.step() comes after member.backward(losses), once for each batch")
         optimization, life, batch = self._prepared(), self._life, parts.batch
+        is_unmixed = bool(self.identity.mixup) and not self._has_mixed and len(batch["index"]) > 0
+        if is_unmixed and life.global_step == 0:  # later a loop may leave it out
+            raise TrainingError("mixup= is declared, and nothing is mixed: train on member.mixup(batch)")
         try:
             result = optimization.end(batch, life.throughput.synchronizing())
         except Diverged as error:
             raise Diverged(f"{error}, epoch {life.at.epoch}, step {life.at.step}") from None
         self._end_gpu_work()
-        if not self._has_stepped:
+        is_epoch_over = life.at.step + 1 == self.steps_per_epoch
+        if not self._has_stepped or is_epoch_over:
             self._has_stepped = True
-            self.observer.agree()
+            self.observer.agree(is_epoch_over=is_epoch_over)
         life.end_step(result, batch.global_size, optimization)
-
-    # --- results ----------------------------------------------------------------------------------------
-
-    def report(self, **metrics: float) -> None:
-        """Report the member's metrics after this epoch; the values of rank 0 are recorded."""
-        self._life.at.metrics = {name: float(value) for name, value in metrics.items()}
-
-    def evaluate(self, measure: Measure, split: str = "valid") -> dict[str, float]:
-        """The means of metrics over all samples of a split, of all ranks; empty where the ensemble has no such
-        split.
-
-        Args:
-            measure: `measure(model, batch) -> dict` of tensors [b] or scalars, called without gradients, in the
-                member's precision, the model in evaluation mode.
-        """
-        self.renew_statistics(measure)
-        if split not in self.splits:
-            return {}
-        means = Means()
-        with self.evaluating() as model:
-            for batch in self.batches(split):
-                with self.autocast():
-                    values = measure(model, batch)
-                means.add(values, len(batch["index"]))
-        return means.over_all(self.comm)
-
-    def renew_statistics(self, measure: Measure) -> None:
-        """Compute the running statistics of batch normalization for averaged weights, by the epoch in progress.
-
-        Nothing happens where they are those of the weights. `evaluate` calls it.
-
-        Args:
-            measure: see `evaluate`.
-        """
-        if not self._prepared().kept.statistics_are_stale:
-            return
-        life = self._life
-        seed_everything(step_seed(self.identity.seed, self.rank, life.global_step), self.device)
-
-        def batches() -> Iterator[Batch]:
-            for batch in self._data.reread(life.at.epoch):
-                if len(batch["index"]):
-                    yield batch
-                life.report_progress()
-
-        with self.evaluating() as model, self.autocast():
-            update_bn(batches(), Measured(model, measure))
-            self._prepared().kept.renew_statistics()
-
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[nn.Module]:
-        """Yield the model in evaluation mode, without gradients, its buffers equal on all ranks.
-
-        Where weights are averaged, it has the averages within the block.
-        """
-        optimization = self._prepared()
-        model = optimization.model
-        training = model.training
-        with optimization.kept.applied():
-            optimization.share_buffers()
-            model.eval()
-            try:
-                with torch.no_grad():
-                    yield model
-            finally:
-                model.train(training)
-
-    def predictions(
-        self,
-        split: str,
-        values: Tensor | None,
-        index: Tensor | None,
-        target: Tensor | None = None,
-        task: str | Task | None = None,
-    ) -> None:
-        """Save the member's predictions for a split; all ranks call it, each with its own rows.
-
-        Args:
-            split: one of `splits`.
-            values: [m, ...], laid out by the task (`ensemble.spec.task`); None from a rank without rows.
-            index: int64 [m], the samples' `index`.
-            target: [m, ...]; None for the Recipe's target field, or "label", where it holds what the task needs.
-            task: what is predicted; None for the Recipe's task, or that which was inferred, or a classification.
-        """
-        if self._prepared().kept.is_in_use and not self._life.is_over:
-            raise TrainingError(
-                "member.predictions() comes after the end of member.epochs(): only then are the weights known "
-                "that are kept"
-            )
-        declared = as_task("task", task) or self._declared_task or (self.observer.seen or Observation()).task
-        record = find_first(self.comm, None if declared is None else declared.as_record())
-        what = CLASSIFICATION if record is None else Task.from_record(record)
-        rows = [gather_rows(self.comm, part) for part in (values, index, target)]
-        if self.rank == 0 and rows[0] is not None and rows[1] is not None:
-            if rows[2] is None:
-                rows[2] = self._data.targets(split, self._target, rows[1], what)
-            path = self._files.predictions(self.identity.member, split, self._attempt)
-            save_predictions(path, rows[0].float(), rows[1], as_stored_target(what, rows[2]), what)
 
     def report_unread(self) -> None:
         """Report the hyperparameters that nothing has read so far; the run warns about them once."""
@@ -420,23 +241,16 @@ class TrainContext:
         if unread:
             self._reporter.event("unread", params=unread)
 
-    def log(self, text: str) -> None:
-        """Write a line into the member's log (rank 0 does)."""
-        self._reporter.log(text)
-
     # --- for the worker ---------------------------------------------------------------------------------
 
-    @property
-    def position(self) -> dict[str, int]:
-        """Own epoch and step in it."""
-        return self._life.position
-
     # The earlier names.
-    where = position
+    where = EvaluatedMember.position
     name_unread = report_unread
 
     def finish(self) -> None:
-        """Save and report the end of the training loop."""
+        """Save and report the end of the training loop; end an epoch that it left after the last step."""
+        if self._life.at.step:
+            self._end_epoch()
         self._life.finish(self._prepared())
 
     def close(self) -> None:
@@ -444,11 +258,7 @@ class TrainContext:
         self._life.close()
         if self._optimization is not None:
             self._optimization.close()
-
-    def _prepared(self) -> Optimization:
-        if self._optimization is None:
-            raise TrainingError("call member.prepare(model, optimizer) before anything else")
-        return self._optimization
+        release_caches()
 
 
 #: The earlier name of `TrainContext`.

@@ -1,6 +1,8 @@
-"""Observes a Recipe's member in its first training step: how the loss calls the model, what the outputs predict.
+"""Observes a Recipe's member in its first training steps: how the loss calls the model, what the outputs predict.
 
-All ranks then know the same (`ensemble.train.call.Observation`), and the checkpoint keeps it.
+One step shows it, as a rule. Where it depends on the targets that a batch happens to hold, the steps of the first
+epoch are observed until one of them decides, and at its end what they have shown holds. All ranks then know the
+same (`ensemble.train.call.Observation`), and the checkpoint keeps it.
 """
 
 from __future__ import annotations
@@ -32,14 +34,16 @@ class Observer:
     def __init__(self, recipe: Any, comm: Communicator) -> None:
         self._recipe, self._comm = recipe, comm
         self.seen: Observation | None = None
-        self._own: Observation | None = None
+        self._own: Observation | None = None  # since the ranks have agreed
         self._watch: tuple[contextlib.ExitStack, FirstCall, Batch] | None = None
 
     @property
     def is_settled(self) -> bool:
         """Whether there is nothing left to find out; the same on all ranks."""
-        is_recipe = isinstance(self._recipe, Recipe)
-        return not is_recipe or (self.seen is not None and (self.seen.task or self.seen.reason) is not None)
+        if not isinstance(self._recipe, Recipe):
+            return True
+        seen = self.seen
+        return seen is not None and not seen.is_open and (seen.task or seen.reason) is not None
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module, batch: Batch) -> Iterator[FirstCall]:
@@ -54,8 +58,9 @@ class Observer:
             self.seen = replace(self.seen, call=first.call)
 
     def begin(self, model: nn.Module, batch: Batch) -> None:
-        """Watch the model from here to `end`, unless there is nothing left to find out on this rank."""
-        if not self.is_settled and self._own is None:
+        """Watch the model from here to `end`, unless training steps show nothing more on this rank."""
+        own = _choose([self._own, self.seen])
+        if not self.is_settled and (own is None or own.is_open):
             self.end()
             watch = contextlib.ExitStack()
             self._watch = watch, watch.enter_context(watch_call(model, batch)), batch
@@ -68,25 +73,43 @@ class Observer:
             self._note(batch, first)
 
     def _note(self, batch: Batch, first: FirstCall) -> None:
-        if self.seen is None and self._own is None and first.is_seen:
-            self._own = observe(self._recipe, batch, first)
+        if first.is_seen and not self.is_settled:
+            self._own = _choose([self._own, observe(self._recipe, batch, first)])
 
     def find(self, batch: Batch, values: Tensor | None = None) -> Observation:
         """What this rank knows so far; the first `values` that `Recipe.predict` gave may say the task."""
-        seen = self._own or self.seen or Observation()
-        if values is not None and seen.task is None and seen.reason is None:
-            predicted = observe(self._recipe, batch, values=values)
-            seen = replace(seen, task=predicted.task, reason=predicted.reason, target=predicted.target)
-            self._own = seen
+        seen = _choose([self._own, self.seen]) or Observation()
+        if values is not None and seen.task is None and (seen.reason is None or seen.is_open):
+            found = observe(self._recipe, batch, values=values)
+            self._own = seen = replace(found, call=seen.call)
         return seen
 
-    def agree(self) -> None:
-        """Let all ranks know what the first of them has seen; all ranks call it together."""
+    def agree(self, *, is_epoch_over: bool = False) -> None:
+        """Let all ranks know what the one of them has seen that has seen most; all ranks call it together.
+
+        Args:
+            is_epoch_over: whether all batches of an epoch were seen: what is open then stays as it is.
+        """
         self.end()
         if self.is_settled:
             return
-        own = None if self._own is None else self._own.as_record()
+        own = None if self._own is None else [replace(self._own, is_open=False).as_record(), self._own.is_open]
         shares = [each for each in gather_json(self._comm, own) if each is not None]
-        shares.sort(key=lambda each: each["outputs"]["task"] is None)
-        if shares:
-            self.seen, self._own = Observation.from_checkpoint(shares[0]), None
+        found = [replace(_read(record), is_open=is_open) for record, is_open in shares]
+        self.seen, self._own = _choose([self.seen, *found]), None
+        if is_epoch_over and self.seen is not None and self.seen.is_open:
+            nothing = f"no value of the target {self._recipe.target!r} took part in the first epoch"
+            reason = None if self.seen.task is not None else self.seen.reason or nothing
+            self.seen = replace(self.seen, is_open=False, reason=reason)
+
+
+def _read(record: dict[str, Any]) -> Observation:
+    found = Observation.from_checkpoint(record)
+    assert found is not None
+    return found
+
+
+def _choose(observations: list[Observation | None]) -> Observation | None:
+    """The first of those that say most: what is settled, a task, a reason why there is none."""
+    known = [each for each in observations if each is not None]
+    return max(known, key=lambda each: (not each.is_open, each.task is not None, bool(each.reason)), default=None)

@@ -16,14 +16,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.task import CLASSIFICATION, IGNORED, Task, as_task
+from ensemble.spec.task import CLASSIFICATION, Task, as_task, find_known
 from ensemble.train.call import Call, Observation, find_call
 from ensemble.train.infer_task import (
     PREDICT,
+    UnshownError,
     check_scores,
     describe,
     find_class_axis,
     fit_points,
+    is_shown_in_part,
 )
 from ensemble.train.infer_task import OutputError as OutputError
 from ensemble.train.infer_task import infer_task as infer_task
@@ -146,7 +148,7 @@ def observe(
     target = batch.get(recipe.target)
     shape = None if target is None else (str(target.dtype).removeprefix("torch."), tuple(target.shape[1:]))
     call = None if first is None else first.call
-    task, axis = as_task("Recipe.task", recipe.task), None
+    task, axis, is_open = as_task("Recipe.task", recipe.task), None, False
     try:
         if recipe.predict is not None:
             task = task if values is None else infer_task(recipe, target, values)
@@ -156,9 +158,10 @@ def observe(
             if task.kind == "classification":
                 whole = None if target is None else tuple(target.shape)
                 axis = find_class_axis(tuple(check_scores(outputs).shape), whole)
+                is_open = is_shown_in_part(recipe, target, task, outputs)
     except OutputError as error:
-        return Observation(call, None, str(error), shape)
-    return Observation(call, task, None, shape, axis)
+        return Observation(call, None, str(error), shape, is_open=isinstance(error, UnshownError))
+    return Observation(call, task, None, shape, axis, is_open)
 
 
 def to_values(task: Task, outputs: Any, seen: Observation | None = None) -> Tensor:
@@ -266,7 +269,7 @@ def explain_label_error(
     except Exception:  # a failure before the model returned has nothing to do with labels
         return None
     classes = 0 if axis == 0 else int(outputs.shape[axis])
-    wrong = (((target < 0) & (target != IGNORED)) | (target >= classes)).nonzero()
+    wrong = (find_known(target) & ((target < 0) | (target >= classes))).nonzero()
     if classes < 2 or not len(wrong):
         return None
     at = tuple(wrong[0].tolist())

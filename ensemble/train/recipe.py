@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from ensemble.spec import Recipe
 from ensemble.spec.task import Task
 from ensemble.train.call import Observation
-from ensemble.train.evaluation import Rows, concatenate_rows, evaluate, explaining_label_errors
+from ensemble.train.data import as_stored_target
+from ensemble.train.evaluation import (
+    Rows,
+    concatenate_rows,
+    evaluate,
+    explain_misfit,
+    explaining_label_errors,
+)
 from ensemble.train.gather import find_first
 from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import TrainContext
@@ -95,9 +102,9 @@ def predict(recipe: Recipe, member: TrainContext, split: str) -> None:
             for batch in member.batches(split):
                 with member.autocast():
                     values, task = predict_batch(recipe, member, model, batch)
-                target = batch.get(recipe.target)
+                target = as_stored_target(task, batch.get(recipe.target))
                 why = explain_misfit(task, values, target)
-                if why is not None and split == "shifted" and recipe.target in batch:
+                if why is not None and split == "shifted" and target is not None:
                     target, why = None, explain_misfit(task, values, None)  # of labels of another kind
                 if why is not None:
                     break
@@ -127,19 +134,3 @@ def predict_batch(recipe: Recipe, member: TrainContext, model: nn.Module, batch:
     if seen.task is None:
         raise OutputError(seen.reason or "nothing says what is predicted: declare Recipe(task=...)")
     return values, seen.task
-
-
-def explain_misfit(task: Task, values: Tensor, target: Tensor | None) -> str | None:
-    """Why values [b, ...] are not laid out by the task and the target; None where they are."""
-    positions = {"classification": 1, "gaussian": 1, "quantiles": 1}.get(task.kind, 0)
-    if task.kind != "free" and values.dim() < 1 + max(positions, task.kind == "multilabel"):
-        return f"values of shape {list(values.shape)} are not those of {task.kind}"
-    if task.kind == "free" or target is None:
-        return None
-    shape = values.shape[: values.dim() - positions]
-    if shape != target.shape:
-        return (
-            f"{task.kind}: values of shape {list(values.shape)} and the target {list(target.shape)} do not have "
-            "the same positions"
-        )
-    return None

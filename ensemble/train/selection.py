@@ -20,6 +20,7 @@ class Selection:
         stale_epochs: epochs in a row without one.
         has_improved: whether the epoch in progress has one.
         is_stopped: whether the member trains no more epochs.
+        is_measured: whether there was an evaluation.
     """
 
     best: dict[str, Any] | None = None
@@ -27,6 +28,7 @@ class Selection:
     stale_epochs: int = 0
     has_improved: bool = False
     is_stopped: bool = False
+    is_measured: bool = False
 
     def add(
         self,
@@ -42,12 +44,13 @@ class Selection:
         Args:
             mode: whether the objective is maximized.
             min_delta: by how much it must be better than `reference` for early stopping.
-            value: of the objective; NaN is worse than anything.
+            value: of the objective; NaN and infinities are worse than anything.
 
         Returns:
             Whether it is the best so far.
         """
-        if math.isnan(value):
+        self.is_measured = True
+        if not math.isfinite(value):
             return False
         sign = 1.0 if mode == "max" else -1.0
         if self.reference is None or sign * (value - self.reference) > min_delta:
@@ -58,7 +61,7 @@ class Selection:
         return True
 
     def end_epoch(self, patience: int | None) -> None:
-        """Count an epoch.
+        """Count an epoch with an evaluation.
 
         Args:
             patience: epochs without an improvement after which the member stops; None: it does not.

@@ -47,7 +47,7 @@ def test_nothing_is_recorded_of_a_plain_loop() -> None:
     ],
 )
 def test_options_are_recorded_with_their_defaults(options: dict[str, Any], recorded: dict[str, Any]) -> None:
-    own = declared(**options).identify(0).as_dict()
+    own = declared(epochs=9, **options).identify(0).as_dict()
     assert {name: own[name] for name in recorded} == recorded
     assert Identity(**json.loads(json.dumps(own))).as_dict() == own
 
@@ -75,6 +75,7 @@ def test_a_member_has_options_of_its_own() -> None:
         ({"averaging": {"name": "ema", "decay": 1.0}}, "averaging['decay'] must be below 1"),
         ({"compile": "fast"}, "compile cannot be 'fast'"),
         ({"compile": {"name": "default", "backend": 3}}, "must be the name of a backend of torch.compile, got 3"),
+        ({"averaging": SWA(3), "epochs": 3}, "averaging begins after 3 epochs, and the member trains for 3"),
         ({"validate_every": 2.5}, "validate_every must be an integer"),
         ({"mixup": -1}, "mixup must be at least 0"),
         ({"keep": "best", "valid": None}, "members[0]: keep='best' needs a validation split: give Ensemble.valid"),

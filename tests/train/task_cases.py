@@ -119,6 +119,11 @@ def pixels(x: np.ndarray) -> np.ndarray:
     return (x[:, :4, None] > x[:, None, 2:6]).astype(np.int64)
 
 
+def rain(x: np.ndarray) -> np.ndarray:
+    """Mostly 0: the first ten samples in training are."""
+    return np.where(x.sum(axis=1) > 3, x[:, 0] + 2, 0.0)
+
+
 def spread(values: np.ndarray, target: np.ndarray) -> float:
     """A metric of the user's own, which is no mean over samples."""
     return float(np.ptp(values))
@@ -140,6 +145,7 @@ CASES = {
     "regression": Case(
         Recipe(model=head(1), loss=squares, task="regression", split_metrics=["r2"]), lambda x: x.sum(axis=1)
     ),
+    "rain": Case(Recipe(model=head(1), loss=squares, split_metrics=["r2"]), rain),
     "gaussian": Case(
         Recipe(model=head(1, several=True), loss=gaussian_nll, task="gaussian", split_metrics=["pearson"]),
         lambda x: x.sum(axis=1),

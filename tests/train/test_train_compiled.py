@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -48,3 +49,27 @@ def test_a_model_is_compiled(tmp_path: Path) -> None:
     finished(tmp_path / "made", recipe, compile={"name": "default", "backend": "eager"}, **options)
     assert calls == 10
     assert not list(tmp_path.rglob("inductor")), "nothing was compiled to files"
+
+
+def test_kernels_are_kept_with_the_run_and_the_process_is_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several runs in one process: each has the folder of its own."""
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    seen: list[str | None] = []
+
+    def loss(model: Any, batch: Any) -> Any:
+        seen.append(os.environ.get(names[0]))
+        return cases.loss(model, batch)
+
+    recipe = Recipe(model=cases.plain, loss=loss)
+    for run in ("one", "two"):
+        finished(tmp_path / run, recipe, epochs=1, compile={"name": "default", "backend": "eager"})
+        assert set(seen) == {str(tmp_path / run / "compiled" / "inductor")}
+        assert not [name for name in names if name in os.environ]
+        seen.clear()
+    monkeypatch.setenv(names[0], "/elsewhere")
+    finished(tmp_path / "three", recipe, epochs=1, compile={"name": "default", "backend": "eager"})
+    assert set(seen) == {"/elsewhere"} == {os.environ[names[0]]}

@@ -15,7 +15,7 @@ import train_child as cases  # noqa: E402
 from loop_cases import STOPPING, Events, finished, of, predictions, train  # noqa: E402
 from torch import nn  # noqa: E402
 
-from ensemble.spec import SWA, Member, Recipe  # noqa: E402
+from ensemble.spec import SWA, EarlyStopping, Member, Recipe  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
 
 
@@ -84,6 +84,82 @@ def test_predictions_of_weights_that_may_not_be_kept_are_refused(tmp_path: Path)
     outcome, events = train(tmp_path, loop, averaging="ema")
     assert outcome == "failed"
     assert "comes after the end of member.epochs()" in of(events, "failed")[0]["error"]
+
+
+def test_a_train_function_that_does_not_mix_is_told_so(tmp_path: Path) -> None:
+    outcome, events = train(tmp_path, cases.own_loop, mixup=0.3)
+    assert outcome == "failed"
+    assert "nothing is mixed: train on member.mixup(batch)" in of(events, "failed")[0]["error"]
+
+
+def own_evaluation(measures: bool) -> Any:
+    """A train function that evaluates by hand, and says how its model is called or not."""
+
+    def loop(member: Any) -> None:
+        model = cases.Net(norm=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        member.prepare(model, optimizer)
+        if measures:
+            member.validate_with(lambda model, batch: {"outputs": model(batch["x"]).sum(dim=1)})
+        for _ in member.epochs():
+            model.train()
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+            with member.evaluating():
+                losses = [cases.loss(model, batch).mean() for batch in member.batches("valid")]
+            member.report(loss=float(torch.stack(losses).mean()))
+
+    return loop
+
+
+NORM = Recipe(model=lambda params: cases.Net(norm=True), loss=cases.loss)
+BY_HAND: dict[str, Any] = {"epochs": 5, "averaging": SWA(0.4), "params": {"lr": 0.1}}
+
+
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_averages_that_a_train_function_evaluates_by_hand_have_statistics_of_their_own(
+    tmp_path: Path, keep: str
+) -> None:
+    options = {**BY_HAND, "keep": keep, "objective": "loss"}
+    built_in = finished(tmp_path / "recipe", NORM, **options)
+    told = finished(tmp_path / "told", own_evaluation(True), **options)
+    seen = finished(tmp_path / "seen", Recipe(model=NORM.model, train=own_evaluation(False)), **options)
+    assert told["weights_sha256"] == seen["weights_sha256"] == built_in["weights_sha256"]
+
+
+def test_averages_of_a_model_that_nobody_can_call_are_refused_before_they_are_measured(tmp_path: Path) -> None:
+    outcome, events = train(tmp_path, own_evaluation(False), **BY_HAND)
+    assert outcome == "failed" and len(of(events, "epoch")) == 2, "before the first average"
+    assert "call member.validate_with(measure) before the loop" in of(events, "failed")[0]["error"]
+
+
+def now_and_then(epochs: range, value: Any) -> Any:
+    """A train function that reports its objective after some epochs, and something else after all."""
+
+    def loop(member: Any) -> None:
+        model = cases.plain(member.params)
+        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for epoch in member.epochs():
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+            if epoch in epochs:
+                member.report(loss=value(epoch), other=1.0)
+            elif epoch % 2:
+                member.report(other=1.0)
+
+    return loop
+
+
+def test_an_epoch_without_an_evaluation_does_not_count_for_early_stopping(tmp_path: Path) -> None:
+    options = {"objective": "loss", "early_stopping": EarlyStopping(2), "keep": "best"}
+    better = finished(
+        tmp_path / "better", now_and_then(range(0, 9, 3), lambda epoch: 1 / (1 + epoch)), epochs=9, **options
+    )
+    assert better["epoch"] == 8 and better["kept"]["epoch"] == 6
+    worse = finished(tmp_path / "worse", now_and_then(range(0, 12, 3), float), epochs=12, **options)
+    assert (worse["epoch"], worse["kept"]["epoch"]) == (6, 0), "the third and the sixth epoch were worse"
 
 
 def test_members_have_loops_of_their_own(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from loop_cases import LOOPS, STOPPING, Events, checkpoint, finished, of, predic
 from torch import nn  # noqa: E402
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn  # noqa: E402
 
-from ensemble.spec import EMA, SWA, EarlyStopping  # noqa: E402
+from ensemble.spec import EMA, SWA, EarlyStopping, Recipe  # noqa: E402
 from ensemble.store import RunDir, weights_sha256  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
-from pipelines import Feeder, attach  # noqa: E402
+from pipelines import Feeder, Pipeline, attach, sources  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,76 @@ def test_an_improvement_below_the_least_one_counts_for_keeping_and_not_for_going
     end = finished(tmp_path, cases.SMOOTH, early_stopping=EarlyStopping(3, min_delta=1.0), **options)
     assert end["epoch"] == 3, "the first epoch improves on nothing, three more improve by less than 1"
     assert end["kept"]["epoch"] == 3, "but each of them is better"
+
+
+def test_an_objective_that_is_undefined_now_and_then_is_the_worst_and_ends_nobody(tmp_path: Path) -> None:
+    """The correlation with a prediction that does not vary."""
+
+    def model(params: dict[str, Any]) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+
+    def loss(net: nn.Module, batch: Any) -> Any:
+        return (net(batch["x"]) - batch["label"]).square()
+
+    def predict(net: nn.Module, batch: Any) -> Any:
+        return net(batch["x"]) if predict.is_awake else torch.zeros(len(batch["x"]))  # type: ignore[attr-defined]
+
+    class Waking(Inbox):
+        def poll(self) -> Any:
+            predict.steps += 1  # type: ignore[attr-defined]
+            predict.is_awake = predict.steps > 8  # type: ignore[attr-defined]
+            return None
+
+    predict.steps, predict.is_awake = 0, False  # type: ignore[attr-defined]
+    recipe = Recipe(model=model, loss=loss, predict=predict, task="regression", objective="pearson")
+    rng = np.random.default_rng(0)
+
+    def pipe(n: int) -> Pipeline:
+        x = rng.normal(size=(n, 6)).astype(np.float32)
+        return Pipeline(sources.arrays(x=x, label=x[:, 0].copy()))
+
+    outcome, events = train(
+        tmp_path, recipe, Waking(), train=pipe(23), valid=pipe(13), keep="best", epochs=3, params={"lr": 0.05}
+    )
+    assert outcome == "finished", of(events, "failed")
+    found = [event["metrics"]["pearson"] for event in of(events, "epoch")]
+    assert found[0] is None and found[-1] is not None
+    assert of(events, "finished")[0]["kept"]["epoch"] > 0
+
+
+def test_an_infinite_objective_is_not_the_best(tmp_path: Path) -> None:
+    values = iter([float("inf"), 0.25, 0.5])
+
+    def loop(member: Any) -> None:
+        model = cases.plain(member.params)
+        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+            member.report(score=next(values))
+
+    end = finished(tmp_path, loop, keep="best", objective="score", mode="max")
+    assert (end["kept"]["epoch"], end["kept"]["value"]) == (2, 0.5)
+
+
+def test_a_trial_that_stops_early_is_not_pruned_in_that_epoch(tmp_path: Path) -> None:
+    """There is nothing left to save; its best weights would be lost."""
+    ensemble = cases.declare(cases.NOISY, 1, **STOPPING, keep="best")
+    events: Events = []
+    inbox = Inbox()
+
+    def emit(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["type"] == "epoch":
+            stale = event["epoch"] >= len(alone) - 1
+            inbox.put("prune" if stale else "continue")
+
+    alone = of(train(tmp_path / "alone", **STOPPING, keep="best")[1], "epoch")
+    job = cases.make_job(tmp_path / "gated", ensemble, gated=True)
+    assert work(job, ensemble, emit, inbox) == "finished"
+    assert len(of(events, "epoch")) == len(alone) < 12
+    assert of(events, "finished")[0]["early_stopping"] and checkpoint(tmp_path / "gated")["kept"]["is_best"]
 
 
 def test_the_best_epoch_is_what_remains_of_a_member(tmp_path: Path) -> None:

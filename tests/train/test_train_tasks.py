@@ -37,6 +37,7 @@ EXPECTED: dict[str, tuple[str, tuple[int, ...], set[str]]] = {
     "steps": ("classification", (7, 3), {"accuracy", "f1_macro"}),
     "pixels": ("classification", (4, 4, 2), {"accuracy", "roc_auc"}),
     "regression": ("regression", (), {"mae", "rmse", "r2"}),
+    "rain": ("regression", (), {"mae", "rmse", "r2"}),
     "gaussian": ("gaussian", (2,), {"mae", "rmse", "pearson"}),
     "quantiles": ("quantiles", (3,), {"mae", "rmse", "medae"}),
     "free": ("free", (2, 2), {"spread"}),

@@ -1,0 +1,276 @@
+"""`EvaluatedMember`: what a `TrainContext` consists of, and the part of it that evaluates and predicts.
+
+The weights that are evaluated, and those that predictions are saved of, are those that count for the member: see
+`ensemble.train.kept_weights`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
+
+from ensemble.comm import Communicator
+from ensemble.spec import PREDICTED_SPLITS, Ensemble
+from ensemble.spec.recipe import has_own_loop
+from ensemble.spec.task import CLASSIFICATION, Task, as_task
+from ensemble.store import RunDir, save_predictions
+from ensemble.train.accumulation import MicroBatches
+from ensemble.train.averaging import Measured
+from ensemble.train.call import Observation
+from ensemble.train.checkpoint import Checkpointer, FileCheckpointer
+from ensemble.train.data import Data, as_stored_target, steps_per_epoch
+from ensemble.train.deadly_records import DeadlyRecords
+from ensemble.train.gather import Means, find_first, gather_rows
+from ensemble.train.gpu_busy import open_gpu_busy
+from ensemble.train.hyperparameters import Hyperparameters
+from ensemble.train.job import Inbox, Job, TrainingError
+from ensemble.train.lifecycle import Lifecycle
+from ensemble.train.observer import Observer
+from ensemble.train.optimization import Optimization
+from ensemble.train.precision import MixedPrecision
+from ensemble.train.reporter import Reporter
+from ensemble.train.seeding import seed_everything, step_seed
+
+if TYPE_CHECKING:
+    from pipelines import Batch
+
+Measure = Callable[[nn.Module, "Batch"], Mapping[str, Any]]
+
+
+class EvaluatedMember:
+    """One member on one of its ranks, as far as it is evaluated; see `TrainContext`."""
+
+    def __init__(
+        self,
+        job: Job,
+        ensemble: Ensemble,
+        comm: Communicator,
+        reporter: Reporter,
+        inbox: Inbox,
+        *,
+        data: Data | None = None,
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
+        self.identity = job.identity
+        self.params: dict[str, Any] = Hyperparameters(job.identity.params)
+        self._pipeline_reads_params = callable(ensemble.train)
+        self.device = torch.device(job.device)
+        self.rank, self.world = comm.rank, comm.world
+        self.steps_per_epoch = steps_per_epoch(ensemble, job.identity)
+        self.steps = self.steps_per_epoch * (job.identity.extended_from or job.identity.epochs)
+        self.splits = [name for name in PREDICTED_SPLITS if getattr(ensemble, name) is not None]
+        self.objective = str(ensemble.objective)
+        self.observer = Observer(ensemble.recipe, comm)
+        self._loss = getattr(ensemble.recipe, "loss", None)
+        self._target = getattr(ensemble.recipe, "target", "label")
+        self._declared_task = as_task("Recipe.task", getattr(ensemble.recipe, "task", None))
+        self._is_own_loop = has_own_loop(ensemble.recipe)
+        self._files, self.comm, self._reporter = RunDir(job.run_dir), comm, reporter
+        self._attempt = job.attempt
+        self._data = data or Data(ensemble, job.identity, job.feeder, self.device, comm, job.local_world)
+        checkpointer = checkpointer or FileCheckpointer(job, ensemble)
+        self._life = Lifecycle(
+            job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch, checkpointer, self.observer
+        )
+        self._data.on_resident_wait = self._life.report_progress
+        self._find_deadly_records: Callable[[], None] = lambda: DeadlyRecords(
+            job,
+            ensemble,
+            comm,
+            {name: self._data.pipeline(name) for name in ("train", *self.splits)},
+            reporter.event,
+        ).start(inbox)
+        self._precision = MixedPrecision(job.identity.precision, self.device, job.identity.loss_scale)
+        self._gpu_busy = open_gpu_busy(self.device)
+        self._optimization: Optimization | None = None
+        self._validate: Callable[[], Mapping[str, float]] | None = None
+        self._measure: Measure | None = None
+        self._is_renewing = False
+        self._micro_batches: MicroBatches | None = None
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager for forward passes in the member's precision."""
+        return self._precision.autocast()
+
+    # --- evaluation -------------------------------------------------------------------------------------
+
+    def report(self, **metrics: float) -> None:
+        """Report the member's metrics after this epoch; the values of rank 0 are recorded.
+
+        An epoch without a report keeps the metrics of the one before, and does not count for early stopping.
+        """
+        at = self._life.at
+        at.metrics, at.is_reported = {name: float(value) for name, value in metrics.items()}, True
+
+    def evaluate(self, measure: Measure, split: str = "valid") -> dict[str, float]:
+        """The means of metrics over all samples of a split, of all ranks; empty where the ensemble has no such
+        split.
+
+        Args:
+            measure: `measure(model, batch) -> dict` of tensors [b] or scalars, called without gradients, in the
+                member's precision, the model in evaluation mode.
+        """
+        self.renew_statistics(measure)
+        if split not in self.splits:
+            return {}
+        means = Means()
+        with self.evaluating() as model:
+            for batch in self._resident_batches(split):
+                with self.autocast():
+                    values = measure(model, batch)
+                means.add(values, len(batch["index"]))
+        return means.over_all(self.comm)
+
+    def validate_with(self, measure: Measure) -> None:
+        """Let the member be evaluated within epochs, each `validate_every` steps; a train function calls it once.
+
+        Args:
+            measure: see `evaluate`.
+        """
+        self._measure = measure
+        self.validate_by(lambda: self.evaluate(measure))
+
+    def validate_by(self, evaluate: Callable[[], Mapping[str, float]]) -> None:
+        """`validate_with`, for a function that evaluates the member: all ranks call it together."""
+        self._validate = evaluate
+
+    def renew_statistics(self, measure: Measure) -> None:
+        """Compute the running statistics of batch normalization for averaged weights, by the epoch in progress.
+
+        Nothing happens where they are those of the weights. `evaluate` calls it.
+
+        Args:
+            measure: see `evaluate`.
+        """
+        self._measure = measure
+        if not self._prepared().kept.statistics_are_stale:
+            return
+        life = self._life
+        seed_everything(step_seed(self.identity.seed, self.rank, life.global_step), self.device)
+
+        def batches() -> Iterator[Batch]:
+            for batch in self._data.reread(life.at.epoch):
+                if len(batch["index"]):
+                    yield batch
+                life.report_progress()
+
+        self._is_renewing = True
+        try:
+            with self.evaluating() as model, self.autocast():
+                update_bn(batches(), Measured(model, measure))
+                self._prepared().kept.renew_statistics()
+        finally:
+            self._is_renewing = False
+
+    def _renew_known_statistics(self) -> None:
+        """`renew_statistics` for a train function that has not done it: by the last `measure`, or by the call of
+        the model that was observed.
+
+        Raises:
+            TrainingError: it is not known how the model is called.
+        """
+        seen = self.observer.seen
+        call = None if seen is None else seen.call
+        if self._is_renewing or not self._prepared().kept.statistics_are_stale:
+            return
+        if self._measure is not None:
+            self.renew_statistics(self._measure)
+        elif call is not None:
+            self.renew_statistics(lambda model, batch: {"outputs": call.call(model, batch)})
+        else:
+            raise TrainingError(
+                "averaged weights need running statistics of their own, and it is not known how the model is "
+                "called: use member.evaluate(measure), or call member.validate_with(measure) before the loop"
+            )
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """Yield the model in evaluation mode, without gradients, its buffers equal on all ranks.
+
+        Where weights are averaged, it has the averages within the block.
+        """
+        self._renew_known_statistics()
+        optimization = self._prepared()
+        model = optimization.model
+        training = model.training
+        with optimization.kept.applied():
+            optimization.share_buffers()
+            model.eval()
+            try:
+                with torch.no_grad():
+                    yield model
+            finally:
+                model.train(training)
+
+    def _resident_batches(self, split: str) -> Iterator[Batch]:
+        for batch in self._data.split(split):
+            is_measured = self._micro_batches is None  # else it is within a training step, which is measured
+            if is_measured:
+                self._begin_gpu_work()
+            yield batch
+            if is_measured:
+                self._end_gpu_work()
+            self._life.report_progress()
+
+    # --- predictions ------------------------------------------------------------------------------------
+
+    def predictions(
+        self,
+        split: str,
+        values: Tensor | None,
+        index: Tensor | None,
+        target: Tensor | None = None,
+        task: str | Task | None = None,
+    ) -> None:
+        """Save the member's predictions for a split; all ranks call it, each with its own rows.
+
+        Args:
+            split: one of `splits`.
+            values: [m, ...], laid out by the task (`ensemble.spec.task`); None from a rank without rows.
+            index: int64 [m], the samples' `index`.
+            target: [m, ...]; None for the Recipe's target field, or "label", where it holds what the task needs.
+            task: what is predicted; None for the Recipe's task, or that which was inferred, or a classification.
+        """
+        if self._prepared().kept.is_in_use and not self._life.is_over:
+            raise TrainingError(
+                "member.predictions() comes after the end of member.epochs(): only then are the weights known "
+                "that are kept"
+            )
+        declared = as_task("task", task) or self._declared_task or (self.observer.seen or Observation()).task
+        record = find_first(self.comm, None if declared is None else declared.as_record())
+        what = CLASSIFICATION if record is None else Task.from_record(record)
+        rows = [gather_rows(self.comm, part) for part in (values, index, target)]
+        if self.rank == 0 and rows[0] is not None and rows[1] is not None:
+            if rows[2] is None:
+                rows[2] = self._data.targets(split, self._target, rows[1], what)
+            path = self._files.predictions(self.identity.member, split, self._attempt)
+            save_predictions(path, rows[0].float(), rows[1], as_stored_target(what, rows[2]), what)
+
+    # --- for both parts ---------------------------------------------------------------------------------
+
+    def log(self, text: str) -> None:
+        """Write a line into the member's log (rank 0 does)."""
+        self._reporter.log(text)
+
+    @property
+    def position(self) -> dict[str, int]:
+        """Own epoch and step in it."""
+        return self._life.position
+
+    def _begin_gpu_work(self) -> None:
+        if self._gpu_busy is not None:
+            self._gpu_busy.begin()
+
+    def _end_gpu_work(self) -> None:
+        if self._gpu_busy is not None:
+            self._gpu_busy.end()
+
+    def _prepared(self) -> Optimization:
+        if self._optimization is None:
+            raise TrainingError("call member.prepare(model, optimizer) before anything else")
+        return self._optimization

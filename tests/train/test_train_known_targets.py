@@ -1,0 +1,227 @@
+"""Targets that take no part are the same in losses, figures, predictions and the combination; first batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import task_cases as cases  # noqa: E402
+from torch import nn  # noqa: E402
+
+from ensemble.combine.tasks import find_math  # noqa: E402
+from ensemble.spec import Recipe  # noqa: E402
+from ensemble.spec.losses import NamedLoss  # noqa: E402
+from ensemble.spec.task import IGNORED, Task, quantiles  # noqa: E402
+from ensemble.store import RunDir, load_predictions  # noqa: E402
+from ensemble.train.data import as_stored_target  # noqa: E402
+from ensemble.train.evaluation import explain_misfit, measure_batch  # noqa: E402
+from ensemble.train.gather import Means  # noqa: E402
+from pipelines import Pipeline, sources  # noqa: E402
+
+Events = list[dict[str, Any]]
+NAN = float("nan")
+RNG = np.random.default_rng(0)
+PROBABILITIES = RNG.dirichlet(np.ones(3), 6).astype(np.float32)
+NUMBERS = RNG.normal(size=6).astype(np.float32)
+
+#: kind, values, target, which take part
+TARGETS: dict[str, tuple[Task, np.ndarray, np.ndarray, list[Any]]] = {
+    "classes": (Task("classification"), PROBABILITIES, np.array([0, 1, IGNORED, 2, IGNORED, 1]), [0, 1, 3, 5]),
+    "classes as floats": (
+        Task("classification"),
+        PROBABILITIES,
+        np.array([0, 1, NAN, 2, IGNORED, 1.0]),
+        [0, 1, 3, 5],
+    ),
+    "many classes": (
+        Task("classification"),
+        np.eye(200, dtype=np.float32)[[156, 3, 156, 4, 5, 6]],
+        np.array([156, 3, 156, 5, 5, 6], np.uint8),
+        [0, 1, 2, 3, 4, 5],
+    ),
+    "labels": (
+        Task("multilabel"),
+        PROBABILITIES,
+        np.array([[0, 1, IGNORED], [1, 1, 0], [IGNORED] * 3, [0, 0, 1], [1, IGNORED, 0], [0, 1, 1]]),
+        [],
+    ),
+    "labels as floats": (
+        Task("multilabel"),
+        PROBABILITIES,
+        np.array([[0, 1, NAN], [1, 1, 0], [NAN] * 3, [0, 0, 1], [1, IGNORED, 0], [0, 1, 1]]),
+        [],
+    ),
+    "counts": (Task("regression"), NUMBERS, np.array([1, 2, IGNORED, 3, 0, 2]), [0, 1, 3, 4, 5]),
+    "numbers": (Task("regression"), NUMBERS, np.array([1, NAN, IGNORED, 3, 0, 2.0]), [0, 2, 3, 4, 5]),
+    "gaussian": (
+        Task("gaussian"),
+        np.stack([NUMBERS, np.ones_like(NUMBERS)], axis=1),
+        np.array([1, 2, NAN, 3, 0, 2.0]),
+        [0, 1, 3, 4, 5],
+    ),
+    "quantiles": (
+        quantiles(0.1, 0.5),
+        np.stack([NUMBERS, NUMBERS + 1], axis=1),
+        np.array([1, 2, IGNORED, 3, 0, 2]),
+        [0, 1, 3, 4, 5],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_figures_in_training_are_those_of_the_combination(name: str) -> None:
+    task, values, target, known = TARGETS[name]
+    stored = as_stored_target(task, torch.from_numpy(target))
+    assert stored is not None and explain_misfit(task, torch.from_numpy(values), stored) is None
+    means = Means()
+    means.add(measure_batch(task, torch.from_numpy(values), stored), len(values))
+
+    class Alone:
+        world = 1
+
+    found = means.over_all(Alone())  # type: ignore[arg-type]
+    combined = find_math(task).measure(values.astype(np.float64), stored.numpy())
+    shared = found.keys() & combined.keys()
+    assert shared or task.kind == "quantiles"
+    assert {key: found[key] for key in shared} == pytest.approx({key: combined[key] for key in shared})
+    if task.kind == "classification":
+        assert found["accuracy"] == pytest.approx(np.mean(values[known].argmax(axis=1) == target[known]))
+    elif known:
+        point = task.take_point(values)[known]
+        assert found["mae"] == pytest.approx(np.abs(point - target[known]).mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        ("cross_entropy", "classes"),
+        ("binary_cross_entropy", "labels"),
+        ("binary_cross_entropy", "labels as floats"),
+        ("mse", "counts"),
+        ("mse", "numbers"),
+    ],
+)
+def test_a_loss_learns_from_the_targets_that_figures_count(loss: str, name: str) -> None:
+    task, _, target, _ = TARGETS[name]
+    shape = (6, 3) if task.kind != "regression" else (6,)
+    outputs = torch.zeros(shape, requires_grad=True)
+    NamedLoss(loss, "y").compute(outputs, torch.from_numpy(target)).sum().backward()
+    stored = as_stored_target(task, torch.from_numpy(target))
+    assert stored is not None and outputs.grad is not None
+    known = ~stored.isnan() if stored.is_floating_point() else stored != IGNORED
+    has_gradient = outputs.grad != 0 if task.kind != "classification" else (outputs.grad != 0).any(dim=1)
+    zero_error = (stored == 0) & (task.kind == "regression")  # the output is 0, too
+    assert torch.equal(has_gradient, known & ~zero_error)
+
+
+def test_fractions_are_no_labels(tmp_path: Path) -> None:
+    """Rounded, 0.9 would be 0."""
+    soft = torch.tensor([[0.9, 0.1], [0.0, 1.0]])
+    stored = as_stored_target(Task("multilabel"), soft)
+    assert stored is not None and torch.equal(stored, soft.double())
+    why = explain_misfit(Task("multilabel"), torch.rand(2, 2), stored)
+    assert why == "multilabel: the target has fractions, where it should name classes or labels"
+
+
+def train(
+    recipe: Recipe, folder: Path, label: np.ndarray, valid: np.ndarray | None = None, **options: Any
+) -> tuple[str, Events, str]:
+    """Train a recipe on these targets in their order; outcome, events and log."""
+
+    def pipe(target: np.ndarray) -> Pipeline:
+        x = np.random.default_rng(0).normal(size=(len(target), cases.WIDE))
+        return Pipeline(sources.arrays(x=x, label=target), shuffle=False)
+
+    options = {"train": pipe(label), "valid": pipe(label if valid is None else valid), "shifted": None, **options}
+    outcome, events = cases.train("single", folder, recipe=recipe, **options)
+    return outcome, events, RunDir(folder / "single").log("member-0").read_text()
+
+
+def end(outcome: str, events: Events) -> dict[str, Any]:
+    assert outcome == "finished", events[-1]
+    return next(event for event in events if event["type"] == "finished")
+
+
+def known_squares(model: nn.Module, batch: Any) -> torch.Tensor:
+    known = ~batch["label"].isnan()
+    error = model(batch["x"]).squeeze(1) - torch.nan_to_num(batch["label"])
+    return torch.where(known, error, 0.0).square()
+
+
+LATE = {
+    "nothing at first": np.array([NAN] * 5 + [0.5, 1.5, NAN, 2.5, 3.5] * 2),
+    "zeros at first": np.array([0.0] * 10 + [0.5, 1.5, 0.0, 2.5, 3.5]),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("stop", [None, 1, 2])
+def test_what_the_first_batch_does_not_show_a_later_one_does(tmp_path: Path, name: str, stop: int | None) -> None:
+    recipe = Recipe(model=cases.head(1), loss=known_squares, objective="rmse")
+    options: dict[str, Any] = {"epochs": 2, "keep": "best", "validate_every": 1}
+    if stop is not None:
+        inbox = cases.train_child.Script(stop, "stop")
+        assert train(recipe, tmp_path, LATE[name], inbox=inbox, **options)[0] == "stopped"
+    outcome, events, _ = train(recipe, tmp_path, LATE[name], **options)
+    assert set(end(outcome, events)["metrics"]) == {"loss", "mae", "rmse"}
+    saved = load_predictions(RunDir(tmp_path / "single").predictions("member-0", "valid", 0))
+    assert saved.task == Task("regression") and len(saved.values) == 15
+    np.testing.assert_array_equal(saved.target, LATE[name])
+
+
+def test_of_a_target_that_never_takes_part_nothing_is_predicted_and_that_is_said(tmp_path: Path) -> None:
+    recipe = Recipe(model=cases.head(1), loss=known_squares, objective="loss")
+    outcome, events, log = train(recipe, tmp_path, np.full(15, NAN))
+    assert set(end(outcome, events)["metrics"]) == {"loss"}
+    assert (
+        "no predictions on 'valid' are saved: no value of the target 'label' took part in the first epoch" in log
+    )
+
+
+def count_squares(model: nn.Module, batch: Any) -> torch.Tensor:
+    return (model(batch["x"]).squeeze(1) - batch["label"]).square()
+
+
+def test_counts_that_begin_with_0_and_1_are_not_taken_for_classes(tmp_path: Path) -> None:
+    recipe = Recipe(model=cases.head(1), loss=count_squares, objective="loss")
+    counts = np.array([0, 1, 1, 0, 1] + [4, 0, 2, 7, 1] * 2)
+    outcome, events, log = train(recipe, tmp_path, counts)
+    assert set(end(outcome, events)["metrics"]) == {"loss"}
+    assert "more than the classes 0 and 1: declare Recipe(task='regression')" in log
+    outcome, events, _ = train(recipe, tmp_path / "two", counts % 2)
+    assert set(end(outcome, events)["metrics"]) == {"loss", "accuracy"}, "these are two classes"
+
+
+def test_a_figure_is_never_of_a_part_of_the_samples(tmp_path: Path) -> None:
+    """A model that squeezes its outputs: a last batch of one sample has none that fit."""
+
+    class Squeezed(cases.Head):
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x).squeeze()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch["x"]).reshape(-1, 3), batch["label"], reduction="none")
+
+    recipe = Recipe(model=lambda params: Squeezed(3), loss=loss)
+    outcome, events, _ = train(recipe, tmp_path, np.arange(15) % 3, np.arange(11) % 3)
+    (failed,) = [event for event in events if event["type"] == "failed"]
+    assert outcome == "failed" and not failed["retry"]
+    assert "some batches of Ensemble.valid have predictions, another has not" in failed["error"]
+
+
+def test_the_validation_loss_is_of_the_samples_that_take_part(tmp_path: Path) -> None:
+    recipe = Recipe(model=cases.head(3), loss="cross_entropy", inputs="x", objective="loss")
+    label = np.arange(15) % 3
+    half = np.where(np.arange(15) < 8, label, IGNORED)
+    outcome, events, _ = train(recipe, tmp_path / "half", label, half)
+    loss = end(outcome, events)["metrics"]["loss"]
+    saved = load_predictions(RunDir(tmp_path / "half" / "single").predictions("member-0", "valid", 0))
+    assert loss == pytest.approx(find_math(saved.task).measure(saved.values, saved.target)["nll"], rel=1e-5)
+    outcome, events, _ = train(recipe, tmp_path / "none", label, np.full(15, IGNORED), keep="best")
+    (failed,) = [event for event in events if event["type"] == "failed"]
+    assert "ranked by 'loss', which it did not report" in failed["error"], "0 would be the best of all losses"
