@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import itertools
 import json
 import os
 import signal
@@ -95,11 +98,40 @@ def test_it_answers_nobody_without_the_token(served: dict[str, Any]) -> None:
         ({"image": [[1, 2], [3]]}, "image: "),
         ({"image": [1, 2]}, "image "),
         ({"image": [[[1]]]}, "image "),
+        ({"image": [[[1.7] * 12] * 10] * 3}, "image: there is a number that torch.uint8 cannot hold"),
+        ({"image": [[[-1] * 12] * 10] * 3}, "image: there is a number that torch.uint8 cannot hold"),
+        ({"image": [[[300] * 12] * 10] * 3}, "image: there is a number that torch.uint8 cannot hold"),
+        ({"image": [[[True] * 12] * 10] * 3}, "image: expected torch.uint8, got torch.bool"),
+        ({"image": 10**400}, "image: "),
+        (b'{"image": NaN}', "NaN is no JSON"),
+        (b'{"image": ' + b"[" * 50_000, "the body is nested too deeply"),
+        (b"\xff", "'utf-8' codec can't decode"),
+        ([1], "the body must be a JSON object with image"),
     ],
 )
 def test_what_the_program_does_not_take_is_refused(served: dict[str, Any], body: Any, message: str) -> None:
     status, answer, _ = ask(served, body)
     assert status == 400 and answer["error"].startswith(message), answer
+
+
+def test_another_method_is_not_allowed(served: dict[str, Any]) -> None:
+    request = urllib.request.Request(served["address"], headers={"Authorization": f"Bearer {served['token']}"})
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(request, timeout=120)
+    assert error.value.code == 405 and error.value.headers["allow"] == "POST"
+
+
+def test_a_body_without_a_length_is_read_only_so_far(served: dict[str, Any]) -> None:
+    def chunks() -> Iterator[bytes]:
+        while True:
+            yield b" " * (1 << 20)
+
+    connection = http.client.HTTPConnection(served["address"].removeprefix("http://"), timeout=120)
+    headers = {"Authorization": f"Bearer {served['token']}", "Transfer-Encoding": "chunked"}
+    with contextlib.suppress(ConnectionError):  # it does not wait for the end
+        connection.request("POST", "/", itertools.islice(chunks(), 80), headers, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
 
 
 def test_everything_listens_on_loopback_only(served: dict[str, Any]) -> None:
