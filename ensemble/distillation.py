@@ -8,8 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ensemble.api import submit
+from ensemble.combine import CombineError, combine_samples, find_math
+from ensemble.combine.bootstrap import intervals
 from ensemble.combine.distilled_loss import DISTILLED, PROBABILITIES, DistilledLoss, Teacher, digest_combination
+from ensemble.combine.quantify import Quantified
 from ensemble.controller.clones import recover_declaration
 from ensemble.run import Event, Run
 from ensemble.spec import Ensemble, Recipe, SpecError, unknown_name
@@ -110,13 +115,17 @@ def declare_student(
             raise SpecError(unknown_name(f"{parent.id} has no hyperparameter", name, sorted(known)))
     teacher = Teacher(str(run.path), digest_combination(state))
     loss = DistilledLoss(
-        dataclasses.replace(recipe, task=task), teacher, task, temperature or TEMPERATURE, float(weight)
+        dataclasses.replace(recipe, task=task),
+        teacher,
+        task,
+        TEMPERATURE if temperature is None else temperature,
+        float(weight),
     )
     own = recover_declaration(parent)
     student = dataclasses.replace(
         own,
         params={**own.params, **params},
-        epochs=epochs or own.epochs,
+        epochs=own.epochs if epochs is None else epochs,
         seed=1 + max(int(each.identity["seed"]) for each in state.members.values()),
         weights="uniform",
     )
@@ -163,8 +172,9 @@ def compare(run_dir: str | os.PathLike[str], student_dir: str | os.PathLike[str]
 
     Returns:
         A row each of "ensemble", "best member", "student": `model`, `split`, and the figures of the task. The
-        student's has `lost`, name -> its figure minus the ensemble's. The rows are written to `distillation.json`
-        in the student's run directory.
+        student's has `lost`, name -> its figure minus the ensemble's, and `lost_intervals`, name -> [low, high],
+        95 % intervals of these by the bootstrap of the same samples for both; empty where one of the two has no
+        saved predictions any more. The rows are written to `distillation.json` in the student's run directory.
 
     Raises:
         StoreError: one of the runs has no figures.
@@ -177,7 +187,7 @@ def compare(run_dir: str | os.PathLike[str], student_dir: str | os.PathLike[str]
     assert teacher is not None and student is not None
     figures = {
         "ensemble": teacher["metrics"]["ensemble"],
-        "best member": teacher["best_calibrated"] or teacher["metrics"]["best"],
+        "best member": teacher.get("best_calibrated") or teacher["metrics"]["best"],
         "student": student["metrics"]["ensemble"],
     }
     rows: list[dict[str, Any]] = [
@@ -186,5 +196,34 @@ def compare(run_dir: str | os.PathLike[str], student_dir: str | os.PathLike[str]
     ]
     rows[2]["split"] = student["split"]
     rows[2]["lost"] = {key: rows[2][key] - rows[0][key] for key in FIGURES if key in rows[0] and key in rows[2]}
+    found = _find_intervals(run_dir, student_dir, teacher["split"]) if student["split"] == teacher["split"] else {}
+    rows[2]["lost_intervals"] = {key: found[key] for key in rows[2]["lost"] if key in found}
     write_json(RunDir(student_dir).path / "distillation.json", rows)
     return rows
+
+
+def _find_intervals(
+    run_dir: str | os.PathLike[str], student_dir: str | os.PathLike[str], split: str
+) -> dict[str, list[float]]:
+    """Intervals of the student's figures minus the ensemble's, of their predictions of the same samples."""
+    teacher, student = (_read_samples(RunDir(path), split) for path in (run_dir, student_dir))
+    if teacher is None or student is None or not np.array_equal(teacher.index, student.index):
+        return {}
+    math, target = find_math(teacher.task), teacher.target
+    if target is None:
+        return {}
+    statistics = {
+        "student": math.statistics(student.values, target),
+        "ensemble": math.statistics(teacher.values, target),
+    }
+    return intervals(statistics, len(target))["difference"]
+
+
+def _read_samples(run: RunDir, split: str) -> Quantified | None:
+    """The combined predictions of a run; None where they cannot be made of the saved ones."""
+    state = fold(read_events(run.events))
+    try:
+        _, samples = combine_samples(run, state, run.load_ensemble(state.header.get("code")))
+    except CombineError:
+        return None
+    return next((each for each in samples if each.split == split), None)

@@ -53,7 +53,13 @@ def test_a_student_is_a_run_of_its_own_and_what_it_loses_is_shown(
     assert {row["split"] for row in rows} == {"test"}
     assert rows[2]["lost"]["nll"] == pytest.approx(rows[2]["nll"] - rows[0]["nll"])
     assert {"nll", "ece", "accuracy"} <= set(rows[2]["lost"])
-    assert "student (test): nll" in said and "the student against the ensemble: nll +" in said
+    assert "student (test): nll" in said
+    assert "the student against the ensemble, in brackets 95 % intervals: nll +" in said
+    between = rows[2]["lost_intervals"]
+    assert set(between) == set(rows[2]["lost"])
+    for name in ("nll", "accuracy"):
+        low, high = between[name]
+        assert low < rows[2]["lost"][name] < high and high - low < 0.2
     assert rows == compare(teacher, student)
     assert main([*command, "--json", str(tmp_path / "rows.json")]) == 0, "again shows it again"
     assert json.loads((tmp_path / "rows.json").read_text()) == rows and len(state_of(student).members) == 1
@@ -119,7 +125,22 @@ def test_students_of_other_tasks(kind: str, tmp_path: Path) -> None:
     rows = compare(tmp_path / "run", tmp_path / "student")
     wanted = {"regression": "rmse", "gaussian": "nll", "multilabel": "nll"}[kind]
     assert all(np.isfinite(row[wanted]) for row in rows)
+    low, high = rows[2]["lost_intervals"][wanted]
+    assert low < rows[2]["lost"][wanted] < high
     assert state_of(tmp_path / "student").members["member-0"].state == "finished"
+
+
+def test_the_intervals_of_what_is_lost_are_of_the_same_samples_and_may_be_missing(
+    teacher: Path, tmp_path: Path
+) -> None:
+    """A student that is the ensemble to the bit loses nothing, with certainty."""
+    copied = tmp_path / "copy"
+    shutil.copytree(teacher, copied)
+    rows = compare(teacher, copied)
+    assert set(rows[2]["lost"].values()) == {0.0} and rows[2]["lost_intervals"]["nll"] == [0.0, 0.0]
+    for file in (copied / "members").rglob("*test*"):
+        file.unlink()
+    assert compare(teacher, copied)[2]["lost_intervals"] == {}
 
 
 def own_loop(member: Any) -> None:
@@ -132,6 +153,7 @@ def test_what_cannot_be_distilled_is_refused_with_the_reason(teacher: Path, tmp_
         ({"member": "member-9"}, "has no member 'member-9'"),
         ({"weight": 1.5}, "weight must be from 0 to 1"),
         ({"temperature": 0.0}, "temperature"),
+        ({"epochs": 0}, "epochs"),
     ):
         with pytest.raises(SpecError, match=why.replace("?", r"\?")):
             ensemble.distill(teacher, tmp_path / "s", executor="inline", **arguments)  # type: ignore[arg-type]

@@ -193,11 +193,15 @@ def distill(options: argparse.Namespace) -> int:
     rows = compare(options.run_dir, student[0].run_dir)
     for row in rows:
         figures = ", ".join(
-            f"{name} {number(row[name])}" for name in row if name not in ("model", "split", "lost")
+            f"{name} {number(row[name])}"
+            for name in row
+            if name not in ("model", "split", "lost", "lost_intervals")
         )
         print_lines(options, f"{row['model']} ({row['split']}): {figures}")
-    lost = ", ".join(f"{name} {value:+.4g}" for name, value in rows[2]["lost"].items())
-    print_lines(options, f"the student against the ensemble: {lost}")
+    between = {name: f" ({low:+.4g} ... {high:+.4g})" for name, (low, high) in rows[2]["lost_intervals"].items()}
+    lost = ", ".join(f"{name} {value:+.4g}{between.get(name, '')}" for name, value in rows[2]["lost"].items())
+    note = ", in brackets 95 % intervals" if between else ""
+    print_lines(options, f"the student against the ensemble{note}: {lost}")
     write_json(options, rows)
     return status
 
