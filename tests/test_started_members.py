@@ -266,3 +266,31 @@ def test_weights_that_could_not_be_read_are_read_again_by_a_resume(
     file.unlink()
     train(path, made)
     assert state_of(path).members["member-1"].attempts == 1, "the run has its copy"
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_clone_of_a_started_member_starts_with_the_same_weights(searched: bool, tmp_path: Path) -> None:
+    """They are the run's copy: the file is gone."""
+    file, path, asked = tmp_path / "w.safetensors", tmp_path / "run", list[Any]()
+    state = save(file)
+    search = Search({"lr": uniform(0.1, 0.2), "width": 8}, trials=1, sampler="random")
+    started = Member(WIDE, start=file)
+
+    def ask(event: dict[str, Any]) -> None:
+        run = ensemble.attach(path)
+        if event["type"] == "started" and not asked:
+            asked.append(run.add(started) if searched else None)
+        elif event["type"] == "started" and event["member"] == "member-1":
+            file.unlink()
+            asked.append(run.clone("member-1", {"lr": 0.0}))
+            asked.append(run.clone("member-1", Member({"lr": 0.0}, seed=7)))
+
+    members = None if searched else [{"lr": 0.1, "width": 8}, started]
+    run = train(path, make(members, **({"search": search} if searched else {})), on_event=ask)
+    assert [member.state for member in run.members.values()] == ["finished"] * 4, [
+        event["said"] for event in read_events(RunDir(path).events) if event["type"] == "asked"
+    ]
+    parent, *clones = (run.members[f"member-{number}"].identity["lineage"] for number in (1, 2, 3))
+    assert clones == [parent] * 2 and parent["from"] == str(file)
+    for name in ("member-1", "member-2", "member-3"):
+        assert same(weights_of(path, name), state), name

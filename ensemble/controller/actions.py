@@ -113,7 +113,8 @@ class Add:
     """Ask for a member that a user declared, in addition to the others: `added`, or `add_refused`.
 
     Attributes:
-        lineage: of a clone, as in `Identity`; where it is warm, its position and digest are yet to be found.
+        lineage: of a clone, as in `Identity`; where it is warm, its position and digest are yet to be found. Of a
+            cold clone of a member that was declared with weights, the lineage of that member.
         checkpoint: with whose weights a warm clone starts.
         logged: the `checkpoint` event that names it.
     """

@@ -17,7 +17,7 @@ from ensemble.controller.clones import declare_clone, describe_lineage
 from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import PendingRetry, SessionState
 from ensemble.spec import Ensemble, Identity, Member, SpecError, unknown_name
-from ensemble.spec.identity import make_lineage
+from ensemble.spec.identity import make_lineage, select_warm
 from ensemble.store import RunDir
 from ensemble.store.member import ENDED
 
@@ -221,7 +221,11 @@ class MemberQueue:
             )
         declared = declare_clone(parent, request.get("declared") or {}, self._ensemble, warm=warm, known=known)
         if not warm:
-            return Add(request, declared, make_lineage(source))
+            begun = select_warm(parent.identity.get("lineage"))
+            if begun is None or begun["from"] in members:  # a clone of a clone has weights of its own
+                return Add(request, declared, make_lineage(source))
+            copy = self._run_dir.initial_weights(source)
+            return Add(request, dataclasses.replace(declared, start=str(copy)), begun)
         if parent.checkpoint is None:
             hint = "" if parent.state in ENDED else "; a pause makes it write one"
             raise RefusedError(f"{source} has no checkpoint with whose weights a clone could start{hint}")
