@@ -485,7 +485,11 @@ def test_what_never_fits_is_refused_before_anything_starts(tmp_path: Path) -> No
     assert executor.closed and read_events(run_dir.events) == []
 
 
-def test_a_trial_without_its_objective_fails_for_good_and_the_search_goes_on(tmp_path: Path) -> None:
+def test_a_trial_without_its_objective_fails_for_good_and_the_search_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One whose objective is undefined, no number, trains to its end, because it may be defined later."""
+
     class Forgetful(Simulated):
         def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
             super().launch(jobs, devices)
@@ -500,13 +504,15 @@ def test_a_trial_without_its_objective_fails_for_good_and_the_search_goes_on(tmp
         executor = Forgetful()
         state = run(path, an_ensemble(search=search, retries=2), executor)
         ended = states(state)
-        assert (ended["member-0"], ended["member-2"]) == ("failed", "failed")
+        assert (ended["member-0"], ended["member-2"]) == ("failed", "finished")
         assert (
             ended["member-1"] == "finished" and state.ended is not None and state.ended["type"] == "run_finished"
         )
-        for member in (state.members["member-0"], state.members["member-2"]):
-            assert member.attempts == 1 and "'accuracy'" in str(member.error)
-        assert "f1" in str(state.members["member-0"].error)
+        failed, unranked = state.members["member-0"], state.members["member-2"]
+        assert failed.attempts == 1 and "'accuracy'" in str(failed.error) and "f1" in str(failed.error)
+        assert unranked.attempts == 1 and "accuracy" not in unranked.metrics
+        assert "member-2 ended without a value of 'accuracy', so it is not ranked" in caplog.text
+        caplog.clear()
         assert ("member-0", "cancel") in executor.told, "it is not trained any further"
         assert run(path, an_ensemble(search=search, retries=2), Forgetful()).ended is not None, (
             "the log is read again"
