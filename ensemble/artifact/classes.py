@@ -55,7 +55,7 @@ def _read_names(source: Any, target: str) -> tuple[str, ...]:
     """The names that a source knows: of folders, of a data set's `classes`, of a Hugging Face `ClassLabel`."""
     if getattr(source, "kind", None) == "parquet":
         return _read_parquet_names(source.files[0].path, target)
-    known = getattr(source, "classes", None) or getattr(getattr(source, "dataset", None), "classes", None)
+    known = getattr(source, "classes", None) or getattr(getattr(source, "items", None), "classes", None)
     return tuple(map(str, known)) if isinstance(known, list | tuple) else ()
 
 

@@ -37,6 +37,8 @@ def digest_combination(state: RunState) -> str:
     combined = state.combined or {}
     members = {name: state.members[name].weights_sha256 for name in combined.get("weights", {})}
     how = {name: combined.get(name) for name in ("method", "weights", "temperature", "calibration")}
+    if combined.get("code") is not None:  # of a function of the user's
+        how["code"] = combined["code"]
     return hashlib.sha256(json.dumps([members, how], sort_keys=True).encode()).hexdigest()[:16]
 
 

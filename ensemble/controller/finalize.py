@@ -35,7 +35,8 @@ class Finalizer:
         """Combine the finished members, and write how sure the combined model is of each sample.
 
         Returns:
-            The fields of the `combined` event, which may say why there is no combination; None where no member
+            The fields of the `combined` event, `classes` among them, the names of classes or labels where the data
+            have some. They may say why there is no combination. None where no member
             finished, or an error was noted and no earlier session has combined them.
         """
         if not any(m.state == "finished" for m in state.members.values()):
@@ -49,11 +50,26 @@ class Finalizer:
             if state.combined is None:
                 return None
             combined, samples = refuse(self._ensemble.combine, " ".join(str(error).split()), {})
+        combined["classes"] = self._find_classes(samples)
         try:
             self._write_uncertainty(samples)
         except Exception as error:
             self._note("the uncertainty of the samples could not be written", error)
         return combined
+
+    def _find_classes(self, samples: Sequence[Quantified]) -> list[str] | None:
+        """The names that the data have for the classes or labels; None where they have none."""
+        from ensemble.artifact.classes import find_classes
+
+        if not samples:
+            return None
+        one = samples[0]
+        try:
+            names = find_classes(self._ensemble, one.task, one.values.shape[-1], None)
+        except Exception as error:  # the data may be elsewhere
+            log.info("the names of the classes are not known: %s", error)
+            return None
+        return None if names is None else list(names)
 
     def _write_uncertainty(self, samples: Sequence[Quantified]) -> None:
         from ensemble.combine.quantify import format_samples

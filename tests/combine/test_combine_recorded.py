@@ -17,7 +17,7 @@ from test_combine_run import TEST, VALID, declare, finish, overwrite, record, st
 from ensemble.combine import Combination, CombineError, accuracy, combine, load, nll  # noqa: E402
 from ensemble.combine.combination import call_function, fingerprint_function  # noqa: E402
 from ensemble.spec.task import CLASSIFICATION  # noqa: E402
-from ensemble.store import RunDir, load_predictions  # noqa: E402
+from ensemble.store import RunDir, RunState, load_predictions  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -145,3 +145,13 @@ def test_a_member_that_takes_no_part_does_not_hinder_loading(tmp_path: Path) -> 
     assert load(run.path).member_ids == ["member-1", "member-3"]
     with pytest.raises(CombineError, match="member-0 cannot be loaded: the target may be anything"):
         load(run.path, combine="average")
+
+
+def test_a_student_is_told_when_its_teacher_is_combined_by_another_function() -> None:
+    from ensemble.combine.distilled_loss import digest_combination
+
+    state, digests = RunState(), set()
+    for code in (None, "a", "b"):
+        state.combined = {"method": "function", "weights": {}, "calibration": None, "code": code}
+        digests.add(digest_combination(state))
+    assert len(digests) == 3

@@ -101,6 +101,31 @@ def test_shifted_samples_that_cannot_be_measured_hinder_nothing_else(tmp_path: P
     assert combined["note"] == "the shifted samples are not measured: member-1: saved no shifted predictions"
 
 
+class Named:
+    """Samples with the names of their classes, as torchvision's data sets have them."""
+
+    classes = ("red", "green", "blue")
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return np.zeros(2, np.float32), index % 3
+
+
+def test_the_event_has_the_names_that_the_data_have_for_classes(tmp_path: Path) -> None:
+    run, declared = RunDir(tmp_path / "run"), declare()
+    result = ensemble.submit(declared, run.path, "inline").wait()
+    assert result.combined is not None and result.combined["classes"] is None
+    state = fold(read_events(run.events))
+    for names, found in ((Named.classes, ["red", "green", "blue"]), (("red", "green"), None)):
+        data = Named()
+        data.classes = names  # type: ignore[assignment]
+        named = dataclasses.replace(declared, valid=Pipeline(sources.dataset(data, names=("x", "label"))))
+        combined = Finalizer(run, named).combine_members(state)
+        assert combined is not None and combined["classes"] == found
+
+
 def test_a_combination_that_fails_replaces_that_of_an_earlier_session(tmp_path: Path) -> None:
     run, declared = RunDir(tmp_path / "run"), declare()
     ensemble.submit(declared, run.path, "inline").wait()

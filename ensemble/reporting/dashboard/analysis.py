@@ -136,7 +136,7 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
         if combined.get("reliability"):
             curves["combined"] = combined["reliability"]["ensemble"]
         document["curves"] = {of: curve for of, curve in curves.items() if curve}
-        document["plots"] = plot_task(shown.task, models, shown.target)
+        document["plots"] = plot_task(shown.task, models, shown.target, combined.get("classes"))
     ranking = (state.objective, state.direction)
     names = [*(document["combined"] or {}), *(name for each in document["members"].values() for name in each)]
     document["figures"] = [figure.as_record() for figure in list_figures(names, shown.task, ranking)]

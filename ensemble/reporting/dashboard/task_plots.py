@@ -10,7 +10,7 @@ A figure is a JSON document that the page draws as it stands:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,17 +31,18 @@ MOST_LABELS = 60
 NOMINAL = tuple(round(0.05 * k, 2) for k in range(1, 20))
 
 
-def plot_task(task: Task, models: Models, target: Array) -> list[Document]:
+def plot_task(task: Task, models: Models, target: Array, names: Sequence[str] | None = None) -> list[Document]:
     """Returns the figures of a task but for the reliability curve; none where the task has none.
 
     Args:
         models: values [n, ...] as `ensemble.spec.task` lays them out.
         target: [n, ...]; positions whose target is missing take no part.
+        names: of labels; None: their numbers.
     """
     if not models:
         return []
     if task.kind == "multilabel":
-        return _plot_labels(models, target)
+        return _plot_labels(models, target, names or range(target.shape[1]))
     if task.kind not in ("regression", "gaussian", "quantiles"):
         return []
     truth = target.ravel()
@@ -145,7 +146,7 @@ def _plot_levels(task: Task, rows: Mapping[str, Array], truth: Array) -> Documen
     }
 
 
-def _plot_labels(models: Models, target: Array) -> list[Document]:
+def _plot_labels(models: Models, target: Array, names: Sequence[str | int]) -> list[Document]:
     """F1 and ROC AUC of each label; of many those that most samples have."""
     share = np.array([(target[:, k] == 1).mean() for k in range(target.shape[1])])
     labels = sorted(np.argsort(-share, kind="stable")[:MOST_LABELS].tolist())
@@ -159,7 +160,7 @@ def _plot_labels(models: Models, target: Array) -> list[Document]:
         ("label_auc", "ROC AUC of each label", areas, _measure_auc),
     ):
         series = [
-            _series(of, _measure_labels(values, target, labels, measure), shape="dot")
+            _series(of, ((names[k], y) for k, y in _measure_labels(values, target, labels, measure)), shape="dot")
             for of, values in models.items()
         ]
         axes = {"x": _axis("label", kind="category"), "y": _axis(title.split(" of ")[0], [0.0, 1.0])}
@@ -216,5 +217,5 @@ def _axis(title: str, limits: list[float] | None = None, kind: str = "linear") -
     return {"title": title, "range": limits, "kind": kind}
 
 
-def _round(value: Any) -> float | int:
-    return value if isinstance(value, int) else float(f"{float(value):.6g}")
+def _round(value: Any) -> float | int | str:
+    return value if isinstance(value, int | str) else float(f"{float(value):.6g}")

@@ -122,6 +122,14 @@ def test_quantiles_show_how_many_true_values_lie_below_each(tmp_path: Path) -> N
     assert document["figures"][1]["nominal"] == 0.9
 
 
+def test_labels_are_called_by_the_names_that_the_data_have_for_them(tmp_path: Path) -> None:
+    names = ["cat", "dog", "horse", "tree"]
+    events = [e | {"classes": names} if e["type"] == "combined" else e for e in tasks.task_run("multilabel")]
+    document = quality_of(tmp_path, "multilabel", events)
+    for plot in ("label_f1", "label_auc"):
+        assert [x for x, _ in plot_of(document, plot, "combined")] == names
+
+
 def test_labels_have_figures_of_their_own(tmp_path: Path) -> None:
     from sklearn.metrics import f1_score, roc_auc_score
 
