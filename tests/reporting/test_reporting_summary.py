@@ -128,7 +128,8 @@ def test_a_run_that_just_started_has_a_summary_without_a_combined_model() -> Non
 
 
 def test_combination_that_was_refused_has_no_table(events: Any) -> None:
-    refused = [e | {"metrics": None, "reason": "no class"} if e["type"] == "combined" else e for e in events]
+    none = {"metrics": None, "reason": "no class", "members": [], "weights": {}}
+    refused = [e | none if e["type"] == "combined" else e for e in events]
     shown = summary_text(fold(refused), ledger(refused))
     assert "best member" not in shown
     (line,) = [line for line in shown.splitlines() if line.startswith("combined")]
