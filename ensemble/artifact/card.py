@@ -91,8 +91,10 @@ def _explain_use(record: Record, onnx_difference: float | None) -> str:
         parts.append(f"`{ONNX}` is the same for ONNX runtimes; it differs by {onnx_difference:.2g} at most.")
     parts.append(
         "On the CPU the values are bitwise equal to those of `ensemble.load`, with the same number of threads. "
-        'For a GPU: `torch.export.passes.move_to_device_pass(torch.export.load(...), "cuda").module()`.'
+        "On a GPU, which takes tensors that are there:"
     )
+    moved = f'model = move_to_device_pass(torch.export.load("{PROGRAM}"), "cuda").module()'
+    parts.append(f"```python\nfrom torch.export.passes import move_to_device_pass\n{moved}\n```")
     return "\n\n".join(parts)
 
 

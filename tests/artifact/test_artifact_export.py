@@ -73,7 +73,11 @@ torch.save({{"alone": values, **unsure}}, {str(tmp_path / "values")!r})
 def test_the_lines_of_the_model_card_run_where_torch_is_alone(artifact: Path, torch_alone: Path) -> None:
     lines = (artifact / "README.md").read_text().split("```python\n")[1].split("```")[0]
     assert len(lines.splitlines()) == 3
-    done = run_alone(torch_alone, artifact, f"{lines}\nassert values.shape == (8, {CLASSES})")
+    moved = (artifact / "README.md").read_text().split("```python\n")[2].split("```")[0]
+    assert '"cuda"' in moved  # of which there may be none here
+    given = "image = torch.zeros(2, 3, 9, 8, dtype=torch.uint8)"
+    again = f"{moved.replace('cuda', 'cpu')}\n{given}\nassert model({{'image': image}}).shape == (2, {CLASSES})"
+    done = run_alone(torch_alone, artifact, f"{lines}\nassert values.shape == (8, {CLASSES})\n{again}")
     assert done.returncode == 0, done.stderr
 
 

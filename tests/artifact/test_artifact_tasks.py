@@ -168,6 +168,10 @@ def test_a_task_is_exported_bitwise_and_predicted(case: str, tmp_path: Path) -> 
     for count in (40, 3, 1, 0):
         found, wanted = program({"x": raw["x"][:count]}), model({"x": batch["x"][:count]})
         assert found.shape == wanted.shape and found.numpy().tobytes() == wanted.numpy().tobytes()
+    lines = (made / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    said = dict[str, Any]()
+    exec(lines.replace("model.pt2", str(made / "model.pt2")), said)
+    assert said["values"].shape == (8, *values.shape[1:])
     if has_onnx:
         check_onnx(made / "model.onnx", raw["x"].numpy(), values.numpy())
     uncertain = []
