@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -310,6 +311,59 @@ def test_names_of_classes_come_from_the_folders_of_the_data(tmp_path: Path) -> N
     assert record["classes"] == ["cat", "dog", "emu", "fox"]
     assert [stage["record"]["stage"] for stage in record["stages"]["of_caller"]] == ["decode_image"]
     assert record["fields"]["image"]["dtype"] == "uint8"
+
+
+class Tied(nn.Module):
+    """Two layers of the same weights."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(192, width), nn.Linear(192, width)
+        self.second.weight = self.first.weight
+        self.norm, self.last = nn.BatchNorm1d(width), nn.Linear(width, CLASSES)
+        self.scale = torch.arange(1.0, width + 1)  # neither parameter nor buffer
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        flat = image.flatten(1)
+        return self.last(self.norm(self.first(flat) + F.relu(self.second(flat)) * self.scale))
+
+
+@pytest.mark.parametrize(
+    "options", [{"averaging": "ema"}, {"combine": "stack", "keep": "best"}], ids=["ema", "stack"]
+)
+def test_members_of_several_architectures_are_one_program(tmp_path: Path, options: dict[str, Any]) -> None:
+    def model(params: dict[str, Any]) -> nn.Module:
+        return Tied(params["width"]) if params["tied"] else build(params)
+
+    members = [{"width": 3, "tied": tied, "lr": 0.05} for tied in (True, False)]
+    declared = declare(recipe=replace(declare().recipe, model=model), members=members, **options)
+    run = train(tmp_path / "run", declared)
+    made = ensemble.export(run, tmp_path / "out")
+    images = make_images(5, 9)["image"]
+    values = ensemble.load(run)({"image": prepared(images)})
+    assert bits(programs.load_program(made / "model.pt2")({"image": torch.from_numpy(images)})) == bits(values)
+    weights = load_file(made / "model.safetensors")
+    state = ensemble.load(run).state_dict()
+    assert {name: bits(value) for name, value in weights.items()} == {k: bits(v) for k, v in state.items()}
+
+
+def test_the_card_of_a_run_that_was_not_combined_has_the_calibration_of_its_program(
+    run: Path, tmp_path: Path
+) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    lines = (copied / "events.jsonl").read_text().splitlines()
+    kept = [line for line in lines if json.loads(line)["type"] not in ("combined", "ended")]
+    assert len(kept) < len(lines)
+    (copied / "events.jsonl").write_text("\n".join(kept) + "\n")
+    made = ensemble.export(copied, tmp_path / "out", uncertainty=False)
+    factor = ensemble.load(copied).calibration
+    assert factor != 1 and read_record(made)["calibration"]["value"] == factor
+    card = (made / "README.md").read_text()
+    assert (
+        f"By temperature on the validation split: {factor:.4g}." in card
+        and "None: the run was not combined." in card
+    )
 
 
 @pytest.mark.parametrize("classes", [["a", "b"], ["a", "a", "b", "c"]])
