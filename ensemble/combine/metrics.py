@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ensemble.spec.split_metrics import EPSILON as EPSILON
 from ensemble.spec.split_metrics import SplitMetricLike, compute, name_of
 from ensemble.spec.task import IGNORED, Task
 from ensemble.spec.task import find_known as find_known
@@ -27,9 +28,6 @@ from ensemble.spec.validation import SpecError
 Array = NDArray[Any]
 Figures = dict[str, Array]
 Curve = list[tuple[float, float, int]]
-
-EPSILON = 1e-12
-"""Smallest probability whose logarithm is taken: a class declared impossible costs 27.6 nats, not infinity."""
 
 BINS = 15
 """Equal-width confidence bins of the ECE, as in Guo et al. 2017."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from ensemble.spec.split_metrics import KNOWN
+from ensemble.spec.split_metrics import KNOWN, OTHER_NAMES
 from ensemble.spec.task import Kind
 from ensemble.spec.validation import SpecError, check_choice
 
@@ -143,7 +143,8 @@ def describe_missing_objective(objective: str, reported: Iterable[str], by: str 
         by: what reported them.
     """
     names = sorted(reported)
-    close = difflib.get_close_matches(objective, names, n=1)
+    known = OTHER_NAMES.get(objective.lower())
+    close = [known] if known is not None else difflib.get_close_matches(objective, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return (
         f"members are ranked by {objective!r}, which {by} did not report{hint} (reported: "

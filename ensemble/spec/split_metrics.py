@@ -5,10 +5,12 @@ They are computed by scikit-learn from predictions as `ensemble.spec.task` lays 
 Functions of the user get values and targets whole, as predictions are saved: int64 of classes and labels, float64
 of numbers.
 
-- Of classes: with two classes, `f1`, `precision`, `recall`, `roc_auc` and `average_precision` are of the second
-  class; with more, and of labels, the mean over the classes or labels (`..._macro`). A class counts as predicted
-  where it is the most probable, a label where its probability is 0.5 or more.
+- Of classes: with two classes, `f1`, `jaccard`, `precision`, `recall`, `roc_auc` and `average_precision` are of
+  the second class; with more, and of labels, the mean over the classes or labels (`..._macro`). A class counts as
+  predicted where it is the most probable, a label where its probability is 0.5 or more.
 - Of numbers: a Gaussian predicts its mean, quantiles predict the one nearest to the median.
+- Proper scores: `nll` in nats; `brier` summed over the classes (0 to 2), of a label its squared error; `crps` in
+  units of the target. The figures of the same names of a combined model are computed alike.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class SplitMetric:
 
 _CLASSES: tuple[Kind, ...] = ("classification",)
 _LABELS: tuple[Kind, ...] = ("classification", "multilabel")
+_DENSITIES: tuple[Kind, ...] = ("gaussian",)
 _NUMBERS: tuple[Kind, ...] = ("regression", "gaussian", "quantiles")
 
 KNOWN: dict[str, SplitMetric] = {
@@ -60,6 +63,8 @@ KNOWN: dict[str, SplitMetric] = {
             "precision_macro",
             "recall",
             "recall_macro",
+            "jaccard",
+            "jaccard_macro",
         ),
         SplitMetric("max", _LABELS),
     ),
@@ -67,8 +72,30 @@ KNOWN: dict[str, SplitMetric] = {
         ("balanced_accuracy", "matthews", "cohen_kappa", "top5_accuracy"), SplitMetric("max", _CLASSES)
     ),
     **dict.fromkeys(("r2", "explained_variance", "pearson", "spearman"), SplitMetric("max", _NUMBERS)),
-    **dict.fromkeys(("mse", "rmse", "mae", "medae"), SplitMetric("min", _NUMBERS)),
+    **dict.fromkeys(("mse", "rmse", "mae", "medae", "mape"), SplitMetric("min", _NUMBERS)),
+    "nll": SplitMetric("min", (*_LABELS, *_DENSITIES)),
+    "brier": SplitMetric("min", _LABELS),
+    "crps": SplitMetric("min", _DENSITIES),
 }
+
+#: What others call a metric of `KNOWN`.
+OTHER_NAMES = {
+    **dict.fromkeys(("auc", "auroc", "roc_auc_score"), "roc_auc"),
+    **dict.fromkeys(("ap", "auprc", "pr_auc"), "average_precision"),
+    **dict.fromkeys(("mcc", "matthews_corrcoef"), "matthews"),
+    **dict.fromkeys(("kappa", "cohen_kappa_score"), "cohen_kappa"),
+    **dict.fromkeys(("iou", "jaccard_score"), "jaccard"),
+    **dict.fromkeys(("miou", "mean_iou"), "jaccard_macro"),
+    **dict.fromkeys(("log_loss", "logloss", "negative_log_likelihood"), "nll"),
+    "brier_score": "brier",
+    "f1_score": "f1",
+    "macro_f1": "f1_macro",
+    "micro_f1": "f1_micro",
+    "r2_score": "r2",
+}
+
+EPSILON = 1e-12
+"""Smallest probability whose logarithm is taken: a class declared impossible costs 27.6 nats, not infinity."""
 
 
 def name_of(metric: SplitMetricLike) -> str:
@@ -96,6 +123,8 @@ def check_split_metrics(where: str, metrics: Iterable[Any], task: Task | None) -
 
 
 def _find(where: str, name: str, task: Task | None) -> SplitMetric:
+    if name in OTHER_NAMES:
+        raise SpecError(f"{where} has no metric {name!r}; it is called {OTHER_NAMES[name]!r} here")
     if name not in KNOWN:
         raise SpecError(unknown_name(f"{where} has no metric", name, list(KNOWN)))
     known = KNOWN[name]
@@ -167,14 +196,17 @@ def _compute(name: str, values: Array, target: Array, task: Task) -> float:
 
     if task.kind == "multilabel":
         return _of_labels(name, values, target)
-    of_classes = task.kind == "classification"
-    rows = values.reshape(-1, values.shape[-1]) if of_classes else task.take_point(values).reshape(-1)
+    of_classes, of_densities = task.kind == "classification", name in ("nll", "crps")
+    whole = of_classes or of_densities  # else the points alone
+    rows = values.reshape(-1, values.shape[-1]) if whole else task.take_point(values).reshape(-1)
     known = find_known(target, of_labels=of_classes).reshape(-1)
     rows, truth = rows[known], target.reshape(-1)[known]
     if not len(truth) or not np.isfinite(rows).all():
         return float("nan")
     if of_classes:
         return _of_classes(name, rows, truth.astype("int64"))
+    if of_densities:
+        return _of_densities(name, rows.astype("float64"), truth.astype("float64"))
     return _of_numbers(name, rows.astype("float64"), truth.astype("float64"))
 
 
@@ -183,12 +215,17 @@ def _of_classes(name: str, p: Array, t: Array) -> float:
     import numpy as np
     from sklearn import metrics
 
+    if name in ("nll", "brier"):
+        true = p[np.arange(len(t)), t].astype("float64")
+        if name == "nll":
+            return _mean_surprise(true)
+        return float(np.mean(np.einsum("nc,nc->n", p, p, dtype="float64") - 2 * true + 1))
     classes, predicted = p.shape[1], p.argmax(axis=1)
     base = name.removesuffix("_macro").removesuffix("_micro")
     if base in ("roc_auc", "average_precision"):
         columns = [1] if classes == 2 and not name.endswith("_macro") else range(classes)
         return _mean_defined(_rank(base, p[:, c], t == c) for c in columns)
-    if base in ("f1", "precision", "recall"):
+    if base in ("f1", "precision", "recall", "jaccard"):
         average = "micro" if name == "f1_micro" else "binary"
         if name.endswith("_macro") or (average == "binary" and classes > 2):
             average = "macro"
@@ -203,6 +240,26 @@ def _of_classes(name: str, p: Array, t: Array) -> float:
         "cohen_kappa": metrics.cohen_kappa_score,
     }
     return float(scores[name](t, predicted))
+
+
+def _mean_surprise(true: Array) -> float:
+    """The mean of -log of the probabilities [n] that were given to what is true, in nats."""
+    import numpy as np
+
+    return float(-np.log(np.maximum(true, EPSILON)).mean())
+
+
+def _of_densities(name: str, values: Array, t: Array) -> float:
+    """The NLL or the CRPS (Gneiting and Raftery 2007, eq. 21) of means and variances [n, 2] for numbers [n]."""
+    import numpy as np
+    from scipy import stats  # type: ignore[import-untyped]
+
+    mean, deviation = values[:, 0], np.sqrt(values[:, 1])
+    if name == "nll":
+        return float(-stats.norm.logpdf(t, mean, deviation).mean())
+    z = (mean - t) / deviation
+    score = z * (2 * stats.norm.cdf(z) - 1) + 2 * stats.norm.pdf(z) - 1 / np.sqrt(np.pi)
+    return float((deviation * score).mean())
 
 
 def _balanced_accuracy(t: Array, predicted: Array) -> float:
@@ -221,6 +278,9 @@ def _of_labels(name: str, p: Array, t: Array) -> float:
     known = find_known(t, of_labels=True)
     if not known.any() or not np.isfinite(p[known]).all():
         return float("nan")
+    if name in ("nll", "brier"):
+        true = np.where(t == 1, p, 1 - p)[known].astype("float64")
+        return _mean_surprise(true) if name == "nll" else float(np.mean((1 - true) ** 2))
     base = name.removesuffix("_macro").removesuffix("_micro")
     if base in ("roc_auc", "average_precision"):
         return _mean_defined(_rank(base, p[known[:, i], i], t[known[:, i], i] == 1) for i in range(p.shape[1]))
@@ -258,7 +318,7 @@ def _of_numbers(name: str, p: Array, t: Array) -> float:
     from sklearn import metrics
 
     if name in ("pearson", "spearman"):
-        from scipy import stats  # type: ignore[import-untyped]
+        from scipy import stats
 
         if len(t) < 2 or np.ptp(p) == 0 or np.ptp(t) == 0:
             return float("nan")
@@ -272,5 +332,6 @@ def _of_numbers(name: str, p: Array, t: Array) -> float:
         "rmse": metrics.root_mean_squared_error,
         "mae": metrics.mean_absolute_error,
         "medae": metrics.median_absolute_error,
+        "mape": metrics.mean_absolute_percentage_error,
     }
     return float(scores[name](t, p))

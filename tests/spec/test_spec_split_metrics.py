@@ -9,7 +9,7 @@ from sklearn import metrics
 from ensemble import Ensemble, Recipe, SpecError
 from ensemble.combine.tasks import find_math
 from ensemble.spec.objectives import infer_mode
-from ensemble.spec.split_metrics import KNOWN, compute
+from ensemble.spec.split_metrics import KNOWN, OTHER_NAMES, compute
 from ensemble.spec.task import CLASSIFICATION, IGNORED, Task, quantiles
 from pipelines import Pipeline, sources
 
@@ -148,6 +148,8 @@ def test_targets_that_do_not_vary_leave_r2_undefined_as_in_the_combination() -> 
 def test_predictions_that_are_not_finite_leave_a_metric_undefined(name: str) -> None:
     kind = KNOWN[name].kinds[0]
     values, target = (TWO.copy(), TWO_TARGET) if kind == "classification" else (NUMBERS.copy(), NUMBERS_TARGET)
+    if kind == "gaussian":
+        values = np.stack([values, np.ones_like(values)], axis=-1)
     values[3] = np.nan
     assert compute([name], values, target, Task(kind)) == {}
     if "multilabel" in KNOWN[name].kinds:
@@ -264,3 +266,42 @@ def test_an_objective_must_be_a_figure_of_the_declared_task(
     else:
         with pytest.raises(SpecError, match=message):
             declared(of)
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "target"),
+    [
+        (CLASSIFICATION, THREE, THREE_TARGET),
+        (CLASSIFICATION, THREE.reshape(60, 5, 3), THREE_TARGET.reshape(60, 5)),
+        (Task("multilabel"), LABELS, LABELS_TARGET),
+        (Task("gaussian"), np.stack([NUMBERS, 0.1 + RNG.random(150)], axis=-1), NUMBERS_TARGET),
+    ],
+)
+def test_proper_scores_are_the_figures_of_a_combined_model(
+    task: Task, values: np.ndarray, target: np.ndarray
+) -> None:
+    names = [name for name in ("nll", "brier", "crps") if task.kind in KNOWN[name].kinds]
+    figures = find_math(task).measure(values, target)
+    found = compute(names, values, target, task)
+    assert found == pytest.approx({name: figures[name] for name in names}, rel=1e-12)
+    assert len(found) == 2
+
+
+def test_proper_scores_are_those_of_scikit_learn() -> None:
+    found = compute(("nll", "brier"), THREE, THREE_TARGET, CLASSIFICATION)
+    assert found["nll"] == pytest.approx(metrics.log_loss(THREE_TARGET, THREE))
+    assert found["brier"] == pytest.approx(np.mean(np.sum((THREE - np.eye(3)[THREE_TARGET]) ** 2, axis=1)))
+    of_labels = compute(("nll", "brier"), LABELS, LABELS_TARGET, Task("multilabel"))
+    each = [metrics.brier_score_loss(LABELS_TARGET[:, i], LABELS[:, i]) for i in range(4)]
+    assert of_labels["brier"] == pytest.approx(np.mean(each))
+    assert found["nll"] > 0 and compute(["nll"], 1 - np.eye(3)[[0]], np.array([0]), CLASSIFICATION)["nll"] < 28
+
+
+@pytest.mark.parametrize(("name", "ours"), OTHER_NAMES.items())
+def test_the_name_that_others_use_is_answered_with_ours(name: str, ours: str) -> None:
+    assert ours in KNOWN
+    with pytest.raises(SpecError, match=f"'{name}'; it is called '{ours}' here"):
+        compute([name], THREE, THREE_TARGET, CLASSIFICATION)
+    data = Pipeline(sources.arrays(x=NUMBERS))
+    with pytest.raises(SpecError, match=f"did you mean '{ours}'"):
+        Ensemble(name="a", recipe=recipe(objective=name, mode="max"), members=[{}], train=data, valid=data)
