@@ -33,7 +33,8 @@ class KeptWeights:
         self.average: WeightAverage | None = None
         if identity is not None and identity.averaging is not None:
             self.average = WeightAverage(model, identity.averaging, identity.extended_from or identity.epochs)
-        self.is_in_use = self.average is not None or (identity is not None and identity.keep == "best")
+        self._keeps_best = identity is not None and identity.keep == "best"
+        self.is_in_use = self.average is not None or self._keeps_best
         self._best: dict[str, Tensor] | None = None
         self._trained: dict[str, Tensor] | None = None  # once the model has the weights that are kept
 
@@ -65,6 +66,14 @@ class KeptWeights:
         """Keep the weights that are evaluated now as the best so far."""
         with self.applied():
             self._best = _copy(self._model.state_dict(), "cpu")
+
+    def explain_absence(self) -> str | None:
+        """Why the weights in training count although others were asked for; None where they do not."""
+        if self._best is None and self._keeps_best:
+            return "keep='best' keeps the last weights: no evaluation had a finite value of the objective"
+        if self.average is not None and not self.average.count:
+            return "nothing was averaged: training ended before that began"
+        return None
 
     def adopt(self) -> None:
         """Give the model the weights that are kept: training is over."""

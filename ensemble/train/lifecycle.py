@@ -292,6 +292,8 @@ class Lifecycle:
         """Save and report the end of the training loop."""
         self.conclude(optimization)
         self.begin()
+        if (why := optimization.kept.explain_absence()) is not None:
+            self._reporter.log(why)
         if self._saved_at != (self.at.epoch, self.at.step):
             self.save(optimization)
         if self._comm.rank == 0:

@@ -129,6 +129,28 @@ def test_an_objective_that_is_undefined_now_and_then_is_the_worst_and_ends_nobod
     assert of(events, "finished")[0]["kept"]["epoch"] > 0
 
 
+def test_weights_that_could_not_be_kept_are_said_to_be_absent(tmp_path: Path) -> None:
+    def loop(member: Any) -> None:
+        model = cases.plain(member.params)
+        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+            member.report(score=float("nan"))
+
+    def log(folder: str) -> str:
+        return RunDir(tmp_path / folder).log("member-0").read_text()
+
+    end = finished(tmp_path / "best", loop, keep="best", objective="score", mode="max")
+    assert "kept" not in end and "no evaluation had a finite value of the objective" in log("best")
+    early = {"objective": "score", "mode": "max", "early_stopping": EarlyStopping(1), "averaging": SWA(2)}
+    assert finished(tmp_path / "swa", loop, **early)["epoch"] == 0
+    assert "nothing was averaged: training ended before that began" in log("swa")
+    finished(tmp_path / "both", averaging=SWA(2), keep="best", objective="loss")
+    assert "nothing was averaged" not in log("both") and "no evaluation had" not in log("both")
+
+
 def test_an_infinite_objective_is_not_the_best(tmp_path: Path) -> None:
     values = iter([float("inf"), 0.25, 0.5])
 
