@@ -281,3 +281,10 @@ def test_all_ranks_decide_alike_and_have_the_weights_that_are_kept(two: Said, fo
 def test_workers_that_resume_keep_and_stop_as_if_undisturbed(two: Said, case: str) -> None:
     assert of(two[0][f"mid-{case}"], "finished") == of(two[0][case], "finished")
     assert [said[f"mid-{case}"]["outcomes"][-1] for said in two] == ["finished"] * 2
+
+
+def test_workers_whose_model_is_compiled_end_with_the_same_bits(two: Said) -> None:
+    """Also stopped within an epoch; their gradients are exchanged while the backward pass runs."""
+    assert two[0]["compiled"]["outcomes"] == ["stopped", "finished"]
+    compiled, plain = (of(two[0][case], "finished")[0] for case in ("compiled", "not compiled"))
+    assert {**compiled, "attempt": 0} == {**plain, "attempt": 0}

@@ -54,6 +54,10 @@ def noisy(params: dict[str, Any]) -> nn.Module:
     return Net(dropout=0.3, norm=True)
 
 
+def normed(params: dict[str, Any]) -> nn.Module:
+    return Net(norm=True)
+
+
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
 
@@ -171,6 +175,7 @@ KEPT: dict[str, Any] = {
     "keep": "best",
     "validate_every": 2,
 }
+EAGER = {"name": "default", "backend": "aot_eager"}
 TINY_POWERSGD = {"name": "powersgd", "rank": 2, "min_size": 32}
 
 # name -> (ensemble options, [(steps before a stop, None: to the end) of each attempt])
@@ -269,6 +274,8 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
     "mid-kept": ({**KEPT, "averaging": EMA(0.8)}, [2, 7, None]),
     "swa": ({**KEPT, "averaging": SWA(2), "mixup": 0.3}, [None]),
     "mid-swa": ({**KEPT, "averaging": SWA(2), "mixup": 0.3}, [18, None]),
+    "compiled": ({"recipe": replace(NOISY, model=normed), "compile": EAGER, "mixup": 0.3}, [7, None]),
+    "not compiled": ({"recipe": replace(NOISY, model=normed), "mixup": 0.3}, [None]),
     "cancel": ({"recipe": SMOOTH, "command": "cancel"}, [7]),
     # rank 0 is told to go on, then to prune
     "gated": ({"recipe": SMOOTH, "answers": ["continue", "prune"]}, [None]),
