@@ -50,6 +50,12 @@ class Predictor:
     device: str
     conformal: Sequence[Conformal] = ()
 
+    @property
+    def source(self) -> Any:
+        """Where the records come from, where these have names of their own: files in a folder or in an archive."""
+        source = self.pipeline.source
+        return source if source.kind in ("image_folder", "tar") else None
+
 
 def predict(
     model: str | os.PathLike[str],
@@ -67,7 +73,8 @@ def predict(
     Batches are prepared, computed and written one after the other, so that the memory in use does not grow with
     the data (.npz and .csv are read whole). Rows are in the order of the records, which `index` numbers: those of
     `data` all have one. Of a run's split, the records are left out that the run leaves out (`on_error="skip"`).
-    `ensemble.artifact.columns` has the columns; predictions that are NaN are warned of.
+    `ensemble.artifact.columns` has the columns, beside `file` of records that are files. Predictions that are NaN
+    are warned of.
 
     Args:
         model: an artifact, or the directory of a run.
@@ -245,6 +252,7 @@ def _write(file: Path, predictor: Predictor, batch_size: int) -> int:
 
 def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]:
     """The predictions: for each batch a table, and how many of its rows have a NaN."""
+    import pyarrow
     import torch
 
     from ensemble.artifact.columns import find_lost, make_columns
@@ -257,4 +265,7 @@ def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]
             outputs = predictor.compute(batch.to(predictor.device))
         arrays = {name: value.cpu().numpy() for name, value in outputs.items()}
         table = make_columns(index, arrays, predictor.task, predictor.classes, predictor.conformal)
+        if predictor.source is not None:
+            names = [predictor.source.where(each) for each in index.tolist()]
+            table = table.add_column(1, "file", pyarrow.array(names, pyarrow.string()))
         yield table, int(find_lost(arrays["values"]).reshape(len(index), -1).any(axis=1).sum())

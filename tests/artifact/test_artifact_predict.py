@@ -19,6 +19,7 @@ from artifact_runs import CROP, NAMES, SCALE, declare, make_images, train
 import ensemble
 from ensemble.artifact import ArtifactError, predict
 from ensemble.artifact import predictor as predicting
+from ensemble.artifact.classes import find_known_classes
 from ensemble.artifact.columns import make_columns
 from ensemble.artifact.data import open_source
 from ensemble.cli.parser import main
@@ -123,6 +124,12 @@ def test_records_of_every_format_are_prepared_as_the_validation_data_were(
     found = read(tmp_path / "p.parquet")
     assert same(found["probabilities"], compute(decoding["run"], photos["pixels"]))
     assert found["index"].tolist() == list(range(30))
+    folder = photos["folder"]
+    files = {
+        "flat": [f"{folder}/flat/{number:03}.png" for number in range(30)],
+        "photos.tar": [f"{folder}/photos.tar:{number:03}.png" for number in range(30)],
+    }
+    assert found["file"].tolist() == files[name] if name in files else "file" not in found
 
 
 def test_images_of_several_sizes_are_cut_before_they_are_put_together(
@@ -300,6 +307,28 @@ def test_names_of_classes_stand_beside_each_step() -> None:
     values[:, 1, 1] = 1
     table = make_columns(np.arange(2), {"values": values}, Task("classification"), ["a", "b"])
     assert table.column("class_name").to_pylist() == [["a", "b", "a"]] * 2
+
+
+def test_names_are_those_of_the_column_that_is_the_target_and_of_labels_that_stay(tmp_path: Path) -> None:
+    """A label that a stage of the user's changes is not what the data's names are of."""
+    images = make_images(0)
+    features = {"fine": {"names": NAMES}, "label": {"names": ["no", "of", "the", "four"]}}
+    table = pa.table(
+        {"image": [encode(image) for image in images["image"]], "fine": images["label"], "label": [0] * 60}
+    )
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, tmp_path / "data.parquet")
+
+    def flip(label: Any) -> Any:
+        return 3 - label
+
+    start = Pipeline(sources.parquet(str(tmp_path / "data.parquet"))).map(stages.decode_image("image"))
+    pipe = start.map(stages.drop("label")).map(stages.rename(fine="label"))
+    for made, names in ((pipe, tuple(NAMES)), (pipe.map(flip, field="label"), ()), (pipe.map(len, field="x"), ())):
+        declared = declare(train=made, valid=made, test=None)
+        assert find_known_classes(declared, Task("classification")) == names
+    kept = pipe.map(lambda sample: sample)
+    assert find_known_classes(declare(train=kept, valid=kept, test=None), Task("classification")) == tuple(NAMES)
 
 
 def test_a_run_names_classes_as_its_data_do(tmp_path: Path) -> None:
