@@ -57,13 +57,15 @@ class Throughput:
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
         """Do not count the time inside the block as training: an evaluation within an epoch."""
-        start = time.perf_counter()
+        before = read_clocks()
         try:
             yield
         finally:
-            seconds = time.perf_counter() - start
-            self._paused_s += seconds
-            self._mark_s += seconds
+            wall_s, cpu_s, queued_s = (now - then for now, then in zip(read_clocks(), before, strict=True))
+            self._paused_s += wall_s
+            self._mark_s += wall_s
+            start_s, cpu_before_s, queued_before_s = self._clocks
+            self._clocks = start_s, cpu_before_s + cpu_s, queued_before_s + queued_s
 
     def add_step(self, samples: int) -> None:
         """Count a step over this many samples, of all ranks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from ensemble.train.gather import Means  # noqa: E402
 from ensemble.train.outputs import OutputError, compute_outputs, compute_values, to_values  # noqa: E402
 from ensemble.train.reporter import append_log  # noqa: E402
 from ensemble.train.seeding import step_seed  # noqa: E402
+from ensemble.train.throughput import Throughput  # noqa: E402
 from ensemble.train.worker import classify, is_same_gpu  # noqa: E402
 
 IDENTITY = Identity(
@@ -229,3 +231,19 @@ def test_a_members_log_takes_text_that_is_no_utf_8(tmp_path: Path) -> None:
 )
 def test_a_rank_on_another_gpu_than_planned_is_noticed(planned: str | None, found: str, same: bool) -> None:
     assert is_same_gpu(planned, found) == same
+
+
+def test_the_cores_of_an_evaluation_within_an_epoch_are_not_those_of_training() -> None:
+    def burn(cpu_s: float) -> None:
+        start = time.process_time()
+        while time.process_time() < start + cpu_s:
+            sum(range(1000))
+
+    throughput = Throughput()
+    burn(0.05)
+    with throughput.pausing():
+        burn(0.4)
+    burn(0.05)
+    throughput.add_step(8)
+    throughput.end_training()
+    assert throughput.end_epoch({})["cpus"] < 2
