@@ -85,12 +85,14 @@ def mix(
     ]
     if not mixed:
         raise TrainingError(f"mixup needs a field of floats to mix; the batch has {', '.join(batch)}")
-    whole = [name for name in inputs if name in batch and name not in mixed and batch[name].dim() > 1]
-    if unmixed := [name for name in whole if name not in (*_NOT_MIXED, target)]:
+    whole = [name for name in inputs if name in batch and batch[name].dim() > 1]
+    left = [name for name in whole if name not in (*mixed, *_NOT_MIXED, target)]
+    if unmixed := [name for name in left if batch[name].dtype != torch.bool]:  # a mask is that of its sample
         field = batch[unmixed[0]]
         raise TrainingError(
             f"mixup: the model is called with {unmixed[0]!r}, which is {str(field.dtype).removeprefix('torch.')} "
-            f"{list(field.shape)} and cannot be mixed: make it floats, as by stages.scale, or leave mixup= out"
+            f"{list(field.shape)} and cannot be mixed: make it floats, as by stages.scale (bools where it is a "
+            "mask), or leave mixup= out"
         )
     share = float(np.random.default_rng((0, step_seed(seed, 0, step))).beta(alpha, alpha))
     partner = _draw_partners(batch, target, np.random.default_rng((1, step_seed(seed, rank, step))))

@@ -87,8 +87,8 @@ def test_a_model_that_is_called_with_what_cannot_be_mixed_is_refused() -> None:
     with pytest.raises(TrainingError, match=r"called with 'image', which is uint8 \[16, 3, 4, 4\].*stages\.scale"):
         mix(batch(image=image), "label", 1.0, seed=0, rank=0, step=0, inputs=("x", "image"))
     mix(batch(image=image), "label", 1.0, seed=0, rank=0, step=0, inputs=("x",))
-    lengths = torch.arange(16)  # a number of the sample, not one of each position
-    mix(batch(lengths=lengths), "label", 1.0, seed=0, rank=0, step=0, inputs=("x", "lengths"))
+    of_the_sample = {"lengths": torch.arange(16), "mask": torch.ones(16, 5, dtype=torch.bool)}
+    mix(batch(**of_the_sample), "label", 1.0, seed=0, rank=0, step=0, inputs=("x", "lengths", "mask"))
 
 
 def test_without_mixup_a_batch_is_itself() -> None:
