@@ -94,11 +94,11 @@ def load_predictions(path: str | os.PathLike[str]) -> Predictions:
             if version not in (_FIRST, VERSION):
                 raise StoreError(f"{path} holds no predictions of version {VERSION} (version {version})")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+        if version == _FIRST:
+            return Predictions(tensors["probabilities"], tensors["index"], tensors.get("target"))
+        task = Task.from_record(json.loads(header["task"]))
+        return Predictions(tensors["values"], tensors["index"], tensors.get("target"), task)
     except FileNotFoundError:
         raise StoreError(f"{path} does not exist: the member has not saved predictions for that split") from None
-    except (OSError, SafetensorError) as error:
-        raise StoreError(f"cannot read {path}: {error}") from None
-    if version == _FIRST:
-        return Predictions(tensors["probabilities"], tensors["index"], tensors.get("target"))
-    task = Task.from_record(json.loads(header["task"]))
-    return Predictions(tensors["values"], tensors["index"], tensors.get("target"), task)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"cannot read {path}: {type(error).__name__}: {error}") from None

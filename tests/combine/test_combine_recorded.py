@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import test_combine_run_tasks as of_tasks  # noqa: E402
 from small_nets import batch_of, ensemble_of  # noqa: E402
 from test_combine_run import TEST, VALID, declare, finish, overwrite, record, state_of  # noqa: E402
 
 from ensemble.combine import Combination, CombineError, accuracy, combine, load, nll  # noqa: E402
-from ensemble.combine.combination import call_function, fingerprint_function  # noqa: E402
-from ensemble.spec.task import CLASSIFICATION  # noqa: E402
+from ensemble.combine.aligned import read_aligned  # noqa: E402
+from ensemble.combine.combination import call_function, fingerprint_function, fit_held_out  # noqa: E402
+from ensemble.reporting.dashboard.analysis import read_quality  # noqa: E402
+from ensemble.spec.task import CLASSIFICATION, Task  # noqa: E402
 from ensemble.store import RunDir, RunState, load_predictions  # noqa: E402
 
 
@@ -76,7 +80,9 @@ def test_a_function_that_has_changed_is_not_given_the_calibration_of_the_earlier
     combined = combine(run, state_of(run), declared)
     assert combined["code"] == fingerprint_function(median) != fingerprint_function(sharpest)
     record(run, combined)
-    assert load(run.path).calibration == combined["calibration"]["value"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load(run.path).calibration == combined["calibration"]["value"]
     RunDir.create(run.path, declare(combine=sharpest))  # submitted again, and not yet combined
     with pytest.warns(UserWarning, match="Ensemble.combine has changed since the run was combined"):
         model = load(run.path)
@@ -155,3 +161,26 @@ def test_a_student_is_told_when_its_teacher_is_combined_by_another_function() ->
         state.combined = {"method": "function", "weights": {}, "calibration": None, "code": code}
         digests.add(digest_combination(state))
     assert len(digests) == 3
+
+
+@pytest.mark.parametrize("has_test", [True, False])
+def test_the_page_shows_the_stack_that_was_measured(tmp_path: Path, has_test: bool) -> None:
+    """Fitted to the same members, and without a test split what it says of rows that it was not fitted on."""
+    task = Task("regression")
+    declared = of_tasks.declare(task, combine="stack", **({} if has_test else {"test": None}))
+    run, _ = of_tasks.finish(tmp_path / "e", declared, task)
+    if has_test:
+        run.predictions("member-0", "test").unlink()
+    combined = combine(run, state_of(run), declared)
+    record(run, combined)
+    document = read_quality(run, state_of(run))
+    (plot,) = (each for each in document["plots"] if each["id"] == "predicted")
+    (dots,) = (each["points"] for each in plot["series"] if each["of"] == "combined")
+    valid = read_aligned(run, combined["candidates"], "valid")
+    assert valid.target is not None
+    stack, held_out = fit_held_out("stack", valid.values, valid.target, task=task)
+    test = read_aligned(run, combined["candidates"], "test")
+    target, values = (test.target, stack.predict(test.values)) if has_test else (valid.target, held_out)
+    assert target is not None
+    known = np.isfinite(target)
+    np.testing.assert_allclose(dots, np.stack([target[known], values[known]], axis=1), rtol=1e-4)

@@ -79,3 +79,21 @@ def test_predictions_of_the_first_version_are_read(tmp_path: Path) -> None:
     (tmp_path / "p").write_bytes(save(tensors, metadata={"ensemble.predictions": "1"}))
     kept = load_predictions(tmp_path / "p")
     assert kept.values.shape == (2, 3) and kept.task == Task("classification") and kept.target is None
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [
+        ({}, ("values", "index")),
+        ({"task": "{"}, ("values", "index")),
+        ({"task": '{"kind": "guessing"}'}, ("values", "index")),
+        ({"task": '{"kind": "regression"}'}, ("index",)),
+    ],
+    ids=["no task", "half a task", "another task", "no values"],
+)
+def test_a_file_that_lacks_a_part_is_named(tmp_path: Path, header: dict[str, str], names: tuple[str, ...]) -> None:
+    file = tmp_path / "predictions.safetensors"
+    content = {name: np.arange(3) for name in names}
+    file.write_bytes(save(content, metadata={"ensemble.predictions": "2", **header}))
+    with pytest.raises(StoreError, match=f"cannot read {file}: "):
+        load_predictions(file)
