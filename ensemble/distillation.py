@@ -24,7 +24,7 @@ from ensemble.spec.validation import check_number
 from ensemble.store import MemberState, RunDir, RunState, StoreError, fold, read_events
 from ensemble.store.files import write_json
 
-TEMPERATURE = 2.0
+TEMPERATURE, WEIGHT = 2.0, 0.5  # measured, see docs/decisions/0037
 #: The figures that are compared, as far as a task has them.
 FIGURES = ("nll", "ece", "accuracy", "subset_accuracy", "rmse")
 
@@ -38,7 +38,7 @@ def distill(
     model: Callable[[dict[str, Any]], Any] | None = None,
     epochs: int | None = None,
     temperature: float | None = None,
-    weight: float = 0.9,
+    weight: float = WEIGHT,
     executor: str | None = None,
     on_event: Callable[[Event], None] | None = None,
     accept_code: bool = False,
@@ -57,7 +57,7 @@ def distill(
         model: `model(params) -> nn.Module`, instead of the recipe's.
         epochs: of the student; as many as the member's unless given.
         temperature: of the distance between probabilities, 2 unless given; other tasks have none.
-        weight: of the distance to the ensemble in the loss; the rest is the recipe's own loss.
+        weight: of the distance to the ensemble in the loss, 0.5 unless given; the rest is the recipe's own loss.
         executor: the one of the run unless given.
         on_event, accept_code: as in `submit`.
 

@@ -19,6 +19,8 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from ensemble.artifact import read_record
+from ensemble.artifact.program import load_program
 from ensemble.executors.ray.session import Session, bind_replica
 
 LARGEST_BYTES = 64 << 20
@@ -31,8 +33,8 @@ class Model:
     def __init__(self, folder: str, token: str):
         bind_replica()
         torch.set_num_threads(1)
-        self.record = json.loads((Path(folder) / "artifact.json").read_text())
-        self.program = torch.export.load(Path(folder) / "model.pt2").module()
+        self.record = read_record(folder)
+        self.program = load_program(Path(folder) / "model.pt2")  # refuses one with pickles
         self.token = f"Bearer {token}".encode()
 
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.005)

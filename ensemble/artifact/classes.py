@@ -40,10 +40,11 @@ def find_classes(
         if task.kind not in NAMED:
             raise ArtifactError(f"classes are given, but the task is {task.kind}, which has none")
         if len(given) != count or len(set(given)) != count:
-            raise ArtifactError(f"classes must be {count} different names, got {len(given)}: {', '.join(given)}")
-        return tuple(given)
-    names = find_known_classes(ensemble, task)
-    return names if len(names) == count else None
+            names = ", ".join(map(str, given))
+            raise ArtifactError(f"classes must be {count} different names, got {len(given)}: {names}")
+        return tuple(map(str, given))
+    known = find_known_classes(ensemble, task)
+    return known if len(known) == count else None
 
 
 def find_known_classes(ensemble: Ensemble, task: Task) -> tuple[str, ...]:

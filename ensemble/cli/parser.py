@@ -252,7 +252,7 @@ def _make_parser() -> argparse.ArgumentParser:
     distill.add_argument("--epochs", type=count, metavar="N", help="of the student (default: the member's)")
     text = "softens the probabilities that are compared (default: 2); not for regression"
     distill.add_argument("--temperature", type=float, help=text)
-    text = "of the distance to the ensemble in the loss, from 0 to 1 (default: 0.9); the rest is the recipe's loss"
+    text = "of the distance to the ensemble in the loss, from 0 to 1 (default: 0.5); the rest is the recipe's loss"
     distill.add_argument("--weight", type=float, help=text)
     add_executor(distill, executor=None)
     add_run_options(distill, fresh=False)
