@@ -42,6 +42,7 @@ def distill(
     executor: str | None = None,
     on_event: Callable[[Event], None] | None = None,
     accept_code: bool = False,
+    fresh: bool = False,
 ) -> Run:
     """Train one model, the student, on what the ensemble of a run predicts on the training batches.
 
@@ -59,7 +60,7 @@ def distill(
         temperature: of the distance between probabilities, 2 unless given; other tasks have none.
         weight: of the distance to the ensemble in the loss, 0.5 unless given; the rest is the recipe's own loss.
         executor: the one of the run unless given.
-        on_event, accept_code: as in `submit`.
+        on_event, accept_code, fresh: as in `submit`.
 
     Raises:
         SpecError: an argument is invalid, or what the run trains cannot be distilled; the message says why.
@@ -81,7 +82,9 @@ def distill(
         weight=weight,
     )
     path = Path(student_dir) if student_dir is not None else run.path.with_name(f"{run.path.name}-distilled")
-    return submit(declared, path, executor or state.executor or "ray", on_event, accept_code=accept_code)
+    return submit(
+        declared, path, executor or state.executor or "ray", on_event, accept_code=accept_code, fresh=fresh
+    )
 
 
 def declare_student(

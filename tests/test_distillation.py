@@ -118,6 +118,20 @@ def test_a_student_does_not_go_on_with_another_ensemble_or_without_it(teacher: P
     assert "the ensemble that the student learns from cannot be loaded" in str(failed.error)
 
 
+def test_another_student_is_trained_beside_the_first_where_that_is_asked_for(
+    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["distill", str(teacher), "--run-dir", str(tmp_path / "student"), "--executor", "inline", "--epochs"]
+    assert main([*command, "1"]) == 0
+    assert "1 member, 1 epoch, " in capsys.readouterr().err
+    assert main([*command, "2"]) == 2
+    assert "--fresh starts anew beside this run" in capsys.readouterr().err
+    assert main([*command, "2", "--fresh"]) == 0
+    assert "1 member, 2 epochs, " in capsys.readouterr().err
+    assert state_of(tmp_path / "student-2").members["member-0"].epoch == 2
+    assert state_of(tmp_path / "student").members["member-0"].epoch == 1
+
+
 @pytest.mark.parametrize("kind", ["regression", "gaussian", "multilabel"])
 def test_students_of_other_tasks(kind: str, tmp_path: Path) -> None:
     ensemble.submit(of_task(kind), tmp_path / "run", "inline").wait()

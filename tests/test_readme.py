@@ -36,7 +36,9 @@ def spec_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cifar10").mkdir()
     images = [{"bytes": jpeg(32, seed), "path": None} for seed in range(90)]
-    pq.write_table(pa.table({"image": images, "label": [i % 10 for i in range(90)]}), "cifar10/train.parquet")
+    for split, rows in (("train", 90), ("test", 20)):
+        table = pa.table({"image": images[:rows], "label": [i % 10 for i in range(rows)]})
+        pq.write_table(table, f"cifar10/{split}.parquet")
     path = tmp_path / "first.py"
     path.write_text(SPEC)
     return path

@@ -254,6 +254,8 @@ def _make_parser() -> argparse.ArgumentParser:
     distill.add_argument("--temperature", type=float, help=text)
     text = "of the distance to the ensemble in the loss, from 0 to 1 (default: 0.5); the rest is the recipe's loss"
     distill.add_argument("--weight", type=float, help=text)
+    text = "start a new student, in a directory beside the one that is there"
+    distill.add_argument("--fresh", action="store_true", help=text)
     add_executor(distill, executor=None)
     add_run_options(distill, fresh=False)
 

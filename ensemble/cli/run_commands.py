@@ -103,7 +103,7 @@ def _switch_on_ray_dashboard(options: argparse.Namespace) -> None:
 
 def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spec_file: str | None = None) -> int:
     from ensemble.api import choose_free_path, submit
-    from ensemble.controller.changes import check_code, check_same, has_corrected_member
+    from ensemble.controller.changes import check_code, check_same, has_corrected_member, is_combined_otherwise
     from ensemble.store import RunDir, fold, read_events
     from ensemble.user_code.fingerprint import code_of
 
@@ -120,7 +120,11 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
         if over and len(state.members) >= declared:
             check_same(state, ensemble, run_dir.path)
             check_code(state, code, run_dir, accept=accept)
-            return _show_finished(run_dir, options)
+            if not is_combined_otherwise(state, ensemble):
+                return _show_finished(run_dir, options)
+            print(
+                f"{run_dir.path} has finished; its members are combined again as is declared now", file=sys.stderr
+            )
     known = {"accept_code": accept, "group_read": options.group_read, "code": code}
     with _serve_page(run_dir, options):
         return _run_to_end(
@@ -175,7 +179,7 @@ def distill(options: argparse.Namespace) -> int:
             raise SpecError(f"{options.model} defines no function model(params) -> nn.Module")
     given = {
         name: getattr(options, name)
-        for name in ("member", "epochs", "temperature", "weight", "executor", "accept_code")
+        for name in ("member", "epochs", "temperature", "weight", "executor", "accept_code", "fresh")
     }
     student: list[Run] = []
 
@@ -224,7 +228,9 @@ def _is_finished(state: RunState, code: str | None) -> bool:
 
 def _show_finished(run_dir: RunDir, options: argparse.Namespace) -> int:
     """Show the result of a run that has finished already."""
-    print(f"{run_dir.path} has finished; `ensemble run --fresh` trains again in a new directory", file=sys.stderr)
+    more = f"`ensemble resume {run_dir.path} --epochs N` trains its members for more epochs"
+    again = "`ensemble run --fresh` trains again in a new directory"
+    print(f"{run_dir.path} has finished; {more}, {again}", file=sys.stderr)
     return _show_result(run_dir, options)
 
 

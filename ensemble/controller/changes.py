@@ -186,6 +186,23 @@ def has_corrected_member(state: RunState, ensemble: Ensemble) -> bool:
     )
 
 
+def is_combined_otherwise(state: RunState, ensemble: Ensemble) -> bool:
+    """Whether the run was combined by another method or function, or for another coverage, than is declared now.
+
+    Of a run of an earlier version that does not say by what it was combined, it is taken to be the same.
+    """
+    from ensemble.combine.combination import FUNCTION, fingerprint_function
+
+    combined = state.combined
+    if combined is None or "declared" not in combined:
+        return False
+    if any(each["level"] != ensemble.coverage for each in (combined.get("conformal") or {}).values()):
+        return True
+    if callable(ensemble.combine):
+        return (combined["declared"], combined["code"]) != (FUNCTION, fingerprint_function(ensemble.combine))
+    return bool(combined["declared"] != ensemble.combine)
+
+
 def _list_differences(member: MemberState, ensemble: Ensemble, extended: int) -> list[tuple[str, Any, Any]]:
     """(field, before, now) of the fields that decide a member's weights and differ from the declaration.
 

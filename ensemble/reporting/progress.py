@@ -221,7 +221,7 @@ class _Lines:
         lines: list[str] = []
         if not self._begun and state.name:
             self._begun = True
-            much = f"{text.count(state.declared, 'member')}, {text.count(state.epochs, 'epoch')}"
+            much = f"{text.count(state.declared, 'member')}, {_count_epochs(state)}"
             lines.append(f"{state.name}: {much}, executor {state.executor}")
         if state.measuring and not self._measuring:
             lines.append(f"measuring a few steps of {text.count(len(state.measuring), 'member')}")
@@ -293,3 +293,10 @@ def _join_changes(kind: str, members: list[tuple[str, str]], most: int = 8) -> s
     names = ", ".join(f"{member} {short}".rstrip() for member, short in members[:most])
     rest = f" and {len(members) - most} more" if len(members) > most else ""
     return f"{'epochs' if kind == 'epoch' else kind}: {names}{rest}"
+
+
+def _count_epochs(state: RunState) -> str:
+    """How many epochs the members are to train, such as "5 epochs" or "5 to 20 epochs"."""
+    counts = {member_epochs(state, member) for member in state.members.values()} or {state.epochs}
+    least, most = min(counts), max(counts)
+    return text.count(most, "epoch") if least == most else f"{least} to {text.count(most, 'epoch')}"

@@ -53,7 +53,7 @@ def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = Non
     from rich.text import Text
 
     parts: list[Any] = [_MemberTable(state, ledger, members)]
-    if (state.combined or {}).get("metrics"):
+    if (state.combined or {}).get("metrics") and _compare_figures(state):
         parts.append(_CombinedTable(state))
     grid = Table.grid(padding=(0, 2))
     for label, line in summary_lines(state, ledger, run_dir):
@@ -108,11 +108,11 @@ def _member_table(state: RunState, ledger: Ledger, most: int, width: int) -> Any
     from rich.text import Text
 
     order = rank_members(state)
-    shown, varied = order[:most], varied_parameters(order)
+    shown = order[:most]
     texts: dict[str, list[str]] = {
         "": [str(place) for place, _ in enumerate(shown, start=1)],
         "member": [member.id for member in shown],
-        "hyperparameters": [_describe_member(member, varied, order) for member in shown],
+        "hyperparameters": _describe_members(shown, order),
         "state": [m.state + (f" ({m.attempts})" if m.attempts > 1 else "") for m in shown],
     }
     columns = _fit(texts, _figures(state, ledger, order, shown), width)
@@ -168,10 +168,18 @@ def _fit(
     return {name: column for name, column in cells.items() if name in chosen}
 
 
-def _describe_member(member: MemberState, varied: Sequence[str], order: Sequence[MemberState]) -> str:
-    """Hyperparameters and options in which it differs from others."""
-    params = {name: member.params[name] for name in varied if name in member.params}
-    return ", ".join(filter(None, [text.hyperparameters(params), describe_options(member, order)]))
+def _describe_members(shown: Sequence[MemberState], order: Sequence[MemberState]) -> list[str]:
+    """Hyperparameters and options in which each differs from others; all hyperparameters where none differ."""
+    varied = varied_parameters(order)
+    differing = [
+        ", ".join(filter(None, [_describe_parameters(member, varied), describe_options(member, order)]))
+        for member in shown
+    ]
+    return differing if any(differing) else [_describe_parameters(member, list(member.params)) for member in shown]
+
+
+def _describe_parameters(member: MemberState, names: Sequence[str]) -> str:
+    return text.hyperparameters({name: member.params[name] for name in names if name in member.params})
 
 
 class _CombinedTable:
@@ -201,8 +209,7 @@ def _combined_table(state: RunState, width: int) -> Any:
         ("combined − best", ""),
     ]
     names = [f"on the {combined['split']} split", *(name for name, _ in rows)]
-    figures = compare(combined, (state.objective, state.direction))[:MOST_QUALITY]
-    described = [_describe_figure(each, combined["metrics"]) for each in figures]
+    described = [_describe_figure(each, combined["metrics"]) for each in _compare_figures(state)]
     room = width - EDGES - max(map(len, names))
     if _count_fitting(described, room) < min(NEEDED_QUALITY, len(described)):
         described = [["" if at in INTERVALS else cell for at, cell in enumerate(cells)] for cells in described]
@@ -218,6 +225,12 @@ def _combined_table(state: RunState, width: int) -> Any:
         grid.caption = combined["note"]
         grid.caption_justify = "left"
     return grid
+
+
+def _compare_figures(state: RunState) -> list[Comparison]:
+    """The figures of the combined model that are shown; none in a task without figures."""
+    assert state.combined is not None
+    return compare(state.combined, (state.objective, state.direction))[:MOST_QUALITY]
 
 
 def _count_fitting(columns: Sequence[Sequence[str]], room: int) -> int:

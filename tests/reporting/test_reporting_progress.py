@@ -53,6 +53,24 @@ def test_lines_tell_every_end_of_an_epoch_and_every_change_of_state() -> None:
     assert "run finished · digits · 7/8 finished, 1 failed" in shown.splitlines()[-1]
 
 
+def test_the_first_line_says_how_many_epochs_the_members_train() -> None:
+    def first_line(epochs: list[int]) -> str:
+        state = RunState()
+        for event in runs.list_run(members=4, until=0.3):
+            if event["type"] == "member":
+                count = epochs[int(event["member"][-1]) % len(epochs)]
+                event = event | {"epochs": count}
+            apply_event(state, event)
+        stream = io.StringIO()
+        with Progress(stream) as progress:
+            progress.update(state)
+        return stream.getvalue().splitlines()[0]
+
+    assert "members, 7 epochs, executor" in first_line([7])
+    assert "members, 1 epoch, executor" in first_line([1])
+    assert "members, 5 to 20 epochs, executor" in first_line([20, 5])
+
+
 def test_lines_are_never_more_than_a_few_a_second_however_many_members_there_are() -> None:
     state = fold(runs.list_run(members=8, until=0.3))
     stream, clock = io.StringIO(), Clock()

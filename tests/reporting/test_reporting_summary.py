@@ -208,3 +208,13 @@ def test_joules_and_watts_of_members_have_three_digits_however_few_they_are() ->
         used, full = (book.member(line.split()[1], full) for full in (False, True))
         assert used.energy_j and used.energy_j < 1 and full.energy_j
         assert re.search(f" {re.escape(number(used.energy_j))} +{re.escape(number(full.energy_j))}( |$)", line)
+
+
+def test_members_that_do_not_differ_show_their_hyperparameters() -> None:
+    for members in (1, 3):
+        events = runs.list_run(members=members)
+        same = [e | {"params": {"width": 8, "lr": 0.5}} if e["type"] == "member" else e for e in events]
+        lines = summary_text(fold(same), ledger(same)).splitlines()
+        rows = [line for line in lines if re.match(r" +\d +member-\d ", line)]
+        assert len(rows) == members
+        assert all("width 8, lr 0.5" in row for row in rows)

@@ -1,0 +1,96 @@
+"""A finished run whose combination is declared otherwise is combined again, without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ensemble.cli.parser import main
+from ensemble.store import RunDir, fold, read_events
+
+SPEC = """
+import numpy as np
+import torch
+from ensemble import Ensemble, Recipe
+from pipelines import Pipeline, sources
+
+
+def model(params):
+    return torch.nn.Linear(3, 2)
+
+
+def mean(values):
+    return values.mean(0)
+
+
+def most(values):
+    return values.amax(0)
+
+
+def too_few(values):
+    return values.mean(0)[:-1]
+
+
+def samples(n, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 3)).astype(np.float32)
+    return Pipeline(sources.arrays(x=x, y=x[:, :2].copy()), seed=seed)
+
+
+def spec(task: str = "free", combine: str = "greedy", coverage: float = 0.9):
+    return Ensemble(
+        name="again",
+        recipe=Recipe(model=model, loss="mse", inputs=("x",), target="y", task=task),
+        optimizer="adam",
+        members=[{"lr": 0.01}, {"lr": 0.02}],
+        train=samples(48, 0),
+        valid=samples(24, 1),
+        combine={"mean": mean, "most": most, "too_few": too_few}.get(combine, combine),
+        coverage=coverage,
+        epochs=1,
+        batch_size=16,
+    )
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "again.py"
+    path.write_text(SPEC)
+    return path
+
+
+def run(spec: Path, *settings: str) -> list[str]:
+    """Run it; the types of the events that this adds."""
+    run_dir = RunDir(spec.parent / "run")
+    before = len(read_events(run_dir.events)) if run_dir.events.exists() else 0
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert main(["run", str(spec), "--run-dir", str(run_dir.path), "--executor", "inline", *words]) == 0
+    return [event["type"] for event in read_events(run_dir.events)[before:]]
+
+
+def test_a_function_that_is_declared_after_the_training_combines_the_run(
+    spec: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(spec)
+    assert "declare Ensemble.combine as a function" in capsys.readouterr().out
+    for function in ("too_few", "mean", "most"):
+        added = run(spec, f"combine={function}")
+        assert "combined" in added and "epoch" not in added and "placed" not in added
+        said = capsys.readouterr()
+        assert "its members are combined again as is declared now" in said.err
+    state = fold(read_events(RunDir(spec.parent / "run").events))
+    assert state.combined is not None and state.combined["method"] == "function"
+    assert run(spec, "combine=most") == []
+    said = capsys.readouterr()
+    assert "has finished" in said.err and "--epochs N" in said.err
+    assert "on the valid split" not in said.out, "a task without figures has no table of them"
+
+
+def test_another_method_or_coverage_combines_the_run_again(spec: Path) -> None:
+    run(spec, "task=regression")
+    assert run(spec, "task=regression") == []
+    assert "combined" in run(spec, "task=regression", "combine=average")
+    assert "combined" in run(spec, "task=regression", "combine=average", "coverage=0.8")
+    assert run(spec, "task=regression", "combine=average", "coverage=0.8") == []
