@@ -52,19 +52,20 @@ def read(data: str, samples: int):
 
     digits = load_digits()
     images = (digits.images * 15.9).astype(np.uint8)[:, None]
-    train, rest = sources.arrays(image=images, label=digits.target.astype(np.int64)).split(0.6, seed=0)
+    train, rest = sources.arrays(image=images, label=digits.target.astype(np.int64)).split(0.4, seed=0)
     return [Pipeline(x, seed=0) for x in (train, *rest.split(0.5, seed=1))], 1
 
 
 def spec(data: str = "", trials: int = 16, epochs: int = 9, samples: int = 50_000, concurrent: int = 4):
     (train, valid, test), channels = read(data, samples)
     space = {"width": choice(8, 16, 32), "depth": integer(1, 3), "dropout": uniform(0.0, 0.5)}
-    space |= {"lr": loguniform(1e-3, 0.3), "channels": channels}
+    space |= {"lr": loguniform(0.01, 0.3), "channels": channels}
+    pruner = {"name": "hyperband", "min_resource": 3, "reduction_factor": 2}
     normalize = stages.scale("image", mean=(0.45,) * channels, std=(0.3,) * channels)
     return Ensemble(
         name="search_to_artifact",
         recipe=Recipe(model=model, loss=loss, objective="loss"),
-        search=Search(space, trials=trials, sampler="tpe", pruner="hyperband"),
+        search=Search(space, trials=trials, sampler="tpe", pruner=pruner),
         optimizer={"name": "sgd", "momentum": 0.9},
         keep="best",
         combine="greedy",  # of the finished trials those that help, by their predictions on the validation split

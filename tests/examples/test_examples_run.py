@@ -230,7 +230,7 @@ def test_examples_of_other_tasks_end_in_a_combined_model_that_says_how_sure_it_i
 
 def test_the_best_trials_of_a_search_become_an_artifact_that_answers_with_torch_alone(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "examples/search_to_artifact.py", "digits", "--trials=5", "--epochs=3"],
+        [sys.executable, ROOT / "examples/search_to_artifact.py", "digits", "--trials=5", "--epochs=4"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
