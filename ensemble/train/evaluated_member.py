@@ -235,6 +235,10 @@ class EvaluatedMember:
             index: int64 [m], the samples' `index`.
             target: [m, ...]; None for the Recipe's target field, or "label", where it holds what the task needs.
             task: what is predicted; None for the Recipe's task, or that which was inferred, or a classification.
+
+        Raises:
+            TrainingError: the weights that are kept are not known yet; the shapes do not fit, or a sample is there
+                twice.
         """
         if self._prepared().kept.is_in_use and not self._life.is_over:
             raise TrainingError(
@@ -249,7 +253,10 @@ class EvaluatedMember:
             if rows[2] is None:
                 rows[2] = self._data.targets(split, self._target, rows[1], what)
             path = self._files.predictions(self.identity.member, split, self._attempt)
-            save_predictions(path, rows[0].float(), rows[1], as_stored_target(what, rows[2]), what)
+            try:
+                save_predictions(path, rows[0].float(), rows[1], as_stored_target(what, rows[2]), what)
+            except ValueError as error:  # another attempt would give the same
+                raise TrainingError(f"member.predictions({split!r}), task {what.kind}: {error}") from None
 
     # --- for both parts ---------------------------------------------------------------------------------
 

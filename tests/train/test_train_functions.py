@@ -162,6 +162,22 @@ def test_an_epoch_without_an_evaluation_does_not_count_for_early_stopping(tmp_pa
     assert (worse["epoch"], worse["kept"]["epoch"]) == (6, 0), "the third and the sixth epoch were worse"
 
 
+def test_predictions_that_do_not_fit_their_task_are_tried_once(tmp_path: Path) -> None:
+    def loop(member: Any) -> None:
+        model = cases.plain(member.params)
+        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+        member.predictions("valid", torch.zeros(13), torch.arange(13))
+
+    outcome, events = train(tmp_path, loop, epochs=1)
+    (failed,) = of(events, "failed")
+    assert outcome == "failed" and not failed["retry"]
+    assert failed["error"].startswith("member.predictions('valid'), task classification: ")
+
+
 def test_members_have_loops_of_their_own(tmp_path: Path) -> None:
     ensemble = replace(
         cases.declare(cases.NOISY, 1, epochs=4),

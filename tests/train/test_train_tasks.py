@@ -19,6 +19,7 @@ import task_cases as cases  # noqa: E402
 import train_child  # noqa: E402
 from torch import nn  # noqa: E402
 
+from ensemble.combine.tasks import find_math  # noqa: E402
 from ensemble.spec import Recipe  # noqa: E402
 from ensemble.spec.split_metrics import compute  # noqa: E402
 from ensemble.spec.task import IGNORED, Task  # noqa: E402
@@ -121,6 +122,17 @@ def test_figures_of_positions_are_those_of_the_ones_that_take_part(one: Path) ->
     right = (labels.values >= 0.5) == labels.target
     assert metrics(one, "multilabel")["hamming_accuracy"] == pytest.approx(right.mean())
     assert metrics(one, "multilabel")["subset_accuracy"] == pytest.approx(right.all(axis=1).mean())
+
+
+def test_what_a_member_reports_is_what_the_combination_measures(one: Path) -> None:
+    for name, case in cases.CASES.items():
+        saved, known = predictions(one, name), metrics(one, name)
+        if saved.task.kind == "free":
+            continue
+        found = find_math(saved.task).measure(saved.values, saved.target, case.recipe.split_metrics)
+        shared = known.keys() & found.keys()
+        assert shared - {"loss"}, name
+        assert {key: known[key] for key in shared} == pytest.approx({key: found[key] for key in shared}, rel=1e-6)
 
 
 def test_every_task_learns(one: Path) -> None:
