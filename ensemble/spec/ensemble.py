@@ -137,7 +137,7 @@ class Ensemble(MemberPipelines):
         compile: True, or a mode of torch.compile ("default", "reduce-overhead", "max-autotune"), or a dict of the
             mode and `backend`: compile the model.
         mixup: the parameter alpha of mixup (Zhang et al. 2018): samples are mixed in pairs, by a share drawn from
-            Beta(alpha, alpha); 0: none.
+            Beta(alpha, alpha); 0: none. The model must be called with floats.
         drop_last: whether the last partial batch of an epoch is left out.
         checkpoint_every: epochs between checkpoints.
     """

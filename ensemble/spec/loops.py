@@ -24,7 +24,8 @@ class EarlyStopping:
     """Ends a member after epochs in which the objective did not improve.
 
     Attributes:
-        patience: the number of such epochs in a row after which it ends.
+        patience: the number of such epochs in a row after which it ends; those in which nothing was reported do
+            not count.
         min_delta: by how much the objective must be better than the best so far to count as improved.
     """
 

@@ -36,7 +36,8 @@ class Recipe:
         split_metrics: metrics that are no means over samples, computed after each epoch from the predictions on
             the whole validation split: names of `ensemble.spec.split_metrics.KNOWN` ("roc_auc", "f1_macro",
             "r2" ...), or functions `f(values [n, ...], target [n, ...]) -> float` of numpy arrays, which report
-            under their own name. An `objective` that is such a name need not be repeated here.
+            under their own name; targets are as they are saved: int64 of classes and labels, else float64. What
+            is undefined for some predictions is NaN. An `objective` that is such a name need not be repeated here.
         predict: `predict(model, batch) -> values`, laid out by the task (`ensemble.spec.task`); unless given, they
             follow from what the model returned inside `loss`: for a classification, by the softmax.
         target: the field that holds what is to be predicted, used for metrics, selection and calibration.
