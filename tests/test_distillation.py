@@ -18,7 +18,7 @@ from distilled_members import digits, of_task, smooth_loss, tiny  # noqa: E402
 import ensemble  # noqa: E402
 from ensemble import Recipe, SpecError  # noqa: E402
 from ensemble.cli.parser import main  # noqa: E402
-from ensemble.combine.distilled_loss import find_distance  # noqa: E402
+from ensemble.combine.distilled_loss import find_distance, mean_where_known  # noqa: E402
 from ensemble.distillation import compare  # noqa: E402
 from ensemble.spec.task import Task  # noqa: E402
 from ensemble.store import RunDir, RunState, StoreError, fold, read_events  # noqa: E402
@@ -155,6 +155,19 @@ def test_the_intervals_of_what_is_lost_are_of_the_same_samples_and_may_be_missin
     for file in (copied / "members").rglob("*test*"):
         file.unlink()
     assert compare(teacher, copied)[2]["lost_intervals"] == {}
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_a_rank_without_samples_has_an_empty_loss(kind: Any) -> None:
+    """Of a last batch of one sample that two workers share."""
+    values = torch.rand(0, 3) if kind == "classification" else torch.rand(0)
+    target = torch.zeros(0, dtype=torch.int64) if kind == "classification" else torch.zeros(0)
+    distance = find_distance(Task(kind), 2.0)(values, values)
+    assert mean_where_known(distance, target, Task(kind)).shape == (0,)
+    steps = find_distance(Task("classification"), 2.0)(torch.rand(2, 5, 3), torch.rand(2, 5, 3))
+    target = torch.tensor([[0, 1, -100, -100, -100], [-100] * 5])
+    found = mean_where_known(steps, target, Task("classification"))
+    torch.testing.assert_close(found, torch.stack([steps[0, :2].mean(), torch.tensor(0.0)]))
 
 
 def own_loop(member: Any) -> None:

@@ -122,7 +122,7 @@ class DistilledLoss:
                 f"the student predicts {list(values.shape)}, the ensemble {list(soft.shape)}: they must be equal"
             )
         distance = find_distance(self.task, self.temperature)(values, soft)
-        distance = _mean_where_known(distance, batch.get(self.recipe.target), self.task)
+        distance = mean_where_known(distance, batch.get(self.recipe.target), self.task)
         return (1 - self.weight) * own + self.weight * distance.to(own.dtype)
 
     def _run_student(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -176,11 +176,11 @@ def find_distance(task: Task, temperature: float) -> Callable[[Tensor, Tensor], 
     return distances[task.kind]
 
 
-def _mean_where_known(distance: Tensor, target: Tensor | None, task: Task) -> Tensor:
+def mean_where_known(distance: Tensor, target: Tensor | None, task: Task) -> Tensor:
     """The mean over a sample's positions that have a target, [b]; over all, where there is no such target."""
     import torch
 
-    rows = distance.reshape(len(distance), -1)
+    rows = distance.flatten(1) if distance.dim() > 1 else distance[:, None]  # of a rank without samples, too
     if target is None or target.shape != distance.shape or target.is_complex():
         return rows.mean(dim=1)
     known = find_known(target, of_labels=task.kind in LABELS).reshape(rows.shape)
