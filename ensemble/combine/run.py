@@ -150,8 +150,7 @@ def combine_samples(
         "task": valid.task.as_record(),
         "method": combination.method,
         "reason": combination.reason,
-        "declared": _name_method(ensemble.combine),
-        "code": fingerprint_function(ensemble.combine) if callable(ensemble.combine) else None,
+        **_describe_method(ensemble.combine),
         "candidates": valid.members,
         "members": list(weights),
         "weights": weights,
@@ -299,12 +298,11 @@ def refuse(
         left_out: member -> why it took no part.
     """
     unknown = dict.fromkeys(("task", "calibration", "temperature", "split", "note", *_UNMEASURED, *_UNQUANTIFIED))
-    name = _name_method(method)
+    asked = _describe_method(method)
     fields: dict[str, Any] = {
-        "method": name,
+        "method": asked["declared"],
         "reason": reason,
-        "declared": name,
-        "code": None,
+        **asked,
         "candidates": [],
         "members": [],
         "weights": {},
@@ -314,8 +312,11 @@ def refuse(
     return fields, []
 
 
-def _name_method(method: str | Callable[..., Any]) -> str:
-    return FUNCTION if callable(method) else method
+def _describe_method(method: str | Callable[..., Any]) -> dict[str, str | None]:
+    """The fields of the `combined` event that say what was asked for."""
+    if callable(method):
+        return {"declared": FUNCTION, "code": fingerprint_function(method)}
+    return {"declared": method, "code": None}
 
 
 def _explain_left_out(left_out: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from task_members import TASKS, Array, make_members
 
 from ensemble.combine import CombineError, combine, find_math
 from ensemble.combine.aligned import align
-from ensemble.combine.combination import fit_held_out
+from ensemble.combine.combination import fingerprint_function, fit_held_out
 from ensemble.combine.conformal import calibrate_sets, load_conformal
 from ensemble.spec import COMBINERS, Ensemble, Recipe, SpecError
 from ensemble.spec.task import Task
@@ -283,6 +283,7 @@ def test_a_function_that_fails_is_named_and_the_run_ends_well(tmp_path: Path, fu
     run, state = finish(tmp_path / "e", declared, POINTS)
     combined = combine(run, state, declared)
     assert combined["metrics"] is None
+    assert (combined["declared"], combined["code"]) == ("function", fingerprint_function(function))
     with pytest.raises(AssertionError, match=f"Ensemble.combine={function.__name__} .*{says}"):
         raise AssertionError(combined["reason"])
 
