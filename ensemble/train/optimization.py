@@ -77,6 +77,7 @@ class Optimization:
         everything, buffers = list(model.parameters()), list(model.buffers())
         precision.prepare(model)
         _check_owned(everything, optimizer)
+        _check_state(model)
         _move_state(optimizer, device)
         guard_small_batches(model)
         self._everything = everything
@@ -246,6 +247,15 @@ def _check_owned(parameters: list[nn.Parameter], optimizer: torch.optim.Optimize
         raise TrainingError(
             "the optimizer holds a parameter that is not the model's: it would be neither exchanged between "
             "workers nor saved; make it part of the model"
+        )
+
+
+def _check_state(model: nn.Module) -> None:
+    odd = next((name for name, value in model.state_dict().items() if not isinstance(value, Tensor)), None)
+    if odd is not None:
+        raise TrainingError(
+            f"the model's state has {odd!r}, which is no tensor, and checkpoints hold tensors: make it a buffer, "
+            "or leave out get_extra_state"
         )
 
 

@@ -178,6 +178,20 @@ def test_predictions_that_do_not_fit_their_task_are_tried_once(tmp_path: Path) -
     assert failed["error"].startswith("member.predictions('valid'), task classification: ")
 
 
+def test_a_state_that_no_checkpoint_holds_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    class Extra(cases.Net):
+        def get_extra_state(self) -> Any:
+            return {"seen": 3}
+
+        def set_extra_state(self, state: Any) -> None:
+            pass
+
+    outcome, events = train(tmp_path, Recipe(model=lambda params: Extra(), loss=cases.loss), epochs=1)
+    (failed,) = of(events, "failed")
+    assert outcome == "failed" and not failed["retry"] and not of(events, "started")
+    assert "'_extra_state', which is no tensor" in failed["error"]
+
+
 def test_members_have_loops_of_their_own(tmp_path: Path) -> None:
     ensemble = replace(
         cases.declare(cases.NOISY, 1, epochs=4),
