@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ensemble.cli import artifact_commands, control_commands, dashboard, run_commands
@@ -45,7 +48,8 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         options = _make_parser().parse_args(arguments)
         exit_on_signals()
-        return int(options.do(options))
+        with _warnings_in_one_line():
+            return int(options.do(options))
     except KeyboardInterrupt as error:
         if not error.args:  # else the message about the run has been printed
             print("ensemble: interrupted", file=sys.stderr)
@@ -65,6 +69,24 @@ def _run(arguments: Sequence[str]) -> int:
 
         print("ensemble:", visible(" ".join(str(error).split())), file=sys.stderr)
         return status
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """A warning of ray-ensemble itself is printed as an error is, without a line of its source."""
+    usual, own = warnings.formatwarning, Path(__file__).parents[2]
+
+    def describe(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+        parts = Path(filename).parts[len(own.parts) :] if Path(filename).is_relative_to(own) else ()
+        if parts[:1] in (("ensemble",), ("pipelines",)):
+            return f"ensemble: {' '.join(str(message).split())}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = describe
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def _find_exit_status(error: Exception) -> int | None:

@@ -1,9 +1,12 @@
-"""A finished run whose combination is declared otherwise is combined again, without training."""
+"""What a first user meets on the command line: a combination that is declared later, warnings in one line."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ensemble.cli.parser import main
@@ -94,3 +97,14 @@ def test_another_method_or_coverage_combines_the_run_again(spec: Path) -> None:
     assert "combined" in run(spec, "task=regression", "combine=average")
     assert "combined" in run(spec, "task=regression", "combine=average", "coverage=0.8")
     assert run(spec, "task=regression", "combine=average", "coverage=0.8") == []
+
+
+def test_a_warning_of_a_command_is_one_line_without_source(spec: Path) -> None:
+    run(spec, "task=regression")
+    artifact, data = spec.parent / "artifact", spec.parent / "x.npz"
+    assert main(["export", str(spec.parent / "run"), str(artifact), "--without-uncertainty"]) == 0
+    np.savez(data, x=np.array([[1, 2, 3], [1, np.nan, 3]], np.float32))
+    words = ["predict", str(artifact), str(data), "--out", str(spec.parent / "p.parquet")]
+    command = [sys.executable, "-m", "ensemble.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == "ensemble: 1 of 2 rows have predictions that are NaN\n"
