@@ -79,6 +79,9 @@ class DrivenRun(Run):
                 Request(self._dir, "stop", at_once=True)
                 self._run_to_end()
         if received and (self._error is None or isinstance(self._error, (KeyboardInterrupt, SystemExit))):
+            ended = self.state.ended
+            if self._error is None and ended is not None and ended["type"] == "run_finished":
+                raise_interrupted(received[0], f"{self.run_dir} has finished before it could be stopped")
             how = "ended at once" if at_once or self._error is not None else "stopped"
             raise_interrupted(received[0], f"{how}; `ensemble resume {self.run_dir}` continues the run")
         if self._error is not None:

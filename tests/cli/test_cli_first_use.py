@@ -13,6 +13,8 @@ from ensemble.cli.parser import main
 from ensemble.store import RunDir, fold, read_events
 
 SPEC = """
+import os
+import signal
 import numpy as np
 import torch
 from ensemble import Ensemble, Recipe
@@ -29,6 +31,16 @@ def mean(values):
 
 def most(values):
     return values.amax(0)
+
+
+CALLS = []
+
+
+def interrupted(values):
+    CALLS.append(1)
+    if len(CALLS) == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+    return values.mean(0)
 
 
 def too_few(values):
@@ -49,7 +61,7 @@ def spec(task: str = "free", combine: str = "greedy", coverage: float = 0.9):
         members=[{"lr": 0.01}, {"lr": 0.02}],
         train=samples(48, 0),
         valid=samples(24, 1),
-        combine={"mean": mean, "most": most, "too_few": too_few}.get(combine, combine),
+        combine={"mean": mean, "most": most, "too_few": too_few, "interrupted": interrupted}.get(combine, combine),
         coverage=coverage,
         epochs=1,
         batch_size=16,
@@ -108,3 +120,15 @@ def test_a_warning_of_a_command_is_one_line_without_source(spec: Path) -> None:
     command = [sys.executable, "-m", "ensemble.cli", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr == "ensemble: 1 of 2 rows have predictions that are NaN\n"
+
+
+def test_a_run_that_is_interrupted_when_its_members_are_combined_has_finished(spec: Path) -> None:
+    command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(spec.parent / "run")]
+    command += ["--executor", "inline", "--set", "combine=interrupted"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (
+        done.returncode == 130 and f"{spec.parent / 'run'} has finished before it could be stopped" in done.stderr
+    )
+    assert "continues the run" not in done.stderr
+    state = fold(read_events(RunDir(spec.parent / "run").events))
+    assert state.ended is not None and state.ended["type"] == "run_finished" and state.combined is not None
