@@ -49,7 +49,15 @@ class NamedLoss:
     levels: tuple[float, ...] = ()
 
     def __call__(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
-        """The loss of each sample, [b]."""
+        """The loss of each sample, [b].
+
+        Raises:
+            SpecError: the batch lacks a field that is named.
+        """
+        for option, name in (("target", self.target), *(("inputs", name) for name in self.inputs)):
+            if name not in batch:
+                fields = ", ".join(each for each in batch if each not in _NO_INPUTS)
+                raise SpecError(f"the data have no field {name!r} of Recipe.{option}; they have {fields}")
         outputs = model(*(batch[name] for name in self.find_inputs(batch)))
         return self.compute(outputs, batch[self.target], training=getattr(model, "training", False))
 
@@ -181,6 +189,16 @@ def _known(target: Tensor, *, of_labels: bool = False) -> tuple[Tensor, Tensor]:
     return torch.where(counted, target, torch.zeros((), dtype=target.dtype, device=target.device)), counted
 
 
+def check_shares(labels: Tensor) -> None:
+    """Raise SpecError unless labels [b, ...] are 0, 1, or shares between."""
+    wrong = (labels < 0) | (labels > 1)
+    if bool(wrong.any()):
+        at = int(wrong.reshape(len(wrong), -1).any(dim=1).nonzero()[0])
+        raise SpecError(
+            f"sample {at} of a batch has the label {labels[wrong][0].item():g}: labels are 0, 1, or shares between"
+        )
+
+
 def _fit(outputs: Tensor, target: Tensor, what: str) -> Tensor:
     """Outputs in the shape of the target, from which they may differ by a last axis of 1."""
     if outputs.shape == (*target.shape, 1):
@@ -197,6 +215,8 @@ def _elementwise(name: str, outputs: Tensor, target: Tensor) -> Tensor:
 
     outputs = _fit(outputs, target, name)
     known, counted = _known(target, of_labels=name in _OF_LABELS)
+    if name == "binary_cross_entropy" and known.device.type == "cpu":  # elsewhere each step would wait for it
+        check_shares(known)
     functions: dict[str, Any] = {
         "binary_cross_entropy": functional.binary_cross_entropy_with_logits,
         "mse": functional.mse_loss,

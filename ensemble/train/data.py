@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ensemble.comm import Communicator
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity
+from ensemble.spec.losses import check_shares
 from ensemble.spec.sample_weights import make_weight_function
 from ensemble.spec.task import IGNORED, LABELS, Task, find_known
 from ensemble.train.gather import gather_json
@@ -43,6 +44,9 @@ def as_stored_target(task: Task, target: torch.Tensor | None) -> torch.Tensor | 
 
     Floats that stand for labels become integers, NaN becomes IGNORED; those that do not (soft labels) stay floats.
     Of numbers what takes no part becomes NaN.
+
+    Raises:
+        SpecError: a label of several is not in 0 ... 1.
     """
     if target is None or task.kind == "free":
         return target
@@ -50,10 +54,28 @@ def as_stored_target(task: Task, target: torch.Tensor | None) -> torch.Tensor | 
     known = find_known(target, of_labels=of_labels)
     if not of_labels:
         return torch.where(known, target.double(), torch.nan)
+    if task.kind == "multilabel":
+        check_shares(torch.where(known, target, torch.zeros_like(target)))
     if not target.is_floating_point():
         return target.long()
     labels = torch.where(known, target.double(), IGNORED)
     return labels if bool((labels != labels.round()).any()) else labels.long()
+
+
+def describe_not_finite(batch: Mapping[str, Any]) -> str:
+    """Which fields of a batch hold NaN or infinity, and in which sample, to be put behind a message; "" if none.
+
+    A target that takes no part may be among them.
+    """
+    found = []
+    for name, values in batch.items():
+        if not isinstance(values, torch.Tensor) or not values.is_floating_point() or not len(values):
+            continue
+        wrong = (~torch.isfinite(values)).reshape(len(values), -1).any(dim=1)
+        if bool(wrong.any()):
+            index = batch["index"][wrong][0].item() if "index" in batch else int(wrong.nonzero()[0])
+            found.append(f"{name!r} of sample {index}")
+    return f"; NaN or infinity is in {', '.join(found)}" if found else ""
 
 
 class Data:

@@ -27,6 +27,7 @@ from ensemble.comm.autotune.plan import ExchangeOptions
 from ensemble.spec.losses import NamedLoss
 from ensemble.train.accumulation import MicroBatches
 from ensemble.train.compilation import compile_forward, release_caches
+from ensemble.train.data import describe_not_finite
 from ensemble.train.evaluated_member import EvaluatedMember
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import Diverged, TrainingError
@@ -226,7 +227,8 @@ class TrainContext(EvaluatedMember):
         try:
             result = optimization.end(batch, life.throughput.synchronizing())
         except Diverged as error:
-            raise Diverged(f"{error}, epoch {life.at.epoch}, step {life.at.step}") from None
+            where = f"epoch {life.at.epoch}, step {life.at.step}{describe_not_finite(batch)}"
+            raise Diverged(f"{error}, {where}") from None
         self._end_gpu_work()
         is_epoch_over = life.at.step + 1 == self.steps_per_epoch
         if not self._has_stepped or is_epoch_over:
