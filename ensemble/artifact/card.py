@@ -166,6 +166,8 @@ def _list_members(record: Record, state: RunState, ensemble: Ensemble) -> str:
 def _list_metrics(combined: Record) -> str:
     if not combined.get("metrics"):
         return f"## Metrics\n\nNone: {combined.get('reason') or 'the run was not combined'}."
+    if not combined["metrics"]["ensemble"]:
+        return "## Metrics\n\nNone: the task has no figures of its own."
     metrics, intervals = combined["metrics"], combined.get("intervals") or {}
     columns = [name for name in ("ensemble", "best", "mean") if metrics.get(name)]
     noise = set(combined.get("noise") or ())
@@ -192,7 +194,7 @@ def _describe_calibration(record: Record, combined: Record) -> str:
     found = record["calibration"] or {}
     if found.get("method"):
         text = f"By {found['method'].replace('_', ' ')} on the validation split: {found['value']:.4g}."
-    elif combined.get("temperature") is not None:
+    elif "calibration" not in combined and combined.get("temperature") is not None:  # of an earlier version
         text = f"By temperature scaling on the validation split: {combined['temperature']:.4g}."
     else:
         text = f"None{': ' + found['reason'] if found.get('reason') else ''}."

@@ -27,6 +27,9 @@ GROUP_BYTES = 16 << 20
 #: In the metadata of a file of predictions: only such a file is replaced by another one.
 MARK = b"ray-ensemble predictions"
 
+#: Ends of names that promise another format than Parquet.
+OTHER_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".npz", ".npy", ".arrow", ".feather", ".txt", ".xlsx")
+
 Batch = Mapping[str, "Tensor"]
 
 
@@ -113,6 +116,8 @@ def _check_out(target: Path, data: str | os.PathLike[str] | None) -> None:
     import pyarrow
     import pyarrow.parquet
 
+    if target.suffix.lower() in OTHER_FORMATS:
+        raise ArtifactError(f"predictions are written as Parquet: name the file {target.stem}.parquet")
     if target.is_dir() or not target.parent.is_dir():
         raise ArtifactError(f"cannot write {target}: it is a folder, or its folder does not exist")
     folder = None if data is None else Path(data).expanduser()
@@ -154,6 +159,8 @@ def open_predictor(
         assert data is not None
         return _open_artifact(Path(model), data, where, uncertainty=uncertainty, prepared=prepared)
     if not (Path(model) / "run.json").exists():
+        if (Path(model) / layout.RECORD).exists():
+            raise ArtifactError(f"{Path(model) / layout.RECORD} is damaged, or no artifact's")
         raise ArtifactError(f"{model} is neither an artifact nor a run directory")
     if prepared:
         raise ArtifactError("--prepared is for artifacts: a run prepares records itself")

@@ -154,6 +154,13 @@ def test_a_record_that_is_not_whole_is_refused(tmp_path: Path, content: dict[str
         read_record(tmp_path)
 
 
+def test_a_record_that_was_cut_is_called_damaged(artifact: Path, tmp_path: Path) -> None:
+    whole = (artifact / layout.RECORD).read_bytes()
+    (tmp_path / layout.RECORD).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ArtifactError, match=r"artifact\.json is damaged, or no artifact's"):
+        ensemble.predict(tmp_path, "x.npz", tmp_path / "p.parquet")
+
+
 def test_a_damaged_program_is_named_in_a_line(
     artifact: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -370,6 +370,10 @@ def test_the_command_writes_and_reports(
         (["{folder}", "x.npz", "--out", "{p}"], "is neither an artifact nor a run directory"),
         (["{run}", "--split", "shifted", "--out", "{p}"], "the run has no split 'shifted' (it has: valid, test)"),
         (["{run}", "x.npz", "--prepared", "--out", "{p}"], "--prepared is for artifacts"),
+        (
+            ["{artifact}", "x.npz", "--out", "{p}.csv"],
+            "predictions are written as Parquet: name the file p.parquet",
+        ),
         (["{artifact}", "x.npz", "--out", "{folder}"], "it is a folder, or its folder does not exist"),
     ],
 )

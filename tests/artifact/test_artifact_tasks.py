@@ -158,6 +158,12 @@ def test_a_task_is_exported_bitwise_and_predicted(case: str, tmp_path: Path) -> 
     run = train(tmp_path / "run", declared)
     has_onnx = importlib.util.find_spec("onnxruntime") is not None
     made = ensemble.export(run, tmp_path / "artifact", onnx=has_onnx)
+    card = (made / "README.md").read_text()
+    assert (
+        ("None: the task has no figures" in card)
+        == ("None: nothing says what outputs" in card)
+        == (case == "free")
+    )
     record = read_record(made)
     assert record["task"]["kind"] == (task.kind if task is not None else "classification")
     assert record["fields"]["x"] == {"shape": ["batch", STEPS, FEATURES], "dtype": "float64"}  # it casts by itself
