@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,11 +19,14 @@ from ensemble.combine.quantify import Quantified
 from ensemble.controller.clones import recover_declaration
 from ensemble.run import Event, Run
 from ensemble.spec import Ensemble, Recipe, SpecError, unknown_name
+from ensemble.spec.loops import explain_no_averages
 from ensemble.spec.recipe import has_own_loop
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.spec.validation import check_number
 from ensemble.store import MemberState, RunDir, RunState, StoreError, fold, read_events
 from ensemble.store.files import write_json
+
+log = logging.getLogger(__name__)
 
 TEMPERATURE, WEIGHT = 2.0, 0.5  # measured, see docs/decisions/0037
 #: The figures that are compared, as far as a task has them.
@@ -125,10 +129,16 @@ def declare_student(
         float(weight),
     )
     own = recover_declaration(parent)
+    trained = next(each for each in (epochs, own.epochs, ensemble.epochs) if each is not None)
+    averages = own.averaging if own.averaging is not None else ensemble.averaging
+    why = explain_no_averages(averages, trained)
+    if why is not None:
+        log.warning("the student keeps its own weights, not an average of them: %s", why)
     student = dataclasses.replace(
         own,
         params={**own.params, **params},
         epochs=own.epochs if epochs is None else epochs,
+        averaging="none" if why is not None else own.averaging,
         seed=1 + max(int(each.identity["seed"]) for each in state.members.values()),
         weights="uniform",
     )
@@ -227,6 +237,6 @@ def _read_samples(run: RunDir, split: str) -> Quantified | None:
     state = fold(read_events(run.events))
     try:
         _, samples = combine_samples(run, state, run.load_ensemble(state.header.get("code")))
-    except CombineError:
+    except (CombineError, StoreError):
         return None
     return next((each for each in samples if each.split == split), None)

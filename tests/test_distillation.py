@@ -20,6 +20,7 @@ from ensemble import Recipe, SpecError  # noqa: E402
 from ensemble.cli.parser import main  # noqa: E402
 from ensemble.combine.distilled_loss import find_distance, mean_where_known  # noqa: E402
 from ensemble.distillation import compare  # noqa: E402
+from ensemble.spec import SWA  # noqa: E402
 from ensemble.spec.task import Task  # noqa: E402
 from ensemble.store import RunDir, RunState, StoreError, fold, read_events  # noqa: E402
 
@@ -64,6 +65,21 @@ def test_a_student_is_a_run_of_its_own_and_what_it_loses_is_shown(
     assert main([*command, "--json", str(tmp_path / "rows.json")]) == 0, "again shows it again"
     assert json.loads((tmp_path / "rows.json").read_text()) == rows and len(state_of(student).members) == 1
     assert state_of(student).members["member-0"].attempts == 1
+
+
+def test_a_student_that_ends_before_averages_begin_keeps_its_own_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    declared = digits(epochs=3, averaging=SWA(2), members=[{"width": 16, "lr": 0.1}, {"width": 20, "lr": 0.1}])
+    run, student = tmp_path / "run", tmp_path / "student"
+    ensemble.submit(declared, run, "inline").wait()
+    ensemble.distill(run, student, epochs=1, executor="inline").wait()
+    (member,) = state_of(student).members.values()
+    assert member.state == "finished" and member.identity["averaging"] is None
+    assert "averaging begins after 2 epochs, and the member trains for 1" in caplog.text
+    (run / "ensemble.pkl").unlink()  # then the figures are those of the logs, without intervals
+    rows = compare(run, student)
+    assert rows[2]["lost"]["nll"] == pytest.approx(rows[2]["nll"] - rows[0]["nll"])
 
 
 def test_a_student_with_few_parameters_learns_more_from_the_ensemble_than_from_labels_alone(

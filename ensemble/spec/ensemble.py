@@ -23,6 +23,7 @@ from ensemble.spec.loops import (
     EarlyStop,
     Keep,
     check_loop_options,
+    explain_no_averages,
     resolve_loop_options,
 )
 from ensemble.spec.member import Member, Resources, as_member
@@ -207,7 +208,7 @@ class Ensemble(MemberPipelines):
             if not self.members:
                 raise SpecError("Ensemble.members is empty: give at least one dict of hyperparameters")
             for number in range(len(self.members)):
-                self._check_steps(number, self.identify(number).batch_size)
+                self._check_identity(number, self.identify(number))
         else:
             self._check_search()
 
@@ -294,7 +295,7 @@ class Ensemble(MemberPipelines):
     def _check_search(self) -> None:
         assert self.search is not None
         trial = self.identify(0, {})
-        self._check_steps(0, trial.batch_size)
+        self._check_identity(0, trial)
         check_space(self.search.space, trial.optimizer, trial.schedule)
         self.search.check_epochs(self.epochs)
         if self.search.gain and self.valid is None:
@@ -305,12 +306,16 @@ class Ensemble(MemberPipelines):
         """Whether the ensemble or its Recipe names the metric by which members are ranked."""
         return not isinstance(self.objective, Implied) or getattr(self.recipe, "objective", None) is not None
 
-    def _check_steps(self, number: int, batch_size: int) -> None:
-        if self.drop_last and batch_size > self.samples:
-            raise SpecError(
-                f"members[{number}]: an epoch of {self.samples} samples has no whole batch of {batch_size}: "
-                "take a smaller batch_size or drop_last=False"
+    def _check_identity(self, number: int, identity: Identity) -> None:
+        """Raise SpecError for a member that trains no step, or averages no weights."""
+        why = explain_no_averages(identity.averaging, identity.epochs)
+        if self.drop_last and identity.batch_size > self.samples:
+            why = (
+                f"an epoch of {self.samples} samples has no whole batch of {identity.batch_size}: take a smaller "
+                "batch_size or drop_last=False"
             )
+        if why is not None:
+            raise SpecError(f"members[{number}]: {why}")
 
     def identify(self, number: int, params: Member | Mapping[str, Any] | None = None) -> Identity:
         """The identity of a member.
@@ -347,9 +352,7 @@ class Ensemble(MemberPipelines):
             )
             looped = {name: value_of(name, getattr(self, name)) for name in LOOP_OPTIONS}
             validates = self.valid is not None or has_own_loop(self.recipe)
-            training |= resolve_loop_options(
-                looped, str(self.objective), str(self.mode), validates=validates, epochs=training["epochs"]
-            )
+            training |= resolve_loop_options(looped, str(self.objective), str(self.mode), validates=validates)
         except SpecError as error:
             raise SpecError(f"members[{number}]: {error}") from None
         return Identity(

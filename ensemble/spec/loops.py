@@ -126,7 +126,7 @@ def check_loop_options(where: str, given: Any) -> None:
 
 
 def resolve_loop_options(
-    declared: Mapping[str, Any], objective: str, mode: str, *, validates: bool, epochs: int
+    declared: Mapping[str, Any], objective: str, mode: str, *, validates: bool
 ) -> dict[str, Any]:
     """The loop options as a member's identity records them.
 
@@ -134,10 +134,9 @@ def resolve_loop_options(
         declared: the member's values of `LOOP_OPTIONS`.
         objective, mode: the metric that decides which epoch is best.
         validates: whether the member may report it: it has a validation split, or a train function.
-        epochs: of the member.
 
     Raises:
-        SpecError: one needs a validation split, and there is none; averages would begin after the last epoch.
+        SpecError: one needs a validation split, and there is none.
     """
     stopping = _resolve_early_stopping("early_stopping", declared["early_stopping"])
     selects = stopping is not None or declared["keep"] == "best"
@@ -149,21 +148,23 @@ def resolve_loop_options(
     unmet = [name for name, is_used in used.items() if is_used and not validates]
     if unmet:
         raise SpecError(f"{unmet[0]} needs a validation split: give Ensemble.valid")
-    averaging = _resolve_averaging("averaging", declared["averaging"])
-    if averaging is not None and int(averaging.get("start", 0)) >= epochs:
-        raise SpecError(
-            f"averaging begins after {averaging['start']:g} epochs, and the member trains for {epochs}: begin "
-            "earlier"
-        )
     return {
         "early_stopping": stopping,
         "keep": declared["keep"],
-        "averaging": averaging,
+        "averaging": _resolve_averaging("averaging", declared["averaging"]),
         "validate_every": declared["validate_every"],
         "compile": _resolve_compile("compile", declared["compile"]),
         "mixup": float(declared["mixup"]),
         "selected_by": {"metric": str(objective), "mode": str(mode)} if selects else None,
     }
+
+
+def explain_no_averages(averaging: Any, epochs: int) -> str | None:
+    """Why a member of so many epochs would average nothing; None where it averages, or is not to."""
+    options = (None if averaging is None else _resolve_averaging("averaging", averaging)) or {}
+    if int(options.get("start", 0)) < epochs:
+        return None
+    return f"averaging begins after {options['start']:g} epochs, and the member trains for {epochs}: begin earlier"
 
 
 def _resolve_early_stopping(where: str, given: Any) -> dict[str, Any] | None:

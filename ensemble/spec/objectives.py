@@ -50,6 +50,7 @@ _SPLITS = _names("valid val validation test eval dev train training")
 #: First words of scikit-learn's scores, `neg_mean_squared_error`; what follows is measured the other way round.
 _NEGATIONS = _names("neg negative negated minus")
 _STATISTICS = _names("mean median max root")
+_AMOUNTS = _names("time seconds step steps epoch epochs iteration iterations samples")
 
 
 class Implied(str):
@@ -83,7 +84,7 @@ def infer_mode(name: str) -> Mode | None:
             return "min" if opposite == "max" else "max"
         if words[0] in _NEGATIONS:  # of a negative class, of negative sampling, or negated: who knows
             return None
-    if "to" in words:  # a time, or a number of steps, until something is reached
+    if "to" in words[1:] and words[words.index("to") - 1] in _AMOUNTS:  # until something is reached
         return None
     if words[-1] in ("loss", "error"):
         return "min"

@@ -182,11 +182,8 @@ def test_what_nobody_asked_for_need_not_be_reported(tmp_path: Path) -> None:
 
 
 def test_the_time_until_something_is_reached_implies_no_mode() -> None:
-    assert [infer_mode(name) for name in ("time_to_accuracy", "steps to error", "valid_accuracy")] == [
-        None,
-        None,
-        "max",
-    ]
+    names = ("time_to_accuracy", "steps to error", "valid_accuracy", "seq_to_seq_loss", "text_to_image_accuracy")
+    assert [infer_mode(name) for name in names] == [None, None, "max", "min", "max"]
 
 
 def shown(outputs: Any, batch: Any) -> dict[str, Any]:
