@@ -23,6 +23,7 @@ from ensemble.combine.quantify import Quantified, describe, quantify
 from ensemble.combine.tasks import Statistic, TaskMath, find_math
 from ensemble.spec.objectives import infer_mode
 from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, name_of
+from ensemble.spec.task import CLASSIFICATION, as_task
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -93,7 +94,9 @@ def combine_samples(
         return refuse(ensemble.combine, reason, left_out)
     valid = read_aligned(run_dir, finished, "valid")
     left_out |= valid.left_out
-    if valid.target is None and (valid.members or valid.unsaved) and valid.task.kind == "classification":
+    declared = as_task("Recipe.task", getattr(ensemble.recipe, "task", None))
+    is_unclear = valid.target is None and (valid.members or valid.unsaved) and valid.task == CLASSIFICATION
+    if is_unclear and declared in (None, CLASSIFICATION):
         why = explain_missing_classes(ensemble, run_dir, state, finished)
         if why is not None:
             return refuse(ensemble.combine, why, left_out)

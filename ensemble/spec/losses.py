@@ -189,14 +189,17 @@ def _known(target: Tensor, *, of_labels: bool = False) -> tuple[Tensor, Tensor]:
     return torch.where(counted, target, torch.zeros((), dtype=target.dtype, device=target.device)), counted
 
 
-def check_shares(labels: Tensor) -> None:
-    """Raise SpecError unless labels [b, ...] are 0, 1, or shares between."""
+def find_wrong_label(labels: Tensor) -> tuple[int, str] | None:
+    """Row and fault of the first sample with a label that is not 0, 1, or a share between; None without one.
+
+    Args:
+        labels: [b, ...].
+    """
     wrong = (labels < 0) | (labels > 1)
-    if bool(wrong.any()):
-        at = int(wrong.reshape(len(wrong), -1).any(dim=1).nonzero()[0])
-        raise SpecError(
-            f"sample {at} of a batch has the label {labels[wrong][0].item():g}: labels are 0, 1, or shares between"
-        )
+    if not bool(wrong.any()):
+        return None
+    row = int(wrong.reshape(len(wrong), -1).any(dim=1).nonzero()[0])
+    return row, f"has the label {labels[wrong][0].item():g}: labels are 0, 1, or shares between"
 
 
 def _fit(outputs: Tensor, target: Tensor, what: str) -> Tensor:
@@ -215,8 +218,9 @@ def _elementwise(name: str, outputs: Tensor, target: Tensor) -> Tensor:
 
     outputs = _fit(outputs, target, name)
     known, counted = _known(target, of_labels=name in _OF_LABELS)
-    if name == "binary_cross_entropy" and known.device.type == "cpu":  # elsewhere each step would wait for it
-        check_shares(known)
+    is_looked_at = name == "binary_cross_entropy" and known.device.type == "cpu"  # a GPU would wait
+    if is_looked_at and (wrong := find_wrong_label(known)) is not None:
+        raise SpecError(f"sample {wrong[0]} of a batch {wrong[1]}")
     functions: dict[str, Any] = {
         "binary_cross_entropy": functional.binary_cross_entropy_with_logits,
         "mse": functional.mse_loss,

@@ -12,7 +12,6 @@ import torch
 
 from ensemble.comm import Communicator
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity
-from ensemble.spec.losses import check_shares
 from ensemble.spec.sample_weights import make_weight_function
 from ensemble.spec.task import IGNORED, LABELS, Task, find_known
 from ensemble.train.gather import gather_json
@@ -44,9 +43,6 @@ def as_stored_target(task: Task, target: torch.Tensor | None) -> torch.Tensor | 
 
     Floats that stand for labels become integers, NaN becomes IGNORED; those that do not (soft labels) stay floats.
     Of numbers what takes no part becomes NaN.
-
-    Raises:
-        SpecError: a label of several is not in 0 ... 1.
     """
     if target is None or task.kind == "free":
         return target
@@ -54,8 +50,6 @@ def as_stored_target(task: Task, target: torch.Tensor | None) -> torch.Tensor | 
     known = find_known(target, of_labels=of_labels)
     if not of_labels:
         return torch.where(known, target.double(), torch.nan)
-    if task.kind == "multilabel":
-        check_shares(torch.where(known, target, torch.zeros_like(target)))
     if not target.is_floating_point():
         return target.long()
     labels = torch.where(known, target.double(), IGNORED)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe
-from ensemble.spec.losses import NamedLoss
+from ensemble.spec.losses import NamedLoss, find_wrong_label
 from ensemble.spec.split_metrics import KNOWN, compute, name_of
 from ensemble.spec.task import LABELS, Task, find_known
 from ensemble.train.data import as_stored_target
@@ -65,11 +65,10 @@ def evaluate(recipe: Recipe, member: TrainContext) -> dict[str, float]:
     rows = _SplitRows(recipe, member)
     figures = member.evaluate(rows.measure)
     member.observer.agree()
-    missing = rows.find_gap()
+    figures, missing = rows.judge(figures)
     if missing and not was_settled:  # what is predicted was found out on the way
         rows = _SplitRows(recipe, member)
-        figures = member.evaluate(rows.measure)
-        missing = rows.find_gap()
+        figures, missing = rows.judge(member.evaluate(rows.measure))
     if missing:
         raise OutputError(f"some batches of Ensemble.valid have predictions, another has not: {missing}")
     return {**figures, **rows.split_metrics(figures)}
@@ -82,6 +81,8 @@ class _SplitRows:
         self._recipe, self._member = recipe, member
         self._rows: list[Rows] = []
         self._is_measured, self._missing = False, ""  # whether some batch has predictions; why some has none
+        self._misfit = ""  # why the targets of some batch are no labels
+        self._names: set[str] = set()  # of the figures of the task
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Loss, figures of the task, and the recipe's own metrics of one batch: see `TrainContext.evaluate`."""
@@ -93,15 +94,32 @@ class _SplitRows:
         values, task = self._predict(model, batch, first)
         kept = None if target is None or task is None else as_stored_target(task, target)
         if values is not None and task is not None:
-            why = explain_misfit(task, values, kept)
+            why = explain_layout(task, values, kept)
             self._missing, self._is_measured = self._missing or why or "", self._is_measured or why is None
             if why is None and kept is not None:
-                figures.update(measure_batch(task, values, kept))
+                figures.update(self._measure_labelled(task, values, kept, batch))
         if recipe.metrics is not None:
-            figures.update(recipe.metrics(first.output(), batch))
+            own = recipe.metrics(first.output(), batch)
+            self._names -= own.keys()
+            figures.update(own)
         if self._wanted(figures) and values is not None:
             truth = None if kept is None else kept.cpu().clone()
             self._rows.append((values.cpu(), batch["index"].cpu().clone(), truth))
+        return figures
+
+    def _measure_labelled(self, task: Task, values: Tensor, target: Tensor, batch: Batch) -> dict[str, Any]:
+        """The figures of a batch; none where its targets are no labels.
+
+        Raises:
+            LabelError: a label of several is not in 0 ... 1.
+        """
+        if (wrong := _find_wrong_label(task, target)) is not None:
+            raise LabelError(f"Ensemble.valid: sample {int(batch['index'][wrong[0]])} {wrong[1]}")
+        if (why := explain_labels(task, target)) is not None:
+            self._misfit = self._misfit or why
+            return {}
+        figures = measure_batch(task, values, target)
+        self._names |= figures.keys()
         return figures
 
     def _predict(self, model: nn.Module, batch: Batch, first: FirstCall) -> tuple[Tensor | None, Task | None]:
@@ -121,18 +139,28 @@ class _SplitRows:
             self._missing = self._missing or str(error)
             return None, None
 
-    def find_gap(self) -> str:
-        """Why some batches have no predictions, where others have: figures would be of a part of the samples.
+    def judge(self, figures: Mapping[str, float]) -> tuple[dict[str, float], str]:
+        """The figures without those that would be of a part of the samples; all ranks call it together.
 
-        All ranks call it together. Where no batch has predictions, the member's log says why.
+        - Where targets of some batch are no labels, there are none of the task.
+        - Where no batch has predictions, there are none of them.
+
+        The member's log says so.
+
+        Returns:
+            Also why some batches have no predictions, where others have.
         """
-        shares = gather_json(self._member.comm, [self._is_measured, self._missing])
-        missing: str = next((why for _, why in shares if why), "")
-        if any(is_measured for is_measured, _ in shares):
-            return missing
-        if missing and self._member.position["epoch"] == 0:
-            self._member.log(f"no figures of the predictions on 'valid': {missing}")
-        return ""
+        shares = gather_json(
+            self._member.comm, [self._is_measured, self._missing, self._misfit, sorted(self._names)]
+        )
+        missing, self._misfit = (next((each[at] for each in shares if each[at]), "") for at in (1, 2))
+        is_measured = any(each[0] for each in shares)
+        why = self._misfit if is_measured else missing
+        if why and self._member.position["epoch"] == 0:
+            self._member.log(f"no figures of the predictions on 'valid': {why}")
+        dropped = {name for each in shares for name in each[3]} if self._misfit else set()
+        kept = {name: value for name, value in figures.items() if name not in dropped}
+        return kept, missing if is_measured else ""
 
     def _wanted(self, figures: Mapping[str, Any]) -> list[str | Callable[..., float]]:
         """The metrics of the split that are to be computed, beside these figures."""
@@ -150,9 +178,10 @@ class _SplitRows:
         wanted, member = self._wanted(figures), self._member
         if not wanted or not figures:
             return {}
-        if self._missing:
-            raise OutputError(f"{', '.join(map(name_of, wanted))}: {self._missing}")
+        if self._missing or self._misfit:
+            raise OutputError(f"{', '.join(map(name_of, wanted))}: {self._missing or self._misfit}")
         values, index, target = (gather_rows(member.comm, part) for part in concatenate_rows(self._rows))
+        self._rows.clear()  # the member keeps `measure` until the next evaluation
 
         def compute_metrics() -> dict[str, float]:
             seen = member.observer.seen
@@ -205,11 +234,17 @@ def _mean_where(known: Tensor, values: Tensor, is_root: bool = False) -> Ratio:
 
 
 def explain_misfit(task: Task, values: Tensor, target: Tensor | None) -> str | None:
-    """Why values [b, ...] are not laid out by the task and the target; None where they are.
+    """Why values [b, ...] and the target are not those of the task; None where they are.
 
     Args:
         target: as it is stored (`as_stored_target`).
     """
+    why = explain_layout(task, values, target)
+    return explain_labels(task, target) if why is None and target is not None else why
+
+
+def explain_layout(task: Task, values: Tensor, target: Tensor | None) -> str | None:
+    """Why values are not laid out by the task and the target, both of `explain_misfit`; None where they are."""
     positions = {"classification": 1, "gaussian": 1, "quantiles": 1}.get(task.kind, 0)
     if task.kind != "free" and values.dim() < 1 + max(positions, task.kind == "multilabel"):
         return f"values of shape {list(values.shape)} are not those of {task.kind}"
@@ -221,6 +256,20 @@ def explain_misfit(task: Task, values: Tensor, target: Tensor | None) -> str | N
             f"{task.kind}: values of shape {list(values.shape)} and the target {list(target.shape)} do not have "
             "the same positions"
         )
+    return None
+
+
+def explain_labels(task: Task, target: Tensor) -> str | None:
+    """Why a target, of `explain_misfit`, names no classes or labels; None where it does, or need not."""
+    if (wrong := _find_wrong_label(task, target)) is not None:
+        return f"{task.kind}: sample {wrong[0]} of a batch {wrong[1]}"
     if task.kind in LABELS and target.is_floating_point():
         return f"{task.kind}: the target has fractions, where it should name classes or labels"
     return None
+
+
+def _find_wrong_label(task: Task, target: Tensor) -> tuple[int, str] | None:
+    """See `find_wrong_label`, for a target as it is stored."""
+    if task.kind != "multilabel":
+        return None
+    return find_wrong_label(torch.where(find_known(target, of_labels=True), target, 0))

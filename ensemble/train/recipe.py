@@ -96,7 +96,7 @@ def _make_schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.
 def predict(recipe: Recipe, member: TrainContext, split: str) -> None:
     """Save the member's predictions for a split; where there are none, log why."""
     rows: list[Rows] = []
-    why, task = None, None
+    why, task, is_foreign = None, None, False  # whether some targets are of another kind than the task's
     try:
         with member.evaluating() as model:
             for batch in member.batches(split):
@@ -105,7 +105,7 @@ def predict(recipe: Recipe, member: TrainContext, split: str) -> None:
                 target = as_stored_target(task, batch.get(recipe.target))
                 why = explain_misfit(task, values, target)
                 if why is not None and split == "shifted" and target is not None:
-                    target, why = None, explain_misfit(task, values, None)  # of labels of another kind
+                    is_foreign, why = True, explain_misfit(task, values, None)
                 if why is not None:
                     break
                 kept = None if target is None else target.cpu().clone()
@@ -116,7 +116,8 @@ def predict(recipe: Recipe, member: TrainContext, split: str) -> None:
     if why is not None:
         member.log(f"no predictions on {split!r} are saved: {why}")
         return
-    member.predictions(split, *concatenate_rows(rows), task)
+    found, index, targets = concatenate_rows(rows)
+    member.predictions(split, found, index, None if find_first(member.comm, is_foreign or None) else targets, task)
 
 
 def predict_batch(recipe: Recipe, member: TrainContext, model: nn.Module, batch: Batch) -> tuple[Tensor, Task]:

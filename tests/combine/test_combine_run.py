@@ -334,6 +334,13 @@ def test_a_regression_or_several_labels_a_sample_are_refused_and_no_probabilitie
     assert re.search(said if valid else "no validation split .* declare Ensemble.valid", reason)
 
 
+def test_members_of_a_declared_task_that_saved_nothing_are_not_said_to_be_no_classifiers(tmp_path: Path) -> None:
+    data = Pipeline(sources.arrays(x=np.zeros((300, FEATURES), np.float32), label=np.zeros((300, 3), np.int64)))
+    declared = declare(train=data, valid=data, recipe=Recipe(model=build, loss=loss, task="multilabel"))
+    run = finish(tmp_path / "e", declared, splits=())
+    assert combine(run, state_of(run), declared)["reason"].endswith("saved no valid predictions")
+
+
 def several(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return model(batch["x"]).sigmoid()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ensemble.spec.losses import NamedLoss  # noqa: E402
 from ensemble.spec.task import IGNORED, Task, quantiles  # noqa: E402
 from ensemble.store import RunDir, load_predictions  # noqa: E402
 from ensemble.train.data import as_stored_target  # noqa: E402
-from ensemble.train.evaluation import explain_misfit, measure_batch  # noqa: E402
+from ensemble.train.evaluation import _SplitRows, explain_misfit, measure_batch  # noqa: E402
 from ensemble.train.gather import Means  # noqa: E402
 from pipelines import Pipeline, sources  # noqa: E402
 
@@ -212,6 +213,20 @@ def test_a_figure_is_never_of_a_part_of_the_samples(tmp_path: Path) -> None:
     (failed,) = [event for event in events if event["type"] == "failed"]
     assert outcome == "failed" and not failed["retry"]
     assert "some batches of Ensemble.valid have predictions, another has not" in failed["error"]
+
+
+def test_predictions_of_an_evaluation_are_not_kept_through_the_next_epoch(tmp_path: Path) -> None:
+    kept = []
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        if model.training:
+            rows = [each for each in gc.get_objects() if type(each) is _SplitRows]
+            kept.append(sum(len(each._rows) for each in rows))
+        return cases.cross_entropy(model, batch)
+
+    recipe = Recipe(model=cases.head(3), loss=loss, split_metrics=["nll"])
+    outcome, events, _ = train(recipe, tmp_path, np.arange(15) % 3)
+    assert "nll" in end(outcome, events)["metrics"] and kept == [0] * len(kept)
 
 
 def test_the_validation_loss_is_of_the_samples_that_take_part(tmp_path: Path) -> None:
