@@ -90,7 +90,7 @@ class EvaluatedMember:
         self._optimization: Optimization | None = None
         self._validate: Callable[[], Mapping[str, float]] | None = None
         self._measure: Measure | None = None
-        self._is_renewing = False
+        self._is_renewing = self._has_warned = False
         self._micro_batches: MicroBatches | None = None
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
@@ -169,10 +169,7 @@ class EvaluatedMember:
 
     def _renew_known_statistics(self) -> None:
         """`renew_statistics` for a train function that has not done it: by the last `measure`, or by the call of
-        the model that was observed.
-
-        Raises:
-            TrainingError: it is not known how the model is called.
+        the model that was observed. Where neither is known, the function may do it itself; the log says so.
         """
         seen = self.observer.seen
         call = None if seen is None else seen.call
@@ -182,10 +179,13 @@ class EvaluatedMember:
             self.renew_statistics(self._measure)
         elif call is not None:
             self.renew_statistics(lambda model, batch: {"outputs": call.call(model, batch)})
-        else:
-            raise TrainingError(
+        elif not self._has_warned:
+            self._has_warned = True
+            self.log(
                 "averaged weights need running statistics of their own, and it is not known how the model is "
-                "called: use member.evaluate(measure), or call member.validate_with(measure) before the loop"
+                "called: they have the average of those in training, unless the train function computes them "
+                "within member.evaluating(); use member.evaluate(measure), or call member.validate_with(measure) "
+                "before the loop"
             )
 
     @contextlib.contextmanager

@@ -66,6 +66,16 @@ class Lifecycle:
         return self.at.epoch >= self._identity.epochs or self.selection.is_stopped
 
     @property
+    def may_be_kept(self) -> bool:
+        """Whether the weights after the epoch in progress may be those that are saved or kept."""
+        own, done = self._identity, self.at.epoch + 1
+        is_selected = own.keep == "best" or own.early_stopping is not None
+        return is_selected or done >= own.epochs or self._is_checkpoint_due(done)
+
+    def _is_checkpoint_due(self, epochs: int) -> bool:
+        return epochs % self._ensemble.checkpoint_every == 0
+
+    @property
     def position(self) -> dict[str, int]:
         """Own epoch and step in it, as fields of events."""
         return {"epoch": self.at.epoch, "step": self.at.step}
@@ -178,8 +188,10 @@ class Lifecycle:
             return False
         reported = gather_json(self._comm, None if metrics is None else dict(metrics))[0] or {}
         if by["metric"] not in reported:
-            # Within the first epoch it may not be known yet what is predicted.
-            if self.selection.is_measured or not self._observer.is_settled:
+            # Within the first epoch it may not be known yet what is predicted. A checkpoint of an earlier version
+            # has no `is_measured`.
+            is_measured = self.selection.is_measured or self.selection.best is not None
+            if is_measured or not self._observer.is_settled:
                 return False
             raise TrainingError(describe_missing_objective(by["metric"], reported))
         delta = (self._identity.early_stopping or {}).get("min_delta", 0.0)
@@ -242,7 +254,7 @@ class Lifecycle:
                 verdict = "stop"
             else:
                 self._switch_feeder(change)
-        is_due = self.is_over or at.epoch % self._ensemble.checkpoint_every == 0
+        is_due = self.is_over or self._is_checkpoint_due(at.epoch)
         if verdict in (None, "continue") and is_due:
             self.save(optimization)
         self.execute(verdict, optimization)

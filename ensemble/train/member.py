@@ -108,7 +108,7 @@ class TrainContext(EvaluatedMember):
         life.conclude(optimization)
 
     def _end_epoch(self) -> None:
-        if self._life.at.step == self.steps_per_epoch:
+        if self._life.at.step == self.steps_per_epoch and self._life.may_be_kept:
             self._renew_known_statistics()
         self._life.end_epoch(self._prepared())
 
@@ -160,9 +160,10 @@ class TrainContext(EvaluatedMember):
         """
         own, seen = self.identity, self.observer.seen
         inputs: Sequence[str] = () if seen is None or seen.call is None else seen.call.fields
-        if isinstance(self._loss, NamedLoss):
+        if isinstance(self._loss, NamedLoss) and not self._is_own_loop:
             inputs = self._loss.find_inputs(batch)
-        mixed = mix(batch, self._target, own.mixup, own.seed, self.rank, self._life.global_step, inputs)
+        step, weighted = self._life.global_step, own.weights is not None
+        mixed = mix(batch, self._target, own.mixup, own.seed, self.rank, step, inputs, weighted=weighted)
         self._has_mixed = True
         if own.mixup:  # its fields are what the model is called with
             self.observer.begin(self._prepared().model, mixed)

@@ -25,8 +25,6 @@ from ensemble.train.job import TrainingError
 from ensemble.train.seeding import step_seed
 from pipelines import Batch
 
-_NOT_MIXED = ("index", "weight")
-
 
 class MixedBatch(Batch):
     """A batch of mixed samples; its target is that of the samples with the share.
@@ -59,7 +57,15 @@ class MixedBatch(Batch):
 
 
 def mix(
-    batch: Batch, target: str, alpha: float, seed: int, rank: int, step: int, inputs: Collection[str] = ()
+    batch: Batch,
+    target: str,
+    alpha: float,
+    seed: int,
+    rank: int,
+    step: int,
+    inputs: Collection[str] = (),
+    *,
+    weighted: bool = False,
 ) -> MixedBatch:
     """Mix the samples of a rank's batch, or of a part of it.
 
@@ -69,6 +75,7 @@ def mix(
         seed: of the member.
         step: of the member, over all epochs.
         inputs: the fields that the model is called with, as far as they are known.
+        weighted: whether the field "weight" has the weights of the samples; else it is one as any other.
 
     Raises:
         TrainingError: the batch has no such field, or none to mix, or the model is called with one that cannot be
@@ -80,13 +87,12 @@ def mix(
         return made
     if target not in batch:
         raise TrainingError(f"mixup: the batch has no target {target!r}; declare Recipe(target=...)")
-    mixed = [
-        name for name, value in batch.items() if name not in (*_NOT_MIXED, target) and value.is_floating_point()
-    ]
+    not_mixed = ("index", target, *(("weight",) if weighted else ()))
+    mixed = [name for name, value in batch.items() if name not in not_mixed and value.is_floating_point()]
     if not mixed:
         raise TrainingError(f"mixup needs a field of floats to mix; the batch has {', '.join(batch)}")
     whole = [name for name in inputs if name in batch and batch[name].dim() > 1]
-    left = [name for name in whole if name not in (*mixed, *_NOT_MIXED, target)]
+    left = [name for name in whole if name not in (*mixed, *not_mixed)]
     if unmixed := [name for name in left if batch[name].dtype != torch.bool]:  # a mask is that of its sample
         field = batch[unmixed[0]]
         raise TrainingError(
@@ -95,21 +101,22 @@ def mix(
             "mask), or leave mixup= out"
         )
     share = float(np.random.default_rng((0, step_seed(seed, 0, step))).beta(alpha, alpha))
-    partner = _draw_partners(batch, target, np.random.default_rng((1, step_seed(seed, rank, step))))
+    weight = batch["weight"] if weighted else None
+    partner = _draw_partners(batch, target, weight, np.random.default_rng((1, step_seed(seed, rank, step))))
     for name in mixed:
         value = batch[name]
         made[name] = share * value + (1 - share) * value[partner]
     made.share, made.partner_target = share, batch[target][partner]
-    if (weight := batch.get("weight")) is not None:
+    if weight is not None:
         made.partner_weight = torch.where(weight == 0, 1.0, weight[partner] / weight)
     return made
 
 
-def _draw_partners(batch: Batch, target: str, rng: np.random.Generator) -> Tensor:
+def _draw_partners(batch: Batch, target: str, weight: Tensor | None, rng: np.random.Generator) -> Tensor:
     """For each sample the row of its partner: a permutation of those with a weight and a target that takes part;
     the others have themselves.
     """
-    weight, index = batch.get("weight"), batch["index"]
+    index = batch["index"]
     partner = np.arange(len(index))
     is_usable = find_known(batch[target]).reshape(len(index), -1).any(dim=1)
     if weight is not None:

@@ -12,11 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import train_child as cases  # noqa: E402
-from loop_cases import STOPPING, Events, finished, of, predictions, train  # noqa: E402
+from loop_cases import STOPPING, Events, checkpoint, finished, of, predictions, train  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.optim.swa_utils import update_bn  # noqa: E402
 
 from ensemble.spec import SWA, EarlyStopping, Member, Recipe  # noqa: E402
+from ensemble.store import RunDir, save_checkpoint  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
+from pipelines import Pipeline, sources  # noqa: E402
 
 
 def own_loop(member: Any) -> None:
@@ -128,10 +131,70 @@ def test_averages_that_a_train_function_evaluates_by_hand_have_statistics_of_the
     assert told["weights_sha256"] == seen["weights_sha256"] == built_in["weights_sha256"]
 
 
-def test_averages_of_a_model_that_nobody_can_call_are_refused_before_they_are_measured(tmp_path: Path) -> None:
-    outcome, events = train(tmp_path, own_evaluation(False), **BY_HAND)
-    assert outcome == "failed" and len(of(events, "epoch")) == 2, "before the first average"
-    assert "call member.validate_with(measure) before the loop" in of(events, "failed")[0]["error"]
+def test_averages_of_a_model_that_nobody_can_call_are_trained_on_and_that_is_said(tmp_path: Path) -> None:
+    finished(tmp_path, own_evaluation(False), **BY_HAND)
+    log = RunDir(tmp_path).log("member-0").read_text()
+    assert log.count("call member.validate_with(measure) before the loop") == 1
+
+
+def test_a_train_function_may_compute_the_statistics_of_averages_itself(tmp_path: Path) -> None:
+    def loop(member: Any) -> None:
+        model = cases.Net(norm=True)
+        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for epoch in member.epochs():
+            model.train()
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+            with member.evaluating() as averaged:
+                update_bn((batch["x"] for batch in cases.data().loader(5, range(epoch, epoch + 1))), averaged)
+
+    own = finished(tmp_path / "own", loop, **BY_HAND)
+    assert own["weights_sha256"] == finished(tmp_path / "recipe", NORM, **BY_HAND)["weights_sha256"]
+
+
+def test_statistics_are_computed_where_a_checkpoint_is_due(tmp_path: Path) -> None:
+    """Each time reads the training data once more."""
+    passes: list[int] = []
+
+    def measure(model: nn.Module, batch: Any) -> dict[str, Any]:
+        if model.training and len(batch["index"]) == 5 and batch.step == 0:
+            passes.append(batch.epoch)
+        return {"outputs": model(batch["x"]).sum(dim=1)}
+
+    def loop(member: Any) -> None:
+        model = cases.Net(norm=True)
+        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        member.validate_with(measure)
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+
+    finished(tmp_path, loop, epochs=8, averaging=SWA(2), checkpoint_every=3)
+    assert passes == [2, 5, 7]
+
+
+def test_a_train_function_mixes_a_batch_of_several_inputs(tmp_path: Path) -> None:
+    """The Recipe's loss by name, which would have to be told which of them, is not used."""
+    data = cases.data()
+
+    def loop(member: Any) -> None:
+        model = cases.plain(member.params)
+        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in member.epochs():
+            for batch in member.batches():
+                mixed = member.mixup(batch)
+                outputs = model(mixed["x"] + mixed["more"])
+                member.backward(
+                    mixed.losses(lambda y: nn.functional.cross_entropy(outputs, y, reduction="none"))  # noqa: B023
+                )
+                member.step()
+
+    rows = next(iter(data.loader(cases.N, 1)))
+    fields = {name: rows[name].numpy() for name in ("x", "label")}
+    pipe = Pipeline(sources.arrays(**fields, more=fields["x"]))
+    finished(tmp_path, Recipe(model=cases.plain, train=loop, loss="cross_entropy"), train=pipe, valid=None, mixup=0.3)
 
 
 def now_and_then(epochs: range, value: Any) -> Any:
@@ -160,6 +223,20 @@ def test_an_epoch_without_an_evaluation_does_not_count_for_early_stopping(tmp_pa
     assert better["epoch"] == 8 and better["kept"]["epoch"] == 6
     worse = finished(tmp_path / "worse", now_and_then(range(0, 12, 3), float), epochs=12, **options)
     assert (worse["epoch"], worse["kept"]["epoch"]) == (6, 0), "the third and the sixth epoch were worse"
+
+
+def test_a_checkpoint_that_does_not_say_whether_there_was_an_evaluation_is_resumed(tmp_path: Path) -> None:
+    """As an earlier version wrote it."""
+    options = {"objective": "loss", "early_stopping": EarlyStopping(4), "keep": "best", "epochs": 6}
+    loop = now_and_then(range(0, 6, 2), float)
+    whole = finished(tmp_path / "whole", loop, **options)
+    folder = tmp_path / "resumed"
+    train(folder, loop, cases.Script(6, "stop"), **options)
+    saved = checkpoint(folder)
+    assert saved["position"]["epoch"] == 1 and saved["position"]["selection"]["best"]["epoch"] == 0
+    del saved["position"]["is_reported"], saved["position"]["selection"]["is_measured"]
+    save_checkpoint(RunDir(folder).checkpoint("member-0", 0), saved)
+    assert finished(folder, loop, **options) == whole
 
 
 def test_predictions_that_do_not_fit_their_task_are_tried_once(tmp_path: Path) -> None:

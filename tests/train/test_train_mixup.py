@@ -51,9 +51,9 @@ def test_the_share_is_that_of_the_step_and_partners_those_of_the_rank() -> None:
 
 def test_a_sample_that_is_not_to_be_learnt_is_nobodys_partner() -> None:
     weight = torch.tensor([1.0, 0.0] * 8)
-    mixed = mix(batch(weight=weight), "label", 1.0, seed=0, rank=0, step=0)
+    mixed = mix(batch(weight=weight), "label", 1.0, seed=0, rank=0, step=0, weighted=True)
     changed = batch(weight=weight, x=torch.where(weight[:, None] == 0, 1e6, batch()["x"]))
-    again = mix(changed, "label", 1.0, seed=0, rank=0, step=0)
+    again = mix(changed, "label", 1.0, seed=0, rank=0, step=0, weighted=True)
     assert torch.equal(mixed["x"][weight == 1], again["x"][weight == 1])
     assert torch.equal(mixed["weight"], weight)
 
@@ -73,13 +73,24 @@ def test_a_sample_without_a_target_is_nobodys_partner() -> None:
 def test_each_of_the_two_losses_has_the_weight_of_its_sample() -> None:
     """As a bootstrap wants it: a sample that was drawn three times counts three times, wherever it is."""
     weight = torch.tensor([1.0, 0.0, 3.0, 2.0] * 4)
-    mixed = mix(batch(weight=weight), "label", 1.0, seed=0, rank=0, step=0)
+    mixed = mix(batch(weight=weight), "label", 1.0, seed=0, rank=0, step=0, weighted=True)
     rows = ((mixed["x"][:, 0] - mixed.share * batch()["x"][:, 0]) / (1 - mixed.share)).round().long()
     own, others = torch.rand(16), torch.rand(16)
     found = mixed.losses(lambda target: others if target is mixed.partner_target else own) * weight
     expected = mixed.share * weight * own + (1 - mixed.share) * weight[rows] * others
     torch.testing.assert_close(found[weight > 0], expected[weight > 0])
     assert (found[weight == 0] == 0).all()
+
+
+def test_a_field_of_that_name_is_no_weight_of_samples_where_none_is_declared() -> None:
+    weight = torch.tensor([1.0, 0.0, 3.0, 2.0] * 4)
+    mixed = mix(batch(weight=weight), "label", 1.0, seed=0, rank=0, step=0)
+    plain = mix(batch(), "label", 1.0, seed=0, rank=0, step=0)
+    assert mixed.partner_weight is None and torch.equal(mixed["x"], plain["x"])
+    rows = ((mixed["x"][:, 0] - mixed.share * batch()["x"][:, 0]) / (1 - mixed.share)).round().long()
+    torch.testing.assert_close(mixed["weight"], mixed.share * weight + (1 - mixed.share) * weight[rows])
+    target = mix(batch(weight=weight), "weight", 1.0, seed=0, rank=0, step=0)
+    assert target.partner_weight is None and torch.equal(target["weight"], weight)
 
 
 def test_a_model_that_is_called_with_what_cannot_be_mixed_is_refused() -> None:
