@@ -194,7 +194,27 @@ def test_a_train_function_mixes_a_batch_of_several_inputs(tmp_path: Path) -> Non
     rows = next(iter(data.loader(cases.N, 1)))
     fields = {name: rows[name].numpy() for name in ("x", "label")}
     pipe = Pipeline(sources.arrays(**fields, more=fields["x"]))
-    finished(tmp_path, Recipe(model=cases.plain, train=loop, loss="cross_entropy"), train=pipe, valid=None, mixup=0.3)
+    finished(
+        tmp_path, Recipe(model=cases.plain, train=loop, loss="cross_entropy"), train=pipe, valid=None, mixup=0.3
+    )
+
+
+@pytest.mark.parametrize("weights", ["uniform", "bootstrap"])
+def test_mixup_weighs_samples_where_the_member_has_weights(tmp_path: Path, weights: str) -> None:
+    seen = []
+
+    def loop(member: Any) -> None:
+        model = cases.plain(member.params)
+        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in member.epochs():
+            for batch in member.batches():
+                mixed = member.mixup(batch)
+                seen.append(mixed.partner_weight is not None)
+                member.backward(cases.loss(model, mixed))
+                member.step()
+
+    finished(tmp_path, loop, epochs=1, mixup=0.3, weights=weights)
+    assert seen == [weights == "bootstrap"] * 5
 
 
 def now_and_then(epochs: range, value: Any) -> Any:
