@@ -97,11 +97,6 @@ def open_source(
     raise ArtifactError(f"{path} is of no known format; data are {FORMATS}")
 
 
-def is_sharded(folder: Path) -> bool:
-    """Whether a path is a folder of files that have many records each."""
-    return folder.is_dir() and any(any(folder.glob(f"*.{suffix}")) for suffix in _SHARDS)
-
-
 def _open_folder(path: Path, field: str | None, fields: Collection[str] | None) -> Source:
     for suffix in _SHARDS:
         if any(path.glob(f"*.{suffix}")):
@@ -141,8 +136,10 @@ def _open_table(path: Path, fields: Collection[str] | None) -> Source:
     import pyarrow
     import pyarrow.csv
 
+    options = pyarrow.csv.ConvertOptions()
+    options.null_values = [word for word in options.null_values if word.strip("-").lower() != "nan"]  # a number
     try:
-        table = pyarrow.csv.read_csv(path)
+        table = pyarrow.csv.read_csv(path, convert_options=options)
     except (OSError, pyarrow.ArrowException) as error:
         raise ArtifactError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     names = [name for name in table.column_names if fields is None or name in fields] or table.column_names

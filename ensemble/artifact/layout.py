@@ -21,6 +21,7 @@ import glob
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +47,10 @@ _KEYS = (
     "conformal",
     "stages",
 )
+#: What a system puts into folders: lost with an artifact that is replaced. NFS keeps removed files that are open.
+_OF_SYSTEM = (".DS_Store", ".nfs*")
+#: An export whose folder is unchanged for so long is not under way: other hosts may not see its lock.
+_LEFT_S = 3600
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # renameat2(2)
 
 
@@ -103,7 +108,8 @@ def check_target(path: Path) -> None:
     if os.path.ismount(path) and not path.is_symlink():
         raise ArtifactError(f"{path} is a mount point, which cannot be replaced; choose a new folder in it")
     if is_artifact(path) and not path.is_symlink():
-        others = sorted({each.name for each in path.iterdir()} - FILES)
+        names = {each.name for each in path.iterdir()} - FILES
+        others = sorted(name for name in names if not any(map(Path(name).match, _OF_SYSTEM)))
         if others:
             more = ", ..." if len(others) > 3 else ""
             raise ArtifactError(
@@ -181,13 +187,15 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove what exports to this path left behind that were killed."""
+    """Remove what exports to this path left behind that were killed, and have not touched since `_LEFT_S`."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
         with contextlib.suppress(OSError):  # another export holds it, or there are no locks
             descriptor = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(leftover)
+                changed = max(each.stat().st_mtime for each in (leftover, *leftover.iterdir()))
+                if time.time() - changed > _LEFT_S:
+                    shutil.rmtree(leftover)
             finally:
                 os.close(descriptor)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.artifact import layout
-from ensemble.artifact.data import is_sharded, open_source
+from ensemble.artifact.data import open_source
 from ensemble.artifact.layout import ArtifactError
 from ensemble.artifact.preparation import prepare_for_program, prepare_for_run
 from ensemble.combine.conformal import Conformal, load_conformal
@@ -83,7 +85,7 @@ def predict(
         model: an artifact, or the directory of a run.
         data: a file or folder of records like those that the run read (`ensemble.artifact.data.FORMATS`); they are
             prepared by the stages of the run's validation pipeline.
-        out: the file: a new one, or one of predictions, which is replaced.
+        out: the file: a new one, or one of predictions or without content, which is replaced.
         split: instead of data, the run's own valid, test or shifted split.
         uncertainty: add the columns of the uncertainties, and of conformal predictions.
         prepared: with an artifact: the data are what its program takes, no stage is to be run.
@@ -120,17 +122,28 @@ def _check_out(target: Path, data: str | os.PathLike[str] | None) -> None:
         raise ArtifactError(f"predictions are written as Parquet: name the file {target.stem}.parquet")
     if target.is_dir() or not target.parent.is_dir():
         raise ArtifactError(f"cannot write {target}: it is a folder, or its folder does not exist")
-    folder = None if data is None else Path(data).expanduser()
-    if folder is not None and is_sharded(folder) and target.parent.resolve() == folder.resolve():
+    if data is not None and _is_among(target, Path(data).expanduser()):
         raise ArtifactError(f"{target} would lie among the data, like one of them: choose another folder")
     if not os.path.lexists(target):
         return
     try:
-        known = target.is_file() and MARK in (pyarrow.parquet.read_schema(target).metadata or {})
+        known = target.is_file() and (
+            not target.stat().st_size or MARK in (pyarrow.parquet.read_schema(target).metadata or {})
+        )
     except (OSError, pyarrow.ArrowException):
         known = False
     if not known:
         raise ArtifactError(f"{target} exists and holds no predictions: choose another file, or remove it")
+
+
+def _is_among(target: Path, data: Path) -> bool:
+    """Whether a file would lie in a folder of data, or be one that a pattern of data matches."""
+    if data.is_dir():
+        return target.parent.resolve() == data.resolve()
+    if data.exists() or not fnmatch.fnmatchcase(target.name, data.name):
+        return False
+    folders = glob.glob(str(data.parent), recursive=True)
+    return target.parent.resolve() in {Path(folder).resolve() for folder in folders}
 
 
 def open_predictor(

@@ -21,8 +21,8 @@ from pipelines.stages.records import as_record, from_record
 
 _DECODERS = tuple(type(make("image")) for make in (stages.decode_jpeg, stages.decode_image))
 _RENAME, _SELECT, _DROP = type(stages.rename(a="b")), type(stages.select("a")), type(stages.drop("a"))
-#: Of kinds of dtypes: a number is cast to one of its own or a higher rank.
-_RANKS = {"b": 0, "u": 0, "i": 0, "f": 1}
+#: Kinds of dtypes that numbers are cast between.
+_NUMBERS = "buif"
 
 Open = Callable[[str | None, Sequence[str] | None], Source]
 """Opens data: from what their images are called, and the fields that are read (None: all)."""
@@ -134,12 +134,17 @@ def prepare_for_run(pipeline: Pipeline, open_data: Open, fields: Sequence[str] |
         image = next((names[0] for names in (bytes_fields, arrays) if len(names) == 1), None)
     start = _start(open_data(image, plan.raw), image, plan.raw)
     for name, value in known.items():
-        if name in (plan.raw or ()) and isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _RANKS:
+        number = isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMBERS
+        if number and name in (plan.raw or ()):
             start = start.map(As(name, value.dtype.name))
     left: Sequence[Stage] = plan.stages
     if plan.raw is None:
         left = _leave_out_target(left, target, start.source[0])
-    return _apply(left, start).map(stages.select(*wanted))
+    made = _apply(left, start).map(stages.select(*wanted))
+    for name, found in pipeline.fields.items():
+        if name in wanted:  # a function of the user's makes of other numbers other types
+            made = made.map(As(name, found.dtype))
+    return made
 
 
 def _start(source: Source, image: str | None, raw: Sequence[str] | None) -> Pipeline:
@@ -203,8 +208,8 @@ def _fit_fields(pipeline: Pipeline, fields: Mapping[str, Mapping[str, Any]]) -> 
         fits = len(axes) == len(found.shape) and all(
             isinstance(size, str) or size == own for size, own in zip(axes, found.shape, strict=True)
         )
-        ranks = [_RANKS.get(np.dtype(dtype).kind, 2) for dtype in (found.dtype, wanted["dtype"])]
-        if not fits or ranks[0] > ranks[1]:
+        numbers = all(np.dtype(dtype).kind in _NUMBERS for dtype in (found.dtype, wanted["dtype"]))
+        if not fits or not (numbers or found.dtype == wanted["dtype"]):
             raise ArtifactError(
                 f"the field {name!r} of the data is {found.dtype} {list(found.shape)}, but the program takes "
                 f"{wanted['dtype']} {axes} for each sample"
@@ -237,9 +242,9 @@ class As:
         value, dtype = np.asarray(sample[self.field]), np.dtype(self.dtype)
         if value.dtype == dtype:
             return sample
-        if _RANKS.get(value.dtype.kind, 2) > _RANKS[dtype.kind]:
+        if value.dtype.kind not in _NUMBERS or dtype.kind not in _NUMBERS:
             raise PipelineError(f"field {self.field!r} holds {value.dtype}, not {dtype}")
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             made = value.astype(dtype)
         lost = np.isinf(made) & ~np.isinf(value) if dtype.kind == "f" else made != value
         if lost.any():

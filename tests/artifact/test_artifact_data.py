@@ -119,6 +119,10 @@ def test_a_plan_has_the_stages_that_the_fields_need() -> None:
         (np.array([np.inf, np.nan, 0.1]), "float32", [np.inf, np.nan, np.float32(0.1)]),
         (np.array([2**24 + 1]), "float32", [2**24]),
         (np.float64(3), "float32", 3),
+        (np.array([3.0, -0.0]), "int32", [3, 0]),
+        (np.array([2.5]), "int64", 2.5),
+        (np.array([np.nan]), "int64", np.nan),
+        (np.array([256.0]), "uint8", 256.0),
     ],
 )
 def test_numbers_are_cast_where_the_dtype_holds_them(given: Any, dtype: str, wanted: Any) -> None:
@@ -127,6 +131,14 @@ def test_numbers_are_cast_where_the_dtype_holds_them(given: Any, dtype: str, wan
         assert found.dtype == dtype and np.array_equal(found, wanted, equal_nan=dtype == "float32")
         return
     with pytest.raises(PipelineError, match=re.escape(f"holds {wanted}, which {dtype} cannot hold")):
+        As("x", dtype)({"x": given})
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"), [(X.astype(np.complex128), "complex64"), (X, "complex64"), (X + 0j, "float32")]
+)
+def test_what_is_not_a_real_number_is_not_cast(given: Any, dtype: str) -> None:
+    with pytest.raises(PipelineError, match=f"field 'x' holds {given.dtype}, not {dtype}"):
         As("x", dtype)({"x": given})
 
 
@@ -206,7 +218,8 @@ def test_columns_beside_the_models_own_are_not_read(numbers: dict[str, Path], tm
         ("", "cannot be read: Empty CSV file"),
         ("a\n1.5\n", "no field 'id'"),
         ("a,id\n1.5,x\n", "'id'"),
-        ("a,id\n1.5,2.5\n", "'id' of the data is float64 .*, but the program takes int64"),
+        ("a,id\n1.5,2.5\n", "'id' holds 2.5, which int64 cannot hold"),
+        ("a,id\n1.5,1\n#N/A,2\n", r"sample 1 \(.*t\.csv:row 1\): column 'a' has no value"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(
@@ -216,6 +229,34 @@ def test_a_table_that_does_not_fit_is_refused(
     with pytest.raises((ArtifactError, PipelineError), match=message):
         predict(numbers["artifact"], tmp_path / "t.csv", tmp_path / "p")
     assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("model", ["run", "artifact"])
+def test_whole_numbers_may_be_floats_and_numbers_nan(numbers: dict[str, Path], tmp_path: Path, model: str) -> None:
+    (tmp_path / "t.csv").write_text("a,id\n1.5,1.0\nnan,2.0\n-NaN,3\n2.5,4\n")
+    save(tmp_path / "t.npz", a=np.array([1.5, np.nan, np.nan, 2.5]), id=np.arange(1, 5))
+    for name in ("t.csv", "t.npz"):
+        with pytest.warns(UserWarning, match="2 of 4 rows have predictions that are NaN"):
+            assert predict(numbers[model], tmp_path / name, tmp_path / name.replace(".", "-")) == 4
+    found = [str(pq.read_table(tmp_path / name).to_pylist()) for name in ("t-csv", "t-npz")]
+    assert found[0] == found[1]
+
+
+def test_what_a_stage_of_the_users_makes_is_cast(tmp_path: Path) -> None:
+    """In training it had numbers of 32 bits to make them of, in a table they have 64."""
+
+    def stack(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "x": np.stack([sample[name] for name in "abcd"])}
+
+    columns = dict(zip("abcd", X.T, strict=True))
+    pipe = Pipeline(sources.arrays(**columns, label=Y)).map(stack).map(stages.select("x", "label"))
+    run = train_on(tmp_path / "run", pipe)
+    lines = [",".join(map(str, row.tolist())) for row in X]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,c,d", *lines]) + "\n")
+    assert predict(run, tmp_path / "t.csv", tmp_path / "p") == 40
+    found = np.array(pq.read_table(tmp_path / "p").column("probabilities").to_pylist())
+    wanted = ensemble.load(run)({"x": torch.from_numpy(X)}).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_an_array_alone_is_the_runs_only_field(run: Path, artifact: Path, tmp_path: Path) -> None:
@@ -285,11 +326,17 @@ def make_predictions(folder: Path) -> Path:
 
 
 def make_text(folder: Path) -> Path:
-    (folder / "notes.txt").write_text("mine")
-    return folder / "notes.txt"
+    (folder / "notes").write_text("mine")
+    return folder / "notes"
 
 
-@pytest.mark.parametrize("make", [make_npz, make_predictions, make_text])
+def make_array(folder: Path) -> Path:
+    with (folder / "array").open("wb") as file:
+        np.save(file, X)
+    return folder / "array"
+
+
+@pytest.mark.parametrize("make", [make_array, make_predictions, make_text])
 def test_only_predictions_are_replaced(artifact: Path, tmp_path: Path, make: Callable[[Path], Path]) -> None:
     data, out = make_npz(tmp_path), make(tmp_path)
     before = out.read_bytes()
@@ -301,10 +348,27 @@ def test_only_predictions_are_replaced(artifact: Path, tmp_path: Path, make: Cal
 
 def test_predictions_do_not_go_among_the_data(numbers: dict[str, Path], tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": X[:, 0], "id": np.arange(40)}), tmp_path / "a.parquet")
-    with pytest.raises(ArtifactError, match="would lie among the data, like one of them: choose another folder"):
-        predict(numbers["artifact"], tmp_path, tmp_path / "p.parquet")
     (tmp_path / "out").mkdir()
-    assert predict(numbers["artifact"], tmp_path, tmp_path / "out" / "p.parquet") == 40
+    (tmp_path / "other").symlink_to(tmp_path)
+    refused = "would lie among the data, like one of them: choose another folder"
+    for data in (tmp_path, tmp_path / "*.parquet", tmp_path / "**" / "*.parquet", tmp_path / "[aop]*"):
+        for out in (tmp_path / "p.parquet", tmp_path / "other" / "p.parquet"):
+            with pytest.raises(ArtifactError, match=refused):
+                predict(numbers["artifact"], data, out)
+    for data in (tmp_path, tmp_path / "*.parquet", tmp_path / "a.parquet"):
+        assert predict(numbers["artifact"], data, tmp_path / "out" / "p.parquet") == 40
+    for data in (tmp_path / "a*.parquet", tmp_path / "a.parquet"):
+        assert predict(numbers["artifact"], data, tmp_path / "p.parquet") == 40
+
+
+def test_predictions_do_not_make_a_folder_of_images_one_of_tables(artifact: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="would lie among the data"):
+        predict(artifact, tmp_path, tmp_path / "p.parquet")
+
+
+def test_a_file_without_content_is_replaced(artifact: Path, tmp_path: Path) -> None:
+    (tmp_path / "p").touch()
+    assert predict(artifact, make_npz(tmp_path), tmp_path / "p") == 5 == pq.read_table(tmp_path / "p").num_rows
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "xla"])

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,14 @@ def test_what_a_user_has_put_into_an_artifact_is_not_lost(run: Path, tmp_path: P
     assert (made / "run" / "events.jsonl").exists()
 
 
+def test_what_a_system_puts_into_an_artifact_is_replaced_with_it(tmp_path: Path) -> None:
+    made = make_artifact(tmp_path / "out", "old")
+    for name in (".DS_Store", ".nfs000000000a5f3c1200000001"):
+        (made / name).touch()
+    make_artifact(made, "new")
+    assert name_of(made) == "new" and os.listdir(made) == [layout.RECORD]
+
+
 def test_a_mount_point_is_refused_before_the_work(run: Path) -> None:
     with pytest.raises(ArtifactError, match="is a mount point, which cannot be replaced; choose"):
         ensemble.export(run, "/proc")
@@ -127,6 +136,11 @@ def test_what_a_killed_export_leaves_is_no_artifact_and_removed_by_the_next(tmp_
     assert done.returncode == -signal.SIGKILL
     [left] = [each for each in tmp_path.iterdir() if each != made]
     assert not is_artifact(left) and name_of(made) == "old"
+    long_ago = time.time() - 2 * 3600
+    os.utime(left, (long_ago, long_ago))
+    make_artifact(made, "newer")
+    assert left.exists()  # its file is fresh: an export of another host, whose lock is not seen here, may write it
+    os.utime(left / layout.PROGRAM, (long_ago, long_ago))
     make_artifact(made, "new")
     assert name_of(made) == "new" and os.listdir(tmp_path) == ["out"]
 
