@@ -3,25 +3,32 @@
 One step shows it, as a rule. Where it depends on the targets that a batch happens to hold, the steps of the first
 epoch are observed until one of them decides, and at its end what they have shown holds. All ranks then know the
 same (`ensemble.train.call.Observation`), and the checkpoint keeps it.
+
+To look at a target waits for the GPU. Of steps like the one that left it open only those count whose target has a
+value that it had not, which is computed where the target is and read for `_TOGETHER` steps at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from ensemble.comm import Communicator
 from ensemble.spec import Recipe
+from ensemble.spec.task import find_known
 from ensemble.train.call import Observation
 from ensemble.train.gather import gather_json
 from ensemble.train.outputs import FirstCall, observe, watch_call
 
 if TYPE_CHECKING:
     from pipelines import Batch
+
+_TOGETHER = 32
 
 
 class Observer:
@@ -36,6 +43,8 @@ class Observer:
         self.seen: Observation | None = None
         self._own: Observation | None = None  # since the ranks have agreed
         self._watch: tuple[contextlib.ExitStack, FirstCall, Batch] | None = None
+        self._noted: Any = None  # the layout of the step that was looked at last
+        self._later: list[tuple[Tensor, dict[str, Tensor], FirstCall]] = []  # steps to look at: whether they count
 
     @property
     def is_settled(self) -> bool:
@@ -70,14 +79,33 @@ class Observer:
         if self._watch is not None:
             (watch, first, batch), self._watch = self._watch, None
             watch.close()
-            self._note(batch, first)
+            field, own = self._recipe.target, _choose([self._own, self.seen])
+            layout = _lay_out(batch.get(field), first)
+            if own is None or not own.is_open or layout is None or layout != self._noted:
+                self._note(batch, first)
+                self._noted = layout
+                return
+            self._later.append((_has_more(batch[field], own), {field: batch[field].clone()}, first.shapes()))
+            if len(self._later) == _TOGETHER:
+                self._look()
 
-    def _note(self, batch: Batch, first: FirstCall) -> None:
+    def _look(self) -> None:
+        """Note the steps that are still to be looked at, as far as they count."""
+        later, self._later = self._later, []
+        counts = torch.stack([each[0] for each in later]).tolist() if later else []
+        for (_, batch, first), is_counted in zip(later, counts, strict=True):
+            own = _choose([self._own, self.seen])
+            if is_counted and (own is None or own.is_open):
+                self._note(batch, first)
+
+    def _note(self, batch: Mapping[str, Tensor], first: FirstCall) -> None:
+        self._look()
         if first.is_seen and not self.is_settled:
             self._own = _choose([self._own, observe(self._recipe, batch, first)])
 
     def find(self, batch: Batch, values: Tensor | None = None) -> Observation:
         """What this rank knows so far; the first `values` that `Recipe.predict` gave may say the task."""
+        self._look()
         seen = _choose([self._own, self.seen]) or Observation()
         if values is not None and seen.task is None and (seen.reason is None or seen.is_open):
             found = observe(self._recipe, batch, values=values)
@@ -91,6 +119,7 @@ class Observer:
             is_epoch_over: whether all batches of an epoch were seen: what is open then stays as it is.
         """
         self.end()
+        self._look()
         if self.is_settled:
             return
         own = None if self._own is None else [replace(self._own, is_open=False).as_record(), self._own.is_open]
@@ -101,6 +130,22 @@ class Observer:
             nothing = f"no value of the target {self._recipe.target!r} took part in the first epoch"
             reason = None if self.seen.task is not None else self.seen.reason or nothing
             self.seen = replace(self.seen, is_open=False, reason=reason)
+
+
+def _lay_out(target: Tensor | None, first: FirstCall) -> Any:
+    """Shapes and dtypes of a step, but for its number of samples; None where they are not those of tensors."""
+    outputs = first.output() if first.is_seen else None
+    if target is None or not isinstance(outputs, Tensor) or outputs.shape[:1] != target.shape[:1]:
+        return None
+    return target.dtype, target.shape[1:], outputs.dtype, outputs.shape[1:]
+
+
+def _has_more(target: Tensor, own: Observation) -> Tensor:
+    """Whether a target shows what its like that left this open did not: a bool where the target is."""
+    known = find_known(target)
+    if own.task is None and not own.reason:  # no value has taken part
+        return known.any()
+    return (known & (target != 0) & (target != 1)).any()
 
 
 def _read(record: dict[str, Any]) -> Observation:

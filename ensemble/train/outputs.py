@@ -55,6 +55,15 @@ class FirstCall:
         if not self.is_seen:
             self.is_seen, self.call, self._output = True, find_call(args, kwargs, batch), output
 
+    def shapes(self) -> FirstCall:
+        """The call with the shape and dtype of the tensor that it returned, without the values."""
+        import torch
+
+        made = FirstCall()
+        made.is_seen, made.call = self.is_seen, self.call
+        made._output = torch.empty_like(self._output, device="meta")
+        return made
+
     def output(self) -> Any:
         """What it returned.
 

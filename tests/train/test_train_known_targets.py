@@ -22,6 +22,7 @@ from ensemble.store import RunDir, load_predictions  # noqa: E402
 from ensemble.train.data import as_stored_target  # noqa: E402
 from ensemble.train.evaluation import _SplitRows, explain_misfit, measure_batch  # noqa: E402
 from ensemble.train.gather import Means  # noqa: E402
+from ensemble.train.outputs import observe  # noqa: E402
 from pipelines import Pipeline, sources  # noqa: E402
 
 Events = list[dict[str, Any]]
@@ -196,6 +197,28 @@ def test_counts_that_begin_with_0_and_1_are_not_taken_for_classes(tmp_path: Path
     assert "more than the classes 0 and 1: declare Recipe(task='regression')" in log
     outcome, events, _ = train(recipe, tmp_path / "two", counts % 2)
     assert set(end(outcome, events)["metrics"]) == {"loss", "accuracy"}, "these are two classes"
+
+
+@pytest.mark.parametrize("kind", ["numbers", "integers"])
+def test_of_steps_alike_only_those_are_observed_whose_target_shows_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Each time waits for a GPU; what is decided is the same."""
+    seen = []
+
+    def counted(recipe: Recipe, batch: Any, *args: Any, **options: Any) -> Any:
+        seen.append(batch["label"].tolist())
+        return observe(recipe, batch, *args, **options)
+
+    monkeypatch.setattr("ensemble.train.observer.observe", counted)
+    label = np.arange(200) % 2 if kind == "integers" else np.arange(200) % 2 / 1.0
+    label[37 * 5 + 2] = 4  # in the 38th of 40 batches
+    recipe = Recipe(model=cases.head(1), loss=count_squares, objective="loss")
+    outcome, events, log = train(recipe, tmp_path, label, epochs=1)
+    figures = {"loss"} if kind == "integers" else {"loss", "mae", "rmse"}
+    assert set(end(outcome, events)["metrics"]) == figures
+    assert ("more than the classes 0 and 1: declare" in log) == (kind == "integers")
+    assert len(seen) == 2 and 4 in seen[1]
 
 
 def test_a_figure_is_never_of_a_part_of_the_samples(tmp_path: Path) -> None:
