@@ -24,9 +24,14 @@ from ensemble.spec.task import Task
 
 DRAWS = 1000
 SLOW_DRAWS = 200
-"""Draws of `Resampled` and of areas under curves, which take longer than sums."""
+"""Most draws of `Resampled` and of areas under curves, which take longer than sums."""
 
 FEWEST_DRAWS = 100
+FEWEST_RESAMPLED = 40
+MOST_RESAMPLED = 50_000_000
+"""Predicted values times metrics times draws of a `Resampled`, beyond which fewer draws are made, and none where
+they would be fewer than `FEWEST_RESAMPLED`: areas under curves of scikit-learn take half a minute."""
+
 MOST_COUNTS = 20_000_000
 """Samples times draws beyond which fewer draws are made: two models of ten classes take about a second then."""
 
@@ -47,24 +52,32 @@ Interval = list[float]
 
 @dataclass(frozen=True)
 class Resampled:
-    """Metrics of a whole split that are computed anew for each draw; of the first `SLOW_DRAWS` only."""
+    """Metrics of a whole split that are computed anew for each draw; of the first `draws` only.
+
+    Where the predictions are too many for `FEWEST_RESAMPLED` draws, it has no figures, and they no intervals.
+    """
 
     metrics: Sequence[SplitMetricLike]
     values: Array
     target: Array
     task: Task
 
+    @property
+    def draws(self) -> int:
+        """How many draws are made of them; 0 where they are too many."""
+        draws = MOST_RESAMPLED // max(1, self.values.size * len(self.metrics))
+        return min(draws, SLOW_DRAWS) if draws >= FEWEST_RESAMPLED else 0
+
     def __call__(self, counts: Array | None = None) -> Figures:
         """The figures of d resamples (see `metrics.Sums`); NaN where one is not defined."""
+        if not self.draws:
+            return {}
         if counts is None:
             found, _ = compute_defined(self.metrics, self.values, self.target, self.task)
             return {name: np.array([value]) for name, value in found.items()}
         draws = [np.repeat(np.arange(len(self.values)), own.astype(np.int64)) for own in counts]
         rows = [compute_defined(self.metrics, self.values[own], self.target[own], self.task)[0] for own in draws]
         return {name: np.array([row.get(name, np.nan) for row in rows]) for name in map(name_of, self.metrics)}
-
-
-SLOW = (Resampled, AreasUnderCurve)
 
 
 def draw(
@@ -85,10 +98,16 @@ def draw(
         counts = np.stack([np.bincount(rng.integers(0, n, n), minlength=n) for _ in rows]).astype(np.float64)
         for name, functions in statistics.items():
             for function in functions:
-                few = counts[: max(0, SLOW_DRAWS - start)] if isinstance(function, SLOW) else counts
+                few = counts[: max(0, _count_draws(function, draws) - start)]
                 for metric, values in (function(few) if len(few) else {}).items():
                     found[name].setdefault(metric, []).append(values)
     return {name: {metric: np.concatenate(each) for metric, each in of.items()} for name, of in found.items()}
+
+
+def _count_draws(function: Statistic, draws: int) -> int:
+    if isinstance(function, Resampled):
+        return function.draws
+    return SLOW_DRAWS if isinstance(function, AreasUnderCurve) else draws
 
 
 def find_interval(
@@ -120,14 +139,15 @@ def intervals(
 
     Returns:
         model -> figure -> [low, high]; under "difference" those of the first minus the second model. None of a
-        figure that is the same in all draws, as an accuracy of 1: they cannot tell how far it would move.
+        figure that is the same in all draws, as an accuracy of 1: they cannot tell how far it would move; none of
+        a single sample.
     """
     estimates = {
         name: {metric: float(value[0]) for function in functions for metric, value in function(None).items()}
         for name, functions in statistics.items()
     }
     if n < 2:
-        return {name: {} for name in estimates}
+        return {name: {} for name in [*estimates, *["difference"] * (len(estimates) > 1)]}
     drawn = draw(statistics, n, draws, seed)
     if len(estimates) > 1:
         first, second, *_ = estimates
