@@ -14,7 +14,7 @@ from ensemble.combine.methods import average_weights
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks import Stack, find_math
 from ensemble.spec import COMBINERS, unknown_name
-from ensemble.spec.task import CLASSIFICATION, Task
+from ensemble.spec.task import CLASSIFICATION, LABELS, Task
 from ensemble.user_code.fingerprint import code_of
 
 if TYPE_CHECKING:
@@ -83,13 +83,22 @@ def call_function(function: Combine, values: Sequence[Array], task: Task) -> Arr
     if invalid is not None:
         raise CombineError(f"Ensemble.combine={name} gives no predictions of the task {task.kind}: {invalid}")
     again = _call(function, name, [own[::2] for own in values])
-    rounding = 1e-5 * max(float(np.abs(own).max()) for own in values)  # kernels may round otherwise for fewer rows
+    rounding = 1e-5 * _find_largest(values, found, task)  # kernels may round otherwise for fewer rows
     if again.shape != found[::2].shape or not np.allclose(again, found[::2], rtol=1e-3, atol=rounding):
         raise CombineError(
             f"Ensemble.combine={name} gives other values of a sample when other samples are with it: they must "
             "follow from the members' values of that sample, [m, n, ...] -> [n, ...] for any n"
         )
     return np.asarray(find_math(task).normalise(found), dtype=np.float64)
+
+
+def _find_largest(values: Sequence[Array], found: Array, task: Task) -> Array:
+    """The largest absolute values of the members: one for each column of the last axis, as a mean and its variance
+    have units of their own; one of all where columns share a unit, or `found` has other columns.
+    """
+    is_one = task.kind in LABELS or found.ndim < 2 or found.shape != values[0].shape
+    axes = None if is_one else tuple(range(found.ndim - 1))
+    return np.asarray(np.max([np.abs(own).max(axis=axes) for own in values], axis=0))
 
 
 def _call(function: Combine, name: str, values: Sequence[Array]) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,9 @@ from ensemble.combine import (
     nll,
     weighted_weights,
 )
+from ensemble.combine.combination import call_function
 from ensemble.spec import COMBINERS
+from ensemble.spec.task import Task
 
 Members = list[np.ndarray]
 
@@ -224,3 +227,16 @@ def test_an_unknown_method_is_answered_with_the_valid_ones() -> None:
     p, target = members_of(0, 1)
     with pytest.raises(CombineError, match=r"did you mean 'greedy'\? \(valid: average, weighted, greedy, stack\)"):
         fit("gredy", p, target)
+
+
+def widen(values: torch.Tensor) -> torch.Tensor:
+    """The mean of each sample, and a variance that depends on its place in the batch."""
+    mean, variance = values.mean(dim=0).unbind(dim=-1)
+    return torch.stack([mean, variance * torch.linspace(1, 2, len(mean))], dim=-1)
+
+
+def test_a_small_variance_that_depends_on_the_batch_is_seen_beside_large_means() -> None:
+    rng = np.random.default_rng(0)
+    values = [np.stack([1e4 + rng.normal(size=50), rng.uniform(0.01, 0.02, 50)], axis=-1) for _ in range(3)]
+    with pytest.raises(CombineError, match="other values of a sample when other samples are with it"):
+        call_function(widen, values, Task("gaussian"))
