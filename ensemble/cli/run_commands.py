@@ -142,6 +142,7 @@ def _serve_page(run_dir: RunDir, options: argparse.Namespace) -> contextlib.Abst
 def resume(options: argparse.Namespace) -> int:
     """Continue a run that was stopped or killed; in a run in progress, members that are paused."""
     from ensemble.api import resume as resume_run
+    from ensemble.controller.changes import has_failed_combination
     from ensemble.store import RunDir, fold, is_locked, read_events
 
     _apply_trust(options)
@@ -158,7 +159,9 @@ def resume(options: argparse.Namespace) -> int:
         )
     state = fold(read_events(run_dir.events))
     if options.epochs is None and _is_finished(state, state.header.get("code")):
-        return _show_finished(run_dir, options)
+        if not has_failed_combination(state):
+            return _show_finished(run_dir, options)
+        print(f"{run_dir.path} has finished; its members, which could not be combined, are now", file=sys.stderr)
     how = {"accept_code": options.accept_code, "epochs": options.epochs}
     return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)
 

@@ -12,7 +12,7 @@ from ensemble.combine.conformal import ConformalInterval, ConformalSets, load_co
 from ensemble.combine.loading import load
 from ensemble.combine.methods import average_weights, mix
 from ensemble.combine.metrics import CombineError
-from ensemble.combine.run import combine, combine_samples, refuse
+from ensemble.combine.run import combine, combine_samples, describe_method, refuse
 from ensemble.combine.tasks import find_math
 from ensemble.combine.tasks.classification import (
     accuracy,
@@ -42,6 +42,7 @@ __all__ = [
     "brier",
     "combine",
     "combine_samples",
+    "describe_method",
     "ece",
     "find_math",
     "fit",

@@ -22,6 +22,7 @@ from ensemble.combine.metrics import Array, CombineError, compute_defined, find_
 from ensemble.combine.quantify import Quantified, describe, quantify
 from ensemble.combine.tasks import Statistic, TaskMath, find_math
 from ensemble.spec.objectives import infer_mode
+from ensemble.spec.recipe import Recipe, has_own_loop, reported_metrics
 from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, name_of
 from ensemble.spec.task import CLASSIFICATION, as_task
 
@@ -33,6 +34,11 @@ OPTIMISTIC = (
     "reported on the validation split, on which members were selected and calibrated: optimistic; "
     "declare Ensemble.test for figures on samples that took no part"
 )
+
+NOT_ASKED = "Ensemble.calibrate is off"
+"""Why there is no calibration where one would be possible."""
+
+TOO_MANY = "there are too many predictions to compute it again for other samples"
 
 UNKNOWN_PADDING = (
     "the shifted samples have no targets that say which of their positions take part: all count in their "
@@ -60,7 +66,8 @@ def combine_samples(
         - `task`: what was predicted, see `Task.as_record`.
         - `method`: what was done, "function" for the user's; `reason`: why that, or the metrics, are not what was
           asked for, else None.
-        - `declared`: the method that was asked for; `code`: of a function its fingerprint, else None.
+        - `declared`: the method that was asked for; `code`: of a function its fingerprint, else None. The run's
+          end adds `failed`: True where an error was in the way that may pass: it is to be combined again.
         - `candidates`: ids of all members that the combination was fitted to.
         - `members`, `weights`: those of them whose weight is above 0, and their weights.
         - `calibration`: {"method": "temperature", "variance_scale" or None, "value": its factor, "reason": why
@@ -69,7 +76,8 @@ def combine_samples(
         - `metrics`: the task's figures (`TaskMath.measure`) of `ensemble`, of `best` (the one member that is best
           on the validation split by the objective) and `mean` (over all members); None where there is no target.
         - `intervals`: [low, high] of the figures of `ensemble`, `best` and their `difference` (ensemble - best),
-          by the bootstrap; `noise`: the figures whose difference may be chance.
+          by the bootstrap, not of metrics of the whole split where there are too many predictions to compute
+          those again (`bootstrap.Resampled`); `noise`: the figures whose difference may be chance.
         - `best_member`: its id; `best_calibrated`: its metrics with a calibration of its own, the fair rival of a
           calibrated ensemble in NLL and ECE (Ashukha et al. 2020); None unless calibrating.
         - `reliability`: of probabilities the curves of `ensemble` and `best`: [confidence, accuracy, count] of
@@ -85,13 +93,14 @@ def combine_samples(
     Raises:
         CombineError: when members predicted different samples or saw different targets.
     """
+    asked = describe_method(ensemble.combine)  # a function may change its own state when it is called
     left_out: dict[str, str] = {m.id: m.state for m in state.members.values() if m.state != "finished"}
     finished = [m.id for m in state.members.values() if m.state == "finished"]
     if not finished:
-        return refuse(ensemble.combine, "no member finished", left_out)
+        return refuse(asked, "no member finished", left_out)
     if ensemble.valid is None:
         reason = "there is no validation split to select and calibrate on; declare Ensemble.valid"
-        return refuse(ensemble.combine, reason, left_out)
+        return refuse(asked, reason, left_out)
     valid = read_aligned(run_dir, finished, "valid")
     left_out |= valid.left_out
     declared = as_task("Recipe.task", getattr(ensemble.recipe, "task", None))
@@ -99,9 +108,9 @@ def combine_samples(
     if is_unclear and declared in (None, CLASSIFICATION):
         why = explain_missing_classes(ensemble, run_dir, state, finished)
         if why is not None:
-            return refuse(ensemble.combine, why, left_out)
+            return refuse(asked, why, left_out)
     if not valid.members:
-        return refuse(ensemble.combine, _explain_left_out(valid.left_out), left_out)
+        return refuse(asked, _explain_left_out(valid.left_out), left_out)
 
     report, note = valid, OPTIMISTIC
     if ensemble.test is not None:
@@ -121,7 +130,7 @@ def combine_samples(
             if split.target is not None:
                 task_math.check_target(split.values[0], split.target)
         except CombineError as error:
-            return refuse(ensemble.combine, f"the {name} predictions: {error}", left_out)
+            return refuse(asked, f"the {name} predictions: {error}", left_out)
     try:
         combination, held_out = fit_held_out(
             ensemble.combine,
@@ -137,9 +146,9 @@ def combine_samples(
         samples = [replace(quantify("valid", valid, combination), values=held_out)]
         if report is not valid:
             samples.append(quantify("test", report, combination))
-        measured, failures = _measure(task_math, valid, report, samples[-1].values, state, ensemble)
+        measured, notes = _measure(task_math, valid, report, samples[-1].values, state, ensemble)
     except CombineError as error:
-        return refuse(ensemble.combine, str(error), left_out)
+        return refuse(asked, str(error), left_out)
 
     shifted, why = None, ""
     if ensemble.shifted is not None:
@@ -153,14 +162,14 @@ def combine_samples(
         "task": valid.task.as_record(),
         "method": combination.method,
         "reason": combination.reason,
-        **_describe_method(ensemble.combine),
+        **asked,
         "candidates": valid.members,
         "members": list(weights),
         "weights": weights,
         "calibration": calibration,
         "temperature": combination.temperature if calibration["method"] == "temperature" else 1.0,
         "split": "valid" if report is valid else "test",
-        "note": "; ".join(filter(None, (note, *failures, why))) or None,
+        "note": "; ".join(filter(None, (note, *notes, why))) or None,
         **measured,
         **sureness,
         "left_out": left_out,
@@ -191,7 +200,7 @@ def _describe_calibration(
 ) -> dict[str, Any]:
     reason = task_math.explain_no_calibration()
     if reason is None and not ensemble.calibrate:
-        reason = "Ensemble.calibrate is off"
+        reason = NOT_ASKED
     elif reason is None and valid.target is None:
         reason = "the validation predictions have no target"
     if reason is not None:
@@ -238,8 +247,8 @@ def _measure(
     state: RunState,
     ensemble: Ensemble,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The measured fields of the `combined` event, and what failed; `combined`: the ensemble's predictions of
-    `report`.
+    """The measured fields of the `combined` event, and what is to be noted; `combined`: the ensemble's predictions
+    of `report`.
     """
     if valid.target is None or report.target is None:
         return _UNMEASURED, []
@@ -253,9 +262,8 @@ def _measure(
         factor = task_math.fit_calibration(valid.values[at], valid.target)
         calibrated = task_math.measure(task_math.calibrate(report.values[at], factor), target, more)
     models = {"ensemble": combined, "best": report.values[at]}
-    found = intervals(
-        {of: _list_statistics(task_math, own, target, more) for of, own in models.items()}, len(target)
-    )
+    statistics = {of: _list_statistics(task_math, own, target, more) for of, own in models.items()}
+    found = intervals(statistics, len(target))
     metrics = {"ensemble": task_math.measure(combined, target, more), "best": alone[at]}
     failed = compute_defined([m for m in more if not isinstance(m, str)], combined, target, task_math.task)[1]
     curves = {of: task_math.reliability(own, target) for of, own in models.items()}
@@ -270,16 +278,30 @@ def _measure(
         "best_calibrated": calibrated,
         "reliability": {of: [list(point) for point in curve] for of, curve in curves.items() if curve} or None,
     }
-    return fields, [f"the metric {name!r} cannot be computed: {why}" for name, why in failed.items()]
+    notes = [f"the metric {name!r} cannot be computed: {why}" for name, why in failed.items()]
+    large = [each for each in statistics["ensemble"] if isinstance(each, Resampled) and not each.draws]
+    return fields, [
+        *notes,
+        *(f"{name_of(one)} has no interval: {TOO_MANY}" for each in large for one in each.metrics),
+    ]
 
 
 def _list_split_metrics(task_math: TaskMath, ensemble: Ensemble) -> list[SplitMetricLike]:
-    """The metrics of the whole split: those of the recipe, and the objective where it is one."""
-    more, objective = list(getattr(ensemble.recipe, "split_metrics", ())), str(ensemble.objective)
+    """The metrics of the whole split: those of the recipe, and the objective where it is one that the members'
+    evaluation added, rather than the user's code, which may mean something else by its name.
+    """
+    recipe, objective = ensemble.recipe, str(ensemble.objective)
+    more: list[SplitMetricLike] = list(getattr(recipe, "split_metrics", ()))
     known = KNOWN.get(objective)
-    if known is not None and task_math.task.kind in known.kinds and objective not in map(name_of, more):
-        more.append(objective)
-    return more
+    if (
+        known is None
+        or task_math.task.kind not in known.kinds
+        or not isinstance(recipe, Recipe)
+        or has_own_loop(recipe)
+    ):
+        return more
+    reported = reported_metrics(recipe)
+    return more if reported is None or objective in reported else [*more, objective]
 
 
 def _list_statistics(
@@ -292,16 +314,15 @@ def _list_statistics(
 
 
 def refuse(
-    method: str | Callable[..., Any], reason: str, left_out: dict[str, str]
+    asked: Mapping[str, str | None], reason: str, left_out: dict[str, str]
 ) -> tuple[dict[str, Any], list[Quantified]]:
     """The fields of the `combined` event where nothing is combined, and no predictions.
 
     Args:
-        method: `Ensemble.combine`.
+        asked: what was asked for, see `describe_method`.
         left_out: member -> why it took no part.
     """
     unknown = dict.fromkeys(("task", "calibration", "temperature", "split", "note", *_UNMEASURED, *_UNQUANTIFIED))
-    asked = _describe_method(method)
     fields: dict[str, Any] = {
         "method": asked["declared"],
         "reason": reason,
@@ -315,7 +336,7 @@ def refuse(
     return fields, []
 
 
-def _describe_method(method: str | Callable[..., Any]) -> dict[str, str | None]:
+def describe_method(method: str | Callable[..., Any]) -> dict[str, str | None]:
     """The fields of the `combined` event that say what was asked for."""
     if callable(method):
         return {"declared": FUNCTION, "code": fingerprint_function(method)}

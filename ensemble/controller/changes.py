@@ -187,7 +187,8 @@ def has_corrected_member(state: RunState, ensemble: Ensemble) -> bool:
 
 
 def is_combined_otherwise(state: RunState, ensemble: Ensemble) -> bool:
-    """Whether the run was combined by another method or function, or for another coverage, than is declared now.
+    """Whether the run was combined by another method or function, for another coverage, or with or without a
+    calibration otherwise than is declared now; or could not be combined for an error that may have passed.
 
     Of a run of an earlier version that does not say by what it was combined, it is taken to be the same.
     """
@@ -196,11 +197,26 @@ def is_combined_otherwise(state: RunState, ensemble: Ensemble) -> bool:
     combined = state.combined
     if combined is None or "declared" not in combined:
         return False
+    if has_failed_combination(state) or _is_calibrated_otherwise(combined.get("calibration"), ensemble):
+        return True
     if any(each["level"] != ensemble.coverage for each in (combined.get("conformal") or {}).values()):
         return True
     if callable(ensemble.combine):
         return (combined["declared"], combined["code"]) != (FUNCTION, fingerprint_function(ensemble.combine))
     return bool(combined["declared"] != ensemble.combine)
+
+
+def has_failed_combination(state: RunState) -> bool:
+    """Whether an error hindered the last combination of the members."""
+    return bool((state.combined or {}).get("failed"))
+
+
+def _is_calibrated_otherwise(calibration: dict[str, Any] | None, ensemble: Ensemble) -> bool:
+    from ensemble.combine.run import NOT_ASKED
+
+    if calibration is None:
+        return False
+    return calibration["reason"] == NOT_ASKED if ensemble.calibrate else calibration["method"] is not None
 
 
 def _list_differences(member: MemberState, ensemble: Ensemble, extended: int) -> list[tuple[str, Any, Any]]:

@@ -36,20 +36,19 @@ class Finalizer:
 
         Returns:
             The fields of the `combined` event, `classes` among them, the names of classes or labels where the data
-            have some. They may say why there is no combination. None where no member
-            finished, or an error was noted and no earlier session has combined them.
+            have some. They may say why there is no combination; `failed` is True where an error was noted, so
+            that they are to be combined again. None where no member finished.
         """
         if not any(m.state == "finished" for m in state.members.values()):
             return None
-        from ensemble.combine import combine_samples, refuse
+        from ensemble.combine import combine_samples, describe_method, refuse
 
         try:
             combined, samples = combine_samples(self._run_dir, state, self._ensemble)
         except Exception as error:
             self._note("the members could not be combined", error)
-            if state.combined is None:
-                return None
-            combined, samples = refuse(self._ensemble.combine, " ".join(str(error).split()), {})
+            combined, samples = refuse(describe_method(self._ensemble.combine), " ".join(str(error).split()), {})
+            combined["failed"] = True
         combined["classes"] = self._find_classes(samples)
         try:
             self._write_uncertainty(samples)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ensemble.cli.parser import main
-from ensemble.store import RunDir, fold, read_events
+from ensemble.store import RunDir, fold, load_predictions, read_events, save_predictions
 
 SPEC = """
 import os
@@ -109,6 +109,29 @@ def test_another_method_or_coverage_combines_the_run_again(spec: Path) -> None:
     assert "combined" in run(spec, "task=regression", "combine=average")
     assert "combined" in run(spec, "task=regression", "combine=average", "coverage=0.8")
     assert run(spec, "task=regression", "combine=average", "coverage=0.8") == []
+
+
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_a_combination_that_an_error_hindered_is_made_again(
+    spec: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(spec, "combine=mean")
+    run_dir = RunDir(spec.parent / "run")
+    path = run_dir.predictions("member-1", "valid")
+    content, saved = path.read_bytes(), load_predictions(path)
+    save_predictions(path, saved.values, saved.index + 1, saved.target, saved.task)
+    run(spec, "combine=most")
+    combined = fold(read_events(run_dir.events)).combined
+    assert combined is not None and combined["failed"] and "different valid samples" in combined["reason"]
+    path.write_bytes(content)
+    if command == "run":
+        assert "combined" in run(spec, "combine=most")
+    else:
+        assert main(["resume", str(run_dir.path), "--executor", "inline"]) == 0
+        assert "could not be combined" in capsys.readouterr().err
+    combined = fold(read_events(run_dir.events)).combined
+    assert combined is not None and "failed" not in combined and combined["members"]
+    assert run(spec, "combine=most") == []
 
 
 def test_a_warning_of_a_command_is_one_line_without_source(spec: Path) -> None:

@@ -16,6 +16,7 @@ from ensemble.combine import CombineError, combine, find_math
 from ensemble.combine.aligned import align
 from ensemble.combine.combination import fingerprint_function, fit_held_out
 from ensemble.combine.conformal import calibrate_sets, load_conformal
+from ensemble.controller.changes import is_combined_otherwise
 from ensemble.spec import COMBINERS, Ensemble, Recipe, SpecError
 from ensemble.spec.task import Task
 from ensemble.store import EventLog, Predictions, RunDir, fold, read_events, save_predictions
@@ -99,6 +100,16 @@ def test_calibration_says_what_it_is_or_why_there_is_none(tmp_path: Path, task: 
     combined = combine(run, state, off)
     assert combined["calibration"]["value"] is None and combined["best_calibrated"] is None
     assert task.kind not in expected or combined["calibration"]["reason"] == "Ensemble.calibrate is off"
+
+
+@pytest.mark.parametrize("task", TASKS, ids=ident)
+def test_a_calibration_that_is_declared_otherwise_asks_for_another_combination(tmp_path: Path, task: Task) -> None:
+    on, off = declare(task), declare(task, calibrate=False)
+    run, state = finish(tmp_path / "e", on, task)
+    for before, now in ((on, off), (off, on)):
+        state.combined = combine(run, state, before)
+        assert not is_combined_otherwise(state, before)
+        assert is_combined_otherwise(state, now) == (find_math(task).calibration is not None)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=ident)
@@ -224,6 +235,49 @@ def test_the_objective_is_among_the_figures_where_it_is_one_of_the_whole_split(t
     assert "spearman" in combined["intervals"]["difference"]
 
 
+def report_own(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"spearman": outputs.mean()}
+
+
+def report_other(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"other": outputs.mean()}
+
+
+def report_computed(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: outputs.mean() for name in ("spearman", "other")}
+
+
+@pytest.mark.parametrize(
+    ("options", "has"),
+    [
+        ({"loss": len, "metrics": report_own}, False),
+        ({"loss": len, "metrics": report_computed}, False),
+        ({"train": len}, False),
+        ({"train": len, "split_metrics": "spearman"}, True),
+        ({"loss": len, "metrics": report_other}, True),
+    ],
+)
+def test_another_figure_of_the_users_by_the_name_of_the_objective_is_not_mixed_with_ours(
+    tmp_path: Path, options: dict[str, Any], has: bool
+) -> None:
+    declared = declare(POINTS, recipe=Recipe(model=len, task=POINTS, **options), objective="spearman", mode="max")
+    run, state = finish(tmp_path / "e", declared, POINTS)
+    metrics = combine(run, state, declared)["metrics"]
+    assert {of: "spearman" in figures for of, figures in metrics.items()} == dict.fromkeys(metrics, has)
+
+
+def test_a_metric_of_too_many_predictions_has_no_interval_and_that_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.combine.bootstrap.MOST_RESAMPLED", 200 * 2 * 40 - 1)
+    declared = declare(POINTS, objective="spearman")
+    run, state = finish(tmp_path / "e", declared, POINTS)
+    combined = combine(run, state, declared)
+    assert "spearman" in combined["metrics"]["ensemble"] and "spearman" in combined["noise"]
+    assert "spearman" not in combined["intervals"]["ensemble"] and "mae" in combined["intervals"]["ensemble"]
+    assert combined["note"].startswith("spearman has no interval: there are too many predictions")
+
+
 def test_shifted_samples_whose_padding_nothing_says_are_measured_with_a_note(tmp_path: Path) -> None:
     declared = declare(POINTS, shifted=PIPE)
     run, state = finish(tmp_path / "e", declared, POINTS, shifted=True)
@@ -272,6 +326,28 @@ def test_a_function_combines_what_it_is_given_as_torch_tensors(tmp_path: Path, t
     each = np.stack([load(run, member, "test").values for member in state.members])
     assert combined["metrics"]["ensemble"]["mean"] == pytest.approx(np.sort(each, axis=0)[1].mean(), rel=1e-5)
     assert "mean" in combined["intervals"]["difference"]
+
+
+class Counting:
+    """A function that keeps how often it was called, and fails after that many."""
+
+    def __init__(self, most: int) -> None:
+        self.calls, self.most = 0, most
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls > self.most:
+            raise ValueError("enough")
+        return values.mean(dim=0)
+
+
+@pytest.mark.parametrize("most", [100, 1])
+def test_the_fingerprint_of_a_function_is_that_before_it_was_called(tmp_path: Path, most: int) -> None:
+    declared = declare(POINTS, combine=Counting(most))
+    run, state = finish(tmp_path / "e", declared, POINTS)
+    combined = combine(run, state, declared)
+    assert (combined["metrics"] is None) == (most == 1)
+    assert combined["code"] == fingerprint_function(Counting(most))
 
 
 @pytest.mark.parametrize(
