@@ -161,8 +161,8 @@ def resolve_loop_options(
 
 def explain_no_averages(averaging: Any, epochs: int) -> str | None:
     """Why a member of so many epochs would average nothing; None where it averages, or is not to."""
-    options = (None if averaging is None else _resolve_averaging("averaging", averaging)) or {}
-    if int(options.get("start", 0)) < epochs:
+    options = None if averaging is None else _resolve_averaging("averaging", averaging)
+    if options is None or "start" not in options or options["start"] < epochs:
         return None
     return f"averaging begins after {options['start']:g} epochs, and the member trains for {epochs}: begin earlier"
 
