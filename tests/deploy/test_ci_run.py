@@ -66,6 +66,28 @@ def test_failing_tests_fail_with_the_totals_last_and_no_demo(clone: Path) -> Non
     assert "the demo" not in lines
 
 
+@pytest.mark.parametrize(("names", "passes", "status"), [("abc", True, 0), ("abc", False, 1), ("abcd", True, 1)])
+def test_up_to_three_tests_that_went_wrong_in_any_part_are_run_again_alone(
+    clone: Path, names: str, passes: bool, status: int
+) -> None:
+    python = clone / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho alone: $*\n{'true' if passes else 'false'}\n")
+    python.chmod(0o755)
+    first, *others = (f"tests/{name}.py::test_{name}" for name in names)
+    wrong = [
+        f"FAILED {first} - why",
+        f"ERROR {first} - what it left",
+        *(f"ERROR {one} - set-up" for one in others),
+    ]
+    done, lines = ci(
+        clone, prints="\n".join([CUDA, *wrong, "1 failed, 12 passed, 3 errors in 3.00s"]), tests="false"
+    )
+    assert done == status
+    assert any(line.startswith("alone: ") and "--last-failed" in line for line in lines) == (len(names) < 4)
+    assert ("the demo" in lines) == (status == 0)
+
+
 @pytest.mark.parametrize("skipped", [BROWSER, HOROVOD, SLURM, PROMETHEUS])
 def test_a_skip_of_what_is_provided_fails(clone: Path, skipped: str) -> None:
     status, lines = ci(clone, prints=f"{CUDA}\n{skipped}\n{GREEN}")
