@@ -12,11 +12,12 @@ JOBS ?= auto
 
 # Goals named together run in the order given, also with -j: tests and demo measure time and want the cores.
 .NOTPARALLEL:
-.PHONY: help setup horovod demo check compiled test test-all chaos clean
+.PHONY: help setup horovod demo docs check compiled test test-all chaos clean
 
 help:
 	@echo "make demo      train, share, meter and combine an ensemble; about a minute"
 	@echo "make test      lint, types and tests: what a change must pass"
+	@echo "make docs      the documentation as a site, build/site/index.html"
 	@echo "make check     lint and types only"
 	@echo "make test-all  every test but the chaos tests, the slow ones too"
 	@echo "make chaos     seeded plans of what is killed and stops: a hundred of the pipeline, 30 of whole runs"
@@ -50,6 +51,11 @@ horovod: $(READY)
 
 demo: $(READY)
 	@$(BIN)/ensemble demo
+
+# Of a warning, such as a link that leads nowhere, the build fails.
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 check: $(READY)
 	$(BIN)/ruff check .

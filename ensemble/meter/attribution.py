@@ -7,7 +7,7 @@ that reserves a quarter of the cores for the whole interval bears a quarter of t
 nobody reserved is left to the owner `IDLE`. *Dynamic* energy is shared by activity, each part by the best that is
 known of it (`Method`). Where a part's idle energy is not known, all of its energy counts as dynamic.
 
-See docs/accounting.md for the equations and their sources.
+See docs/concepts/accounting.md for the equations and their sources.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ are not the run's.
 
 There are two views. `Ledger.rows` has what serves several members in rows of its own, without a member.
 `Ledger.full_rows` shares that out to members (`ensemble.meter.sharing_out`). Both add up to the totals exactly.
-How energy is attributed is the matter of `ensemble.meter.attribution` and docs/accounting.md. A share of what was
-measured is ``attributed``, a share of what was estimated ``estimated``.
+How energy is attributed is the matter of `ensemble.meter.attribution` and docs/concepts/accounting.md. A share of
+what was measured is ``attributed``, a share of what was estimated ``estimated``.
 
 The log may hold several starts of the run (resumes). Counts of one start say nothing about the next.
 """

@@ -1,4 +1,4 @@
-"""Checks and measures the project on a GPU, case by case: see docs/gpu.md. `tests/gpu/run.sh` runs it.
+"""Checks and measures the project on a GPU, case by case: see docs/how-to/gpu.md. `tests/gpu/run.sh` runs it.
 
 Each case is a process with a time limit, so one that crashes or hangs does not stop the others, and the rows that
 it had are kept. The JSON file is complete after every case; the same command again runs what has no result yet.

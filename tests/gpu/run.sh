@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks and measures the project on a GPU: see docs/gpu.md. PYTHON names the interpreter that has torch.
+# Checks and measures the project on a GPU: see docs/how-to/gpu.md. PYTHON names the interpreter that has torch.
 root=$(cd "$(dirname "$0")/../.." && pwd)
 if [ -z "$PYTHON" ]; then
   PYTHON=python3

@@ -55,7 +55,8 @@ def a_run() -> Ledger:
 
 
 def test_each_column_is_documented() -> None:
-    documented = (Path(__file__).parents[2] / "docs" / "accounting.md").read_text().split("`ledger.csv` has")[1]
+    page = Path(__file__).parents[2] / "docs" / "concepts" / "accounting.md"
+    documented = page.read_text().split("`ledger.csv` has")[1]
     table = documented.split("| column | |")[1].split("Numbers have")[0]
     names = [
         name for line in table.strip().splitlines() for name in re.findall(r"`(\w+)`", line.split("|")[1:2][0])

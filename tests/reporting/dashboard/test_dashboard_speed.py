@@ -1,7 +1,7 @@
 """How quickly the live page of a large run is painted and follows it, and what it costs: a real server, a browser.
 
-`pytest -s` prints all figures; docs/dashboard.md records a set. What is asserted leaves room for a machine with
-other work: processor time then counts up to double, as cores are shared and their caches are lost.
+`pytest -s` prints all figures; docs/how-to/dashboard.md records a set. What is asserted leaves room for a machine
+with other work: processor time then counts up to double, as cores are shared and their caches are lost.
 """
 
 from __future__ import annotations

@@ -1,0 +1,67 @@
+"""Parts of the reference that are made from the code: the commands, from their parser."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from ensemble.cli.parser import _make_parser
+
+
+def list_commands() -> list[tuple[str, str, argparse.ArgumentParser]]:
+    """Every command, subcommands included, as (name, one-line help, parser), in the parser's order."""
+    return list(_walk(_make_parser(), "ensemble"))
+
+
+def _walk(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            for word, child in action.choices.items():
+                yield f"{name} {word}", summaries.get(word, ""), child
+                yield from _walk(child, f"{name} {word}")
+
+
+def describe_commands() -> str:
+    """The commands as Markdown: an overview, then each with its arguments and options."""
+    commands = list_commands()
+    lines = ["| command | does |", "|---|---|"]
+    lines += [f"| [`{name}`](#{name.replace(' ', '-')}) | {_escape(text)} |" for name, text, _ in commands]
+    for name, text, parser in commands:
+        lines += ["", f"## `{name}` {{ #{name.replace(' ', '-')} }}", "", _escape(parser.description or text), ""]
+        usage = " ".join(parser.format_usage().removeprefix("usage:").split())
+        lines += ["```text", *_wrap(usage), "```", ""]
+        rows = [row for action in parser._actions for row in _describe_action(parser, action)]
+        if rows:
+            lines += ["| argument or option | meaning |", "|---|---|", *rows]
+    return "\n".join(lines)
+
+
+def _describe_action(parser: argparse.ArgumentParser, action: argparse.Action) -> Iterator[str]:
+    if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):
+        return
+    value = parser._get_formatter()._format_args(action, (action.dest or "").upper()) if action.nargs != 0 else ""
+    if action.option_strings:
+        shown = ", ".join(f"`{' '.join(filter(None, (option, value)))}`" for option in action.option_strings)
+    else:
+        shown = f"`{value}`"
+    # argparse fills in %(default)s and its kin
+    text = parser._get_formatter()._expand_help(action) if action.help else ""
+    if action.choices is not None and "{" not in shown:
+        text += f"; one of {', '.join(f'`{choice}`' for choice in action.choices)}"
+    yield f"| {shown.replace('|', '&#124;')} | {_escape(text)} |"
+
+
+def _escape(text: str) -> str:
+    for mark in "\\*_<|[]":
+        text = text.replace(mark, f"\\{mark}")
+    return text
+
+
+def _wrap(usage: str, width: int = 88) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(usage, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+TABLES = {"commands": describe_commands}
