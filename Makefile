@@ -12,7 +12,7 @@ JOBS ?= auto
 
 # Goals named together run in the order given, also with -j: tests and demo measure time and want the cores.
 .NOTPARALLEL:
-.PHONY: help setup horovod demo docs check compiled test test-all chaos clean
+.PHONY: help setup horovod demo docs check compiled test test-all chaos dist lock clean
 
 help:
 	@echo "make demo      train, share, meter and combine an ensemble; about a minute"
@@ -22,6 +22,8 @@ help:
 	@echo "make test-all  every test but the chaos tests, the slow ones too"
 	@echo "make chaos     seeded plans of what is killed and stops: a hundred of the pipeline, 30 of whole runs"
 	@echo "make setup     only make .venv        make clean     remove what make made"
+	@echo "make dist      build the wheel and the source distribution into dist/"
+	@echo "make lock      resolve deploy/requirements.lock again, from pyproject.toml and constraints.txt"
 	@echo "make horovod   build Horovod into .venv, for members and feeders that communicate over it (optional)"
 
 setup: $(READY)
@@ -74,6 +76,16 @@ test-all: check compiled
 
 chaos: $(READY)
 	$(BIN)/python -m pytest -m chaos
+
+dist: $(READY)
+	$(BIN)/python -m build --no-isolation .
+
+# Every version with its hashes, of an installation with all extras but those for development and documentation.
+LOCKED := bench tensorboard mlflow wandb onnx serve data torchvision notebook
+lock: $(READY)
+	$(BIN)/uv pip compile pyproject.toml $(LOCKED:%=--extra %) -c constraints.txt --universal --python-version 3.11 \
+	  --generate-hashes --no-annotate --quiet \
+	  --custom-compile-command "make lock" --output-file deploy/requirements.lock
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ensemble.spec import quantiles as quantiles
     from ensemble.spec import uniform as uniform
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _NAMES_OF = {
     "ensemble.spec": "Bootstrap EMA EarlyStopping Energy Ensemble Folds MLflow Member Recipe Resources "

@@ -6,6 +6,7 @@ predicted series is dashed, an interval is an error bar, a mark points at where 
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -105,6 +106,11 @@ def interval_series(name: str, points: Sequence[tuple[Any, Interval]], colour: s
     lows = [found.mean if found.low is None else found.low for _, found in points]
     highs = [found.mean if found.high is None else found.high for _, found in points]
     return Series(name=name, xs=[x for x, _ in points], ys=means, low=lows, high=highs, colour=colour)
+
+
+def is_plotly_installed() -> bool:
+    """Whether figures can be drawn; the extra `bench` installs what draws them."""
+    return importlib.util.find_spec("plotly") is not None
 
 
 def figure(title: str, notes: Sequence[str], panels: Sequence[Panel]) -> Any:

@@ -36,6 +36,9 @@ def run(study: Study, options: argparse.Namespace) -> int:
     from ensemble.bench import charts
     from ensemble.cli.console import make_table, print_lines, print_renderable, write_json
 
+    draws = options.plot != "-" and charts.is_plotly_installed()
+    if options.plot != "-" and not draws:
+        print("no plot: that needs plotly; pip install 'ray-ensemble[bench]'", file=sys.stderr)
     outcome = study.run(options, lambda line: print(line, file=sys.stderr, flush=True))
     if outcome is None:
         return 0
@@ -45,9 +48,9 @@ def run(study: Study, options: argparse.Namespace) -> int:
     write_json(options, outcome.rows)
     for line in outcome.findings:
         print(line, file=sys.stderr)
-    if options.plot != "-" and not outcome.panels:
+    if draws and not outcome.panels:
         print("no plot: there is nothing to draw yet", file=sys.stderr)
-    elif options.plot != "-":
+    elif draws:
         charts.write(outcome.title, outcome.notes, outcome.panels, Path(options.plot))
         print(f"plot: {options.plot}", file=sys.stderr)
     return 0

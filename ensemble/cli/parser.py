@@ -6,12 +6,14 @@ import argparse
 import contextlib
 import io
 import os
+import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ensemble import __version__
 from ensemble.cli import artifact_commands, control_commands, dashboard, run_commands
 from ensemble.cli.arguments import add_json_option, add_run_options, count, path
 from ensemble.cli.bench import add_studies
@@ -135,6 +137,8 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ensemble", description="Train an ensemble or a hyperparameter search on one shared data pipeline."
     )
+    version = f"ray-ensemble {__version__}, Python {platform.python_version()}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(
