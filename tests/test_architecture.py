@@ -38,6 +38,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("comparison", "stage", "stages"),
         ("prepare",),  # a record becomes a sample
         ("cache", "shm", "sources"),  # where samples lie, and where records do
+        ("workers",),  # processes that prepare samples
         ("loader",),  # what a training loop sees
         ("pipeline",),
         ("prefix",),

@@ -2,7 +2,7 @@
 
 Without a feeder a member prepares samples in its own process, and a record that kills the process ends the member.
 So the member notes the sample in preparation in a file of its directory. The next attempt finds the note and tries
-that record in a separate process (`pipelines.feeder.record_trial`). Where that process dies or hangs as well, the
+that record in a separate process (`pipelines.workers.record_trial`). Where that process dies or hangs as well, the
 record
 cannot be prepared: the controller is informed, and informs the other members, as for a record that a feeder found.
 """
@@ -118,7 +118,7 @@ class DeadlyRecords:
             pipeline.hazards.note = notes.get(split)
 
     def _try_records(self, path: Path) -> list[list[Any]]:
-        from pipelines.feeder.record_trial import try_record
+        from pipelines.workers.record_trial import try_record
 
         found = []
         for split, (index, epoch) in read_interrupted(path).items():

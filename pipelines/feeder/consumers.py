@@ -19,9 +19,9 @@ from typing import Any
 from pipelines import ipc
 from pipelines.checks import shorten_repr
 from pipelines.errors import PipelineError
-from pipelines.feeder.buffers import Buffer, Buffers
 from pipelines.feeder.handshake import Hello
 from pipelines.stream import Stream, min_capacity
+from pipelines.workers.buffers import Buffer, Buffers
 
 # Members of which some ranks have been assigned an epoch and others have not.
 _MAX_JOINING = 1024

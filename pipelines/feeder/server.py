@@ -31,17 +31,17 @@ from pipelines.checks import (
     check_seconds,
     check_threads,
 )
-from pipelines.feeder.buffers import Buffers
 from pipelines.feeder.consumers import Consumer, Consumers
 from pipelines.feeder.listener import Listener
 from pipelines.feeder.statistics import FeederStatistics
-from pipelines.feeder.worker_pool import WorkerPool
 from pipelines.multinode.agreement import NodeRates
 from pipelines.multinode.group import NodeGroup
 from pipelines.multinode.rendezvous import Peers, check_peers
 from pipelines.pipeline import Pipeline
 from pipelines.shm import ring
 from pipelines.stream import Block, Stream, default_block_size, default_capacity
+from pipelines.workers.buffers import Buffers
+from pipelines.workers.worker_pool import WorkerPool
 
 _RETRY_S = 1.0
 

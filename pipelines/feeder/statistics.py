@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a report reads levels without importing a feeder
     from pipelines.feeder.consumers import Consumers
-    from pipelines.feeder.worker_pool import WorkerPool
     from pipelines.stream import Stream
+    from pipelines.workers.worker_pool import WorkerPool
 
 RING, WORKERS, LINK, WAITING = "ring", "workers", "link", "waiting"
 _MIN_SPAN_S = 0.5

@@ -34,7 +34,7 @@ from pipelines.prepare.fields import describe_fields
 from pipelines.stream import Block, Stream
 
 if TYPE_CHECKING:
-    from pipelines.feeder.buffers import Buffer
+    from pipelines.workers.buffers import Buffer
 
 _MIN_WAITING = 0.5  # the share of the time from which a node's readers count as waiting
 _HEARTBEAT_S = 0.5

@@ -2,7 +2,7 @@
 
 A decoder that crashes ends its process, which then cannot report the record. So each process writes the index of
 the sample that it is preparing to memory that outlives it. If it dies or exceeds its time limit, another process
-tries that record alone (`pipelines.feeder.record_trial`). If that one does not return either, the record is
+tries that record alone (`pipelines.workers.record_trial`). If that one does not return either, the record is
 deadly: it is not prepared any more and counts as one that cannot be.
 """
 

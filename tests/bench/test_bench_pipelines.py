@@ -327,7 +327,7 @@ def test_an_interrupted_study_ends_with_one_line(photos: str, tmp_path: Path) ->
 def _prepares(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return any(
-            "pipelines.feeder.worker_main" in each.cmdline()
+            "pipelines.workers.worker_main" in each.cmdline()
             for each in psutil.Process(pid).children(recursive=True)
         )
     return False

@@ -149,7 +149,7 @@ class StudyProcesses:
         workers = {
             pid
             for pid in self._pids()
-            if b"pipelines.feeder.worker_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"pipelines.workers.worker_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
         }
         return workers | self._producers
 

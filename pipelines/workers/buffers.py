@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.pipeline import Pipeline
 from pipelines.prepare.fields import GOOD, ODD, OK, Columns
 from pipelines.shm import ring
 from pipelines.stream import Block, Stream
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
 
 _POISON = 0xA5
 

@@ -1,7 +1,7 @@
 """Tries records at which preparation workers have ended or hung, to find out which of them are deadly.
 
 Anybody may kill a worker, so a record is tried only after the second worker has ended at it; a record that hangs
-is tried at once. The process of a trial is `pipelines.feeder.record_trial_main`.
+is tried at once. The process of a trial is `pipelines.workers.record_trial_main`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pipelines import memory_pickle
 from pipelines.child_processes import START_S, child_environment
-from pipelines.pipeline import Pipeline
 from pipelines.prepare.deadly_records import HUNG, KILLED
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
 
 _RETRY_S = 1.0
 _EXIT_S = 5.0
@@ -48,7 +51,7 @@ class RecordTrial:
         self._has_begun = self._was_killed = False
         self._until = time.monotonic() + START_S
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipelines.feeder.record_trial_main"]
+            [sys.executable, "-P", "-m", "pipelines.workers.record_trial_main"]
             + [str(argument) for argument in (payload, number, index, epoch)],
             pass_fds=[payload],
             stdin=subprocess.PIPE,

@@ -21,10 +21,10 @@ from pipelines import ipc, memory_pickle
 from pipelines.cache.manager import CacheManager
 from pipelines.child_processes import START_S, child_environment
 from pipelines.errors import PipelineError
-from pipelines.feeder.buffers import Buffers
-from pipelines.feeder.record_trial import RecordKey, Suspects
 from pipelines.prepare.deadly_records import PreparationNote
 from pipelines.stream import Block
+from pipelines.workers.buffers import Buffers
+from pipelines.workers.record_trial import RecordKey, Suspects
 
 _MAX_BLOCKS_IN_FLIGHT = 2
 _MAX_FRUITLESS_RESTARTS = 10
@@ -178,7 +178,7 @@ class WorkerPool:
                 theirs.enter_context(pair[1])
             inherited = [self._payload, *(end.fileno() for _, end in pairs)]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipelines.feeder.worker_main", *map(str, inherited)],
+                [sys.executable, "-P", "-m", "pipelines.workers.worker_main", *map(str, inherited)],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),

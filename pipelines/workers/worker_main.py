@@ -1,4 +1,4 @@
-"""Preparation workers: `python -m pipelines.feeder.worker_main PAYLOAD_FD SOCKET_FD ...`, started by a feeder.
+"""Preparation workers: `python -m pipelines.workers.worker_main PAYLOAD_FD SOCKET_FD ...`, started by a feeder.
 
 A worker receives blocks, prepares them directly into shared memory and reports them. When the feeder ends, its
 socket closes and the worker ends. With several sockets a thread serves each; every thread has its own copy of the
@@ -19,15 +19,18 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipelines import ipc, memory_pickle
 from pipelines.cache.file import Cache
 from pipelines.errors import SampleError
-from pipelines.pipeline import Pipeline
 from pipelines.prepare.deadly_records import PreparationNote
 from pipelines.prepare.fields import Columns
 from pipelines.prepare.preparer import Preparer
 from pipelines.shm.ring import Layout, map_writable
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
 
 _LINGER_S = 5.0
 

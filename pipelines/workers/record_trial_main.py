@@ -1,7 +1,7 @@
-"""Prepares one record: `python -m pipelines.feeder.record_trial_main PAYLOAD_FD PIPELINE INDEX EPOCH`.
+"""Prepares one record: `python -m pipelines.workers.record_trial_main PAYLOAD_FD PIPELINE INDEX EPOCH`.
 
 It reports when it begins with the record: imports do not count as the record's time
-(`pipelines.feeder.record_trial`).
+(`pipelines.workers.record_trial`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ import os
 import signal
 import sys
 import traceback
+from typing import TYPE_CHECKING
 
 from pipelines import memory_pickle
 from pipelines.child_processes import end_with_parent
 from pipelines.errors import SampleError
 from pipelines.order import Generators
-from pipelines.pipeline import Pipeline
 from pipelines.prepare.preparer import prepare_sample
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
 
 _STARTED = b"."
 
