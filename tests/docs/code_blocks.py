@@ -1,9 +1,9 @@
 """The code blocks of the documentation, and what the comment before one says of it.
 
 A Python block runs, in the order of its page, unless the comment `<!-- not run: REASON -->` stands before it. A
-block whose fence has a title, such as `title="first.py"`, is also written to that file; those of the quick start are
-there for every page. A `text` block of the title "prints" is what the Python block before it prints; `...` in it
-stands for anything. A shell block is parsed; with the comment `<!-- run -->` it runs, in its place.
+block whose fence has a title, such as `title="first.py"`, is also written to that file; those of the quick start
+are there for every page. A `text` block of the title "prints" is what the Python block before it prints; `...` in
+it stands for anything. A shell block is parsed; with the comment `<!-- run -->` it runs, in its place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy" / "README.md"]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy" / "README.md"]
+
+QUICK_START = ROOT / "docs" / "quick-start.md"
 
 FENCE = re.compile(
     r"(?:^ *<!-- (?P<comment>[^\n]*?) -->\n+)?"

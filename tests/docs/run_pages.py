@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib
 import io
 import json
 import os
@@ -19,7 +20,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from code_blocks import SHELLS, Block, read_blocks
+from code_blocks import QUICK_START, SHELLS, Block, read_blocks
 
 
 def run_page(page: Path, folder: Path, data: Path) -> None:
@@ -42,9 +43,10 @@ def run_page(page: Path, folder: Path, data: Path) -> None:
     sys.argv = [str(script)]
     sys.path[0] = str(folder)
     printed = ""
+    for block in read_blocks(QUICK_START):
+        write_file(block)
     for block in blocks:
-        if block.title and "/" not in block.title and "." in block.title:
-            Path(block.title).write_text(block.text)
+        write_file(block)
         if block.language == "python":
             printed = run_python(block, script, main.__dict__)
         elif block.title == "prints":
@@ -53,6 +55,11 @@ def run_page(page: Path, folder: Path, data: Path) -> None:
             assert checker.check_output(block.text, printed, flags), f"{block.where}: it printed\n{printed}"
         elif block.language in SHELLS and block.comment == "run":
             run_shell(block)
+
+
+def write_file(block: Block) -> None:
+    if "." in block.title and "/" not in block.title:
+        Path(block.title).write_text(block.text)
 
 
 def run_python(block: Block, script: Path, names: dict[str, Any]) -> str:
@@ -70,14 +77,8 @@ def run_shell(block: Block) -> None:
 
 
 def main() -> None:
-    import numpy
-    import pyarrow.parquet
-    import torch
-
-    import ensemble.api
-    import ensemble.combine
-    import pipelines  # noqa: F401
-
+    for name in ("numpy", "pyarrow.parquet", "torch", "ensemble.api", "ensemble.combine", "pipelines"):
+        importlib.import_module(name)
     answers = os.dup(1)
     os.dup2(2, 1)  # what pages print to the file descriptor
     for line in sys.stdin:
@@ -100,9 +101,8 @@ def main() -> None:
         with os.fdopen(reads) as pipe:
             error = pipe.read()
         _, status = os.waitpid(child, 0)
-        os.write(
-            answers, (json.dumps({"error": error or (f"wait status {status}" if status else "")}) + "\n").encode()
-        )
+        answer = {"error": error or (f"wait status {status}" if status else "")}
+        os.write(answers, f"{json.dumps(answer)}\n".encode())
 
 
 if __name__ == "__main__":
