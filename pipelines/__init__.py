@@ -9,7 +9,8 @@ from pipelines import sources, stages, weights
 from pipelines.errors import PipelineError, SampleError
 from pipelines.feeder.server import Feeder
 from pipelines.loader.batch import Batch
-from pipelines.loader.loader import Loader, attach
+from pipelines.loader.factory import attach
+from pipelines.loader.loader import Loader
 from pipelines.loader.resident import Resident, resident
 from pipelines.multinode.rendezvous import Peers
 from pipelines.pipeline import Pipeline

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pipelines import comparison, fingerprint
-from pipelines.checks import check_epochs, check_integer
+from pipelines.checks import check_integer
 from pipelines.comparison import Difference
 from pipelines.errors import ForeignRandomness, PipelineError
 from pipelines.order import BlockOrder, Generators, Indices, epoch_indices
@@ -381,13 +381,9 @@ class Pipeline:
         Example:
             >>> for batch in pipe.loader(batch_size=128, epochs=3): ...
         """
-        from pipelines.loader.batch import ReadRange
-        from pipelines.loader.loader import Loader
+        from pipelines.loader.factory import open_loader
 
-        stream_epochs = check_epochs(1 if epochs is None else epochs)
-        stream_epochs = range(stream_epochs) if isinstance(stream_epochs, int) else stream_epochs
-        reading = ReadRange(len(self), batch_size, stream_epochs, rank, world, drop_last, start_step)
-        return Loader(self, reading, weights=weights, is_endless=epochs is None)
+        return open_loader(self, batch_size, epochs, rank, world, drop_last, start_step, weights)
 
     def resident(self) -> Resident:
         """Prepares all samples once, into the memory of this process.
