@@ -5,7 +5,7 @@ prepared once by a `Feeder` and read by any number of processes that `attach` to
 same batches.
 """
 
-from pipelines import sources, stages, weights
+from pipelines import sampling, sources, stages, weights
 from pipelines.errors import PipelineError, SampleError
 from pipelines.feeder.server import Feeder
 from pipelines.loader.batch import Batch
@@ -28,6 +28,7 @@ __all__ = [
     "attach",
     "common_prefix",
     "resident",
+    "sampling",
     "sources",
     "stages",
     "weights",

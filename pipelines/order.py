@@ -153,7 +153,7 @@ def rank_bounds(start: int, stop: int, rank: int, world: int) -> tuple[int, int]
 
 @known_as("pipelines.order.Generators")
 class Generators:
-    """The random generator of each (epoch, sample index, stage), in one reused object.
+    """The random generator of each (epoch, sample index, stage, place), in one reused object.
 
     Philox is counter-based (Salmon et al. 2011): key and counter determine the start of its sequence, so that a
     generator is set instead of seeded.
@@ -173,14 +173,19 @@ class Generators:
             "uinteger": 0,
         }
 
-    def at(self, epoch: int, index: int, stage: int) -> np.random.Generator:
-        """The generator for one stage of one sample in one epoch; it is valid until the next call."""
+    def at(self, epoch: int, index: int, stage: int, place: int = 0) -> np.random.Generator:
+        """The generator for one stage of one sample in one epoch; it is valid until the next call.
+
+        Args:
+            place: the sample's position in the epoch, in a pipeline that may have a record several times in an
+                epoch; 0 in all others.
+        """
         key = self._keys.get(stage)
         if key is None:
             key = np.frombuffer(derive_bytes("sample", self._seed, stage, size=16), np.uint64)
             self._keys[stage] = key
         inner = self._state["state"]
         inner["key"] = key
-        inner["counter"][2:] = index, epoch
+        inner["counter"][1:] = place, index, epoch
         self._bits.state = self._state
         return self._generator

@@ -18,6 +18,7 @@ from pipelines.order import BlockOrder, Generators, Indices, epoch_indices
 from pipelines.prepare.deadly_records import DeadlyRecords
 from pipelines.prepare.fields import Field, describe_fields
 from pipelines.prepare.memory_order import MemoryLayout
+from pipelines.sampling import SampledOrder, Sampling, check_sampling
 from pipelines.stage import Randomness, Stage, make_stage
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ SHUFFLE_WINDOW = 8
 class Pipeline:
     """A source and the stages applied to each of its records.
 
-    A sample is a pure function of (pipeline, seed, epoch, index). A pipeline is immutable: `map` and `take` return
+    A sample is a pure function of (pipeline, seed, epoch, index), with `sampling` of its position in the epoch
+    too. A pipeline is immutable: `map` and `take` return
     a new one. One process reads it with `loader`, several share it through `Feeder` and `attach`, and `resident`
     loads all of it into memory.
 
@@ -44,16 +46,22 @@ class Pipeline:
             the cache of the source. See `pipelines.order.BlockOrder`.
         shuffle_window: number of groups whose samples are mixed with each other if `shuffle="blocks"`. The cache
             of the source should hold as many.
+        sampling: draws the records of each epoch by weight or equally from each class (`pipelines.sampling`). The
+            length of the pipeline is then the number of positions in an epoch. A record that has several positions
+            gets other random numbers at each.
         on_error: `"raise"` fails on a record that cannot be prepared. `"skip"` leaves it out for all readers: its
             batch has one sample less, and the record is counted.
         id: a name that identifies the source in fingerprints if its identity is unknown.
 
     Raises:
         PipelineError: the source is empty or not a source, or an argument is invalid.
+        SampleError: the labels for `sampling` cannot be read.
 
     Example:
         >>> pipe = Pipeline(sources.arrays(x=np.arange(8.0)), seed=0).map(stages.cast("x", "float32"))
     """
+
+    sampling: SampledOrder | None = None
 
     def __init__(
         self,
@@ -62,6 +70,7 @@ class Pipeline:
         seed: int = 0,
         shuffle: bool | Literal["blocks"] = True,
         shuffle_window: int = SHUFFLE_WINDOW,
+        sampling: Sampling | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         id: str | None = None,
     ) -> None:
@@ -83,6 +92,9 @@ class Pipeline:
                 "which gives any record at the same cost: leave shuffle=True"
             )
         shuffle_window = check_integer("shuffle_window", shuffle_window, 1)
+        if sampling is not None:
+            check_sampling(sampling, shuffle)
+            self.sampling = sampling.resolve(source, seed)
         self.source = source
         self.seed = seed
         self.shuffle = shuffle
@@ -171,8 +183,13 @@ class Pipeline:
         """Returns the same pipeline over the first `n` records of its source.
 
         Raises:
-            PipelineError: the source has fewer than `n` records.
+            PipelineError: the source has fewer than `n` records, or the pipeline has `sampling`.
         """
+        if self.sampling is not None:
+            raise PipelineError(
+                "take() of a pipeline with sampling= would need other weights: take the records first, "
+                "Pipeline(source.take(n), sampling=...); for a shorter epoch, give samples= to the sampling"
+            )
         shorter = self._copy()
         shorter._tokens = tuple(uuid.uuid4().hex for _ in self._tokens)
         shorter.source = self.source.take(n)
@@ -181,11 +198,15 @@ class Pipeline:
         return shorter
 
     def __len__(self) -> int:
-        """The number of samples in an epoch, including those that `on_error="skip"` leaves out."""
-        return len(self.source)
+        """The number of samples in an epoch, including those that `on_error="skip"` leaves out.
+
+        With `sampling` that is the number of positions in an epoch, not that of the records.
+        """
+        return len(self.source) if self.sampling is None else self.sampling.positions
 
     def __repr__(self) -> str:
-        return "Pipeline(" + " -> ".join([repr(self.source), *(s.name for s in self.stages)]) + ")"
+        order = [] if self.sampling is None else [repr(self.sampling)]
+        return "Pipeline(" + " -> ".join([repr(self.source), *order, *(s.name for s in self.stages)]) + ")"
 
     @property
     def random_stage(self) -> Stage | None:
@@ -266,7 +287,7 @@ class Pipeline:
         return [
             part("source", self._describe_source),
             part("seed", lambda: [fingerprint.describe_ours(Generators), self.seed]),
-            part("shuffle", self._describe_order),
+            part("shuffle" if self.sampling is None else "sampling", self._describe_order),
             part("on_error", lambda: self.on_error),
             *(part(f"stage {i} {stage.name}", stage.describe) for i, stage in enumerate(self.stages)),
         ]
@@ -278,6 +299,8 @@ class Pipeline:
         return source
 
     def _describe_order(self) -> Any:
+        if self.sampling is not None:
+            return self.sampling.describe()
         if self.shuffle != "blocks":
             return [fingerprint.describe_ours(epoch_indices), self.shuffle]
         groups = fingerprint.describe(self.source.groups)
@@ -285,6 +308,8 @@ class Pipeline:
 
     def order(self) -> Callable[[int, int, int], Indices]:
         """Returns a function (epoch, start, stop) -> indices of the samples there, int64 [stop - start]."""
+        if self.sampling is not None:
+            return self.sampling
         if self.shuffle == "blocks":
             return BlockOrder(self.source.groups, self.seed, self.shuffle_window)
         return functools.partial(epoch_indices, len(self), self.seed, shuffle=bool(self.shuffle))
@@ -336,8 +361,13 @@ class Pipeline:
         """Returns the pipeline without shuffling, for a set that is prepared once.
 
         Raises:
-            PipelineError: a stage draws random numbers.
+            PipelineError: a stage draws random numbers, or the pipeline has `sampling`.
         """
+        if self.sampling is not None:
+            raise PipelineError(
+                f"a resident set has each record once, but the pipeline draws them by {self.sampling!r}: "
+                "leave sampling= out"
+            )
         stage = self.random_stage
         if stage is not None:
             raise PipelineError(
@@ -349,6 +379,16 @@ class Pipeline:
         ordered.shuffle = False
         ordered._inferred = self._inferred
         return ordered
+
+    def without_sampling(self) -> Pipeline:
+        """Returns the pipeline with each record once an epoch, shuffled."""
+        if self.sampling is None:
+            return self
+        plain = self._copy()
+        plain.sampling = None
+        plain._tokens = tuple(uuid.uuid4().hex for _ in self._tokens)
+        plain._inferred = self._inferred
+        return plain
 
     def loader(
         self,
@@ -389,7 +429,7 @@ class Pipeline:
         """Prepares all samples once, into the memory of this process.
 
         Raises:
-            PipelineError: a stage draws random numbers.
+            PipelineError: a stage draws random numbers, or the pipeline has `sampling`.
         """
         from pipelines.loader.resident import Resident
 

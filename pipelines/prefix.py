@@ -81,7 +81,7 @@ def _find_obstacle(cut: Pipeline) -> str | None:
     if isinstance(forms, str):
         return forms
     for probe in range(1, _PROBES):
-        sample = prepare_first_sample(cut, start=probe * (len(cut) - 1) // (_PROBES - 1))
+        sample = prepare_first_sample(cut, start=probe * (len(cut.source) - 1) // (_PROBES - 1))
         other = infer_from_sample(sample)[0]
         for name in {**fields, **other}:
             if fields.get(name) != other.get(name):

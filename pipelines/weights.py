@@ -70,6 +70,34 @@ class Fold:
         return np.searchsorted(_fold_bounds(self.n, self.k), places.astype(np.int64), side="right") - 1
 
 
+@known_as("pipelines.weights.assigned_fold")
+@dataclass(frozen=True)
+class AssignedFold:
+    """See `assigned_fold`."""
+
+    folds: npt.NDArray[np.int64]
+    held_out: int
+
+    def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
+        return np.where(self.number(index) == self.held_out, 0, self._weight).astype(np.float32)
+
+    def number(self, index: Indices) -> Indices:
+        """Returns the fold of each sample: int64 [b].
+
+        Raises:
+            PipelineError: an index is not below the number of samples.
+        """
+        if index.size and not (index.min() >= 0 and index.max() < len(self.folds)):
+            raise PipelineError(
+                f"folds of {len(self.folds)} samples have no sample {index.min()} to {index.max()}"
+            )
+        return self.folds[index]
+
+    @functools.cached_property
+    def _weight(self) -> float:
+        return len(self.folds) / int(np.count_nonzero(self.folds != self.held_out))
+
+
 def bootstrap(seed: int) -> Bootstrap:
     """Weights each sample by how often a bootstrap sample draws it: Poisson(1) counts, keyed by (seed, index).
 
@@ -126,6 +154,34 @@ def fold(n: int, k: int, held_out: int, seed: int = 0) -> Fold:
     if not 0 <= held_out < k:
         raise PipelineError(f"fold: held_out must be in 0..{k - 1}, got {held_out}")
     return Fold(n, k, held_out, seed)
+
+
+def assigned_fold(folds: Indices, held_out: int) -> AssignedFold:
+    """Weights the samples of one of several given folds with 0, and all others equally, so that the mean is 1.
+
+    Args:
+        folds: the fold of each sample, int64 [n], as `Source.number_folds` returns them.
+        held_out: the fold whose samples have weight 0.
+
+    Returns:
+        A function as `fold` returns it.
+
+    Raises:
+        PipelineError: no sample is in that fold, or all are.
+
+    Example:
+        >>> folds = source.number_folds(5, stratify="label")
+        >>> loader = pipe.loader(32, weights=assigned_fold(folds, held_out=0))
+    """
+    folds = np.asarray(folds)
+    held_out = _check_integer("assigned_fold", "held_out", held_out)
+    if folds.ndim != 1 or folds.dtype.kind not in "iu":
+        raise PipelineError(f"assigned_fold: folds must be integers [n], got {folds.dtype} {list(folds.shape)}")
+    if not 0 < np.count_nonzero(folds == held_out) < len(folds):
+        raise PipelineError(
+            f"assigned_fold: fold {held_out} must have some, and not all, of the {len(folds)} samples"
+        )
+    return AssignedFold(folds.astype(np.int64), held_out)
 
 
 def weigh(weights: Weights, index: torch.Tensor) -> torch.Tensor:

@@ -146,7 +146,8 @@ def _describe_data(ensemble: Ensemble) -> str:
     for name in ("train", "valid", "test", "shifted"):
         pipeline = getattr(ensemble, name)
         if hasattr(pipeline, "source"):
-            rows.append((name, f"{len(pipeline):,}", _escape(repr(pipeline.source))))
+            drawn = "" if pipeline.sampling is None else f" an epoch, {pipeline.sampling!r}"
+            rows.append((name, f"{len(pipeline):,}{drawn}", _escape(repr(pipeline.source))))
         elif pipeline is not None:
             rows.append((name, f"{ensemble.samples:,}", "by hyperparameters"))
     return "## Data\n\n" + _make_table(("split", "samples", "source"), rows)

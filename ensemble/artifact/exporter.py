@@ -129,7 +129,7 @@ def _find_samples(pipeline: Pipeline) -> Pipeline:
     Raises:
         ArtifactError: it leaves out all.
     """
-    found: list[int] = list(range(min(SAMPLES, len(pipeline))))
+    found: list[int] = list(range(min(SAMPLES, len(pipeline.source))))
     if pipeline.on_error == "skip":
         found = []
         for batch in _read_again(pipeline, pipeline.source).loader(SAMPLES, epochs=1):

@@ -36,7 +36,7 @@ from ensemble.spec.options import (
     resolve_training_options,
 )
 from ensemble.spec.recipe import Recipe, has_own_loop, reported_metrics
-from ensemble.spec.sample_weights import Weighting, as_record, check_weighting
+from ensemble.spec.sample_weights import Folds, Weighting, as_record, check_weighting
 from ensemble.spec.search_space import Search, check_space
 from ensemble.spec.split_metrics import KNOWN, check_split_metrics
 from ensemble.spec.validation import SpecError, check_choice, check_number, option_class
@@ -242,6 +242,11 @@ class Ensemble(MemberPipelines):
                     f"Ensemble.{name} draws random numbers in its stage {stage.name}, but it is prepared once "
                     "for all members and epochs: use random stages only in train="
                 )
+            if name != "train" and (order := getattr(value, "sampling", None)) is not None:
+                raise SpecError(
+                    f"Ensemble.{name} draws its records by {order!r}, but must have each once: use sampling= only "
+                    "in train="
+                )
             if not hasattr(value, "loader") and not (value is None if name != "train" else callable(value)):
                 function = " or a function train(params) of one" if name == "train" else ""
                 raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline{function}, got {value!r}")
@@ -346,7 +351,10 @@ class Ensemble(MemberPipelines):
             functions = {name: getattr(self.recipe, name) for name in ("optimizer", "schedule")}
         try:
             Resources(**needs)
-            weights = as_record(value_of("weights", self.weights), number, self.seed, self.samples)
+            weighting = value_of("weights", self.weights)
+            weights = as_record(weighting, number, self.seed, self.records)
+            if isinstance(weighting, Folds) and (weighting.stratify or weighting.group):
+                weighting.check_fields(self.record_fields)
             training |= resolve_training_options(
                 training, functions, member.params, partial=self.search is not None
             )

@@ -50,6 +50,23 @@ class MemberPipelines:
     seed: int
 
     @functools.cached_property
+    def records(self) -> int:
+        """Number of training records, which with `Pipeline(sampling=)` is not that of the samples of an epoch.
+
+        Raises:
+            SpecError: the members' pipelines cannot be made, or differ in it.
+        """
+        counts = sorted({len(pipeline.source) for pipeline in self._distinct_pipelines()})
+        if len(counts) > 1:
+            raise SpecError(f"Ensemble.train(params) must have as many records for every member, has {counts}")
+        return counts[0]
+
+    @functools.cached_property
+    def record_fields(self) -> tuple[str, ...]:
+        """Fields of the first training record, as its source gives it."""
+        return tuple(self._distinct_pipelines()[0].source[0])
+
+    @functools.cached_property
     def samples(self) -> int:
         """Number of training samples of an epoch, the same for all members.
 

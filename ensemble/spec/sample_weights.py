@@ -7,11 +7,14 @@ committees (Parmanto, Munro and Doyle 1996).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ensemble.spec.validation import SpecError, check_number, option_class, unknown_name
+
+if TYPE_CHECKING:
+    from pipelines.sources import Source
 
 WEIGHTINGS = ("bootstrap", "uniform")
 
@@ -46,11 +49,15 @@ class Folds:
         k: number of folds, at least 2.
         held_out: the fold that is left out; None takes the member's number mod k.
         seed: of the partition into folds, the same for all members; None takes the ensemble's.
+        stratify: a field of the training records: each fold has its share of every class in it.
+        group: a field of the training records: those with equal values (a patient's) are in one fold.
     """
 
     k: int
     held_out: int | None = None
     seed: int | None = None
+    stratify: str | None = None
+    group: str | None = None
 
     def __post_init__(self) -> None:
         check_number("Folds.k", self.k, low=2, integer=True)
@@ -58,6 +65,12 @@ class Folds:
         check_number("Folds.held_out", self.held_out, low=0, integer=True, optional=True)
         if self.held_out is not None and self.held_out >= self.k:
             raise SpecError(f"Folds.held_out must be below k, which is {self.k}, got {self.held_out}")
+        for name in ("stratify", "group"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise SpecError(
+                    f"Folds.{name} must be the name of a field of the training records, got {value!r:.60}"
+                )
 
     def as_record(self, number: int, seed: int, samples: int) -> dict[str, Any]:
         """What the identity of a member records, as JSON values; see the function `as_record`."""
@@ -69,7 +82,17 @@ class Folds:
             "k": self.k,
             "held_out": held_out,
             "seed": seed if self.seed is None else self.seed,
+            **self._describe_fields(),
         }
+
+    def check_fields(self, fields: Sequence[str]) -> None:
+        """Raise SpecError for a field that the training records do not have."""
+        for name, field in self._describe_fields().items():
+            if field not in fields:
+                raise SpecError(unknown_name(f"Folds.{name}: no field of the training records is", field, fields))
+
+    def _describe_fields(self) -> dict[str, str]:
+        return {name: value for name in ("stratify", "group") if (value := getattr(self, name)) is not None}
 
 
 Weighting = str | Bootstrap | Folds
@@ -107,15 +130,15 @@ def from_record(record: Mapping[str, Any] | None) -> Weighting:
         return "uniform"
     if record["kind"] == "bootstrap":
         return Bootstrap(seed=record["seed"])
-    return Folds(k=record["k"], held_out=record["held_out"], seed=record["seed"])
+    return Folds(**{name: value for name, value in record.items() if name != "kind"})
 
 
-def make_weight_function(record: dict[str, Any] | None, samples: int) -> Callable[[Any], Any] | None:
+def make_weight_function(record: dict[str, Any] | None, source: Source) -> Callable[[Any], Any] | None:
     """The weights of an identity's record as a function: indices [b] -> weights [b]; None where all are 1.
 
     Args:
         record: what `as_record` returned.
-        samples: number of training samples.
+        source: of the training records; a field that the folds depend on is read from it.
     """
     from pipelines import weights
 
@@ -123,4 +146,8 @@ def make_weight_function(record: dict[str, Any] | None, samples: int) -> Callabl
         return None
     if record["kind"] == "bootstrap":
         return weights.bootstrap(record["seed"])
-    return weights.fold(samples, record["k"], record["held_out"], record["seed"])
+    if "stratify" in record or "group" in record:
+        fields = {name: record.get(name) for name in ("stratify", "group")}
+        folds = source.number_folds(record["k"], record["seed"], **fields)
+        return weights.assigned_fold(folds, record["held_out"])
+    return weights.fold(len(source), record["k"], record["held_out"], record["seed"])

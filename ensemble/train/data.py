@@ -156,7 +156,7 @@ class Data:
         from pipelines import attach
 
         pipeline, own, comm = self.pipeline("train"), self._identity, self._comm
-        drop_last, weights = self._ensemble.drop_last, make_weight_function(own.weights, len(pipeline))
+        drop_last, weights = self._ensemble.drop_last, make_weight_function(own.weights, pipeline.source)
         if self._feeder is None:
             return pipeline.loader(own.batch_size, epochs, comm.rank, comm.world, drop_last, start_step, weights)
         return attach(

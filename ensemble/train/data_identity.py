@@ -77,7 +77,7 @@ def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> st
         if None not in (then, here) and then != here:
             of = f" of {name}" if name else ""
             return (
-                f"the training pipeline{of} is another one (its source, seed, shuffle or stages): "
+                f"the training pipeline{of} is another one (its source, seed, shuffle, sampling or stages): "
                 f"its fingerprint was {then}, is {here}"
             )
     return None

@@ -195,7 +195,7 @@ class _PreparedBatches:
         if known is None or known[0] is not pipeline or known[1] != read:
             rank, world = self._comm.rank, self._comm.world
             size = identity.batch_size * (1 if training else world)
-            loader = pipeline.loader(size, 1, rank, world, weights=make_weight_function(weights, len(pipeline)))
+            loader = pipeline.loader(size, 1, rank, world, weights=make_weight_function(weights, pipeline.source))
             made = list(
                 itertools.islice(self._time_preparation(loader), READY)
                 if training

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Where = Literal["memory", "disk"]
 
+#: Parts of a pipeline that change nothing of a cached sample.
+_NOT_CACHED = ("seed", "shuffle", "sampling", "on_error")
+
 
 class CacheManager:
     """The cache of one pipeline: its file, and the counts that its workers report.
@@ -55,7 +58,7 @@ class CacheManager:
     ) -> None:
         check_options(where, limit, directory)
         self.stages = count_cached_stages(pipeline)
-        self._n = len(pipeline)
+        self._n = len(pipeline.source)
         least = file.records_offset(self._n)
         if where == "memory":
             free = available_bytes()
@@ -167,12 +170,12 @@ def count_cached_stages(pipeline: Pipeline) -> int:
 
 def _open_file(pipeline: Pipeline, stages: int, directory: str) -> int:
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    key = _compute_key(pipeline, stages)
+    key, n = _compute_key(pipeline, stages), len(pipeline.source)
     if key is None:
         warnings.warn(f"the cache on disk ends with its feeder: {pipeline.why_unsure}", stacklevel=4)
         fd, path = tempfile.mkstemp(prefix="cache-", dir=directory)
         os.unlink(path)
-        file.initialize(fd, len(pipeline))
+        file.initialize(fd, n)
         return fd
     own = os.path.join(directory, key)
     with contextlib.suppress(FileExistsError):
@@ -182,11 +185,11 @@ def _open_file(pipeline: Pipeline, stages: int, directory: str) -> int:
         raise PipelineError(f"{own} is not a directory of yours alone (mode 0700); remove it")
     path = os.path.join(own, "samples")
     with _open_if_exists(path) as old:
-        if old is not None and file.is_cache_of(old, len(pipeline), key=key, scheme=SCHEME):
+        if old is not None and file.is_cache_of(old, n, key=key, scheme=SCHEME):
             return os.dup(old)
     _warn_of_unusable(directory, key)
     fd, new = tempfile.mkstemp(prefix="new-", dir=own)
-    file.initialize(fd, len(pipeline), key=key, scheme=SCHEME)
+    file.initialize(fd, n, key=key, scheme=SCHEME)
     os.rename(new, path)  # whoever still has the old file goes on in it, and it ends with him
     return fd
 
@@ -226,6 +229,6 @@ def _compute_key(pipeline: Pipeline, stages: int) -> str | None:
     parts = pipeline.prefix(stages).parts()
     if parts is None:
         return None
-    kept = [SCHEME, *(digest for name, digest in parts if name not in ("seed", "shuffle", "on_error"))]
+    kept = [SCHEME, *(digest for name, digest in parts if name not in _NOT_CACHED)]
     installed = sorted({(d.metadata["Name"], d.version) for d in metadata.distributions()}, key=str)
     return hashlib.sha256(json.dumps([file.VERSION, kept, installed]).encode()).hexdigest()[:32]

@@ -40,13 +40,14 @@ def complete_batch(
         return None
     base = epoch * len(pipeline)
     places = [place for place in range(*(whole if skipping else own)) if ok[place - whole[0]] != FAILED]
+    given = ((place, *ring.read_prefix(base + place)) for place in places)
     tensors = empty_batch(pipeline.fields, len(places))
     columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
     if not skipping:
-        preparer.complete(columns, epoch, (ring.read_prefix(base + place) for place in places), ring.stages)
+        preparer.complete(columns, epoch, given, ring.stages)
         return tensors, whole[1] - whole[0]
     good = columns[OK] = np.zeros(len(places), np.uint8)
-    preparer.complete(columns, epoch, (ring.read_prefix(base + place) for place in places), ring.stages)
+    preparer.complete(columns, epoch, given, ring.stages)
     good &= GOOD
     mine = [row for row, place in enumerate(places) if good[row] and own[0] <= place < own[1]]
     if len(mine) < len(places):

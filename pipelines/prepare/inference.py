@@ -32,7 +32,7 @@ def infer(pipeline: Pipeline) -> tuple[dict[str, Field], dict[str, MemoryLayout]
     found = [infer_from_sample(prepare_first_sample(pipeline))]
     if pipeline.on_error == "raise":
         return found[0]
-    last = len(pipeline) - 1
+    last = len(pipeline.source) - 1
     for start in sorted({last // 2, last} - {0}):
         try:
             found.append(infer_from_sample(prepare_first_sample(pipeline, start=start)))
@@ -81,11 +81,11 @@ def prepare_first_sample(pipeline: Pipeline, stages: int | None = None, start: i
     generators = Generators(pipeline.seed)
     try:
         with global_generators.preserve_states():
-            for index in range(start, len(pipeline)):
+            for index in range(start, len(pipeline.source)):
                 try:
                     return _prepare_checked(pipeline, generators, index, stages)
                 except SampleError:
-                    if pipeline.on_error == "raise" or index == len(pipeline) - 1:
+                    if pipeline.on_error == "raise" or index == len(pipeline.source) - 1:
                         raise
     finally:
         pipeline.source.forget()  # a consumer that reads from a feeder has no use for a whole row group

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from pipelines.cache.file import Cache
     from pipelines.pipeline import Pipeline
 
-Given = tuple[int, dict[str, Any] | None]
+#: Its position in the epoch, its index, and the sample as far as it is prepared; None: not at all.
+Given = tuple[int, int, dict[str, Any] | None]
 
 _CHUNK = 1024
 _LARGE = 16_384
@@ -74,6 +75,7 @@ class Preparer:
         self._hazards = pipeline.hazards
         self._generators = Generators(pipeline.seed)
         self._order = pipeline.order()
+        self._may_repeat = pipeline.sampling is not None
         self._chunk: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
         self._in_torch = any(stage.random == "torch" for stage in pipeline.stages)
         self._split = {
@@ -105,8 +107,8 @@ class Preparer:
         self._fill(columns, slot, epoch, self._iterate_indices(epoch, start, stop), 0)
 
     def _iterate_indices(self, epoch: int, start: int, stop: int) -> Iterator[Given]:
-        for index in self.indices(epoch, start, stop).tolist():
-            yield index, None
+        for place, index in enumerate(self.indices(epoch, start, stop).tolist(), start):
+            yield place, index, None
 
     def _get_or_prepare(self, index: int, epoch: int, cache: Cache) -> dict[str, Any]:
         """The sample after the cache's stages: from it, or prepared and given to it."""
@@ -120,7 +122,8 @@ class Preparer:
         """Prepare samples of an epoch, of which somebody else has done the stages [0, first), into the columns.
 
         Args:
-            given: (index, sample after those stages, normalized); None for one to be prepared in full.
+            given: (position in the epoch, index, sample after those stages, normalized); None for one to be
+                prepared in full.
 
         Raises:
             SampleError: as `fill` does.
@@ -136,7 +139,7 @@ class Preparer:
         ok = columns.get(OK)
         try:
             with _limit_torch_threads(), preserve_torch_generator(self._in_torch):
-                for index, begun in given:
+                for place, index, begun in given:
                     columns[INDEX][slot] = index
                     if note is not None:
                         note.words[0] = index + 1
@@ -145,7 +148,7 @@ class Preparer:
                         done = first
                         if begun is None and self._cache is not None:
                             begun, done = self._get_or_prepare(index, epoch, self._cache), self._cache.stages
-                        sample = self.sample(index, epoch, begun, 0 if begun is None else done)
+                        sample = self.sample(index, epoch, begun, 0 if begun is None else done, place=place)
                         verdict = UNFIT
                         verdict = self._store(columns, slot, index, sample)
                     except SampleError as error:
@@ -165,10 +168,17 @@ class Preparer:
             self.cpu_s += time.thread_time() - began
 
     def sample(
-        self, index: int, epoch: int, given: dict[str, Any] | None = None, first: int = 0, last: int | None = None
+        self,
+        index: int,
+        epoch: int,
+        given: dict[str, Any] | None = None,
+        first: int = 0,
+        last: int | None = None,
+        place: int = 0,
     ) -> dict[str, Any]:
-        """One sample, as `prepare_sample` says."""
-        return prepare_sample(self.pipeline, self._generators, index, epoch, given, first, last)
+        """One sample, as `prepare_sample` says; `place` is its position in the epoch."""
+        place = place if self._may_repeat else 0
+        return prepare_sample(self.pipeline, self._generators, index, epoch, given, first, last, place)
 
     def _store(self, columns: Columns, slot: int, index: int, sample: dict[str, Any]) -> int:
         forms = self._layouts
@@ -211,12 +221,14 @@ def prepare_sample(
     given: dict[str, Any] | None = None,
     first: int = 0,
     last: int | None = None,
+    place: int = 0,
 ) -> dict[str, Any]:
     """One sample after the stages [0, last), by default all.
 
     Args:
         generators: of the pipeline's seed.
         given: the same sample after the stages [0, first), normalized: only the others are run.
+        place: its position in the epoch if the pipeline has `sampling`, else 0 (`Generators.at`).
 
     Raises:
         SampleError: naming the index, the file and the stage.
@@ -238,9 +250,9 @@ def prepare_sample(
             if stage.random is None:
                 value = stage.call(value)
             elif stage.random == "numpy":
-                value = stage.call(value, generators.at(epoch, index, position))
+                value = stage.call(value, generators.at(epoch, index, position, place))
             else:
-                _seed_torch(generators.at(epoch, index, position))
+                _seed_torch(generators.at(epoch, index, position, place))
                 value = stage.call(value)
             sample = value if fresh is None else {**sample, fresh: value}
     except SampleError as error:

@@ -6,9 +6,11 @@ import hashlib
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
+from pipelines.labels import pack_values
 from pipelines.sources._base import Source
 from pipelines.sources._strings import Strings
 
@@ -41,6 +43,12 @@ class Arrays(Source):
         # Copies: a stage that writes into its sample must not change the data for the next epoch.
         record = {name: values[index] for name, values in self.columns.items()}
         return {name: v.copy() if isinstance(v, np.ndarray) else v for name, v in record.items()}
+
+    def column(self, field: str) -> npt.NDArray[Any]:
+        if field not in self.columns:
+            raise self._missing_field(field, self.columns)
+        values = self.columns[field]
+        return values.copy() if isinstance(values, np.ndarray) else pack_values(list(values))
 
     def where(self, index: int) -> str:
         return f"arrays({', '.join(self.columns)}):row {index}"

@@ -10,14 +10,16 @@ import functools
 import hashlib
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Unsure, describe, is_ours, known_as
+from pipelines.labels import Values, pack_values
+from pipelines.sources import _splits
 
 Groups = npt.NDArray[np.int64]
 
@@ -108,34 +110,125 @@ class Source(ABC):
         for index in range(len(self)):
             yield self._read(index)
 
-    def split(self, fraction: float, seed: int) -> tuple[Subset, Subset]:
-        """Divides the records at random into two sources: about `fraction` of them, and the rest.
+    def column(self, field: str) -> npt.NDArray[Any]:
+        """Reads one field of all records, for labels, groups and times.
 
-        The division depends on (number of records, fraction, seed) alone, for all versions of numpy: records are
-        ranked by the raw output of the Philox generator, whose stream numpy guarantees (NEP 19). Each part keeps
-        its records in ascending order. Needs about 30 bytes of memory per record, of which 8 stay in use.
+        `arrays`, `parquet` and `image_folder` give it without reading the other fields; other sources read every
+        record once. Nothing is decoded.
 
-        Args:
-            fraction: of the records that the first part receives, between 0 and 1.
-            seed: an integer of at least 0.
+        Returns:
+            The values, [n, ...]; texts and bytes are objects.
 
         Raises:
-            PipelineError: an argument is invalid, or a part would be empty.
+            PipelineError: the records have no such field.
+            SampleError: a record cannot be read.
+        """
+        values = []
+        for index in range(len(self)):
+            record = self._read(index)
+            if field not in record:
+                raise self._missing_field(field, record)
+            values.append(record[field])
+        return pack_values(values)
+
+    def _missing_field(self, field: str, fields: Iterable[str]) -> PipelineError:
+        return PipelineError(f"{self!r} has no field {field!r} (it has: {', '.join(fields)})")
+
+    @overload
+    def split(
+        self,
+        fraction: float,
+        seed: int = 0,
+        *,
+        stratify: Values | None = None,
+        group: Values | None = None,
+        by: Values | None = None,
+    ) -> tuple[Subset, Subset]: ...
+    @overload
+    def split(
+        self,
+        fraction: Sequence[float],
+        seed: int = 0,
+        *,
+        stratify: Values | None = None,
+        group: Values | None = None,
+        by: Values | None = None,
+    ) -> tuple[Subset, ...]: ...
+    def split(
+        self,
+        fraction: float | Sequence[float],
+        seed: int = 0,
+        *,
+        stratify: Values | None = None,
+        group: Values | None = None,
+        by: Values | None = None,
+    ) -> tuple[Subset, ...]:
+        """Divides the records into sources, at random unless `by` is given; each record is in exactly one.
+
+        The division depends on (number of records, fraction, seed, values of `stratify` or `group`) alone, for
+        all versions of numpy: records are ranked by the raw output of the Philox generator, whose stream numpy
+        guarantees (NEP 19). Each part keeps its records in ascending order. Needs about 30 bytes of memory per
+        record, of which 8 stay in use.
+
+        Args:
+            fraction: of the records that the first part receives, between 0 and 1: the second part is the rest.
+                Or the fractions of all parts, which sum to 1.
+            seed: an integer of at least 0.
+            stratify: classes, whose shares each part keeps: the number of a class in a part is within one of
+                class size * fraction. The name of a field, an array [n], or a function of a record.
+            group: groups (patients, sessions, documents) that stay together; given as `stratify` is. The parts
+                come as near to the fractions as placing the groups one by one allows: of two parts, none is off by
+                more than half of the largest group; of more, none is too large by more than
+                (1 + fraction * (parts - 2)) times that, unless the last groups are needed for empty parts. With
+                `stratify`, the shares of the classes are evened out as well. A warning says so where a part is off
+                by more than a quarter of what was asked for.
+            by: numbers to order by, such as times; given as `stratify` is. The first part has the lowest ones, in
+                place of a random choice. Equal ones stay in the order of the source, and may be divided.
+
+        Returns:
+            A source for each part; its records have new indices, from 0.
+
+        Raises:
+            PipelineError: an argument is invalid, a part would be empty, or there are fewer groups than parts.
+            SampleError: a record cannot be read for its class, group or time.
 
         Example:
             >>> train, valid = source.split(0.9, seed=0)
+            >>> train, valid, test = source.split((0.8, 0.1, 0.1), stratify="label", group="patient")
         """
-        count = len(self)
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise PipelineError(f"split() needs a seed that is an integer of at least 0, got {seed!r}")
-        if not 0 < fraction < 1:
-            raise PipelineError(f"split() needs a fraction between 0 and 1, got {fraction!r}")
-        first = round(count * fraction)
-        if not 0 < first < count:
-            raise PipelineError(f"split({fraction!r}) of {count} records leaves one part empty")
-        draws = np.random.Philox(int(seed)).random_raw(count)
-        order = np.argsort(draws, kind="stable")
-        return Subset(self, np.sort(order[:first])), Subset(self, np.sort(order[first:]))
+        parts = _splits.split(self, fraction, seed, stratify, group, by)
+        return tuple(Subset(self, indices) for indices in parts)
+
+    def folds(
+        self, k: int, seed: int = 0, *, stratify: Values | None = None, group: Values | None = None
+    ) -> list[tuple[Subset, Subset]]:
+        """Divides the records into k folds, for cross-validation; each record is in exactly one of them.
+
+        Args:
+            k: number of folds, at least 2.
+            seed, stratify, group: as in `split`. Without `group` the sizes of two folds differ by at most one.
+
+        Returns:
+            For each fold a pair: a source of all other records, and one of the fold's.
+
+        Raises:
+            PipelineError: an argument is invalid, or there are fewer records or groups than folds.
+            SampleError: a record cannot be read for its class or group.
+
+        Example:
+            >>> for train, valid in source.folds(5, stratify="label"): ...
+        """
+        folds = self.number_folds(k, seed, stratify=stratify, group=group)
+        return [
+            (Subset(self, np.flatnonzero(folds != held_out)), Subset(self, np.flatnonzero(folds == held_out)))
+            for held_out in range(k)
+        ]
+
+    def number_folds(
+        self, k: int, seed: int = 0, *, stratify: Values | None = None, group: Values | None = None
+    ) -> npt.NDArray[np.int64]:
+        """Returns the number of each record's fold, 0 to k - 1, int64 [n]: those of `folds`."""
+        return _splits.assign_folds(self, k, seed, stratify, group)
 
     def take(self, n: int) -> Subset:
         """Returns a source of the first `n` records.
@@ -185,6 +278,12 @@ class Subset(Source):
         except SampleError as error:
             # `index` is what the user's batches carry; the place in the whole source is in `where`.
             raise SampleError(index, error.where, error.reason) from error.__cause__
+
+    def column(self, field: str) -> npt.NDArray[Any]:
+        own = self.indices
+        return self.source.column(field)[
+            np.arange(own.start, own.stop, own.step) if isinstance(own, range) else own
+        ]
 
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:
         own = self.indices

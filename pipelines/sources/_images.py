@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
@@ -59,6 +60,11 @@ class ImageFolder(Source):
         if not self.classes:
             return {"image": data}
         return {"image": data, "label": int(self._labels[index])}
+
+    def column(self, field: str) -> npt.NDArray[Any]:
+        if field == "label" and self.classes:
+            return self._labels.astype(np.int64)
+        return super().column(field)
 
     def where(self, index: int) -> str:
         return os.path.join(self.path, self._names[index])

@@ -9,6 +9,7 @@ of its own); or it is better stored in small row groups (a few MB), or as tar fi
 
 from __future__ import annotations
 
+import copy
 import warnings
 from bisect import bisect_right
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
@@ -127,6 +129,13 @@ class Parquet(Source):
             pyarrow.default_memory_pool().release_unused()
         self._statistics.add(group, table.num_rows, self.files[number].path, self._cache_bytes)
         return [(name, make_reader(table.column(name))) for name in self.columns], table.nbytes
+
+    def column(self, field: str) -> npt.NDArray[Any]:
+        if field not in self.columns:
+            raise self._missing_field(field, self.columns)
+        alone = copy.copy(self)  # with a cache of its own
+        alone.columns, alone._leaves = (field,), [self._leaves[self.columns.index(field)]]
+        return super(Parquet, alone).column(field)
 
     def forget(self) -> None:
         self._cache = _RowGroupCache(self._cache_bytes)

@@ -33,14 +33,17 @@ def main(arguments: list[str]) -> None:
     os.dup2(2, 1)  # user code prints to standard error
     os.register_at_fork(after_in_child=lambda: os.close(output))  # a child must not keep the pipe open
     pipeline: Pipeline = memory_pickle.load(payload)[number]
-    os.write(output, _STARTED)
-    try:
-        prepare_sample(pipeline, Generators(pipeline.seed), index, epoch)
-    except SampleError as error:
-        print(error, file=sys.stderr)  # an ordinary error, which a worker survives
-    except BaseException:  # what would end a worker
-        traceback.print_exc()
-        os._exit(1)
+    # A record may have several positions in an epoch, with other random numbers at each.
+    places = [0] if pipeline.sampling is None else pipeline.sampling.find_positions(epoch, index)
+    for place in places:
+        os.write(output, _STARTED)  # the time for one record begins again
+        try:
+            prepare_sample(pipeline, Generators(pipeline.seed), index, epoch, place=place)
+        except SampleError as error:
+            print(error, file=sys.stderr)  # an ordinary error, which a worker survives
+        except BaseException:  # what would end a worker
+            traceback.print_exc()
+            os._exit(1)
     os._exit(0)
 
 

@@ -1,0 +1,118 @@
+"""Labels of records: one value for each record of a source, and the number of its class.
+
+Class-balanced orders, and stratified or grouped splits, need a value of every record before the first sample is
+prepared. It is given as an array, or as the name of a field that is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pipelines.sources import Source
+
+Array = npt.NDArray[Any]
+#: A field's name, values [n], or a function that takes a record and returns its value.
+Values = str | Array | Callable[[Mapping[str, Any]], Any] | Any
+
+_CLASSES_SHOWN = 5
+
+
+def read_values(source: Source, given: Values, what: str) -> Array:
+    """Returns the value of each record of a source, [n].
+
+    Args:
+        source: the records.
+        given: the name of a field, an array or sequence [n], or a function of a record.
+        what: the argument that gave it, for error messages.
+
+    Raises:
+        PipelineError: there is no such field, or there is not one value for each record.
+        SampleError: a record cannot be read.
+    """
+    if isinstance(given, str):
+        values: Array = source.column(given)
+    elif callable(given):
+        values = pack_values([given(record) for record in source])
+    else:
+        values = given if isinstance(given, np.ndarray) else pack_values(given)
+    if values.shape != (len(source),):
+        shape = list(values.shape)
+        raise PipelineError(
+            f"{what} must have one value for each of the {len(source)} records, got an array {shape}"
+        )
+    return values
+
+
+def pack_values(values: Any) -> Array:
+    """Packs a sequence of values into an array; texts, bytes and what numpy cannot hold stay objects.
+
+    Raises:
+        PipelineError: `values` is no sequence.
+    """
+    if isinstance(values, bytes) or not hasattr(values, "__len__"):
+        raise PipelineError(f"values of records must be an array or a sequence, got {values!r:.60}")
+    if not isinstance(values, list | tuple):
+        return np.asarray(values)
+    if values and all(isinstance(value, bool | int | float | np.generic) for value in values):
+        return np.asarray(values)
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    if len(arrays) == len(values) and all(array.shape == arrays[0].shape for array in arrays):
+        return np.stack(arrays) if arrays else np.empty(0)
+    packed = np.empty(len(values), object)
+    packed[:] = values
+    return packed
+
+
+def encode_classes(values: Array, what: str) -> tuple[npt.NDArray[np.int64], list[Any]]:
+    """Numbers the classes of values in sorted order.
+
+    Args:
+        values: [n], of integers, booleans, texts or bytes; floats that are whole numbers count as integers.
+        what: the argument that gave them, for error messages.
+
+    Returns:
+        The number of each value's class, int64 [n], and the classes.
+
+    Raises:
+        PipelineError: a value is missing, or cannot be a class.
+    """
+    if values.dtype.kind == "f":
+        wrong = np.flatnonzero(values != np.floor(values))  # NaN is unequal to itself
+        if wrong.size:
+            first = int(wrong[0])
+            raise PipelineError(
+                f"{what} must be classes (integers, booleans, texts or bytes), but record {first} has "
+                f"{values[first]!r}"
+            )
+    if values.dtype.kind in "biuf":
+        classes, codes = np.unique(values, return_inverse=True)
+        return codes.reshape(-1).astype(np.int64, copy=False), classes.tolist()
+    numbers: dict[Any, int] = {}
+    found = np.empty(len(values), np.int64)
+    for place, value in enumerate(values.tolist()):
+        if not isinstance(value, str | bytes | int):
+            raise PipelineError(
+                f"{what} must be classes (integers, booleans, texts or bytes), but record {place} has "
+                f"{value!r:.60}"
+            )
+        found[place] = numbers.setdefault(value, len(numbers))
+    names = list(numbers)
+    if len({type(name) for name in names}) > 1:
+        raise PipelineError(f"{what} must be classes of one type, got {format_classes(names)}")
+    ranked = sorted(range(len(names)), key=names.__getitem__)
+    ranks = np.empty(len(names), np.int64)
+    ranks[ranked] = np.arange(len(names))
+    return ranks[found], [names[number] for number in ranked]
+
+
+def format_classes(classes: list[Any]) -> str:
+    """Formats some classes for a message."""
+    shown = ", ".join(f"{each!r:.40}" for each in classes[:_CLASSES_SHOWN])
+    return shown if len(classes) <= _CLASSES_SHOWN else f"{shown}, ... ({len(classes)} in all)"

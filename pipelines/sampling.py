@@ -1,0 +1,375 @@
+"""Sampled orders: the positions of an epoch draw records by weight, or equally often from each class.
+
+`Pipeline(source, sampling=...)` takes what `weighted` and `balanced` return. An epoch then has a number of
+*positions*, which need not be the number of records: a record may have several positions in an epoch, or none.
+Each position comes exactly once.
+
+The record at a position is a function of (seed, epoch, position), computed where it is needed. What is stored does
+not depend on the length of an epoch: a table of up to 10 bytes for each record (4 to 8 for `balanced`),
+which the preparation processes of a feeder share.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.checks import check_flag, check_integer
+from pipelines.errors import PipelineError
+from pipelines.fingerprint import describe_array, describe_ours, digest, known_as
+from pipelines.labels import Values, encode_classes, format_classes, pack_values, read_values
+from pipelines.order import Indices, Words, derive_bytes, mix, permute
+
+if TYPE_CHECKING:
+    from pipelines.sources import Source
+
+_BITS = 53  # of a double's mantissa
+_CHUNK = 1 << 16
+_LN2_HIGH, _LN2_LOW = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")
+
+
+class Sampling(ABC):
+    """How an epoch chooses its records; made by `weighted` and `balanced`, used by one or several pipelines."""
+
+    @abstractmethod
+    def resolve(self, source: Source, seed: int) -> SampledOrder:
+        """Returns the order over a source.
+
+        Raises:
+            PipelineError: the weights or labels do not fit the source.
+        """
+
+
+class SampledOrder(ABC):
+    """The order of the epochs of one pipeline: a function (epoch, start, stop) -> indices, int64 [stop - start].
+
+    Attributes:
+        positions: number of positions in an epoch.
+        digest: identifies the weights or labels.
+    """
+
+    positions: int
+    digest: str
+
+    @abstractmethod
+    def __call__(self, epoch: int, start: int, stop: int) -> Indices:
+        """The indices of the records at the positions [start, stop) of an epoch."""
+
+    def describe(self) -> Any:
+        """Describes the order as a JSON value, for fingerprints."""
+        return [describe_ours(type(self)), self.digest, self.positions]
+
+    def find_positions(self, epoch: int, index: int) -> list[int]:
+        """The positions of an epoch at which a record is, ascending; it computes the order of the whole epoch."""
+        step = 16 * _CHUNK
+        return [
+            start + int(place)
+            for start in range(0, self.positions, step)
+            for place in np.flatnonzero(self(epoch, start, min(self.positions, start + step)) == index)
+        ]
+
+
+@known_as("pipelines.sampling.weighted")
+class WeightedOrder(SampledOrder):
+    """Draws with replacement: each position draws a record with probability weight / sum of weights.
+
+    The inverse of the cumulative distribution, in units of 2^-53, at a random word keyed by (seed, epoch,
+    position). A guide table (Chen and Asau, "On generating random variates from an empirical distribution", 1974)
+    says where to search: O(1) a position on average, O(log n) at most.
+    """
+
+    def __init__(self, weights: npt.NDArray[np.float64], positions: int, seed: int) -> None:
+        self.positions = positions
+        self.digest = digest(describe_array(weights))
+        self._seed = seed
+        # `cumsum` adds one after the other, unlike `sum`: the same bits on each machine.
+        below = np.cumsum(weights)
+        below /= below[-1]
+        below *= 2.0**_BITS
+        self._bounds: Words = below.astype(np.uint64)
+        bits = max(0, len(weights).bit_length() - 3)
+        self._shift = np.uint64(_BITS - bits)
+        edges = np.arange((1 << bits) + 1, dtype=np.uint64) << self._shift
+        self._guide = np.searchsorted(self._bounds, edges, side="right")
+
+    def __call__(self, epoch: int, start: int, stop: int) -> Indices:
+        draws = _draw_words(start, stop, "weighted", self._seed, epoch) >> np.uint64(64 - _BITS)
+        bucket = (draws >> self._shift).astype(np.int64)
+        # The first record whose bound is above the draw, by bisection of [low, high].
+        low, high = self._guide[bucket], self._guide[bucket + 1]
+        while (low < high).any():
+            middle = (low + high) >> 1
+            is_above = self._bounds[middle] > draws
+            low, high = np.where(is_above, low, middle + 1), np.where(is_above, middle, high)
+        return low.astype(np.int64, copy=False)
+
+    def __repr__(self) -> str:
+        return f"weighted({self.positions} positions)"
+
+
+@known_as("pipelines.sampling.weighted_without_replacement")
+class WeightedSubsetOrder(SampledOrder):
+    """Draws without replacement: the records with the smallest keys -log(u) / weight, in a random order.
+
+    Such keys draw one record after the other, each with probability proportional to its weight among those that
+    are left (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006). They are computed once
+    an epoch, in each process that prepares samples.
+    """
+
+    def __init__(self, weights: npt.NDArray[np.float64], positions: int, seed: int) -> None:
+        self.positions = positions
+        self.digest = digest(describe_array(weights))
+        self._weights = weights
+        self._seed = seed
+        # Of the last two epochs: around an epoch's end threads ask for both in turn. Replaced as a whole.
+        self._held: tuple[tuple[int, Indices], ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": ()}
+
+    def __call__(self, epoch: int, start: int, stop: int) -> Indices:
+        held = self._held
+        chosen = next((chosen for known, chosen in held if known == epoch), None)
+        if chosen is None:
+            chosen = self._choose(epoch)
+            self._held = (*held[-1:], (epoch, chosen))
+        places = permute(np.arange(start, stop, dtype=np.uint64), self.positions, "order", self._seed, epoch)
+        return chosen[places.astype(np.int64)]
+
+    def _choose(self, epoch: int) -> Indices:
+        """The records of an epoch, ascending."""
+        n = len(self._weights)
+        keys = np.empty(n)
+        for start in range(0, n, _CHUNK):
+            stop = min(n, start + _CHUNK)
+            words = _draw_words(start, stop, "subset", self._seed, epoch) >> np.uint64(64 - _BITS)
+            uniform = (words.astype(np.float64) + 0.5) * 2.0**-_BITS
+            with np.errstate(divide="ignore"):
+                keys[start:stop] = -_log(uniform) / self._weights[start:stop]
+        last = np.partition(keys, self.positions - 1)[self.positions - 1]
+        chosen = np.flatnonzero(keys < last)
+        ties = np.flatnonzero(keys == last)[: self.positions - len(chosen)]
+        return np.sort(np.concatenate([chosen, ties])) if len(ties) else chosen
+
+    def __repr__(self) -> str:
+        return f"weighted({self.positions} positions, without replacement)"
+
+
+@known_as("pipelines.sampling.balanced")
+class BalancedOrder(SampledOrder):
+    """Draws from each class equally often: the positions of all epochs take the classes in turns.
+
+    Position p of epoch e is the use number t = e * positions + permutation_e(p) of the stream. It draws from the
+    class t mod classes, and from that the record t // classes mod records of the class, in a random order that is
+    the same for all epochs. So within an epoch, and over all epochs so far, uses differ by at most one between
+    classes, and by at most one between the records of a class.
+    """
+
+    def __init__(self, codes: Indices, classes: int, positions: int, seed: int) -> None:
+        self.positions = positions
+        self.digest = digest(describe_array(codes))
+        self._seed, self._classes = seed, classes
+        mixed = np.argsort(_draw_words(0, len(codes), "balanced", seed))  # no two words are equal
+        mixed = mixed.astype(np.int32 if len(codes) < 1 << 31 else np.int64)
+        # numpy sorts numbers of 16 bits by their digits, many times faster.
+        codes = codes.astype(np.uint16 if classes < 1 << 16 else np.int64)
+        self._records = mixed[np.argsort(codes[mixed], kind="stable")]
+        self._sizes = np.bincount(codes, minlength=classes).astype(np.int64)
+        self._firsts = np.cumsum(self._sizes) - self._sizes
+
+    def __call__(self, epoch: int, start: int, stop: int) -> Indices:
+        places = permute(np.arange(start, stop, dtype=np.uint64), self.positions, "order", self._seed, epoch)
+        uses = places.astype(np.int64) + epoch * self.positions
+        of = uses % self._classes
+        return self._records[self._firsts[of] + uses // self._classes % self._sizes[of]].astype(np.int64)
+
+    def __repr__(self) -> str:
+        return f"balanced({self._classes} classes, {self.positions} positions)"
+
+
+class _Weighted(Sampling):
+    def __init__(self, weights: Any, samples: int | None, replacement: bool, field: str) -> None:
+        self._weights, self._samples, self._field = weights, samples, field
+        self._replacement = replacement
+
+    def resolve(self, source: Source, seed: int) -> SampledOrder:
+        weights = self._find_weights(source)
+        wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+        if wrong.size:
+            first = int(wrong[0])
+            raise PipelineError(
+                "sampling.weighted() needs finite weights of at least 0, but the weight of record "
+                f"{first} is {weights[first]}"
+            )
+        positive = int(np.count_nonzero(weights))
+        total = float(np.cumsum(weights)[-1])
+        if not positive or not np.isfinite(total):
+            reason = "all weights are 0" if not positive else "the sum of the weights is too large for a float64"
+            raise PipelineError(f"sampling.weighted(): {reason}")
+        positions = len(source) if self._samples is None else self._samples
+        if self._replacement:
+            return WeightedOrder(weights, positions, seed)
+        if positions > positive:
+            raise PipelineError(
+                f"sampling.weighted(replacement=False) cannot draw {positions} different records: {positive} have "
+                "a weight above 0; give samples= at most that"
+            )
+        return WeightedSubsetOrder(weights, positions, seed)
+
+    def _find_weights(self, source: Source) -> npt.NDArray[np.float64]:
+        given = self._weights
+        what = "the weights of sampling.weighted()"
+        if not callable(given) and not isinstance(given, Mapping):
+            values = read_values(source, given, what)
+        else:
+            labels = read_values(source, self._field, what)
+            codes, classes = encode_classes(labels, f"the field {self._field!r} that sampling.weighted() reads")
+            if isinstance(given, Mapping) and (missing := [each for each in classes if each not in given]):
+                raise PipelineError(
+                    f"sampling.weighted(): no weight for the label {format_classes(missing)} of the field "
+                    f"{self._field!r}"
+                )
+            by_class = [given[each] if isinstance(given, Mapping) else given(each) for each in classes]
+            values = np.asarray(by_class)[codes]
+        if values.dtype.kind not in "biuf":
+            raise PipelineError(f"{what} must be numbers, got {values.dtype} {values[:1]!r:.60}")
+        return values.astype(np.float64)
+
+
+class _Balanced(Sampling):
+    def __init__(self, labels: Values, samples: int | None) -> None:
+        self._labels, self._samples = labels, samples
+
+    def resolve(self, source: Source, seed: int) -> SampledOrder:
+        what = "the labels of sampling.balanced()"
+        codes, classes = encode_classes(read_values(source, self._labels, what), what)
+        if len(classes) < 2:
+            raise PipelineError(
+                f"sampling.balanced() needs at least two classes; all records have {format_classes(classes)}"
+            )
+        positions = len(source) if self._samples is None else self._samples
+        return BalancedOrder(codes, len(classes), positions, seed)
+
+
+def weighted(
+    weights: Any, samples: int | None = None, replacement: bool = True, *, field: str = "label"
+) -> Sampling:
+    """Draws the records of an epoch by weight.
+
+    Args:
+        weights: finite numbers of at least 0, which need not sum to 1: an array [n], one for each record; or a
+            function or a mapping from a label to the weight of the records with that label, which is read once for
+            each distinct value of `field`. A record of weight 0 is never drawn.
+        samples: number of positions in an epoch; the number of records unless given.
+        replacement: if True, each position draws from all records. If False, an epoch has `samples` different
+            records, chosen by weight; where that is all records, the weights change nothing. Each process that
+            prepares samples then computes a key for every record once an epoch; this takes 16 bytes for each
+            record while it does, and 8 for each position until the next epoch.
+        field: the field with the labels, if `weights` is a function or a mapping.
+
+    Returns:
+        An order for `Pipeline(source, sampling=...)`. Its table takes 9 to 10 bytes for each record.
+
+    Raises:
+        PipelineError: an argument is invalid; some are checked when the pipeline is made.
+
+    Example:
+        >>> pipe = Pipeline(source, sampling=sampling.weighted({0: 1.0, 1: 9.0}, samples=10_000))
+    """
+    if isinstance(weights, str) or weights is None:
+        raise PipelineError(
+            f"sampling.weighted() needs weights [n], or a function or mapping of labels, got {weights!r}"
+        )
+    check_flag("replacement", replacement)
+    if samples is None and not replacement:
+        raise PipelineError(
+            "sampling.weighted(replacement=False) needs samples=: an epoch of all records has each once, "
+            "whatever its weight"
+        )
+    if not callable(weights) and not isinstance(weights, Mapping | np.ndarray):
+        weights = pack_values(weights)
+    return _Weighted(weights, _check_samples(samples), replacement, field)
+
+
+def balanced(labels: Values, samples: int | None = None) -> Sampling:
+    """Draws equally often from each class.
+
+    In an epoch the numbers of positions of two classes differ by at most one, and so do the numbers of uses of two
+    records of a class: each is used before any is used again. The next epoch goes on where this one has ended, so
+    that all records of a large class are used in turn. An epoch is balanced, not each of its batches.
+
+    Args:
+        labels: the name of a field of the source, which is read once; or the labels themselves: an array [n] of
+            integers, booleans, texts or bytes; or a function from a record to its label.
+        samples: number of positions in an epoch; the number of records unless given.
+
+    Returns:
+        An order for `Pipeline(source, sampling=...)`. Its table takes 4 bytes for each record (8 from 2^31 on).
+
+    Raises:
+        PipelineError: an argument is invalid; labels are checked when the pipeline is made.
+
+    Example:
+        >>> pipe = Pipeline(source, sampling=sampling.balanced("label"))
+    """
+    if not isinstance(labels, str | np.ndarray) and not callable(labels):
+        labels = pack_values(labels)
+    return _Balanced(labels, _check_samples(samples))
+
+
+def check_sampling(sampling: Any, shuffle: Any) -> None:
+    """Checks the argument `sampling` of a pipeline.
+
+    Raises:
+        PipelineError: it is no sampling, or does not go with `shuffle`.
+    """
+    if not isinstance(sampling, Sampling):
+        raise PipelineError(
+            f"sampling must be sampling.weighted(...) or sampling.balanced(...), got {sampling!r:.60}"
+        )
+    if shuffle == "blocks":
+        raise PipelineError(
+            "sampling= draws records from the whole source, so its groups cannot be read one after the other: "
+            "leave shuffle='blocks' out"
+        )
+    if shuffle is not True:
+        raise PipelineError("sampling= draws a new random order in each epoch: leave shuffle=False out")
+
+
+def _check_samples(samples: int | None) -> int | None:
+    return None if samples is None else check_integer("samples", samples, 1)
+
+
+@functools.lru_cache(maxsize=256)
+def _derive_words(*key: str | int) -> tuple[np.uint64, np.uint64]:
+    first, second = np.frombuffer(derive_bytes(*key, size=16), np.uint64)
+    return first, second
+
+
+def _draw_words(start: int, stop: int, *key: str | int) -> Words:
+    """The random words number start to stop - 1 of a key, uint64 [stop - start]."""
+    first, second = _derive_words(*key)
+    return mix(mix(np.arange(start, stop, dtype=np.uint64) + first) + second)
+
+
+def _log(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The natural logarithm of normal numbers, by exactly rounded operations alone.
+
+    numpy's own differs in the last bit between processors, and one bit may exchange two records.
+    """
+    mantissa, exponent = np.frexp(x)
+    low = mantissa < float.fromhex("0x1.6a09e667f3bcdp-1")  # the square root of 1/2
+    mantissa = np.where(low, 2 * mantissa, mantissa)
+    exponent = exponent - low
+    s = (mantissa - 1) / (mantissa + 1)
+    square = s * s
+    series = np.full_like(s, 1 / 23)
+    for odd in range(21, 0, -2):
+        series = series * square + 1 / odd
+    logarithm: npt.NDArray[np.float64] = exponent * _LN2_HIGH + (2 * s * series + exponent * _LN2_LOW)
+    return logarithm

@@ -1,0 +1,238 @@
+"""Divides the records of a source into parts: at random, by class, by group, by time.
+
+Everything here is a function of (number of records, classes, groups, fractions, seed), for all versions of numpy:
+records and groups are ranked by the raw output of the Philox generator, whose stream numpy guarantees (NEP 19).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.checks import check_integer
+from pipelines.errors import PipelineError
+from pipelines.labels import Values, encode_classes, read_values
+
+if TYPE_CHECKING:
+    from pipelines.sources._base import Source
+
+Indices = npt.NDArray[np.int64]
+
+# A part that is further than this from what was asked for, relative to it, is warned of.
+_FAR_OFF = 0.25
+
+
+def split(
+    source: Source,
+    fractions: float | Sequence[float],
+    seed: int,
+    stratify: Values | None,
+    group: Values | None,
+    by: Values | None,
+) -> list[Indices]:
+    """Returns the indices of each part, ascending; see `Source.split`."""
+    count, seed = len(source), check_seed("split()", seed)
+    shares = _check_fractions(fractions)
+    if by is not None:
+        if stratify is not None or group is not None:
+            raise PipelineError("split(by=) orders the records: it goes with neither stratify= nor group=")
+        order = _rank(read_values(source, by, "by="))
+    elif stratify is None and group is None:
+        order = shuffle(count, seed)
+    else:
+        codes, groups = _read_classes(source, stratify, group)
+        parts = assign(codes, groups, shares, seed)
+        return _collect(parts, shares, fractions, what="records" if group is None else "groups")
+    bounds = _cut(count, shares)
+    parts = np.empty(count, np.int64)
+    parts[order] = np.repeat(np.arange(len(shares)), np.diff(bounds))
+    return _collect(parts, shares, fractions, what="records")
+
+
+def assign_folds(
+    source: Source, k: int, seed: int, stratify: Values | None, group: Values | None
+) -> npt.NDArray[np.int64]:
+    """Returns the fold of each record, int64 [n]; see `Source.folds`."""
+    count, seed = len(source), check_seed("folds()", seed)
+    k = check_integer("k", k, 2)
+    if k > count:
+        raise PipelineError(f"folds({k}) of {count} records leaves folds empty")
+    if stratify is None and group is None:
+        folds = np.empty(count, np.int64)
+        folds[shuffle(count, seed)] = np.arange(count) * k // count
+        return folds
+    codes, groups = _read_classes(source, stratify, group)
+    if groups is None:
+        # Dealt out like cards, class by class: each fold has its share of every class, and of the whole.
+        assert codes is not None
+        order = shuffle(count, seed)
+        folds = np.empty(count, np.int64)
+        folds[order[np.argsort(codes[order], kind="stable")]] = np.arange(count) % k
+        return folds
+    shares = [1 / k] * k
+    folds = assign(codes, groups, shares, seed)
+    _collect(folds, shares, k, what="groups", call="folds")
+    return folds
+
+
+def check_seed(call: str, seed: int) -> int:
+    """Checks a seed.
+
+    Raises:
+        PipelineError: it is not an integer of at least 0.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise PipelineError(f"{call} needs a seed that is an integer of at least 0, got {seed!r}")
+    return int(seed)
+
+
+def shuffle(count: int, seed: int) -> Indices:
+    """Returns range(count) in a random order, int64 [count]."""
+    return np.argsort(np.random.Philox(seed).random_raw(count), kind="stable")
+
+
+def assign(
+    codes: Indices | None, groups: Indices | None, shares: Sequence[float], seed: int
+) -> npt.NDArray[np.int64]:
+    """Assigns records to parts.
+
+    Args:
+        codes: class of each record, [n], from 0; None: there are no classes.
+        groups: group of each record, [n], from 0; None: each record is by itself.
+        shares: of the parts; they sum to 1.
+
+    Returns:
+        The part of each record, int64 [n].
+
+    Raises:
+        PipelineError: there are fewer groups than parts.
+    """
+    if groups is None:
+        assert codes is not None
+        return _assign_records(codes, shares, seed)
+    if codes is None:
+        codes = np.zeros(len(groups), np.int64)
+    return _assign_groups(codes, groups, shares, seed)[groups]
+
+
+def _assign_records(codes: Indices, shares: Sequence[float], seed: int) -> npt.NDArray[np.int64]:
+    """Divides each class: a part gets the class's size * share, rounded down or up.
+
+    What rounding down leaves of a class goes to the parts that have had too little of the classes so far.
+    """
+    order = shuffle(len(codes), seed)
+    order = order[np.argsort(codes[order], kind="stable")]
+    parts = np.empty(len(codes), np.int64)
+    wanted, given, start = np.zeros(len(shares)), np.zeros(len(shares)), 0
+    for size in np.bincount(codes).tolist():
+        exact = size * np.asarray(shares)
+        counts = np.floor(exact + 1e-9)
+        wanted += exact
+        lacking = wanted - given - counts
+        # A part whose share of this class is a whole number gets no record more than that.
+        lacking[exact - counts < 1e-9] = -np.inf
+        left = size - int(counts.sum())
+        counts[np.argsort(-lacking, kind="stable")[:left]] += 1
+        given += counts
+        parts[order[start : start + size]] = np.repeat(np.arange(len(shares)), counts.astype(np.int64))
+        start += size
+    return parts
+
+
+def _assign_groups(codes: Indices, groups: Indices, shares: Sequence[float], seed: int) -> npt.NDArray[np.int64]:
+    """Places one group after the other, the large ones first; groups of similar size in a random order.
+
+    A group goes to the part for which the sum over classes and parts of (count - wanted)^2 / wanted grows least.
+    With one class that is the part with the smallest (count + size / 2 - wanted) / wanted. As the mean of that,
+    weighted by `wanted`, is at most (parts / 2 - 1) * size / records, no part gets more than
+    size / 2 * (1 + share * (parts - 2)) too much, for the size of the largest group.
+    """
+    count, parts = int(groups.max()) + 1, len(shares)
+    if count < parts:
+        raise PipelineError(f"{count} groups cannot be divided into {parts} parts, none of them empty")
+    sizes = np.bincount(groups)
+    order = shuffle(count, seed)
+    order = order[np.argsort(-np.frexp(sizes[order].astype(np.float64))[1], kind="stable")]
+    by_group = np.argsort(groups, kind="stable")
+    starts = np.cumsum(sizes) - sizes
+    wanted = np.outer(np.asarray(shares), np.bincount(codes))  # [parts, classes]
+    counts = np.zeros_like(wanted)
+    placed = np.full(count, -1, np.int64)
+    is_empty = np.ones(parts, bool)
+    for number, one in enumerate(order.tolist()):
+        here, own = np.unique(codes[by_group[starts[one] : starts[one] + sizes[one]]], return_counts=True)
+        growth = (own * (2 * (counts[:, here] - wanted[:, here]) + own) / wanted[:, here]).sum(axis=1)
+        if int(is_empty.sum()) >= count - number:
+            growth[~is_empty] = np.inf
+        part = int(np.argmin(growth))
+        counts[part, here] += own
+        placed[one], is_empty[part] = part, False
+    return placed
+
+
+def _read_classes(
+    source: Source, stratify: Values | None, group: Values | None
+) -> tuple[Indices | None, Indices | None]:
+    codes, groups = (
+        None if given is None else encode_classes(read_values(source, given, name), name)[0]
+        for name, given in (("stratify=", stratify), ("group=", group))
+    )
+    return codes, groups
+
+
+def _rank(values: npt.NDArray[Any]) -> Indices:
+    if values.dtype.kind not in "biufmM":
+        raise PipelineError(
+            f"split(by=) needs numbers or numpy datetimes, got {values.dtype} {values[:1].tolist()!r:.60}"
+        )
+    missing = np.flatnonzero(values != values)  # NaN, NaT
+    if missing.size:
+        raise PipelineError(f"split(by=): record {int(missing[0])} has {values[missing[0]]}")
+    return np.argsort(values, kind="stable")
+
+
+def _check_fractions(fractions: float | Sequence[float]) -> list[float]:
+    given: list[Any] = list(fractions) if isinstance(fractions, list | tuple | np.ndarray) else [fractions]
+    try:
+        shares = [float(each) for each in given]
+    except (TypeError, ValueError):
+        shares = [math.nan]
+    if not isinstance(fractions, list | tuple | np.ndarray):
+        if not 0 < shares[0] < 1:
+            raise PipelineError(f"split() needs a fraction between 0 and 1, or several, got {fractions!r}")
+        return [shares[0], 1 - shares[0]]
+    if len(shares) < 2 or not all(0 < share < 1 for share in shares):
+        raise PipelineError(f"split() needs at least two fractions between 0 and 1, got {fractions!r}")
+    if abs(math.fsum(shares) - 1) > 1e-6:
+        raise PipelineError(
+            f"split() needs fractions that sum to 1, so that every record has its part; {fractions!r} sum to "
+            f"{math.fsum(shares):.6g}"
+        )
+    return shares
+
+
+def _cut(count: int, shares: Sequence[float]) -> Indices:
+    inner = [round(count * math.fsum(shares[:part])) for part in range(1, len(shares))]
+    return np.array([0, *inner, count], np.int64)
+
+
+def _collect(
+    parts: npt.NDArray[np.int64], shares: Sequence[float], asked: Any, *, what: str, call: str = "split"
+) -> list[Indices]:
+    """Returns the indices of each part; warns of groups that cannot come near the fractions."""
+    count, sizes = len(parts), np.bincount(parts, minlength=len(shares))
+    if not sizes.all():
+        raise PipelineError(f"{call}({asked!r}) of {count} records leaves one part empty")
+    wanted = count * np.asarray(shares)
+    if what == "groups" and (np.abs(sizes - wanted) > np.maximum(1, _FAR_OFF * wanted)).any():
+        warnings.warn(
+            f"{call}({asked!r}): the parts have {', '.join(map(str, sizes.tolist()))} of {count} records: their "
+            "groups are too large or too few to come nearer",
+            stacklevel=4,
+        )
+    return [np.flatnonzero(parts == part) for part in range(len(shares))]
