@@ -207,7 +207,8 @@ class _Weighted(Sampling):
                 f"{first} is {weights[first]}"
             )
         positive = int(np.count_nonzero(weights))
-        total = float(np.cumsum(weights)[-1])
+        with np.errstate(over="ignore"):
+            total = float(np.cumsum(weights)[-1])
         if not positive or not np.isfinite(total):
             reason = "all weights are 0" if not positive else "the sum of the weights is too large for a float64"
             raise PipelineError(f"sampling.weighted(): {reason}")

@@ -56,7 +56,10 @@ class MemberPipelines:
         Raises:
             SpecError: the members' pipelines cannot be made, or differ in it.
         """
-        counts = sorted({len(pipeline.source) for pipeline in self._distinct_pipelines()})
+        pipelines = self._distinct_pipelines()
+        if all(getattr(pipeline, "sampling", None) is None for pipeline in pipelines):
+            return self.samples
+        counts = sorted({len(pipeline.source) for pipeline in pipelines})
         if len(counts) > 1:
             raise SpecError(f"Ensemble.train(params) must have as many records for every member, has {counts}")
         return counts[0]

@@ -1,0 +1,353 @@
+"""Sampled orders on integers alone: what is drawn how often, by whom, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines import Pipeline, PipelineError, sampling, sources
+from pipelines.sampling import _log
+
+CLASSES = st.lists(st.integers(0, 4), min_size=2, max_size=60).filter(lambda labels: len(set(labels)) > 1)
+
+
+def source(n: int, **columns: Any) -> Any:
+    return sources.arrays(x=np.arange(n), **columns)
+
+
+def epoch(pipeline: Pipeline, number: int = 0) -> list[int]:
+    return [int(i) for i in pipeline.order()(number, 0, len(pipeline))]
+
+
+# --- what is drawn ------------------------------------------------------------------------------------------
+
+
+@given(CLASSES, st.integers(1, 150), st.integers(0, 5), st.integers(0, 3))
+def test_a_balanced_epoch_uses_classes_and_records_equally_often(
+    labels: list[int], samples: int, seed: int, number: int
+) -> None:
+    pipeline = Pipeline(
+        source(len(labels)), seed=seed, sampling=sampling.balanced(np.array(labels), samples=samples)
+    )
+    assert len(pipeline) == samples
+    uses = Counter(epoch(pipeline, number))
+    of_class = {label: [uses[i] for i, own in enumerate(labels) if own == label] for label in set(labels)}
+    totals = [sum(each) for each in of_class.values()]
+    assert sum(totals) == samples and max(totals) - min(totals) <= 1
+    for each in of_class.values():
+        assert max(each) - min(each) <= 1, "a record is used twice before another is used once"
+
+
+@given(CLASSES, st.integers(1, 40), st.integers(1, 6))
+def test_over_epochs_the_records_of_a_class_take_turns(labels: list[int], samples: int, epochs: int) -> None:
+    pipeline = Pipeline(source(len(labels)), sampling=sampling.balanced(labels, samples=samples))
+    uses = Counter(index for number in range(epochs) for index in epoch(pipeline, number))
+    for label in set(labels):
+        own = [uses[i] for i, each in enumerate(labels) if each == label]
+        assert max(own) - min(own) <= 1
+
+
+@given(
+    st.lists(st.floats(0, 1e6) | st.just(0.0), min_size=1, max_size=60).filter(lambda w: sum(w) > 0),
+    st.integers(1, 200),
+    st.integers(0, 3),
+)
+def test_a_record_of_weight_zero_is_never_drawn_and_positions_do_not_depend_on_the_pieces(
+    weights: list[float], samples: int, number: int
+) -> None:
+    pipeline = Pipeline(source(len(weights)), sampling=sampling.weighted(weights, samples=samples))
+    whole = epoch(pipeline, number)
+    assert len(whole) == len(pipeline) == samples
+    assert all(weights[index] > 0 for index in whole)
+    order = pipeline.order()
+    pieces = [int(i) for start in range(0, samples, 7) for i in order(number, start, min(samples, start + 7))]
+    assert pieces == whole
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=60), st.data())
+def test_without_replacement_no_record_comes_twice(weights: list[float], data: st.DataObject) -> None:
+    samples = data.draw(st.integers(1, len(weights)))
+    made = sampling.weighted(weights, samples=samples, replacement=False)
+    pipeline = Pipeline(source(len(weights)), sampling=made)
+    epochs = [epoch(pipeline, number) for number in (0, 1, 0)]
+    assert all(len(set(each)) == samples for each in epochs)
+    assert epochs[0] == epochs[2]
+
+
+def chi_squared(counts: Any, expected: Any) -> float:
+    """The p-value of counts under expected ones."""
+    from scipy import stats
+
+    return float(stats.chisquare(counts, expected).pvalue)
+
+
+def test_classes_come_by_weight_as_torchs_sampler_draws_them() -> None:
+    import torch
+
+    labels = np.repeat([0, 1, 2, 3], [600, 250, 100, 50])
+    by_class = {0: 1.0, 1: 2.0, 2: 7.5, 3: 0.5}
+    weights = np.array([by_class[int(label)] for label in labels])
+    share = np.bincount(labels, weights) / weights.sum()
+    pipeline = Pipeline(source(1000, label=labels), sampling=sampling.weighted(by_class))
+    torch.manual_seed(0)
+    theirs = torch.utils.data.WeightedRandomSampler(weights.tolist(), 1000)
+    epochs = 200
+    ours = np.bincount(labels[[i for number in range(epochs) for i in epoch(pipeline, number)]], minlength=4)
+    other = np.bincount(labels[[i for _ in range(epochs) for i in theirs]], minlength=4)
+    assert ours.sum() == other.sum() == 1000 * epochs
+    assert chi_squared(ours, share * ours.sum()) > 1e-3
+    assert chi_squared(other, share * other.sum()) > 1e-3
+    # Both are two samples of one distribution.
+    from scipy import stats
+
+    assert stats.chi2_contingency([ours, other]).pvalue > 1e-3
+    # Every record by its weight, not only every class.
+    single = np.bincount([i for number in range(epochs) for i in epoch(pipeline, number)], minlength=1000)
+    assert chi_squared(single, weights / weights.sum() * single.sum()) > 1e-3
+
+
+def test_without_replacement_records_are_included_as_in_numpys_successive_draws() -> None:
+    weights = np.array([1.0, 2.0, 3.0, 10.0, 4.0])
+    epochs = 4000
+    made = sampling.weighted(weights, samples=2, replacement=False)
+    pipeline = Pipeline(source(5), sampling=made)
+    drawn = [epoch(pipeline, number) for number in range(epochs)]
+    rng = np.random.default_rng(0)
+    theirs = [rng.choice(5, 2, replace=False, p=weights / weights.sum()) for _ in range(epochs)]
+    from scipy import stats
+
+    pairs = sorted({tuple(sorted(map(int, each))) for each in theirs})
+    ours, others = (Counter(tuple(sorted(map(int, each))) for each in side) for side in (drawn, theirs))
+    assert stats.chi2_contingency([[side[pair] for pair in pairs] for side in (ours, others)]).pvalue > 1e-3
+    # Which records an epoch has depends on the weights; where it has them does not.
+    firsts = [sum(each[place] == 3 for each in drawn) for place in range(2)]
+    assert abs(firsts[0] - firsts[1]) < 5 * np.sqrt(sum(firsts))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    labels = np.arange(90) % 3
+    for made in (sampling.weighted(np.ones(90)), sampling.balanced(labels)):
+        pipelines = [Pipeline(source(90), seed=seed, sampling=made) for seed in (0, 0, 1)]
+        epochs = [epoch(pipelines[0], 0), epoch(pipelines[0], 1), epoch(pipelines[2], 0)]
+        assert epoch(pipelines[1], 0) == epochs[0]
+        assert len({tuple(each) for each in epochs}) == 3
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=50))
+def test_the_logarithm_is_numpys_to_the_last_bits(values: list[float]) -> None:
+    array = np.array(values)
+    # np.log is below one unit in the last place, here it may be two
+    assert np.allclose(_log(array), np.log(array), rtol=1e-15, atol=2e-16)
+
+
+def test_the_orders_are_those_of_every_machine_and_version() -> None:
+    # Written down once: an epoch that has begun is resumed by another processor or version of numpy.
+    labels = [0, 0, 0, 1, 0, 2, 0, 0]
+    weights = [0.5, 1, 4, 0, 2, 2, 1, 1]
+    made = [
+        sampling.weighted(weights),
+        sampling.weighted(weights, samples=5, replacement=False),
+        sampling.balanced(labels, samples=9),
+    ]
+    orders = [epoch(Pipeline(source(8), seed=11, sampling=each), 2) for each in made]
+    assert orders == EXPECTED
+
+
+EXPECTED = [[1, 6, 2, 2, 6, 2, 5, 2], [2, 6, 4, 5, 1], [3, 5, 3, 3, 5, 0, 6, 4, 5]]
+
+
+# --- labels and weights -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array([0, 1, 1, 1]),
+        ["cat", "dog", "dog", "dog"],
+        [b"a", b"b\0", b"b\0", b"b\0"],
+        np.array([False, True, True, True]),
+        np.array([1.0, 2.0, 2.0, 2.0]),
+        lambda record: "first" if record["x"] == 0 else "other",
+    ],
+)
+def test_labels_of_many_types_are_classes(labels: Any) -> None:
+    drawn = Counter(epoch(Pipeline(source(4), sampling=sampling.balanced(labels, samples=60))))
+    assert drawn == {0: 30, 1: 10, 2: 10, 3: 10}
+    if not callable(labels):
+        named = Pipeline(source(4, kind=labels), sampling=sampling.balanced("kind", samples=60))
+        assert Counter(epoch(named)) == drawn
+
+
+def test_weights_may_be_a_function_of_the_label_which_is_called_once_a_class() -> None:
+    calls: list[Any] = []
+
+    def weigh(label: str) -> float:
+        calls.append(label)
+        return 3.0 if label == "rare" else 1.0
+
+    kinds = ["rare" if i % 10 == 0 else "usual" for i in range(100)]
+    one = Pipeline(source(100, label=kinds), sampling=sampling.weighted(weigh))
+    other = Pipeline(source(100, kind=kinds), sampling=sampling.weighted({"rare": 3, "usual": 1}, field="kind"))
+    plain = Pipeline(
+        source(100, label=kinds), sampling=sampling.weighted([3.0 if k == "rare" else 1.0 for k in kinds])
+    )
+    assert sorted(calls) == ["rare", "usual"]
+    assert epoch(one) == epoch(other) == epoch(plain)
+    assert one.fingerprint == plain.fingerprint, "what counts are the weights, not where they are from"
+
+
+def test_a_source_with_cheap_labels_reads_no_record_for_them(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    for name, count in (("cat", 1), ("dog", 3)):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(count):
+            (tmp_path / "images" / name / f"{number}.png").write_bytes(b"no image at all")
+    folder = sources.image_folder(tmp_path / "images")
+    monkeypatch.setattr(type(folder), "_read", lambda *_: pytest.fail("an image was read"))
+    assert folder.column("label").tolist() == [0, 1, 1, 1]
+    assert Counter(epoch(Pipeline(folder, sampling=sampling.balanced("label", samples=6)))) == {
+        0: 3,
+        1: 1,
+        2: 1,
+        3: 1,
+    }
+
+    table = pyarrow.table({"image": [b"x" * 1000] * 6, "label": [0, 0, 1, 1, 1, 1]})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    rows = sources.parquet(tmp_path / "t.parquet")
+    decoded: list[Any] = []
+    read_row_group = pyarrow.parquet.ParquetFile.read_row_group
+
+    def watch(self: Any, *args: Any, columns: Any, **options: Any) -> Any:
+        decoded.extend(columns)
+        return read_row_group(self, *args, columns=columns, **options)
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "read_row_group", watch)
+    assert rows.column("label").tolist() == [0, 0, 1, 1, 1, 1] and set(decoded) == {"label"}
+    assert rows.take(3).column("label").tolist() == [0, 0, 1]
+    assert rows[0].keys() == {"image", "label"}, "the source is as it was"
+
+
+# --- what is refused --------------------------------------------------------------------------------------------
+
+FOUR = np.array([0, 1, 1, 1])
+REFUSED = [
+    (lambda: sampling.weighted([1, 2, 3]), "one value for each of the 4 records, got an array [3]"),
+    (lambda: sampling.weighted([1, -1, 1, 1]), "the weight of record 1 is -1.0"),
+    (lambda: sampling.weighted([1, 1, np.nan, 1]), "the weight of record 2 is nan"),
+    (lambda: sampling.weighted(np.zeros(4)), "all weights are 0"),
+    (lambda: sampling.weighted(np.full(4, 1e308)), "too large"),
+    (lambda: sampling.weighted(["a"] * 4), "must be numbers"),
+    (lambda: sampling.weighted("label"), "needs weights [n], or a function or mapping"),
+    (lambda: sampling.weighted({0: 1.0}), "no weight for the label 1 of the field 'label'"),
+    (lambda: sampling.weighted({0: 1.0}, field="lable"), "has no field 'lable' (it has: x, label)"),
+    (lambda: sampling.weighted(np.ones(4), samples=0), "samples must be at least 1"),
+    (lambda: sampling.weighted(np.ones(4), replacement=False), "replacement=False) needs samples="),
+    (lambda: sampling.weighted([1, 0, 0, 1], 3, replacement=False), "cannot draw 3 different records: 2 have"),
+    (lambda: sampling.balanced("lable"), "has no field 'lable'"),
+    (lambda: sampling.balanced([0, 1]), "one value for each of the 4 records"),
+    (lambda: sampling.balanced([0, 0, 0, 0]), "at least two classes; all records have 0"),
+    (lambda: sampling.balanced([0.5, 1, 2, 3]), "but record 0 has"),
+    (lambda: sampling.balanced([0, np.nan, 1, 1]), "but record 1 has"),
+    (lambda: sampling.balanced([None, "a", "b", "b"]), "but record 0 has None"),
+    (lambda: sampling.balanced(["a", 1, "b", "b"]), "classes of one type"),
+    (lambda: sampling.balanced(FOUR, samples=1.5), "samples must be an integer"),  # type: ignore[arg-type]
+    (lambda: "balanced", "sampling must be sampling.weighted(...) or sampling.balanced(...), got 'balanced'"),
+]
+
+
+@pytest.mark.parametrize(("made", "said"), REFUSED)
+def test_what_cannot_be_sampled_is_refused_with_the_reason(made: Any, said: str) -> None:
+    import re
+
+    with pytest.raises(PipelineError, match=re.escape(said)):
+        Pipeline(source(4, label=FOUR), sampling=made())
+
+
+def test_an_order_and_a_sampling_exclude_each_other(tmp_path: Any) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    balanced = sampling.balanced(FOUR)
+    with pytest.raises(PipelineError, match="leave shuffle=False out"):
+        Pipeline(source(4), shuffle=False, sampling=balanced)
+    pyarrow.parquet.write_table(pyarrow.table({"x": range(4)}), tmp_path / "t.parquet")
+    with pytest.raises(
+        PipelineError, match="groups cannot be read one after the other: leave shuffle='blocks' out"
+    ):
+        Pipeline(sources.parquet(tmp_path / "t.parquet"), shuffle="blocks", sampling=balanced)
+
+
+def test_what_needs_each_record_once_refuses_a_sampled_pipeline() -> None:
+    pipeline = Pipeline(source(4), sampling=sampling.balanced(FOUR))
+    with pytest.raises(
+        PipelineError, match=r"has each record once.*balanced\(2 classes, 4 positions\).*leave sampl"
+    ):
+        pipeline.resident()
+    with pytest.raises(PipelineError, match=r"take\(\) of a pipeline with sampling="):
+        pipeline.take(2)
+    assert epoch(pipeline.without_sampling()) == epoch(Pipeline(source(4)))
+    assert sorted(epoch(pipeline.without_sampling().take(2))) == [0, 1]
+
+
+# --- identity ---------------------------------------------------------------------------------------------------
+
+
+def test_the_fingerprint_knows_weights_labels_and_the_number_of_positions() -> None:
+    pipelines = [
+        Pipeline(source(4)),
+        Pipeline(source(4), sampling=sampling.balanced(FOUR)),
+        Pipeline(source(4), sampling=sampling.balanced(FOUR, samples=5)),
+        Pipeline(source(4), sampling=sampling.balanced([0, 0, 1, 1])),
+        Pipeline(source(4), sampling=sampling.weighted([1, 1, 1, 1])),
+        Pipeline(source(4), sampling=sampling.weighted([1, 1, 1, 2])),
+        Pipeline(source(4), sampling=sampling.weighted([1, 1, 1, 2], samples=2)),
+        Pipeline(source(4), sampling=sampling.weighted([1, 1, 1, 2], samples=2, replacement=False)),
+    ]
+    fingerprints = [each.fingerprint for each in pipelines]
+    assert None not in fingerprints and len(set(fingerprints)) == len(pipelines)
+    assert [name for name, _ in pipelines[1].parts() or ()] == ["source", "seed", "sampling", "on_error"]
+    again = Pipeline(source(4), sampling=sampling.balanced(["a", "b", "b", "b"]))
+    assert again.fingerprint == fingerprints[1], "equal classes by other names give an equal order"
+    said = pipelines[1].find_difference(pipelines[3].describe_for_peers())
+    assert said is not None and "sampling" in said.reason
+
+
+def test_a_copy_in_another_process_draws_the_same() -> None:
+    script = (
+        "import pickle, sys; p = pickle.load(sys.stdin.buffer);"
+        "print(p.order()(3, 0, len(p)).tolist(), p.fingerprint)"
+    )
+    labels = np.arange(30) % 4
+    for made in (
+        sampling.weighted(np.arange(30.0)),
+        sampling.weighted(np.arange(30.0), samples=9, replacement=False),
+        sampling.balanced(labels, samples=41),
+    ):
+        pipeline = Pipeline(source(30), seed=2, sampling=made)
+        drawn = epoch(pipeline, 3)
+        out = subprocess.run(
+            [sys.executable, "-c", script], input=pickle.dumps(pipeline), capture_output=True, check=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        assert out.stdout.decode().strip() == f"{drawn} {pipeline.fingerprint}"
+
+
+def test_an_order_takes_no_memory_for_its_positions() -> None:
+    huge = Pipeline(source(4), sampling=sampling.weighted([1, 2, 3, 4], samples=10**12))
+    assert huge.order()(5, 10**12 - 3, 10**12).shape == (3,)
+    assert len(pickle.dumps(huge.order())) < 2000

@@ -1,0 +1,307 @@
+"""Divisions of records: partitions, shares of classes, groups that stay together, folds, time."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import PipelineError, SampleError, sources, weights
+from pipelines.sources import Subset
+
+FRACTIONS = st.lists(st.integers(1, 20), min_size=2, max_size=5).map(lambda w: [each / sum(w) for each in w])
+
+
+def source(n: int, **columns: Any) -> Any:
+    return sources.arrays(x=np.arange(n), **columns)
+
+
+def parts_of(parts: Any, n: int) -> np.ndarray[Any, Any]:
+    """The part of each record; every record is in exactly one, ascending within it."""
+    found = np.full(n, -1)
+    for number, part in enumerate(parts):
+        assert isinstance(part, Subset) and (np.diff(part.indices) > 0).all()
+        assert (found[part.indices] == -1).all()
+        found[part.indices] = number
+    assert (found >= 0).all()
+    return found
+
+
+@st.composite
+def labelled(draw: st.DrawFn) -> tuple[Any, Any, list[float], int]:
+    """(labels, groups, fractions, seed)."""
+    n = draw(st.integers(30, 200))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    labels = rng.choice(draw(st.integers(1, 5)), n, p=None)
+    groups = rng.integers(0, draw(st.integers(6, 40)), n)
+    return labels, groups, draw(FRACTIONS), draw(st.integers(0, 5))
+
+
+# --- split ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "fraction", "seed"), [(10, 0.7, 0), (1000, 0.9, 3), (7, 0.5, 1), (61, 1 / 3, 2)])
+def test_a_division_into_two_is_what_it_always_was(n: int, fraction: float, seed: int) -> None:
+    order = np.argsort(np.random.Philox(seed).random_raw(n), kind="stable")
+    first, second = source(n).split(fraction, seed)
+    assert np.array_equal(first.indices, np.sort(order[: round(n * fraction)]))
+    assert np.array_equal(second.indices, np.sort(order[round(n * fraction) :]))
+    named = source(n).split(fraction=fraction, seed=seed)
+    several = source(n).split((fraction, 1 - fraction), seed)
+    assert [each.identity() for each in named] == [each.identity() for each in several]
+    assert first.identity() == named[0].identity()
+
+
+def test_the_divisions_are_those_of_every_machine_and_version() -> None:
+    labels, groups = [0, 1, 0, 0, 1, 0, 1, 0, 0, 0], [3, 1, 1, 2, 2, 2, 0, 0, 0, 0]
+    made = source(10, label=labels, group=groups)
+    divisions: list[Any] = [
+        made.split((0.5, 0.3, 0.2), seed=5),
+        made.split((0.5, 0.3, 0.2), seed=5, stratify="label"),
+        made.split(0.6, seed=5, group="group"),
+        made.split(0.6, seed=5, stratify="label", group="group"),
+        [valid for _, valid in made.folds(3, seed=5)],
+        [valid for _, valid in made.folds(3, seed=5, stratify="label")],
+        [valid for _, valid in made.folds(3, seed=5, stratify="label", group="group")],
+    ]
+    assert ["".join(map(str, parts_of(each, 10))) for each in divisions] == EXPECTED
+
+
+EXPECTED = ["1200000121", "1200100021", "1001110000", "1001110000", "1200010122", "1010221002", "2221110000"]
+
+
+@given(st.integers(10, 300), FRACTIONS, st.integers(0, 9))
+def test_any_number_of_parts_are_a_partition_of_the_sizes_asked_for(
+    n: int, shares: list[float], seed: int
+) -> None:
+    bounds = [0, *(round(n * sum(shares[:i])) for i in range(1, len(shares))), n]
+    sizes = [b - a for a, b in itertools.pairwise(bounds)]
+    if 0 in sizes:
+        with pytest.raises(PipelineError, match="leaves one part empty"):
+            source(n).split(shares, seed)
+        return
+    parts = source(n).split(shares, seed)
+    assert all(abs(len(part) - size) <= 1 for part, size in zip(parts, sizes, strict=True))
+    parts_of(parts, n)
+
+
+@given(labelled())
+def test_a_stratified_part_has_each_class_within_one_record_of_its_share(drawn: Any) -> None:
+    labels, _, shares, seed = drawn
+    if min(shares) * len(labels) < len(shares) + 1:
+        return  # a part may be empty
+    parts = source(len(labels), label=labels).split(shares, seed, stratify="label")
+    found = parts_of(parts, len(labels))
+    for label in np.unique(labels):
+        counts = np.bincount(found[labels == label], minlength=len(shares))
+        assert (np.abs(counts - np.count_nonzero(labels == label) * np.array(shares)) <= 1 + 1e-9).all()
+    # The parts as a whole are near, too: what is rounded down in one class is rounded up in another.
+    sizes = np.bincount(found, minlength=len(shares))
+    assert (np.abs(sizes - len(labels) * np.array(shares)) <= len(shares)).all()
+
+
+@given(labelled())
+def test_groups_stay_together_and_parts_come_near_their_shares(drawn: Any) -> None:
+    _, groups, shares, seed = drawn
+    sizes, parts = np.bincount(groups), len(shares)
+    if np.count_nonzero(sizes) < 3 * parts:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = parts_of(source(len(groups), patient=groups).split(shares, seed, group="patient"), len(groups))
+    for group in np.unique(groups):
+        assert len(set(found[groups == group])) == 1, "a group leaks"
+    over = np.bincount(found, minlength=parts) - len(groups) * np.array(shares)
+    bound = sizes.max() / 2 * (1 + np.array(shares) * (parts - 2))
+    assert (over <= np.maximum(bound, sizes.max() if min(shares) * len(groups) < sizes.max() else 0) + 1e-9).all()
+
+
+@given(labelled())
+def test_stratified_groups_stay_together(drawn: Any) -> None:
+    labels, groups, shares, seed = drawn
+    if len(set(groups)) < len(shares):
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parts = source(len(labels)).split(shares, seed, stratify=labels, group=groups)
+    found = parts_of(parts, len(labels))
+    assert all(len(set(found[groups == group])) == 1 for group in np.unique(groups))
+    assert set(found) == set(range(len(shares)))
+
+
+def test_labels_may_be_a_field_an_array_or_a_function_of_the_record() -> None:
+    labels = np.arange(60) % 3
+    made = source(60, label=labels)
+    divisions = [
+        made.split((0.5, 0.25, 0.25), stratify=given)
+        for given in ("label", labels, labels.tolist(), lambda record: int(record["label"]))
+    ]
+    first = [each.indices.tolist() for each in divisions[0]]
+    assert all([each.indices.tolist() for each in other] == first for other in divisions)
+    texts = made.split((0.5, 0.25, 0.25), stratify=[f"class {label}" for label in labels])
+    assert [each.indices.tolist() for each in texts] == first
+
+
+def test_seeds_divide_groups_otherwise() -> None:
+    groups = np.repeat(np.arange(40), np.arange(40) % 7 + 1)
+    made = source(len(groups), patient=groups)
+    assert len({tuple(made.split(0.8, seed, group="patient")[1].indices) for seed in range(8)}) > 4
+
+
+def test_groups_that_cannot_come_near_are_warned_of_and_too_few_are_refused() -> None:
+    groups = [0] * 50 + [1] * 5 + [2] * 5
+    with pytest.warns(UserWarning, match=r"split\(\(0.5, 0.3, 0.2\)\): the parts have 50, 5, 5 of 60 records"):
+        source(60).split((0.5, 0.3, 0.2), group=groups)
+    with pytest.raises(PipelineError, match="2 groups cannot be divided into 3 parts"):
+        source(4).split((0.5, 0.3, 0.2), group=[0, 0, 1, 1])
+    with pytest.raises(PipelineError, match="2 groups cannot be divided into 3 parts"):
+        source(4).folds(3, group=[0, 0, 1, 1])
+
+
+def test_a_division_by_time_has_the_earlier_records_first() -> None:
+    times = np.array(["2024-03-01", "2024-01-01", "2024-02-01", "2024-01-15", "2024-04-01"], "M8[D]")
+    train, test = source(5, time=times).split(0.6, by="time")
+    assert train.indices.tolist() == [1, 2, 3] and test.indices.tolist() == [0, 4]
+    first, middle, last = source(6).split((1 / 3, 1 / 3, 1 / 3), by=lambda record: -float(record["x"]))
+    assert [each.indices.tolist() for each in (first, middle, last)] == [[4, 5], [2, 3], [0, 1]]
+    for values, said in (([1.0, np.nan, 2.0], "record 1 has nan"), (["a", "b", "c"], "needs numbers or numpy")):
+        with pytest.raises(PipelineError, match=said):
+            source(3).split(0.5, by=values)
+    with pytest.raises(PipelineError, match="goes with neither stratify= nor group="):
+        source(3).split(0.5, by=[1, 2, 3], group=[1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (((0.5, 0.4),), r"\(0.5, 0.4\) sum to 0.9"),
+        (((0.5, 0.6),), "sum to 1.1"),
+        (((1.0,),), "at least two fractions between 0 and 1"),
+        (((0.5, 0.5, 0.0),), "at least two fractions between 0 and 1"),
+        ((("a", "b"),), "at least two fractions between 0 and 1"),
+        ((1.0,), "a fraction between 0 and 1"),
+        (("0.x",), "a fraction between 0 and 1"),
+        ((0.5, -1), "a seed that is an integer of at least 0, got -1"),
+        ((0.5, 0.5), "a seed that is an integer of at least 0, got 0.5"),
+    ],
+)
+def test_mistakes_are_refused_in_a_line(arguments: Any, said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        source(10).split(*arguments)
+
+
+def test_a_missing_field_names_the_others_and_a_bad_record_itself(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"has no field 'lable' \(it has: x, label\)"):
+        source(4, label=[0, 1, 0, 1]).split(0.5, stratify="lable")
+    with pytest.raises(PipelineError, match=r"stratify= must be classes .* record 2 has"):
+        source(4).split(0.5, stratify=[0, 1, 0.5, 1])
+    with pytest.raises(PipelineError, match=r"group= must have one value for each of the 4 records"):
+        source(4).split(0.5, group=[0, 1])
+    items: list[Any] = [{"label": 0}, {"label": 1}, "broken", {"label": 1}]
+    with pytest.raises(SampleError, match="sample 2"):
+        sources.dataset(items, id="items", names=("a", "b")).split(0.5, stratify="label")
+
+
+# --- folds ------------------------------------------------------------------------------------------------------
+
+
+@given(labelled(), st.integers(2, 7), st.sampled_from(["plain", "stratify", "group", "both"]))
+def test_folds_are_exact_partitions(drawn: Any, k: int, how: str) -> None:
+    labels, groups, _, seed = drawn
+    n = len(labels)
+    if len(set(groups)) < k:
+        return
+    options = {"stratify": labels} if how in ("stratify", "both") else {}
+    options |= {"group": groups} if how in ("group", "both") else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pairs = source(n).folds(k, seed, **options)
+        numbers = source(n).number_folds(k, seed, **options)
+    assert len(pairs) == k and np.array_equal(parts_of([valid for _, valid in pairs], n), numbers)
+    for train, valid in pairs:
+        assert sorted([*train.indices, *valid.indices]) == list(range(n))
+        if "group" in options:
+            assert not set(groups[train.indices]) & set(groups[valid.indices])
+    if "group" not in options:
+        sizes = np.bincount(numbers, minlength=k)
+        assert sizes.max() - sizes.min() <= 1
+        for label in np.unique(labels) if "stratify" in options else ():
+            counts = np.bincount(numbers[labels == label], minlength=k)
+            assert counts.max() - counts.min() <= 1
+
+
+def imbalance(labels: Any, folds: Any, k: int) -> float:
+    """The mean over classes of the standard deviation of a class's shares over folds."""
+    shares = [
+        np.bincount(folds[labels == c], minlength=k) / np.count_nonzero(labels == c) for c in np.unique(labels)
+    ]
+    return float(np.mean(np.std(shares, axis=1)))
+
+
+def sizes_spread(folds: Any, k: int) -> float:
+    return float(np.std(np.bincount(folds, minlength=k)))
+
+
+@pytest.mark.parametrize("k", [3, 5])
+def test_folds_are_as_balanced_as_scikit_learns(k: int) -> None:
+    from sklearn.model_selection import GroupKFold, StratifiedGroupKFold, StratifiedKFold
+
+    def theirs(splitter: Any, labels: Any, groups: Any) -> Any:
+        folds = np.empty(len(labels), int)
+        for number, (_, held_out) in enumerate(splitter.split(np.zeros(len(labels)), labels, groups)):
+            folds[held_out] = number
+        return folds
+
+    ours_by, theirs_by = ([], [], []), ([], [], [])  # type: ignore[var-annotated]
+    for trial in range(12):
+        rng = np.random.default_rng(trial)
+        patients = 60
+        groups = np.repeat(np.arange(patients), rng.geometric(0.1, patients))
+        # A patient has mostly one class; classes are rare and frequent.
+        own = rng.choice(3, patients, p=[0.7, 0.2, 0.1])
+        labels = np.where(rng.random(len(groups)) < 0.7, own[groups], rng.choice(3, len(groups)))
+        made = source(len(labels))
+        folds = made.number_folds(k, trial, stratify=labels)
+        ours_by[0].append(imbalance(labels, folds, k))
+        theirs_by[0].append(
+            imbalance(labels, theirs(StratifiedKFold(k, shuffle=True, random_state=trial), labels, None), k)
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            grouped = made.number_folds(k, trial, group=groups)
+            both = made.number_folds(k, trial, stratify=labels, group=groups)
+            reference = theirs(StratifiedGroupKFold(k, shuffle=True, random_state=trial), labels, groups)
+        ours_by[1].append(sizes_spread(grouped, k))
+        theirs_by[1].append(sizes_spread(theirs(GroupKFold(k), labels, groups), k))
+        ours_by[2].append(imbalance(labels, both, k))
+        theirs_by[2].append(imbalance(labels, reference, k))
+    stratified, by_group, by_both = (
+        (float(np.median(ours)), float(np.median(others))) for ours, others in zip(ours_by, theirs_by, strict=True)
+    )
+    assert stratified[0] <= stratified[1] + 1e-12, stratified
+    assert by_group[0] <= max(2.0, 2 * by_group[1]), by_group
+    assert by_both[0] <= 1.1 * by_both[1], by_both
+
+
+def test_weights_of_given_folds_leave_one_out() -> None:
+    folds = source(10).number_folds(3, stratify=np.arange(10) % 2)
+    weigh = weights.assigned_fold(folds, held_out=1)
+    given_weights = weigh(np.arange(10))
+    assert np.array_equal(given_weights == 0, folds == 1)
+    assert given_weights.dtype == np.float32 and given_weights.sum() == pytest.approx(10)
+    assert np.array_equal(weigh.number(np.arange(10)), folds)
+    for arguments, said in (
+        ((folds, 3), "fold 3 must have some"),
+        (([0.5], 0), "folds must be integers"),
+        ((np.zeros(4, int), 0), "and not all"),
+    ):
+        with pytest.raises(PipelineError, match=said):
+            weights.assigned_fold(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="have no sample"):
+        weigh(np.array([10]))
