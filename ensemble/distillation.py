@@ -64,7 +64,9 @@ def distill(
         temperature: of the distance between probabilities, 2 unless given; other tasks have none.
         weight: of the distance to the ensemble in the loss, 0.5 unless given; the rest is the recipe's own loss.
         executor: the one of the run unless given.
-        on_event, accept_code, fresh: as in `submit`.
+        on_event: as in `submit`.
+        accept_code: as in `submit`.
+        fresh: as in `submit`.
 
     Raises:
         SpecError: an argument is invalid, or what the run trains cannot be distilled; the message says why.

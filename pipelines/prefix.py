@@ -30,7 +30,7 @@ def common_prefix(pipelines: Iterable[Pipeline]) -> Pipeline:
     Raises:
         PipelineError: the sources differ, or no cut is possible.
 
-    Example:
+    Examples:
         >>> shared = common_prefix([pipe.map(stages.scale("image", mean=mean)) for mean in (0.4, 0.5)])
     """
     try:

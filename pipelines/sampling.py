@@ -279,7 +279,7 @@ def weighted(
     Raises:
         PipelineError: an argument is invalid; some are checked when the pipeline is made.
 
-    Example:
+    Examples:
         >>> pipe = Pipeline(source, sampling=sampling.weighted({0: 1.0, 1: 9.0}, samples=10_000))
     """
     if isinstance(weights, str) or weights is None:
@@ -315,7 +315,7 @@ def balanced(labels: Values, samples: int | None = None) -> Sampling:
     Raises:
         PipelineError: an argument is invalid; labels are checked when the pipeline is made.
 
-    Example:
+    Examples:
         >>> pipe = Pipeline(source, sampling=sampling.balanced("label"))
     """
     if not isinstance(labels, str | np.ndarray) and not callable(labels):

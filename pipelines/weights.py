@@ -115,7 +115,7 @@ def bootstrap(seed: int) -> Bootstrap:
     Raises:
         PipelineError: the seed is not an integer.
 
-    Example:
+    Examples:
         >>> bootstrap(seed=0)(np.arange(5))
         array([...], dtype=float32)
     """
@@ -141,7 +141,7 @@ def fold(n: int, k: int, held_out: int, seed: int = 0) -> Fold:
     Raises:
         PipelineError: an argument is not an integer or not in its range.
 
-    Example:
+    Examples:
         >>> fold(n=4, k=2, held_out=0)(np.arange(4)).sum()
         np.float32(4.0)
     """
@@ -169,7 +169,7 @@ def assigned_fold(folds: Indices, held_out: int) -> AssignedFold:
     Raises:
         PipelineError: no sample is in that fold, or all are.
 
-    Example:
+    Examples:
         >>> folds = source.number_folds(5, stratify="label")
         >>> loader = pipe.loader(32, weights=assigned_fold(folds, held_out=0))
     """

@@ -6,7 +6,7 @@ the section's entries, and its second-level headings the groups. A page that it 
 *Links to files.* A page may link any file of the repository by its relative path, as on a disk. A Markdown file
 outside `docs/` becomes a page of the site, other text files a page that shows them.
 
-*Tables.* A line `{{ commands }}` or `{{ events }}` is replaced by what `_site/tables.py` makes.
+*Tables.* A line `{{ commands }}` or `{{ api MODULE }}` is replaced by what `_site/tables.py` makes.
 """
 
 from __future__ import annotations
@@ -45,6 +45,13 @@ PAGES = {
     "CHANGELOG.md": "project/changelog.md",
     "deploy/README.md": "project/deploy.md",
     "tests/faults/README.md": "project/faults.md",
+}
+
+#: The last tab.
+PROJECT = {
+    "Contributing": "CONTRIBUTING.md",
+    "Changelog": "CHANGELOG.md",
+    "Faults that are tested": "tests/faults/README.md",
 }
 
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash", ".sbatch": "bash", ".json": "json", ".toml": "toml"}
@@ -88,39 +95,50 @@ def show_file(path: str) -> str:
     return f"{head}A file of the repository, as it is.\n\n~~~~{language}\n{text}\n~~~~\n"
 
 
-def make_nav(folder: str) -> list[Any]:
-    """The entries of a section: what its index page links, then its other pages."""
+def find_entries(folder: str) -> Iterator[tuple[str, str, str]]:
+    """The pages that the index of a section links, as (heading above the link, title, path in the site)."""
     index = (DOCS / folder / "index.md").read_text(encoding="utf-8")
-    entries: list[Any] = [f"{folder}/index.md"]
-    group, linked = entries, {"index.md"}
+    heading, linked = "", {"index.md"}
     for match in re.finditer(rf"^## (?P<heading>.+)$|{LINK.pattern}", index, re.MULTILINE):
         if match["heading"]:
-            group = []
-            entries.append({match["heading"]: group})
+            heading = match["heading"]
             continue
         found = resolve(match["target"], f"docs/{folder}/index.md")
         path = found and site_path(found[0])
-        if not path or path in linked or not path.startswith((f"{folder}/", "project/")) or found[1]:
-            continue
-        linked.add(path)
-        title = match["before"][1:-2]
-        group.append({title.strip("`"): path})
-    left = sorted(p.name for p in (DOCS / folder).glob("*.md") if f"{folder}/{p.name}" not in linked)
-    entries += [f"{folder}/{name}" for name in left if name != "index.md"]
-    return [entry for entry in entries if not isinstance(entry, dict) or all(entry.values())]
+        if found and path and path.startswith((f"{folder}/", "project/")) and not found[1] and path not in linked:
+            linked.add(path)
+            yield heading, match["before"][1:-2].strip("`"), path
+
+
+def find_unlisted(folder: str) -> list[str]:
+    """The pages of a section that its index does not link yet."""
+    linked = {path for _, _, path in find_entries(folder)} | {f"{folder}/index.md"}
+    return sorted(path for page in (DOCS / folder).glob("*.md") if (path := f"{folder}/{page.name}") not in linked)
+
+
+def make_nav(folder: str) -> list[Any]:
+    """The entries of a section: what its index page links, then its other pages."""
+    entries: list[Any] = [f"{folder}/index.md"]
+    groups: dict[str, list[Any]] = {"": entries}
+    for heading, title, path in find_entries(folder):
+        if heading not in groups:
+            groups[heading] = []
+            entries.append({heading: groups[heading]})
+        groups[heading].append({title: path})
+    return [*entries, *find_unlisted(folder)]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.nav = [{"Home": "index.md"}, {"Quick start": "quick-start.md"}]
     config.nav += [{title: make_nav(folder)} for folder, title in SECTIONS.items()]
-    config.nav += [{"Project": [{"Contributing": PAGES["CONTRIBUTING.md"]}, {"Changelog": PAGES["CHANGELOG.md"]}]}]
+    config.nav += [{"Project": [{title: PAGES[path]} for title, path in PROJECT.items()]}]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages for files outside docs/ that are linked, from these pages, too."""
     waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
-    waiting += ["CONTRIBUTING.md", "CHANGELOG.md"]
+    waiting += PROJECT.values()
     seen = set(waiting)
     while waiting:
         page = waiting.pop()
@@ -147,6 +165,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = next((path for path, made in PAGES.items() if made == own and own != "index.md"), f"docs/{own}")
     if own.startswith("files/"):
         return markdown
+    folder, _, name = own.rpartition("/")
+    if folder in SECTIONS and name == "index.md" and (unlisted := find_unlisted(folder)):
+        titles = [(DOCS / path).read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for path in unlisted]
+        links = [f"- [{title}]({Path(path).name})" for title, path in zip(titles, unlisted, strict=True)]
+        markdown += "\n\n## More\n\n" + "\n".join(links) + "\n"
     parts, end = [], 0
     for match in find_links(markdown):
         found = resolve(match["target"], source)
@@ -156,4 +179,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             parts += [markdown[end : match.start("target")], relative + ("#" + found[1] if found[1] else "")]
             end = match.end("target")
     markdown = "".join([*parts, markdown[end:]])
-    return re.sub(r"^\{\{ (\w+) \}\}$", lambda match: tables.TABLES[match[1]](), markdown, flags=re.MULTILINE)
+
+    def fill(match: re.Match[str]) -> str:
+        return tables.TABLES[match[1]](*match[2].split())
+
+    return re.sub(r"^\{\{ (\w+)(.*) \}\}$", fill, markdown, flags=re.MULTILINE)

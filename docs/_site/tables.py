@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 from collections.abc import Iterator
+from pathlib import Path
 
 from ensemble.cli.parser import _make_parser
+
+REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 
 
 def list_commands() -> list[tuple[str, str, argparse.ArgumentParser]]:
@@ -64,4 +69,13 @@ def _wrap(usage: str, width: int = 88) -> list[str]:
     return textwrap.wrap(usage, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
-TABLES = {"commands": describe_commands}
+def describe_api(module: str) -> str:
+    """Directives of mkdocstrings for the names in `__all__` of a module that no other page has."""
+    names = importlib.import_module(module).__all__
+    pages = "".join(page.read_text(encoding="utf-8") for page in REFERENCE.glob("*.md"))
+    shown = [name for name in names if not name.startswith("_") and f"::: {module}.{name}\n" not in pages]
+    values = [name for name in shown if not inspect.ismodule(getattr(importlib.import_module(module), name))]
+    return "\n\n".join(f"::: {module}.{name}" for name in values)
+
+
+TABLES = {"commands": describe_commands, "api": describe_api}

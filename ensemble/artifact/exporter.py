@@ -63,7 +63,7 @@ def export(
     The programs in it are held against `load(run_dir)` on samples of the run's validation data: on the CPU they
     must be bitwise equal to it. `ensemble.artifact.layout` has the files.
 
-    Example:
+    Examples:
         ensemble.export("runs/digits", "digits")
         # elsewhere: torch.export.load("digits/model.pt2").module()({"image": images})
 

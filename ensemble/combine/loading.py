@@ -44,7 +44,7 @@ def load(
 ) -> EnsembleModel:
     """One `torch.nn.Module` that maps a batch dict to values float32 [b, ...] of the run's task, in eval mode.
 
-    Example:
+    Examples:
         model = ensemble.load("runs/digits")
         probabilities = model({"image": images})      # no label needed
 

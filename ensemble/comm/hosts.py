@@ -41,7 +41,7 @@ def gather_host_keys(comm: Communicator) -> list[str]:
 def group_by_host(keys: Sequence[str]) -> Groups:
     """The ranks of each host, by rank, hosts by their first rank.
 
-    Example:
+    Examples:
         >>> group_by_host(["a", "b", "a", "b", "c"])
         ((0, 2), (1, 3), (4,))
 
@@ -57,7 +57,7 @@ def group_by_host(keys: Sequence[str]) -> Groups:
 def split_groups(groups: Groups, size: int | None) -> Groups:
     """Split each group into parts of at most `size` ranks, as equal as possible; a part never spans two hosts.
 
-    Example:
+    Examples:
         >>> split_groups(((0, 2, 4, 6, 8), (1, 3)), 3)
         ((0, 2, 4), (6, 8), (1, 3))
 
@@ -84,7 +84,7 @@ def candidate_group_sizes(hosts: Groups, most: int = 3) -> list[int]:
 
     First the whole host, where a message crosses the network least often; then those with the fewest steps.
 
-    Example:
+    Examples:
         >>> candidate_group_sizes(((0, 1, 2, 3, 4, 5, 6, 7),))
         [8, 2, 4]
     """

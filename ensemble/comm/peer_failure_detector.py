@@ -109,7 +109,7 @@ class PeerFailureDetector:
     Every rank of a group makes one on its own store of the same file. It calls `meet` once, and `make_error` when
     a collective has failed, after which the group is given up. Several threads may use it.
 
-    Example:
+    Examples:
         >>> import tempfile, torch.distributed as dist
         >>> store = dist.FileStore(tempfile.mkdtemp() + "/meet", 1)
         >>> detector = PeerFailureDetector(store, rank=0, world=1)

@@ -67,19 +67,22 @@ class Ensemble(MemberPipelines):
         recipe: a `Recipe`, or a function `train(member)` with a training loop of its own.
         members: the members, each a dict of hyperparameters or a `Member`; or
         search: a `Search` that proposes them.
-        train, valid, test, shifted: pipelines. `valid` selects and calibrates, `test` gives the final figures.
-            `shifted` has samples of another kind: how well the model tells them apart is measured. `train` may be
-            a function `train(params) -> Pipeline`, which makes augmentation a hyperparameter. The stages that all
-            members' pipelines start with run once, in the feeder; the others run in each member.
+        train: the pipeline of the training data, or a function `train(params) -> Pipeline`, which makes
+            augmentation a hyperparameter. The stages that all members' pipelines start with run once, in the
+            feeder; the others run in each member.
+        valid: the pipeline of the validation data, by which members are ranked, selected and calibrated.
+        test: the pipeline of the test data, which give the final figures and take no part in anything.
+        shifted: a pipeline of samples of another kind: how well the model tells them apart is measured.
         epochs: of each member.
         batch_size: samples of a *global* batch.
         seed: member i has seed + i unless it has its own.
         precision: fp32, bf16 or fp16 (with loss scaling); weights and optimizer state are always fp32.
         loss_scale: with fp16, "dynamic" or a constant number; with bf16, optionally a number. A step whose
             gradients overflow is skipped on all workers of the member.
-        optimizer, schedule: for a Recipe without functions for them; names and options as in
+        optimizer: for a Recipe without a function for it; a name, or a dict of a name and options, as in
             `ensemble.spec.options`. A hyperparameter with the name of an option (`lr`, `momentum` ...) overrides
             it.
+        schedule: of the learning rate, likewise.
         accumulate: number of parts in which a worker trains its share of each batch, with one step for all: less
             memory and the same gradient (but batch normalization normalizes each part by itself).
         compression: format of the gradients that a member's workers exchange: "none", "fp16", "bf16", "qsgd2",
@@ -125,9 +128,9 @@ class Ensemble(MemberPipelines):
         calibrate: whether it is calibrated on `valid`: probabilities by temperature scaling, a Gaussian's variance
             by a factor.
         coverage: the probability with which conformal sets and intervals are to hold the true value, in (0, 1).
-        objective, mode: the metric that ranks members, and whether it is maximized or minimized; None takes the
-            Recipe's, or accuracy (the loss of a Recipe whose `task=` has no classes), and the mode that the
-            metric's name implies.
+        objective: the metric that ranks members; None takes the Recipe's, or accuracy (the loss of a Recipe whose
+            `task=` has no classes).
+        mode: whether it is maximized ("max") or minimized ("min"); None takes what the metric's name implies.
         early_stopping: `EarlyStopping(patience, min_delta)` ends a member whose objective improves no more, at the
             end of an epoch; "none" trains all epochs.
         keep: "best": a member's weights are those after which its objective was best on `valid`; "last": those

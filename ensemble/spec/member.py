@@ -64,8 +64,29 @@ class Member:
     Attributes:
         params: hyperparameters, as JSON values: finite numbers, str, bool, None, and lists and dicts (with str
             keys) of them. Tuples become lists and numpy scalars Python scalars.
-        workers, cpus_per_worker, gpus_per_worker, threads, memory_gb, span_nodes: see `Resources`.
+        workers: number of data-parallel workers, as in `Resources`.
+        cpus_per_worker: as in `Resources`.
+        gpus_per_worker: as in `Resources`.
+        threads: as in `Resources`.
+        memory_gb: as in `Resources`.
+        span_nodes: as in `Resources`.
         seed: the ensemble's seed + the member's number unless given.
+        precision: as in `Ensemble`, like all that follow but `start`.
+        epochs: as in `Ensemble`.
+        batch_size: as in `Ensemble`.
+        weights: as in `Ensemble`.
+        loss_scale: as in `Ensemble`.
+        accumulate: as in `Ensemble`.
+        optimizer: as in `Ensemble`.
+        schedule: as in `Ensemble`.
+        compression: as in `Ensemble`.
+        communicator: as in `Ensemble`.
+        early_stopping: as in `Ensemble`.
+        keep: as in `Ensemble`.
+        averaging: as in `Ensemble`.
+        validate_every: as in `Ensemble`.
+        compile: as in `Ensemble`.
+        mixup: as in `Ensemble`.
         start: weights and buffers to start with instead of those that the recipe makes: a safetensors file of a
             state dict, or a member of another run, `RUN_DIR/MEMBER`. The run keeps a copy; their digest is part of
             the member's identity. Optimizer and schedule begin as usual.
@@ -114,32 +135,6 @@ class Member:
             if not isinstance(self.start, str | os.PathLike) or not os.fspath(self.start):
                 raise SpecError(f"Member.start must be a file of weights or RUN_DIR/MEMBER, got {self.start!r}")
             object.__setattr__(self, "start", os.fspath(self.start))
-
-
-def seeds(n: int, params: Mapping[str, Any] | None = None, start: int = 0, **member_options: Any) -> list[Member]:
-    """Members that differ in their seed only: a deep ensemble of one architecture.
-
-    The seed of member i is `start + i`, whatever the ensemble's seed and the member's place in the list are. It is
-    declared with each member, and so it is in its identity, in the log and in the results.
-
-    Args:
-        n: how many.
-        params: hyperparameters of all of them.
-        start: the first seed.
-        member_options: options of all of them, such as `workers=2`; see `Member`.
-
-    Raises:
-        SpecError: `n` is no integer of at least 1, `start` none of at least 0, or an option is unknown.
-
-    Example:
-        >>> [member.seed for member in seeds(3, {"width": 64}, start=10)]
-        [10, 11, 12]
-    """
-    check_number("seeds(n=)", n, low=1, integer=True)
-    check_number("seeds(start=)", start, low=0, integer=True)
-    if "seed" in member_options:
-        raise SpecError("seeds() gives each member a seed of its own: say with start= which is the first")
-    return [Member({} if params is None else params, seed=start + i, **member_options) for i in range(n)]
 
 
 def as_member(number: int, given: Member | Mapping[str, Any]) -> Member:

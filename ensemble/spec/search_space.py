@@ -33,7 +33,11 @@ class Dimension:
 
 
 def choice(*values: Any) -> Dimension:
-    """One of the given values, which are JSON values as all hyperparameters are."""
+    """One of the given values.
+
+    Args:
+        values: JSON values, as all hyperparameters are.
+    """
     if not values:
         raise SpecError("choice() needs at least one value")
     return Dimension("choice", values)
@@ -51,17 +55,32 @@ def _interval(kind: Literal["uniform", "loguniform", "integer"], low: float, hig
 
 
 def uniform(low: float, high: float) -> Dimension:
-    """A number between `low` and `high`, uniformly distributed."""
+    """A number, uniformly distributed.
+
+    Args:
+        low: the smallest value.
+        high: the largest value.
+    """
     return _interval("uniform", low, high)
 
 
 def loguniform(low: float, high: float) -> Dimension:
-    """A number between `low` and `high`, its logarithm uniformly distributed; both must be positive."""
+    """A number whose logarithm is uniformly distributed: the usual choice for learning rates.
+
+    Args:
+        low: the smallest value, above 0.
+        high: the largest value.
+    """
     return _interval("loguniform", low, high)
 
 
 def integer(low: int, high: int) -> Dimension:
-    """An integer between `low` and `high`, both included."""
+    """An integer, all of a range alike.
+
+    Args:
+        low: the smallest value.
+        high: the largest value, included.
+    """
     return _interval("integer", low, high)
 
 

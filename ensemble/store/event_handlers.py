@@ -117,10 +117,8 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             run.planned = event
         case "room":
             run.rooms.append(event)
-        case "combining":
-            run.combining = event["members"]
         case "combined":
-            run.combined, run.combining = event, 0
+            run.combined = event
 
 
 def extend_members(run: RunState, extended: Event, t: float) -> None:
@@ -160,7 +158,6 @@ def _start_run(run: RunState, event: Event) -> None:
     run.quarantined.clear()  # it may be reset by now
     run.planned = None
     run.measuring.clear()
-    run.combining = 0
     run.missing = ""
     code = event.get("code")
     back = {member.id for member in run.members.values() if member.is_resumable(code)}

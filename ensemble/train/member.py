@@ -49,10 +49,12 @@ class TrainContext(EvaluatedMember):
         identity: hyperparameters, seed, workers, epochs and all else that distinguishes this member.
         params: its hyperparameters.
         device: of its model and batches.
-        rank, world: of this worker, and the number of workers.
+        rank: of this worker, from 0.
+        world: the number of workers.
         comm: its connection to the others.
-        steps_per_epoch, steps: global batches of an epoch, and of all epochs that were declared: of a member that
-            was given more later, the number stays, since schedules are computed from it.
+        steps_per_epoch: global batches of an epoch.
+        steps: global batches of all epochs that were declared: of a member that was given more later, the number
+            stays, since schedules are computed from it.
         splits: those of "valid", "test" and "shifted" that the ensemble has: members are evaluated on the first,
             and predict all of them.
         objective: the metric that ranks members.
@@ -153,7 +155,7 @@ class TrainContext(EvaluatedMember):
     def mixup(self, batch: Batch) -> MixedBatch:
         """Mix the samples of a training batch, or of a part of it, as `mixup=` declares; without it, nothing.
 
-        Example:
+        Examples:
             mixed = member.mixup(batch)
             outputs = model(mixed["image"])
             member.backward(mixed.losses(lambda target: cross_entropy(outputs, target, reduction="none")))

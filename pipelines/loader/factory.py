@@ -61,7 +61,8 @@ def attach(
             loader is the epoch at the next boundary and each further one the epoch that follows; between two
             passes the loader is not in the stream, and others do not wait for it.
         name: of the consumer, at most 255 characters; all ranks of one member share it.
-        rank, world: this data-parallel rank and their number.
+        rank: this data-parallel rank, from 0.
+        world: the number of ranks.
         drop_last: whether an epoch's last, smaller batch is left out.
         start_step: global batches of the first epoch to leave out, for a resume.
         copy: whether batches are copies, which stay valid.

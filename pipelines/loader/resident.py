@@ -116,6 +116,9 @@ def resident(
     """The feeder's resident set `key`, or one prepared here where there is no feeder.
 
     Args:
+        address: of the feeder; None where there is none.
+        key: the name under which the feeder was given the pipeline, such as "valid".
+        pipeline: the same pipeline, built again; fingerprints are compared.
         on_wait: called every second while the feeder still prepares the set.
 
     Raises:

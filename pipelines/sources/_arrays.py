@@ -78,7 +78,7 @@ def arrays(id: str | None = None, **columns: Any) -> Arrays:
     Raises:
         PipelineError: there is no column or no record, or the columns differ in length.
 
-    Example:
+    Examples:
         >>> source = arrays(image=np.zeros((10, 3, 8, 8), np.uint8), label=np.arange(10))
         >>> source[3]["label"]
         np.int64(3)

@@ -192,7 +192,7 @@ class Source(ABC):
             PipelineError: an argument is invalid, a part would be empty, or there are fewer groups than parts.
             SampleError: a record cannot be read for its class, group or time.
 
-        Example:
+        Examples:
             >>> train, valid = source.split(0.9, seed=0)
             >>> train, valid, test = source.split((0.8, 0.1, 0.1), stratify="label", group="patient")
         """
@@ -206,7 +206,9 @@ class Source(ABC):
 
         Args:
             k: number of folds, at least 2.
-            seed, stratify, group: as in `split`. Without `group` the sizes of two folds differ by at most one.
+            seed: as in `split`.
+            stratify: as in `split`.
+            group: as in `split`. Without it the sizes of two folds differ by at most one.
 
         Returns:
             For each fold a pair: a source of all other records, and one of the fold's.
@@ -215,7 +217,7 @@ class Source(ABC):
             PipelineError: an argument is invalid, or there are fewer records or groups than folds.
             SampleError: a record cannot be read for its class or group.
 
-        Example:
+        Examples:
             >>> for train, valid in source.folds(5, stratify="label"): ...
         """
         folds = self.number_folds(k, seed, stratify=stratify, group=group)

@@ -76,7 +76,7 @@ def dataset(map_style: Any, id: str | None = None, names: Sequence[str] = ("imag
     Raises:
         PipelineError: the object is not map-style, or is empty.
 
-    Example:
+    Examples:
         >>> source = dataset(torchvision.datasets.CIFAR10("data"), id="cifar10-train")
     """
     return Dataset(map_style, id, names)

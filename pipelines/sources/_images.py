@@ -90,7 +90,7 @@ def image_folder(path: str | os.PathLike[str]) -> ImageFolder:
         PipelineError: the folder is missing, it or a sub-folder holds no image, or images are both beside and
             inside sub-folders.
 
-    Example:
+    Examples:
         >>> pipe = Pipeline(image_folder("photos")).map(stages.decode_image("image"))
     """
     return ImageFolder(path)

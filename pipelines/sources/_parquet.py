@@ -172,7 +172,7 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: 
         PipelineError: a file is missing, not a Parquet file, or has other columns than the first; a pattern
             matches no file; a column does not exist; there is no row.
 
-    Example:
+    Examples:
         >>> source = parquet("train-*.parquet", columns=("image", "label"))
     """
     return Parquet(paths, columns, cache_bytes)

@@ -175,7 +175,7 @@ def tar(paths: Paths, rename: Mapping[str, str] | None = None) -> Tar:
         PipelineError: a file is missing or not an uncompressed archive; a pattern matches no file; there is no
             record; a record has a field twice; no member has an extension to be renamed.
 
-    Example:
+    Examples:
         >>> source = tar("shard-*.tar", rename={"jpg": "image", "cls": "label"})
     """
     return Tar(paths, rename)

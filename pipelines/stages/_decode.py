@@ -80,7 +80,7 @@ def decode_jpeg(
     Raises:
         PipelineError: an argument is invalid.
 
-    Example:
+    Examples:
         >>> pipe = pipe.map(decode_jpeg("image", min_size=224)).map(stages.resize("image", 224))
     """
     smallest = None if min_size is None else check_size("min_size", min_size)

@@ -73,6 +73,9 @@ class Rename(Stage):
 def select(*fields: str) -> Select:
     """Keeps these fields, in this order, and drops all others. A sample without one of them fails.
 
+    Args:
+        fields: names of fields.
+
     Raises:
         PipelineError: no field is given, or a name is not a str.
     """
@@ -81,6 +84,9 @@ def select(*fields: str) -> Select:
 
 def drop(*fields: str) -> Drop:
     """Drops these fields. A sample without one of them fails.
+
+    Args:
+        fields: names of fields.
 
     Raises:
         PipelineError: no field is given, or a name is not a str.

@@ -164,7 +164,7 @@ def resize(
     Raises:
         PipelineError: not exactly one of `size` and `shorter` is given, or an argument is invalid.
 
-    Example:
+    Examples:
         >>> resize("image", shorter=256)({"image": np.zeros((3, 512, 640), np.uint8)})["image"].shape
         (3, 256, 320)
     """

@@ -62,7 +62,7 @@ def tokenize(field: str, vocabulary: Sequence[str], unknown: int = 1, lowercase:
     Raises:
         PipelineError: the vocabulary is empty, not a sequence of words, or has a word twice.
 
-    Example:
+    Examples:
         >>> tokenize("text", ["the", "film"])({"text": "The film, again"})
         {'text': array([2, 3, 1])}
     """

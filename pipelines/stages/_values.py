@@ -150,7 +150,7 @@ def scale(
     Raises:
         PipelineError: an argument is invalid.
 
-    Example:
+    Examples:
         >>> normalize = scale("image", mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
     """
     name = _check_dtype("scale", dtype)
@@ -204,7 +204,7 @@ def pad(
     Raises:
         PipelineError: an argument is invalid.
 
-    Example:
+    Examples:
         >>> pad("x", 4, lengths="n")({"x": np.array([7, 8])})
         {'x': array([7, 8, 0, 0]), 'n': np.int64(2)}
     """

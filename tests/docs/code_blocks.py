@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy" / "README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy" / "README.md"]
 
 QUICK_START = ROOT / "docs" / "quick-start.md"
 

@@ -22,6 +22,13 @@ from typing import Any
 
 from code_blocks import QUICK_START, SHELLS, Block, read_blocks
 
+#: What pages import, and what runs import when they are started.
+LIBRARIES = (
+    *("optuna", "pyarrow.parquet", "rich.console", "sklearn.datasets", "sklearn.metrics", "torch.export"),
+    *("ensemble.api", "ensemble.artifact", "ensemble.executors.inline", "ensemble.train.worker"),
+    *("ensemble.reporting.dashboard.analysis", "pipelines"),
+)
+
 
 def run_page(page: Path, folder: Path, data: Path) -> None:
     """Runs the blocks of a page in a folder.
@@ -77,7 +84,7 @@ def run_shell(block: Block) -> None:
 
 
 def main() -> None:
-    for name in ("numpy", "pyarrow.parquet", "torch", "ensemble.api", "ensemble.combine", "pipelines"):
+    for name in LIBRARIES:
         importlib.import_module(name)
     answers = os.dup(1)
     os.dup2(2, 1)  # what pages print to the file descriptor

@@ -119,7 +119,7 @@ def setup_commands(switch: str, hosts: Sequence[str], rate: str | None, mtu: int
 class Hosts:
     """Emulated hosts, which exist while the context lasts.
 
-    Example:
+    Examples:
         >>> with Hosts(2, "1gbit") as hosts:  # doctest: +SKIP
         ...     subprocess.run(hosts.command(0, ["ping", "-c", "1", hosts.addresses[1]]), check=True)
 

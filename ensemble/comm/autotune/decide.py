@@ -54,7 +54,7 @@ def select_timings(timings: Sequence[Timing], names: Sequence[str]) -> list[dict
 def choose_way(ways: Ways, size: int) -> Way:
     """The way for a message of `size` bytes: the first whose limit it does not exceed, else the last.
 
-    Example:
+    Examples:
         >>> choose_way(((65536, "hierarchical"), (1048576, "flat")), 4096)
         'hierarchical'
     """

@@ -79,7 +79,7 @@ class PowerMeter:
         busy: whose CPU time to report; by default the widest scope that can be seen.
         now: unix time in seconds, as an external meter writes it.
 
-    Example:
+    Examples:
         >>> meter = PowerMeter("local", energy=Energy(measure_idle_s=0))
         >>> meter.start()
         >>> [power["origin"] in ("measured", "estimated", "unavailable") for power in meter.finish()]

@@ -1,0 +1,125 @@
+"""Every public name is in the reference, with a docstring that says what its parameters are."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+MODULES = ("pipelines", "pipelines.sources", "pipelines.stages", "ensemble")
+
+sys.path.insert(0, str(ROOT / "docs" / "_site"))
+import tables  # noqa: E402
+
+#: Classes whose objects users are handed, and do not make: their constructors are no part of what is public.
+HANDED_OUT = {
+    "pipelines.Batch",
+    "pipelines.Loader",
+    "pipelines.Resident",
+    "pipelines.sources.Subset",
+    "ensemble.Run",
+}
+
+
+def public_names() -> list[str]:
+    found = []
+    for module in MODULES:
+        for name in importlib.import_module(module).__all__:
+            if not name.startswith("_") and not inspect.ismodule(getattr(importlib.import_module(module), name)):
+                found.append(f"{module}.{name}")
+    return found
+
+
+def get(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def parameters(value: Any) -> set[str]:
+    if inspect.isclass(value) and issubclass(value, BaseException):
+        return set()
+    if dataclasses.is_dataclass(value):
+        return {field.name for field in dataclasses.fields(value) if field.init and not field.name.startswith("_")}
+    if inspect.isclass(value) and value.__init__ is object.__init__:
+        return set()
+    target = value.__init__ if inspect.isclass(value) else value
+    return set(inspect.signature(target).parameters) - {"self", "cls"}
+
+
+def documented(value: Any) -> set[str]:
+    """The names that the sections Args and Attributes describe."""
+    texts = [inspect.getdoc(value) or ""]
+    if inspect.isclass(value):
+        texts += [inspect.getdoc(base) or "" for base in value.__mro__[1:-1]]
+        texts.append(inspect.getdoc(value.__init__) or "")
+    names: set[str] = set()
+    for text in texts:
+        for section in re.findall(r"^(?:Args|Attributes):\n((?:[ ].*\n?|\n)+)", text, flags=re.MULTILINE):
+            for match in re.finditer(r"^ {4}(\*{0,2}\w+(?:, \*{0,2}\w+)*):", section, flags=re.MULTILINE):
+                names |= {name.strip(" *") for name in match[1].split(",")}
+    return names
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_a_public_name_says_what_it_is_and_what_its_parameters_are(name: str) -> None:
+    value = get(name)
+    text = inspect.getdoc(value) or ""
+    assert len(text.split()) > 3, f"{name} has no docstring"
+    if name not in HANDED_OUT:
+        assert parameters(value) - documented(value) == set(), f"{name} has parameters without a word on them"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = "\n".join(page.read_text() for page in REFERENCE.glob("*.md"))
+    text = re.sub(r"^\{\{ api (\S+) \}\}$", lambda match: tables.describe_api(match[1]), text, flags=re.MULTILINE)
+    shown = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    assert set(public_names()) - set(shown) == set()
+    assert sorted(name for name in shown if shown.count(name) > 1) == []
+
+
+@pytest.mark.parametrize("name", ["ensemble.Run", "ensemble.train.member.TrainContext", "pipelines.Pipeline"])
+def test_the_methods_of_what_users_hold_have_docstrings(name: str) -> None:
+    value = get(name)
+    methods = [m for key, m in inspect.getmembers(value, inspect.isroutine) if not key.startswith("_")]
+    assert methods and [m.__name__ for m in methods if not inspect.getdoc(m)] == []
+
+
+def read_table() -> dict[str, str]:
+    """Event type -> its row of the page, and what the page says of all events above the row's table."""
+    rows: dict[str, str] = {}
+    for section in (REFERENCE / "events.md").read_text().split("\n## "):
+        common = section.split("| type |")[0]
+        for cells in re.findall(r"^\| (`.*)\|$", section, re.MULTILINE):
+            rows |= dict.fromkeys(re.findall(r"`(\w+)`", cells.split("|")[0]), common + cells)
+    return rows
+
+
+def test_each_event_that_is_folded_or_was_ever_logged_is_documented_with_its_fields() -> None:
+    import json
+
+    source = (ROOT / "ensemble" / "store" / "event_handlers.py").read_text()
+    folded = {
+        name
+        for case in re.findall(r"^ +case (\".*\"):$", source, re.MULTILINE)
+        for name in re.findall(r"\w+", case)
+    }
+    rows = read_table()
+    assert len(folded) > 25 and folded - set(rows) == set()
+    missing = set()
+    logs = list((ROOT / "tests" / "fixtures" / "old_runs").rglob("events.jsonl"))
+    for log in logs:
+        for line in log.read_text().splitlines():
+            if not line.endswith("}"):
+                continue
+            event = json.loads(line)
+            fields = set(event) - {"v", "t", "type"}
+            missing |= {(event["type"], name) for name in fields if f"`{name}`" not in rows.get(event["type"], "")}
+    assert logs and missing == set()
