@@ -12,15 +12,18 @@ import threading
 START_S = 300.0  # time limit for a child process to import its libraries and prepare one sample of each pipeline
 
 
+#: Environment variables with which numerical libraries start on one thread.
+SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
 def child_environment() -> dict[str, str]:
     """The environment of a child process.
 
     Libraries use one thread each, imports use this process's path, and no `__pycache__` is written beside the
     user's modules.
     """
-    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    return {**os.environ, **single, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, **SINGLE_THREADED, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def end_with_parent(started: threading.Event | None = None) -> None:

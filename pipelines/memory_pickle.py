@@ -2,7 +2,7 @@
 
 The child inherits a file descriptor. Large arrays inside the object are mapped by every child, copy-on-write, not
 copied (pickle protocol 5, out-of-band buffers). This is the one place of the package that unpickles, and it reads
-from a memory file that this process's own parent made, never from a socket or a path.
+from memory that this process's own parent made, never from a socket or a path.
 """
 
 from __future__ import annotations
@@ -90,6 +90,48 @@ def load(fd: int) -> Any:
         parts.append(memory[offset : offset + size])
         offset = _aligned(offset + size)
     return pickle.loads(parts[0], buffers=parts[1:])
+
+
+class Inherited:
+    """An object of which each forked child makes a copy of its own, without a second copy of its large arrays.
+
+    A child must not share open files, locks or caches with its parent, as it would if it used the parent's
+    object: it unpickles one. The memory of large arrays (pickle protocol 5, out-of-band buffers), and the objects
+    for which `is_shared` is true, are the parent's, which the fork has passed on copy-on-write.
+
+    Args:
+        value: the object.
+        is_shared: whether children may use a part of it as it is.
+
+    Raises:
+        TypeError: a part of it cannot be pickled, and other errors of pickling.
+    """
+
+    def __init__(self, value: Any, is_shared: Callable[[Any], bool]) -> None:
+        self._buffers: list[pickle.PickleBuffer] = []
+        self._shared: list[Any] = []
+        shared = self._shared
+
+        class SharingPickler(Pickler):
+            def persistent_id(self, obj: Any) -> int | None:
+                if not is_shared(obj):
+                    return None
+                shared.append(obj)
+                return len(shared) - 1
+
+        with io.BytesIO() as file:
+            SharingPickler(file, protocol=5, buffer_callback=self._buffers.append).dump(value)
+            self._body = file.getvalue()
+
+    def load(self) -> Any:
+        """The copy, in a forked child."""
+        shared = self._shared
+
+        class SharingUnpickler(pickle.Unpickler):
+            def persistent_load(self, number: int) -> Any:
+                return shared[number]
+
+        return SharingUnpickler(io.BytesIO(self._body), buffers=self._buffers).load()
 
 
 def _aligned(offset: int) -> int:

@@ -399,8 +399,13 @@ class Pipeline:
         drop_last: bool = False,
         start_step: int = 0,
         weights: Weights | None = None,
+        *,
+        workers: int = 0,
+        prefetch: int | None = None,
+        timeout_s: float | None = None,
+        copy: bool = False,
     ) -> Loader:
-        """Returns an iterable of batches that this process prepares itself.
+        """Returns an iterable of batches for this process alone.
 
         Args:
             batch_size: samples in a *global* batch; each rank receives its own rows of it.
@@ -411,6 +416,10 @@ class Pipeline:
             drop_last: whether to leave out the last, smaller batch of an epoch.
             start_step: number of global batches of the first epoch to leave out, for a resume.
             weights: see `attach`.
+            workers: processes that prepare batches ahead; 0: each is prepared here when it is asked for.
+            prefetch: batches that they prepare ahead; None: 2 for each worker, fewer if they exceed 256 MiB.
+            timeout_s: seconds that a batch of workers may take; None: any time.
+            copy: whether batches of workers are copies; else each is valid until the next one.
 
         Returns:
             Batches, dicts of tensors: each field [rows, *shape], and `"index"` int64 [rows].
@@ -423,7 +432,8 @@ class Pipeline:
         """
         from pipelines.loader.factory import open_loader
 
-        return open_loader(self, batch_size, epochs, rank, world, drop_last, start_step, weights)
+        own = (weights, workers, prefetch, timeout_s, copy)
+        return open_loader(self, batch_size, epochs, rank, world, drop_last, start_step, *own)
 
     def resident(self) -> Resident:
         """Prepares all samples once, into the memory of this process.

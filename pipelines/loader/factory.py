@@ -7,7 +7,15 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pipelines.checks import check_address, check_epochs, check_function, check_integer, check_name, check_pipeline
+from pipelines.checks import (
+    check_address,
+    check_epochs,
+    check_flag,
+    check_function,
+    check_integer,
+    check_name,
+    check_pipeline,
+)
 from pipelines.loader.batch import ReadRange
 from pipelines.loader.loader import Loader
 from pipelines.weights import Weights
@@ -25,12 +33,26 @@ def open_loader(
     drop_last: bool = False,
     start_step: int = 0,
     weights: Weights | None = None,
+    workers: int = 0,
+    prefetch: int | None = None,
+    timeout_s: float | None = None,
+    copy: bool = False,
 ) -> Loader:
     """A loader that prepares its batches itself; `Pipeline.loader` documents the arguments."""
     stream_epochs = check_epochs(1 if epochs is None else epochs)
     stream_epochs = range(stream_epochs) if isinstance(stream_epochs, int) else stream_epochs
     reading = ReadRange(len(pipeline), batch_size, stream_epochs, rank, world, drop_last, start_step)
-    return Loader(pipeline, reading, weights=weights, is_endless=epochs is None)
+    check_flag("copy", copy)
+    return Loader(
+        pipeline,
+        reading,
+        weights=weights,
+        is_endless=epochs is None,
+        workers=workers,
+        prefetch=prefetch,
+        timeout_s=timeout_s,
+        copy=copy,
+    )
 
 
 def attach(

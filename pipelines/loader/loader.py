@@ -21,7 +21,9 @@ from pipelines.checks import (
 from pipelines.errors import PipelineError
 from pipelines.loader.attachment import Attachment, AttachmentRefused
 from pipelines.loader.batch import Batch, ReadRange, Staging, empty_batch
+from pipelines.loader.state import Resumable
 from pipelines.loader.suffix import complete_batch
+from pipelines.loader.workers import LoaderWorkers
 from pipelines.prepare.fields import GOOD, INDEX, ODD, OK, Columns
 from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.weights import Weights, weigh
@@ -50,7 +52,7 @@ class Epoch:
         return self._loader._batches(self.epoch)
 
 
-class Loader:
+class Loader(Resumable):
     """Iterates the batches of `epochs`; made by `Pipeline.loader` or `pipelines.attach`.
 
     Without `epochs` each pass over it is the next epoch of the stream, with its own order of samples. With
@@ -59,6 +61,7 @@ class Loader:
 
     Args:
         is_endless: whether each pass is the next epoch.
+        workers, prefetch, timeout_s: see `Pipeline.loader`.
 
     Attributes:
         reading: what is read; `reading.epochs` are stream epochs.
@@ -77,12 +80,14 @@ class Loader:
         weights: Weights | None = None,
         is_endless: bool = False,
         local_world: int | None = None,
+        workers: int = 0,
+        prefetch: int | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         check_function("weights", weights)
         if weights is not None and WEIGHT in pipeline.fields:
             raise PipelineError(f"weights= fills the field {WEIGHT!r} of a batch, which the samples have already")
-        self.pipeline = pipeline
-        self.reading = reading
+        super().__init__(pipeline, reading, is_endless=is_endless)
         self._address = address
         self._name = name
         self._local_world = local_world or reading.world
@@ -90,10 +95,9 @@ class Loader:
         self._on_wait = on_wait
         self._weights = weights
         self._attachment: Attachment | None = None
+        self._workers = LoaderWorkers(pipeline, workers, prefetch, timeout_s, copy=copy)
         self._preparer: Preparer | None = None
         self._staging: Staging | None = None
-        self._is_endless = is_endless
-        self._has_begun = False
         self._batches_before = 0  # batches of earlier passes
         self._joined_epoch = 0
         self._attach_error: str | None = None
@@ -103,7 +107,13 @@ class Loader:
             first = reading.epochs.start if join_next is None else None
             self._attach(first, self._position(reading.epochs.start, reading.first_step(reading.epochs.start)))
             if join_next is not None:
-                self.reading = replace(reading, epochs=range(self._joined_epoch, self._joined_epoch + join_next))
+                self._first_epoch = self._joined_epoch
+                self._read_from(replace(reading, epochs=range(self._joined_epoch, self._joined_epoch + join_next)))
+
+    @property
+    def num_workers(self) -> int:
+        """Preparation workers of this loader alone; 0 if it prepares in this process, or reads a feeder."""
+        return self._workers.count
 
     @property
     def steps_per_epoch(self) -> int:
@@ -132,7 +142,7 @@ class Loader:
                     f"a second pass over a loader of epochs {read.start} to {read.stop - 1} would repeat them: "
                     "leave epochs= out for the next epoch at each pass, or make a loader for each range of epochs"
                 )
-            self.reading = replace(self.reading, epochs=range(read.stop, read.stop + 1), start_step=0)
+            self._read_from(replace(self.reading, epochs=range(read.stop, read.stop + 1), start_step=0))
         self._has_begun, self._batches_before = True, self._counts["batches"]
         return self._iterate_epochs(self.reading.epochs)
 
@@ -140,8 +150,12 @@ class Loader:
         try:
             for epoch in epochs:
                 yield Epoch(self, epoch)
+                self._next = (epoch + 1, 0)
         finally:
-            self.close()
+            if self._is_endless and self._attachment is None:
+                self._workers.keep_batch()  # they prepare the next pass
+            else:
+                self.close()
 
     def __iter__(self) -> Iterator[Batch]:
         return _iterate_batches(self.epochs())  # `epochs` raises here, not at the first batch
@@ -150,13 +164,20 @@ class Loader:
         """What has been read so far.
 
         `samples` of this rank and its `batches`, of them `shared_batches` and `private_batches`; `skipped`
-        samples of the global batches; seconds waited for the feeder, CPU-seconds of own preparation.
+        samples of the global batches; seconds waited for the feeder or for workers, CPU-seconds of preparation in
+        this process and its workers.
         """
         prepared = self._preparer.cpu_s if self._preparer is not None else 0.0
+        prepared += self._workers.cpu_s
         return {**self._counts, "waited_s": self._waited_s, "prepare_cpu_s": prepared}
 
+    def _leave_stream(self) -> None:
+        if self._attachment is not None:
+            self.close()
+
     def close(self) -> None:
-        """Leave the stream; others no longer wait for this loader."""
+        """Leave the stream and end the workers; others no longer wait for this loader."""
+        self._workers.close()
         if self._attachment is not None:
             self._attachment.close()
             self._attachment = None
@@ -175,7 +196,9 @@ class Loader:
             self._counts["batches"] += 1
             self._counts["samples"] += len(batch[INDEX])
             self._counts["skipped"] += stop - start - batch.global_size
+            self._next = (epoch, step + 1)
             yield batch
+        self._workers.end_epoch(epoch)
         if self._attachment is not None:
             try:
                 self._attachment.release(self._position(epoch + 1, 0))
@@ -201,6 +224,14 @@ class Loader:
                     self._counts["shared_batches"] += 1
                     return batch
         self._counts["private_batches"] += 1
+        if self._workers.count:
+            began = time.perf_counter()
+            found = self._workers.read_batch(
+                self.reading, None if self._is_endless else self.reading.epochs.stop, epoch, step
+            )
+            self._waited_s += time.perf_counter() - began
+            if found is not None:
+                return self._make_batch(found[0], epoch, step, found[1])
         return self._prepare_batch(epoch, step, start, stop)
 
     def _read_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch | None:

@@ -22,6 +22,7 @@ class Arrays(Source):
     """See `arrays`."""
 
     kind = "arrays"
+    is_fork_safe = True
 
     def __init__(self, columns: dict[str, Any], id: str | None) -> None:
         if not columns:

@@ -31,9 +31,12 @@ class Source(ABC):
 
     Attributes:
         kind: the name of the function that makes such a source.
+        is_fork_safe: whether forked processes may go on with the source that they inherit, with its open files and
+            caches; else they make a pickled copy.
     """
 
     kind: str
+    is_fork_safe = False
 
     @abstractmethod
     def __len__(self) -> int:
@@ -85,6 +88,9 @@ class Source(ABC):
 
     def forget(self) -> None:  # noqa: B027 - most sources keep nothing
         """Frees what was cached for further reads, because this process may not read again."""
+
+    def load_for_forks(self) -> None:  # noqa: B027 - most sources keep nothing
+        """Loads what each of several forked processes would load for itself, if there is room for all of it."""
 
     def __repr__(self) -> str:
         return f"{self.kind}({len(self)} records)"
@@ -293,6 +299,10 @@ class Subset(Source):
 
     def forget(self) -> None:
         self.source.forget()
+
+    def load_for_forks(self) -> None:
+        if len(self) > len(self.source) // 2:  # else it may load much that nobody reads
+            self.source.load_for_forks()
 
     def where(self, index: int) -> str:
         return self.source.where(int(self.indices[index]))

@@ -28,6 +28,7 @@ class ImageFolder(Source):
     """
 
     kind = "image_folder"
+    is_fork_safe = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(os.path.expanduser(path))

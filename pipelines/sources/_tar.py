@@ -47,6 +47,7 @@ class Tar(Source):
     """
 
     kind = "tar"
+    is_fork_safe = True
 
     def __init__(self, paths: Paths, rename: Mapping[str, str] | None) -> None:
         self.files = find_files(self.kind, paths)

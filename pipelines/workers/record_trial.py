@@ -102,7 +102,7 @@ class Suspects:
     """The suspected records of a feeder.
 
     Args:
-        payload: a memory file of the pipelines by number.
+        payload: returns a memory file of the pipelines by number.
         selector: where trials are registered, each with its handler.
         on_verdict: called with a record and its trial's `verdict`.
         timeout_s: the longest time for one record.
@@ -110,7 +110,7 @@ class Suspects:
 
     def __init__(
         self,
-        payload: int,
+        payload: Callable[[], int],
         selector: selectors.BaseSelector,
         on_verdict: Callable[[RecordKey, int | None], None],
         timeout_s: float,
@@ -128,7 +128,7 @@ class Suspects:
         """
         self._failures[record] += 1
         if record not in self._trials and (hung or self._failures[record] >= _MIN_FAILURES):
-            trial = self._trials[record] = RecordTrial(self._payload, *record, self._timeout_s)
+            trial = self._trials[record] = RecordTrial(self._payload(), *record, self._timeout_s)
             self._selector.register(trial.stdout, selectors.EVENT_READ, lambda _: self._handle_output(record))
         return record in self._trials
 

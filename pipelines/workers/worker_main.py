@@ -27,6 +27,7 @@ from pipelines.errors import SampleError
 from pipelines.prepare.deadly_records import PreparationNote
 from pipelines.prepare.fields import Columns
 from pipelines.prepare.preparer import Preparer
+from pipelines.rank_rows import RankRows
 from pipelines.shm.ring import Layout, map_writable
 
 if TYPE_CHECKING:
@@ -37,20 +38,27 @@ _LINGER_S = 5.0
 
 @dataclass
 class BufferWriter:
-    """Fills one buffer: the ring (epochs in sequence, slots wrap around) or a resident set."""
+    """Fills one buffer: the ring (epochs in sequence, slots wrap around) or a resident set.
+
+    Attributes:
+        rows: the rows of each epoch that the buffer holds; None: all.
+    """
 
     preparer: Preparer
     columns: Columns
     capacity: int
+    rows: RankRows | None = None
 
     def fill(self, start: int, stop: int) -> None:
         """Prepare the positions [start, stop), which may span epochs."""
-        n = len(self.preparer.pipeline)
+        n = len(self.preparer.pipeline) if self.rows is None else self.rows.per_epoch
         while start < stop:
             epoch, place = divmod(start, n)
             count = min(stop - start, n - place)
-            self.preparer.fill(self.columns, start % self.capacity, epoch, place, place + count)
-            start += count
+            whole = [(place, place + count)]
+            for first, last in whole if self.rows is None else self.rows.places(place, place + count):
+                self.preparer.fill(self.columns, start % self.capacity, epoch, first, last)
+                start += last - first
 
 
 def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Callable[[], int]) -> None:
@@ -105,8 +113,12 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Cal
         assert descriptor is not None
         columns = map_writable(descriptor, Layout(pipeline.fields, capacity))
         os.close(descriptor)
+        rows = RankRows(**request["rows"]) if request.get("rows") is not None else None
         writers[buffer_id] = BufferWriter(
-            Preparer(pipeline, skipped, in_ring=True, cache=caches.get(request["pipeline"])), columns, capacity
+            Preparer(pipeline, skipped, in_ring=rows is None, cache=caches.get(request["pipeline"])),
+            columns,
+            capacity,
+            rows,
         )
 
 
@@ -149,6 +161,22 @@ def _exit(code: int) -> None:
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def run_forked(descriptor: int, pipelines: memory_pickle.Inherited) -> None:
+    """Run a worker that was forked from the process that feeds it; does not return.
+
+    Args:
+        descriptor: of the worker's socket.
+        pipelines: pipeline number -> pipeline.
+    """
+    connection = socket.socket(fileno=descriptor)
+    ipc.close_in_children(connection)
+    _exit_after_feeder([connection])
+    with _exit_on_error():
+        serve(connection, pipelines.load(), time.process_time_ns)
+    atexit._run_exitfuncs()  # those that stages have registered
+    _exit(0)
 
 
 def main() -> None:

@@ -6,25 +6,27 @@ Every call comes from the feeder's one thread.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import selectors
 import socket
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines import ipc, memory_pickle
+from pipelines import ipc
 from pipelines.cache.manager import CacheManager
-from pipelines.child_processes import START_S, child_environment
+from pipelines.child_processes import START_S
 from pipelines.errors import PipelineError
 from pipelines.prepare.deadly_records import PreparationNote
+from pipelines.rank_rows import RankRows
 from pipelines.stream import Block
 from pipelines.workers.buffers import Buffers
 from pipelines.workers.record_trial import RecordKey, Suspects
+from pipelines.workers.starting import Process, Starter
 
 _MAX_BLOCKS_IN_FLIGHT = 2
 _MAX_FRUITLESS_RESTARTS = 10
@@ -36,7 +38,7 @@ _RATE_WEIGHT = 0.2  # weight of the newest measurement in a worker's mean rate
 @dataclass(eq=False)
 class _Worker:
     connection: socket.socket
-    process: subprocess.Popen[bytes]
+    process: Process
     note: PreparationNote
     blocks: list[tuple[int, Block]] = field(default_factory=list)
     cpu_s: float = 0.0
@@ -60,6 +62,9 @@ class WorkerPool:
         threads: whether the workers are threads of one process instead of processes.
         cache: the sample cache of pipeline 0, the ring's.
         timeout_s: the longest time for one sample.
+        is_forked: whether workers are forked from this process instead of started as new interpreters.
+        blocks_in_flight: how many blocks a worker is given at a time.
+        rows: the rows of each epoch that the ring holds; None: all.
 
     Attributes:
         deadly: the records that end or hang every process that prepares them: `set` (the buffer's key), `index`,
@@ -79,8 +84,12 @@ class WorkerPool:
         threads: bool = False,
         cache: CacheManager | None = None,
         timeout_s: float = 300.0,
+        is_forked: bool = False,
+        blocks_in_flight: int = _MAX_BLOCKS_IN_FLIGHT,
+        rows: RankRows | None = None,
     ) -> None:
         self._cache = cache
+        self._blocks_in_flight, self._rows = blocks_in_flight, rows
         self.skipped = 0
         self.bad: dict[int, str] = {}
         self.restarts = 0
@@ -91,13 +100,12 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._fruitless_restarts = self._consecutive_deadly = 0
         self._ended_cpu_s = 0.0
-        self._payload = memory_pickle.dump(
-            {buffer.pipeline_id: buffer.pipeline for buffer in self._buffers.values()}
-        )
+        pipelines = {buffer.pipeline_id: buffer.pipeline for buffer in self._buffers.values()}
+        self._starter = Starter(pipelines, is_forked=is_forked)
         self.deadly: list[dict[str, Any]] = []
         self._timeout_s = timeout_s
         self._next_check = 0.0
-        self._suspects = Suspects(self._payload, selector, self._handle_verdict, timeout_s)
+        self._suspects = Suspects(self._starter.get_payload, selector, self._handle_verdict, timeout_s)
         self._awaiting_verdict: dict[RecordKey, list[tuple[int, Block]]] = {}
 
     @property
@@ -124,7 +132,7 @@ class WorkerPool:
             # A starting worker gets no block: the others would finish it long before.
             is_ready = (worker for worker in self._workers if worker.is_ready)
             worker = min(is_ready, key=lambda w: len(w.blocks), default=None)
-            if worker is None or len(worker.blocks) >= _MAX_BLOCKS_IN_FLIGHT:
+            if worker is None or len(worker.blocks) >= self._blocks_in_flight:
                 return
             found = self._next_block()
             if found is None:
@@ -155,6 +163,18 @@ class WorkerPool:
         """The fraction of workers that have a block to prepare."""
         return sum(bool(worker.blocks) for worker in self._workers) / max(1, len(self._workers))
 
+    def describe_progress(self) -> list[str]:
+        """What each worker is doing, for an error message."""
+        return [self._describe_worker(worker) for worker in self._workers]
+
+    def _describe_worker(self, worker: _Worker) -> str:
+        said, at = f"worker {worker.process.pid}", worker.note.at
+        if at is None:
+            return f"{said} is between two samples" if worker.blocks else f"{said} has nothing to prepare"
+        buffer = self._buffers.get(worker.blocks[0][0]) if worker.blocks else None
+        where = "" if buffer is None else f" ({buffer.pipeline.source.where(at[0])})"
+        return f"{said} is preparing sample {at[0]}{where}"
+
     def close(self) -> None:
         """End all workers."""
         self._suspects.close()
@@ -166,7 +186,7 @@ class WorkerPool:
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
-        os.close(self._payload)
+        self._starter.close()
 
     def _start(self, threads: int) -> None:
         """Start a process with so many workers, each a thread if there are several."""
@@ -176,15 +196,10 @@ class WorkerPool:
                 for end in pair:
                     ipc.close_in_children(end)
                 theirs.enter_context(pair[1])
-            inherited = [self._payload, *(end.fileno() for _, end in pairs)]
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipelines.workers.worker_main", *map(str, inherited)],
-                pass_fds=inherited,
-                stdin=subprocess.DEVNULL,
-                env=child_environment(),
-            )
+            process = self._starter.start([end for _, end in pairs])
         for ours, _ in pairs:
-            worker = _Worker(ours, process, _send_progress_note(ours))
+            # A forked worker begins at once: it needs no time to import anything.
+            worker = _Worker(ours, process, _send_progress_note(ours), is_ready=self._starter.is_forked)
             for pipeline_id, pipeline in {t.pipeline_id: t.pipeline for t in self._buffers.values()}.items():
                 for index, code in pipeline.hazards.deadly.items():
                     self._send_deadly(worker, pipeline_id, index, code)
@@ -202,7 +217,10 @@ class WorkerPool:
 
     def _send_buffer(self, worker: _Worker, buffer_id: int) -> None:
         buffer = self._buffers[buffer_id]
-        message = ipc.pack("target", target=buffer_id, pipeline=buffer.pipeline_id, capacity=buffer.capacity)
+        rows = None if self._rows is None else dataclasses.asdict(self._rows)
+        message = ipc.pack(
+            "target", target=buffer_id, pipeline=buffer.pipeline_id, capacity=buffer.capacity, rows=rows
+        )
         with contextlib.suppress(ipc.ConnectionLost):  # as in `dispatch`
             ipc.send(worker.connection, message, buffer.fd)
 
@@ -255,7 +273,7 @@ class WorkerPool:
                 warnings.warn(f"left out for all: {message}", stacklevel=2)
             self.bad[index] = reason
 
-    def _replace(self, process: subprocess.Popen[bytes]) -> None:
+    def _replace(self, process: Process) -> None:
         ended = [worker for worker in self._workers if worker.process is process]
         for worker in ended:
             self._selector.unregister(worker.connection)

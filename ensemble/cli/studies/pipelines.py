@@ -10,7 +10,10 @@ from ensemble.cli.arguments import count, counts, milliseconds_each, option, wor
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `Study`."""
-    option(parser, "--data", None, "a tar archive of JPEG photographs", required=True, metavar="FILE")
+    shown = "a tar archive of JPEG photographs; with --single also a Parquet file with columns image and label"
+    option(parser, "--data", None, shown, required=True, metavar="FILE")
+    shown = "one process: a loader with workers of its own against a torch DataLoader, both with --prep-workers"
+    option(parser, "--single", False, shown, action="store_true")
     shown = "numbers of members that read at once, as in 1,4,16 (default: 1,4,16; with hosts one and four on each)"
     option(parser, "--members", None, shown, type=counts)
     shown = "designs: bare ring, node, independent; with hosts also single, multi, all, auto (default: those)"
@@ -75,6 +78,8 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
     from ensemble.bench.pipelines.config import DATALOADER, EMULATED
     from ensemble.spec import SpecError
 
+    if options.single:
+        return _run_single(options, report)
     if options.step != EMULATED and options.step_ms:
         raise SpecError(f"--step-ms is for the emulated accelerator, not for --step {options.step}")
     for name in ("link", "mtu"):
@@ -106,6 +111,29 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
         title=figures.TITLE,
         notes=figures.notes(found),
         panels=figures.panels(found),
+    )
+
+
+def _run_single(options: argparse.Namespace, report: Report) -> Outcome:
+    """One process with workers of its own, beside a DataLoader."""
+    import dataclasses
+
+    from ensemble.bench.pipelines import single
+
+    found = single.study(
+        options.data,
+        workers=options.prep_workers,
+        step_ms=options.step_ms or (0.0, 60.0),
+        repeats=options.repeats,
+        report=report,
+    )
+    return Outcome(
+        tables=[("", single.table(found))],
+        rows=[dataclasses.asdict(row) for row in found],
+        findings=list(single.findings(found)),
+        title="One process",
+        notes=[],
+        panels=[],
     )
 
 

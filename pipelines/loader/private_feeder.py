@@ -1,0 +1,256 @@
+"""Prepares the batches of one loader ahead of it, in worker processes of its own.
+
+It is what a `Feeder` is to many consumers, without the thread, the socket and the handshake: the loader's own
+thread assigns blocks to workers and receives their reports, whenever it asks for a batch. Between two batches the
+workers have enough blocks to fill the ring. The memory is anonymous and the sockets have no names, so nothing is
+left of them, however the process ends.
+
+Positions count the rows of this rank alone (`pipelines.rank_rows`), over all epochs.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelines.errors import PipelineError
+from pipelines.prepare.deadly_records import has_deadly
+from pipelines.prepare.fields import INDEX
+from pipelines.shm import ring
+from pipelines.stream import Block, Stream
+from pipelines.workers.buffers import Buffers
+from pipelines.workers.worker_pool import WorkerPool
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipelines.pipeline import Pipeline
+    from pipelines.rank_rows import RankRows
+
+_READER = "loader"
+_LAST_POSITION = 1 << 62
+_BLOCK_ROWS = (4, 64)  # at least and at most, if the batch is not smaller
+_PREFETCH_BYTES = 256 << 20  # above this the default is two batches
+_MAX_BLOCKS_IN_FLIGHT = 64  # whose messages fit a socket's buffer, so that no send waits
+
+
+class LoaderTimeout(PipelineError, TimeoutError):
+    """A batch was not prepared within `timeout_s`; the message says what the workers were doing."""
+
+
+class PrivateFeeder:
+    """The preparation workers of one loader, and the ring that they fill.
+
+    Args:
+        pipeline: the pipeline to prepare.
+        rows: the rows that the loader reads, of each epoch at least one.
+        workers: how many processes, at least 1.
+        prefetch: batches prepared ahead of the one in use; None for `default_prefetch`.
+        timeout_s: how long `read` may take; None for ever.
+        stop_epoch: the epoch before which reading ends; None: there is no last one.
+        prepare_timeout_s: the longest time for one sample (`pipelines.Feeder`).
+
+    Attributes:
+        rows: the same.
+        prefetch: as requested, or the default.
+
+    Raises:
+        PipelineError: the pipeline cannot be prepared, or cannot be given to workers.
+        MemoryError: the ring does not fit in memory.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        rows: RankRows,
+        workers: int,
+        prefetch: int | None,
+        timeout_s: float | None,
+        stop_epoch: int | None = None,
+        prepare_timeout_s: float = 300.0,
+    ) -> None:
+        batch = rows.per_batch or rows.per_epoch
+        sample_bytes = ring.sample_bytes(pipeline.fields)
+        self.rows = rows
+        self.prefetch = default_prefetch(workers, batch * sample_bytes) if prefetch is None else prefetch
+        self._hazards = pipeline.hazards
+        self._timeout_s = timeout_s
+        self._pid = os.getpid()
+        self._stop = _LAST_POSITION if stop_epoch is None else stop_epoch * rows.per_epoch
+        if pipeline.shuffle is True:  # each worker is going to read everywhere
+            pipeline.source.load_for_forks()
+        block = choose_block(batch, workers)
+        capacity = choose_capacity(batch, block, self.prefetch)
+        stream = self._stream = Stream(capacity, block)
+        self._selector = selectors.DefaultSelector()
+        buffers = Buffers(pipeline, stream, {}, poison=False)
+
+        def next_block() -> tuple[int, Block] | None:
+            found = stream.next_block()
+            return None if found is None else (buffers.ring, found)
+
+        def on_done(_buffer_id: int, block: Block) -> None:
+            stream.complete(block)
+
+        try:
+            self._layout = ring.Layout(pipeline.fields, capacity)
+            self._fd = buffers.ring_buffer.read_only_fd
+            self._view: ring.RingView | None = None
+            self._lent: tuple[int, int, list[str]] = (0, 0, [])
+            try:
+                self._pool = WorkerPool(
+                    buffers, self._selector, next_block, on_done, timeout_s=prepare_timeout_s,
+                    is_forked=True, blocks_in_flight=_MAX_BLOCKS_IN_FLIGHT, rows=rows,
+                )  # fmt: skip
+            except (TypeError, AttributeError, ValueError) as error:
+                raise PipelineError(
+                    f"the pipeline cannot be given to workers: {error}; open files, locks and connections at "
+                    "first use in each process, or read with workers=0"
+                ) from error
+        except BaseException:
+            buffers.close()
+            self._selector.close()
+            raise
+        # Not a method: a loader that is dropped ends its workers with its last reference.
+        self._close = weakref.finalize(self, _close, self._pid, self._pool, buffers, self._selector)
+        try:
+            self._pool.start(workers)
+        except BaseException:
+            self._close()
+            raise
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked from the one that made this: the workers are not its own."""
+        return os.getpid() != self._pid
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU-seconds that the workers have used."""
+        return self._pool.cpu_s
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return self._pool.pids
+
+    def read(self, epoch: int, step: int, *, copy: bool) -> tuple[bytes, dict[str, torch.Tensor]]:
+        """The rows of a batch, when they are prepared; what was read before is released.
+
+        Returns:
+            The status of each row (`pipelines.prepare.fields`), and the fields: views, valid until the next call,
+            or copies (`RingView.read_batch`).
+
+        Raises:
+            LoaderTimeout: it takes longer than `timeout_s`.
+            PipelineError: the workers end before they have prepared anything.
+        """
+        first, last = self.rows.bounds(step)
+        start, stop = (epoch * self.rows.per_epoch + row for row in (first, last))
+        self._move_to(start)
+        self._wait(stop, epoch, step)
+        if self._view is None:
+            self._view = ring.RingView(self._fd, self._layout, wraps=True)
+        slot = start % self._stream.capacity
+        ok = self._view.read_status(slot, slot + stop - start)
+        if has_deadly(ok):
+            slots = np.arange(start, stop) % self._stream.capacity
+            ok = self._hazards.learn(ok, self._view.columns[INDEX][slots])
+        tensors, views = self._view.read_batch(slot, slot + stop - start, copy=copy)
+        self._lent = (slot, slot + stop - start, views)
+        return ok, tensors
+
+    def keep_batch(self) -> None:
+        """Let the batch that was read last stay valid: the ring is read through another mapping from now on."""
+        first, last, names = self._lent
+        self._lent = (0, 0, [])
+        if names and self._view is not None:
+            self._view.copy_pages(first, last, names)
+            self._view.close()
+            self._view = None
+
+    def end_epoch(self, epoch: int) -> None:
+        """Release all of an epoch; the next one is prepared meanwhile."""
+        self._move_to((epoch + 1) * self.rows.per_epoch)
+        self._handle_events(0.0)
+
+    def release_batch(self) -> None:
+        """End the lease of the batch that was read last, and undo what was written into it."""
+        first, last, names = self._lent
+        self._lent = (0, 0, [])
+        if names and self._view is not None:
+            self._view.restore(first, last, names)
+
+    def close(self) -> None:
+        """End the workers; the batch that was read last stays valid."""
+        self._close()
+        if self._view is not None:
+            self._view.close()
+
+    # --- the ring ---------------------------------------------------------------------------------------
+
+    def _move_to(self, position: int) -> None:
+        """Release all positions below this one; continue there if it is another than the next."""
+        self.release_batch()
+        reader = self._stream.readers.get(_READER)
+        if reader is not None and reader.position <= position <= self._stream.head:
+            self._stream.release(_READER, position)
+            return
+        self._stream.leave(_READER)
+        while not self._stream.is_idle:  # what is being prepared is not wanted any more, but is being written
+            self._handle_events(None)
+        self._stream.join(_READER, position, self._stop)
+
+    def _wait(self, position: int, epoch: int, step: int) -> None:
+        """Wait until all positions below this one are prepared."""
+        self._handle_events(0.0)
+        until = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        while self._stream.ready < position:
+            left_s = None if until is None else until - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise LoaderTimeout(
+                    f"step {step} of epoch {epoch} was not prepared within timeout_s={self._timeout_s:g}: "
+                    f"{'; '.join(self._pool.describe_progress())}"
+                )
+            self._handle_events(left_s)
+
+    def _handle_events(self, timeout_s: float | None) -> None:
+        """Assign blocks, and wait so long for reports of workers."""
+        self._pool.dispatch()
+        due_s = self._pool.tick()
+        limits = [seconds for seconds in (timeout_s, due_s) if seconds is not None]
+        for key, _ in self._selector.select(max(0.0, min(limits)) if limits else None):
+            key.data(key.fileobj)
+        self._pool.dispatch()
+
+
+def _close(pid: int, pool: WorkerPool, buffers: Buffers, selector: selectors.BaseSelector) -> None:
+    """End the workers, unless this is a process that was forked from theirs."""
+    if os.getpid() == pid:
+        pool.close()
+    buffers.close()
+    selector.close()
+
+
+def default_prefetch(workers: int, batch_bytes: int) -> int:
+    """Batches ahead unless the user says: two for each worker, as torch's DataLoader has; fewer large ones."""
+    return max(2, min(2 * workers, _PREFETCH_BYTES // max(1, batch_bytes)))
+
+
+def choose_block(batch: int, workers: int) -> int:
+    """Rows that a worker prepares at a time: a batch's are divided among all workers, for its sake alone."""
+    low, high = _BLOCK_ROWS
+    return min(high, max(-(-batch // workers), min(low, batch)))
+
+
+def choose_capacity(batch: int, block: int, prefetch: int) -> int:
+    """Slots of a ring in which a batch is in use and `prefetch` others are prepared."""
+    # Batches need not begin where a block does. A multiple of 8 lets most columns be whole pages, which can be
+    # mapped twice in a row.
+    unit = block * 8 // np.gcd(block, 8)
+    return int(-(-(batch * (prefetch + 1) + block) // unit) * unit)

@@ -1,0 +1,206 @@
+"""Says where a loader stands in its stream, as JSON values, and takes another loader to the same place.
+
+By law a batch depends on (pipeline, epoch, step, batch size, rank, world size) alone, so a place is all that a
+state has to hold. It counts the samples of *global* batches: it is the same on all ranks, and other ranks, or
+batches of another size that begin at the same sample, go on from it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pipelines.checks import check_integer, shorten_repr
+from pipelines.errors import PipelineError
+from pipelines.fingerprint import SCHEME
+from pipelines.loader.batch import ReadRange
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
+
+VERSION = 1
+_KEYS = ("version", "epoch", "step", "samples", "batch_size", "n", "pipeline")
+
+
+class Resumable:
+    """The place of a loader in its stream: what it has delivered, and where its next pass begins.
+
+    Args:
+        pipeline: the pipeline that it reads.
+        reading: what it reads of the stream.
+        is_endless: whether each pass is the next epoch.
+
+    Attributes:
+        pipeline, reading: the same; `reading.epochs` are the epochs of the present or next pass.
+    """
+
+    def __init__(self, pipeline: Pipeline, reading: ReadRange, *, is_endless: bool) -> None:
+        self.pipeline = pipeline
+        self._is_endless = is_endless
+        self._has_begun = False
+        self._read_from(reading)
+        self._first_epoch = reading.epochs.start
+        self._identity: dict[str, Any] | None = None
+
+    def _read_from(self, reading: ReadRange) -> None:
+        """Set what the next pass reads."""
+        self.reading = reading
+        self._next = (reading.epochs.start, reading.first_step(reading.epochs.start))
+
+    def _leave_stream(self) -> None:
+        """Leave a feeder's stream, because the next pass begins elsewhere."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a global batch, of all ranks together."""
+        return self.reading.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether an epoch's last, smaller batch is left out."""
+        return self.reading.drop_last
+
+    @property
+    def dataset(self) -> Pipeline:
+        """The pipeline; `len(loader.dataset)` is the number of samples in an epoch."""
+        return self.pipeline
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be this epoch of the stream, from its start, as `DistributedSampler.set_epoch` does.
+
+        If that is the epoch of the next pass already, nothing changes: a pass that `load_state_dict` has put in
+        the middle of it stays there. Without `set_epoch` each pass is the next epoch.
+
+        Raises:
+            PipelineError: the loader was made for certain epochs.
+        """
+        epoch = check_integer("epoch", epoch, 0)
+        if not self._is_endless:
+            read = self.reading.epochs
+            raise PipelineError(
+                f"set_epoch() is for a loader without epochs=: this one reads the epochs {read.start} to "
+                f"{read.stop - 1} in one pass"
+            )
+        if epoch != (self.reading.epochs.stop if self._has_begun else self.reading.epochs.start):
+            self._continue_at(epoch, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands: after the last batch that it has delivered. Small; JSON values.
+
+        It is the same on all ranks, and holds the fingerprints of the pipeline's parts.
+        """
+        if self._identity is None:
+            self._identity = describe_pipeline(self.pipeline)
+        return make_state(self.reading, *self._next, self._identity)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on from a state: it is the rest of that epoch.
+
+        If the state was taken during an epoch's last batch, nothing is left of it and the pass is empty; if it
+        was taken after the loop over the epoch, the pass is the whole next epoch. The number of ranks may have
+        changed, and the batch size if a batch begins at the same sample.
+
+        Raises:
+            PipelineError: the state is of another pipeline (which part differs is said), of another epoch than
+                this loader reads, or of a place where no batch begins.
+        """
+        epoch, step = find_place(state, self.pipeline, self.reading)
+        if not self._is_endless and not (
+            self._first_epoch <= epoch < self.reading.epochs.stop or (epoch, step) == (self.reading.epochs.stop, 0)
+        ):
+            raise PipelineError(
+                f"the state is at epoch {epoch}, step {step}; this loader reads the epochs {self._first_epoch} to "
+                f"{self.reading.epochs.stop - 1}"
+            )
+        self._continue_at(epoch, step)
+
+    def _continue_at(self, epoch: int, step: int) -> None:
+        """Let the next pass begin there."""
+        self._leave_stream()
+        stop = epoch + 1 if self._is_endless else self.reading.epochs.stop
+        self._read_from(replace(self.reading, epochs=range(epoch, stop), start_step=step))
+        self._has_begun, self._next = False, (epoch, step)
+
+
+def describe_pipeline(pipeline: Pipeline) -> dict[str, Any]:
+    """What identifies a pipeline in a state: its description for other processes, without the fields."""
+    described = pipeline.describe_for_peers()
+    return {name: described[name] for name in ("scheme", "tokens", "parts", "why_unsure")}
+
+
+def make_state(reading: ReadRange, epoch: int, step: int, pipeline: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a loader that has delivered all batches before this step of this epoch.
+
+    Args:
+        pipeline: as `describe_pipeline` returns it.
+    """
+    parts = [list(part) for part in pipeline["parts"]]
+    return {
+        "version": VERSION,
+        "epoch": epoch,
+        "step": step,
+        "samples": min(reading.n, step * reading.batch_size),
+        "batch_size": reading.batch_size,
+        "n": reading.n,
+        "pipeline": {**pipeline, "tokens": list(pipeline["tokens"]), "parts": parts},
+    }
+
+
+def find_place(state: Any, pipeline: Pipeline, reading: ReadRange) -> tuple[int, int]:
+    """The epoch and step at which a loader of this pipeline goes on from a state.
+
+    Raises:
+        PipelineError: it is no state, of another pipeline, or at a place where none of these batches begins.
+    """
+    if not isinstance(state, Mapping) or any(key not in state for key in _KEYS):
+        raise PipelineError(
+            f"load_state_dict() needs what state_dict() of a loader returned, got {shorten_repr(state)}"
+        )
+    if state["version"] != VERSION:
+        raise PipelineError(
+            f"the loader's state is of version {state['version']!r}, this version of ray-ensemble reads {VERSION}"
+        )
+    _check_pipeline(state, pipeline)
+    epoch = check_integer("the state's epoch", state["epoch"], 0)
+    step = check_integer("the state's step", state["step"], 0)
+    if state["batch_size"] != reading.batch_size:
+        samples = check_integer("the state's samples", state["samples"], 0, reading.n)
+        step, rest = divmod(samples, reading.batch_size)
+        if samples == reading.n:
+            step, rest = reading.steps, 0
+        if rest:
+            raise PipelineError(
+                f"the state is after {samples} samples of epoch {epoch}, in batches of {state['batch_size']}; no "
+                f"batch of batch_size={reading.batch_size} begins there: use one that divides {samples}"
+            )
+    return epoch, min(step, reading.steps)
+
+
+def _check_pipeline(state: Mapping[str, Any], pipeline: Pipeline) -> None:
+    if state["n"] != len(pipeline):
+        raise PipelineError(
+            f"the loader's state is of another pipeline: its epochs had {state['n']} samples, here they have "
+            f"{len(pipeline)}"
+        )
+    theirs, mine = state["pipeline"], describe_pipeline(pipeline)
+    if theirs["tokens"][-1] == mine["tokens"][-1]:
+        return
+    if theirs["scheme"] != SCHEME:
+        warnings.warn(
+            "the loader's state was saved by a version of ray-ensemble that describes pipelines otherwise: it "
+            "cannot be checked whether it is of this pipeline",
+            stacklevel=4,
+        )
+        return
+    pairs = list(itertools.zip_longest(theirs["parts"], mine["parts"], fillvalue=("no stage", "")))
+    for (their_name, their_digest), (name, digest) in pairs:
+        if None not in (their_digest, digest) and (their_name, their_digest) != (name, digest):
+            said = f"the {name} is another" if their_name == name else f"it has {their_name} where here is {name}"
+            raise PipelineError(
+                f"the loader's state is of another pipeline: {said}. Load it into a loader of the same pipeline"
+            )
+    if why := theirs["why_unsure"] or mine["why_unsure"]:
+        warnings.warn(f"whether the loader's state is of this pipeline cannot be checked: {why}", stacklevel=4)

@@ -1,0 +1,130 @@
+"""A loader's own preparation workers: started with the first batch, ended with the loader."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelines.checks import check_integer, check_seconds
+from pipelines.errors import PipelineError
+from pipelines.loader.private_feeder import PrivateFeeder
+from pipelines.prepare.fields import GOOD
+from pipelines.rank_rows import RankRows
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipelines.loader.batch import ReadRange
+    from pipelines.pipeline import Pipeline
+
+
+class LoaderWorkers:
+    """The workers of one loader.
+
+    Args:
+        pipeline: the pipeline to prepare.
+        count: how many workers; 0 for none.
+        prefetch, timeout_s: see `PrivateFeeder`.
+        copy: whether batches are copies.
+
+    Raises:
+        PipelineError: an option is invalid, or makes no sense without workers.
+
+    Attributes:
+        count: how many there are; 0 as well where none can be started.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, count: int, prefetch: int | None, timeout_s: float | None, *, copy: bool
+    ) -> None:
+        self.count = check_integer("workers", count, 0)
+        given = {"prefetch": prefetch, "timeout_s": timeout_s}
+        if self.count == 0 and (named := [name for name, value in given.items() if value is not None]):
+            raise PipelineError(
+                f"{named[0]}= needs workers=1 or more: without workers each batch is prepared by the process that "
+                "asks for it, when it asks"
+            )
+        self._prefetch = None if prefetch is None else check_integer("prefetch", prefetch, 1)
+        self._timeout_s = None if timeout_s is None else check_seconds("timeout_s", timeout_s, above=True)
+        self._pipeline, self._copy = pipeline, copy
+        self._feeder: PrivateFeeder | None = None
+        self._ended_cpu_s = 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU-seconds that they have used."""
+        return self._ended_cpu_s + (self._feeder.cpu_s if self._feeder is not None else 0.0)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of those that run."""
+        return self._feeder.pids if self._feeder is not None else []
+
+    def read_batch(
+        self, reading: ReadRange, stop_epoch: int | None, epoch: int, step: int
+    ) -> tuple[dict[str, torch.Tensor], int] | None:
+        """The rows of this rank of a batch, and the size of the global batch.
+
+        Args:
+            reading: what the loader reads.
+            stop_epoch: the epoch before which it ends; None: there is no last one.
+
+        Returns:
+            None if the loader has to prepare the batch itself.
+
+        Raises:
+            LoaderTimeout: it takes longer than `timeout_s`.
+            PipelineError: the pipeline cannot be given to workers, or they end before they have prepared anything.
+        """
+        feeder = self._get_feeder(reading, stop_epoch)
+        if feeder is None:
+            return None
+        ok, tensors = feeder.read(epoch, step, copy=self._copy)
+        good = ok.count(GOOD)
+        start, stop = reading.places(step)
+        if self._pipeline.on_error == "raise":
+            # Prepare it in the loader again, to raise the original error; a transient fault may not occur again.
+            return None if good < len(ok) else (tensors, stop - start)
+        first, last = (place - start for place in reading.own(start, stop))
+        if good < len(ok) or last - first < len(ok):
+            kept = np.flatnonzero(np.frombuffer(ok[first:last], np.uint8) == GOOD) + first
+            tensors = {name: tensor[kept] for name, tensor in tensors.items()}
+        return tensors, good
+
+    def _get_feeder(self, reading: ReadRange, stop_epoch: int | None) -> PrivateFeeder | None:
+        """The workers, started if they do not run; None where there can be none."""
+        if self._feeder is not None and self._feeder.is_inherited:
+            self._feeder = None  # this process is a copy of the one that has them
+        if self._feeder is None and self.count:
+            # To count its samples, a batch of which some may be left out is prepared as a whole.
+            rank, world = (0, 1) if self._pipeline.on_error == "skip" else (reading.rank, reading.world)
+            rows = RankRows(reading.n, reading.batch_size, rank, world, reading.drop_last)
+            if rows.per_epoch == 0:
+                return None
+            try:
+                self._feeder = PrivateFeeder(
+                    self._pipeline, rows, self.count, self._prefetch, self._timeout_s, stop_epoch
+                )
+            except (OSError, MemoryError) as error:
+                self.count = 0
+                warnings.warn(f"this process prepares its batches itself, without workers: {error}", stacklevel=7)
+        return self._feeder
+
+    def keep_batch(self) -> None:
+        """Let the batch that was read last stay valid."""
+        if self._feeder is not None:
+            self._feeder.keep_batch()
+
+    def end_epoch(self, epoch: int) -> None:
+        """Release all of an epoch; the next one is prepared meanwhile."""
+        if self._feeder is not None:
+            self._feeder.end_epoch(epoch)
+
+    def close(self) -> None:
+        """End them; the batch that was read last stays valid."""
+        if self._feeder is not None:
+            feeder, self._feeder = self._feeder, None
+            feeder.close()
+            self._ended_cpu_s += feeder.cpu_s

@@ -1,0 +1,96 @@
+"""Starts the processes of preparation workers: new interpreters, or forks of this process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipelines import memory_pickle
+from pipelines.child_processes import child_environment
+from pipelines.fingerprint import is_ours
+from pipelines.sources import Source
+from pipelines.workers.forked import ForkedProcess
+from pipelines.workers.worker_main import run_forked
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
+
+
+class Process(Protocol):
+    """A worker's process: `subprocess.Popen` or `ForkedProcess`."""
+
+    pid: int
+
+    def kill(self) -> None:
+        """Kill the process."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for its end; raises `subprocess.TimeoutExpired`."""
+
+
+class Starter:
+    """Starts workers of the same pipelines.
+
+    Args:
+        pipelines: number -> pipeline.
+        is_forked: whether workers are forked from this process.
+
+    Raises:
+        TypeError: a pipeline cannot be pickled, and other errors of pickling.
+    """
+
+    def __init__(self, pipelines: Mapping[int, Pipeline], *, is_forked: bool) -> None:
+        self._pipelines = dict(pipelines)
+        self._inherited: memory_pickle.Inherited | None = None
+        self._payload: int | None = None
+        if is_forked:
+            self._inherited = memory_pickle.Inherited(self._pipelines, _is_shared_after_fork)
+        else:
+            self.get_payload()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether workers are forked: they are ready at once."""
+        return self._inherited is not None
+
+    def get_payload(self) -> int:
+        """The descriptor of a memory file with the pipelines by number, for new interpreters."""
+        if self._payload is None:
+            self._payload = memory_pickle.dump(self._pipelines)
+        return self._payload
+
+    def start(self, ends: list[socket.socket]) -> Process:
+        """Start a process that serves these ends of sockets: a worker for each, in threads if there are several.
+
+        Raises:
+            OSError: there can be no further process.
+        """
+        if self._inherited is None:
+            inherited = [self.get_payload(), *(end.fileno() for end in ends)]
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "pipelines.workers.worker_main", *map(str, inherited)],
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                env=child_environment(),
+            )
+        descriptor = os.dup(ends[0].fileno())  # the socket itself is closed in every child
+        try:
+            return ForkedProcess(functools.partial(run_forked, descriptor, self._inherited))
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Free what workers would be started with."""
+        if self._payload is not None:
+            os.close(self._payload)
+            self._payload = None
+
+
+def _is_shared_after_fork(part: Any) -> bool:
+    """Whether forked workers may use a part of a pipeline as it is."""
+    return isinstance(part, Source) and part.is_fork_safe and is_ours(type(part))
