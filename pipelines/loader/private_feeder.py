@@ -235,6 +235,7 @@ def _close(pid: int, pool: WorkerPool, buffers: Buffers, selector: selectors.Bas
         pool.close()
     buffers.close()
     selector.close()
+    pool.forget_workers()  # their notes are mapped files: without this, open until a collection of garbage
 
 
 def default_prefetch(workers: int, batch_bytes: int) -> int:

@@ -186,6 +186,14 @@ class Preparer:
         verdict = GOOD if forms is None or type(sample) is dict else ODD
         for name, field in self._fields.items():
             given = sample.get(name)
+            if (
+                isinstance(given, np.generic)
+                and given.dtype == columns[name].dtype
+                and not field.shape
+                and not forms
+            ):
+                columns[name][slot] = given  # a label, at a fraction of the time of what follows
+                continue
             value = given if type(given) is np.ndarray else as_array(given)
             if value is None or value.shape != field.shape or value.dtype != columns[name].dtype:
                 raise self._misfit_error(index, sample, name)

@@ -188,6 +188,11 @@ class WorkerPool:
                 worker.process.wait()
         self._starter.close()
 
+    def forget_workers(self) -> None:
+        """Free what is held of ended workers, except for the CPU-seconds that they have used."""
+        self._ended_cpu_s = self.cpu_s
+        self._workers.clear()
+
     def _start(self, threads: int) -> None:
         """Start a process with so many workers, each a thread if there are several."""
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(threads)]

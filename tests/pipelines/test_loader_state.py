@@ -1,0 +1,267 @@
+"""`state_dict` and `load_state_dict` of loaders, beside torchdata's StatefulDataLoader in the same scenarios."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from core_pipes import (
+    N,
+    data,
+    leaves_nothing,  # noqa: F401 - a fixture that every test here uses
+    noise,
+    pipe,
+    record,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages
+
+B = 8
+STEPS = -(-N // B)
+
+
+def ours(workers: int = 0) -> Any:
+    return Pipeline(sources.arrays(x=np.arange(N)), shuffle=False).loader(B, workers=workers)
+
+
+def theirs() -> Any:
+    return StatefulDataLoader(list(range(N)), batch_size=B)
+
+
+def values(batch: Any) -> list[int]:
+    return (batch["x"] if isinstance(batch, dict) else batch).tolist()  # type: ignore[no-any-return]
+
+
+# Each makes a state, as (loader) -> state.
+
+
+def before_the_first_batch(loader: Any) -> Any:
+    return loader.state_dict()
+
+
+def in_the_middle(loader: Any) -> Any:
+    for number, _ in enumerate(loader):
+        if number == 2:
+            return loader.state_dict()
+    raise AssertionError
+
+
+def during_the_last_batch(loader: Any) -> Any:
+    state = None
+    for number, _ in enumerate(loader):
+        if number == STEPS - 1:
+            state = loader.state_dict()
+    return state
+
+
+def after_the_epoch(loader: Any) -> Any:
+    list(loader)
+    return loader.state_dict()
+
+
+def in_the_second_epoch(loader: Any) -> Any:
+    list(loader)
+    return in_the_middle(loader)
+
+
+def after_leaving_early(loader: Any) -> Any:
+    for number, _ in enumerate(loader):
+        if number == 1:
+            break
+    return loader.state_dict()
+
+
+SCENARIOS: list[Callable[[Any], Any]] = [
+    before_the_first_batch,
+    in_the_middle,
+    during_the_last_batch,
+    after_the_epoch,
+    in_the_second_epoch,
+    after_leaving_early,
+]
+
+
+def continued(state: Any, fresh: Any) -> list[list[list[int]]]:
+    """What the next two passes over a fresh loader yield after the state is loaded, twice."""
+    fresh.load_state_dict(state)
+    fresh.load_state_dict(state)
+    return [[values(batch) for batch in fresh] for _ in range(2)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__)
+def test_a_fresh_loader_continues_as_torchdatas_does(scenario: Callable[[Any], Any], workers: int) -> None:
+    state = json.loads(json.dumps(scenario(ours(workers))))
+    found = continued(state, ours(workers))
+    assert found == continued(scenario(theirs()), theirs())
+    assert len(found[1]) == STEPS
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["numpy", "torch", "skip"])
+def test_the_rest_is_bitwise_what_the_first_loader_reads(kind: str, workers: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of records that are left out
+        first, states, records = pipe(kind).loader(B, 3, workers=workers), [], []
+        for batch in first:
+            states.append(first.state_dict())
+            records.append(record(batch))
+        for taken in (0, STEPS - 1, STEPS, len(states) - 1):
+            again = pipe(kind).loader(B, 3, workers=workers)
+            again.load_state_dict(states[taken])
+            assert [record(batch) for batch in again] == records[taken + 1 :]
+
+
+def test_the_state_is_of_what_was_received_and_not_of_what_is_prepared_ahead() -> None:
+    loader = pipe("numpy").loader(B, workers=2, prefetch=5)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    state = loader.state_dict()
+    assert (state["epoch"], state["step"], state["samples"]) == (0, 2, 2 * B)
+    loader.close()
+
+
+def test_the_state_is_small_and_costs_little() -> None:
+    loader = Pipeline(sources.arrays(x=np.arange(200_000))).map(stages.cast("x", "float32")).loader(1000)
+    assert len(json.dumps(loader.state_dict())) < 2000
+    for number, _ in enumerate(loader):
+        state = loader.state_dict()  # as Accelerate does, after each batch
+        assert state["step"] == number + 1
+
+
+def test_a_finished_loader_of_certain_epochs_has_nothing_left() -> None:
+    loader = pipe("plain").loader(B, 2)
+    list(loader)
+    again = pipe("plain").loader(B, 2)
+    again.load_state_dict(loader.state_dict())
+    assert len(again) == 0 and list(again) == []
+
+
+def test_an_earlier_state_can_be_loaded_after_a_later_one() -> None:
+    loader = pipe("plain").loader(B, 2)
+    early = loader.state_dict()
+    records = [record(batch) for batch in loader]
+    late = loader.state_dict()
+    loader.load_state_dict(late)
+    assert list(loader) == []
+    loader.load_state_dict(early)
+    assert [record(batch) for batch in loader] == records
+
+
+def test_len_is_of_what_is_left_of_the_pass() -> None:
+    loader = pipe("plain").loader(B, workers=1)
+    loader.load_state_dict(in_the_middle(pipe("plain").loader(B)))
+    assert len(loader) == STEPS - 3 == len(list(loader))
+    list(loader)
+    assert len(loader) == STEPS
+    assert len(pipe("plain").loader(B, 3, drop_last=True, start_step=2)) == 3 * (N // B) - 2
+    loader.close()
+
+
+def test_other_ranks_go_on_from_the_same_state() -> None:
+    state = in_the_middle(pipe("numpy").loader(B, rank=1, world=2))
+    assert state == {**in_the_middle(pipe("numpy").loader(B)), "pipeline": state["pipeline"]}
+    rest = [[record(b)[3] for b in resumed(state, rank=rank, world=4)] for rank in range(4)]
+    whole = [record(b)[3] for b in resumed(state)]
+    assert [[*itertools.chain(*parts)] for parts in zip(*rest, strict=True)] == whole
+
+
+def resumed(state: Any, batch_size: int = B, **options: Any) -> Iterator[Any]:
+    loader = pipe("numpy").loader(batch_size, **options)
+    loader.load_state_dict(state)
+    return iter(loader)
+
+
+def test_another_batch_size_goes_on_where_one_of_its_batches_begins() -> None:
+    state = in_the_middle(pipe("numpy").loader(B))  # after 24 samples
+    seen = [i for batch in resumed(state, 12) for i in batch["index"].tolist()]
+    assert seen == [i for batch in resumed(state) for i in batch["index"].tolist()]
+    with pytest.raises(PipelineError, match=r"after 24 samples of epoch 0.*batch_size=7.*divides 24"):
+        resumed(state, 7)
+    assert list(resumed(during_the_last_batch(pipe("numpy").loader(B)), 7)) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (Pipeline(data(), seed=4).map(noise), "the seed is another"),
+        (Pipeline(data(), seed=3, shuffle=False).map(noise), "the shuffle is another"),
+        (Pipeline(data(), seed=3), "it has stage 0 noise where here is no stage"),
+        (Pipeline(data(), seed=3).map(noise).map(stages.drop("mask")), "it has no stage where here is stage 1"),
+        (Pipeline(data(), seed=3).map(stages.drop("mask")), "it has stage 0 noise where here is stage 0"),
+        (Pipeline(data(N - 1), seed=3).map(noise), f"epochs had {N} samples, here they have {N - 1}"),
+    ],
+)
+def test_the_state_of_another_pipeline_is_refused_with_what_differs(other: Pipeline, said: str) -> None:
+    state = json.loads(json.dumps(pipe("numpy").loader(B).state_dict()))
+    with pytest.raises(PipelineError, match=said):
+        other.loader(B).load_state_dict(state)
+
+
+def test_what_has_no_sure_identity_is_said() -> None:
+    def unsure() -> Pipeline:
+        return Pipeline(sources.dataset([{"x": np.float32(i)} for i in range(N)]))
+
+    state = unsure().loader(B).state_dict()
+    with pytest.warns(UserWarning, match="cannot be checked.*id="):
+        unsure().loader(B).load_state_dict(state)
+    same = unsure()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same.loader(B).load_state_dict(same.loader(B).state_dict())
+
+
+@pytest.mark.parametrize("state", [None, {}, {"_num_yielded": 3}, 7])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(PipelineError, match="needs what state_dict"):
+        pipe("plain").loader(B).load_state_dict(state)
+
+
+def test_a_state_of_another_version_or_epoch_is_refused() -> None:
+    state = pipe("plain").loader(B).state_dict()
+    with pytest.raises(PipelineError, match="version 7"):
+        pipe("plain").loader(B).load_state_dict({**state, "version": 7})
+    with pytest.raises(PipelineError, match="at epoch 5, step 0; this loader reads the epochs 0 to 1"):
+        pipe("plain").loader(B, 2).load_state_dict({**state, "epoch": 5})
+    with pytest.raises(PipelineError, match="step must be at least 0"):
+        pipe("plain").loader(B).load_state_dict({**state, "step": -1})
+
+
+def test_set_epoch_is_for_the_next_pass() -> None:
+    epochs = [[record(b) for b in pipe("numpy").loader(B, range(e, e + 1))] for e in range(6)]
+    loader = pipe("numpy").loader(B, workers=1)
+    for epoch in (0, 1, 4, 5, 2, 2):
+        loader.set_epoch(epoch)
+        assert [record(b) for b in loader] == epochs[epoch]
+    assert [record(b) for b in loader] == epochs[3]
+    loader.load_state_dict(in_the_middle(pipe("numpy").loader(B)))
+    loader.set_epoch(0)  # of the epoch that is resumed: what is left of it stays
+    assert [record(b) for b in loader] == epochs[0][3:]
+    loader.close()
+    with pytest.raises(PipelineError, match="without epochs=: this one reads the epochs 0 to 1"):
+        pipe("plain").loader(B, 2).set_epoch(1)
+
+
+def test_the_loader_of_a_feeder_continues_from_a_state() -> None:
+    whole = [record(b) for b in pipe("numpy").loader(B, 3)]
+    with Feeder(pipe("numpy")) as feeder:
+        loader = attach(feeder.address, pipe("numpy"), B, epochs=range(3), name="first")
+        batches = iter(loader)
+        for _ in range(STEPS + 2):
+            next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.close()
+        again = attach(feeder.address, pipe("numpy"), B, epochs=range(3), name="second")
+        again.load_state_dict(state)
+        assert [record(b) for b in again] == whole[STEPS + 2 :]
+        assert again.stats()["shared_batches"] > 0
+        alone = pipe("numpy").loader(B, 3, workers=1)  # whoever prepares
+        alone.load_state_dict(state)
+        assert [record(b) for b in alone] == whole[STEPS + 2 :]

@@ -1,0 +1,481 @@
+"""A loader with preparation workers of its own: the same batches, in time, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from core_pipes import (
+    N,
+    data,
+    descriptors,
+    gone,
+    leaves_nothing,  # noqa: F401 - a fixture that every test here uses
+    noise,
+    pipe,
+    record,
+    refuse_some,
+    spoil,
+    wait_until,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import Loader, Pipeline, PipelineError, SampleError, sources
+from pipelines.child_processes import child_environment
+from pipelines.loader.private_feeder import LoaderTimeout, choose_block, choose_capacity, default_prefetch
+from pipelines.rank_rows import RankRows
+
+
+def read(loader: Any, *, spoils: bool = True) -> list[Any]:
+    records = []
+    for batch in loader:
+        records.append(record(batch))
+        if spoils:
+            spoil(batch)
+    return records
+
+
+# --- the law ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["plain", "numpy", "torch", "skip", "ended numpy torch"])
+@pytest.mark.parametrize(
+    ("batch_size", "world", "drop_last"),
+    [(8, 1, False), (7, 2, True), (N, 3, False), (100, 1, False), (5, 8, False)],
+)
+def test_batches_are_bitwise_those_without_workers(
+    kind: str, batch_size: int, world: int, drop_last: bool
+) -> None:
+    for rank in (0, world - 1):
+        options = {"epochs": 2, "rank": rank, "world": world, "drop_last": drop_last, "start_step": 1}
+        alone = read(pipe(kind).loader(batch_size, **options), spoils=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of records that are left out
+            assert read(pipe(kind).loader(batch_size, **options, workers=2)) == alone
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 7])
+def test_prefetch_changes_no_bit(prefetch: int) -> None:
+    assert read(pipe("torch").loader(8, 2, workers=3, prefetch=prefetch)) == read(pipe("torch").loader(8, 2))
+
+
+def test_passes_are_the_epochs_one_after_the_other_by_the_same_workers() -> None:
+    loader, alone = pipe("numpy").loader(8, workers=2), pipe("numpy").loader(8)
+    pids = set()
+    for _ in range(3):
+        assert len(loader) == len(alone) == -(-N // 8)
+        assert read(loader) == read(alone)
+        pids |= set(loader._workers.pids)
+    assert len(pids) == 2
+    loader.close()
+
+
+def test_weights_and_copies() -> None:
+    def double(index: Any) -> Any:
+        return index * 2.0
+
+    kept = list(pipe("plain").loader(8, 1, workers=2, weights=double, copy=True))
+    for batch, other in zip(kept, pipe("plain").loader(8, 1, weights=double), strict=True):
+        assert record(batch) == record(other)
+        assert torch.equal(batch["weight"], batch["index"].float() * 2)
+
+
+@given(
+    n=st.integers(1, 60),
+    batch_size=st.integers(1, 70),
+    world=st.integers(1, 9),
+    drop_last=st.booleans(),
+    cut=st.integers(1, 13),
+)
+def test_rank_rows_are_the_rows_that_the_rank_reads(
+    n: int, batch_size: int, world: int, drop_last: bool, cut: int
+) -> None:
+    from pipelines.loader.batch import ReadRange
+
+    for rank in range(world):
+        reading = ReadRange(n, batch_size, range(1), rank, world, drop_last)
+        rows = RankRows(n, batch_size, rank, world, drop_last)
+        expected, end = [], 0
+        for step in range(reading.steps):
+            first, last = reading.own(*reading.places(step))
+            assert rows.bounds(step) == (end, end + last - first)
+            expected += range(first, last)
+            end += last - first
+        assert rows.per_epoch == len(expected)
+        found: list[int] = []
+        for start in range(0, len(expected), cut):
+            for first, last in rows.places(start, min(len(expected), start + cut)):
+                found += range(first, last)
+        assert found == expected
+
+
+@given(batch=st.integers(1, 5000), workers=st.integers(1, 64), prefetch=st.integers(1, 20))
+def test_the_ring_holds_the_batches_ahead_and_little_more(batch: int, workers: int, prefetch: int) -> None:
+    block = choose_block(batch, workers)
+    capacity = choose_capacity(batch, block, prefetch)
+    assert batch * (prefetch + 1) + block - 1 <= capacity <= batch * (prefetch + 1) + 9 * block
+    assert 1 <= block <= min(64, batch)
+
+
+def test_the_default_prefetch_is_that_of_a_dataloader_unless_batches_are_large() -> None:
+    assert default_prefetch(4, 1 << 20) == 8
+    assert default_prefetch(4, 100 << 20) == 2
+    assert default_prefetch(1, 1) == 2
+
+
+# --- what is valid how long -------------------------------------------------------------------------------
+
+
+def wide() -> Pipeline:
+    """Samples of several pages, which batches hold as views."""
+    source = sources.arrays(x=np.arange(64 * 4096, dtype=np.float32).reshape(64, 4096))
+    return Pipeline(source, seed=1)
+
+
+def test_a_batch_is_a_view_and_stays_valid_when_the_loop_ends_early() -> None:
+    loader, alone = wide().loader(4, workers=2, prefetch=1), wide().loader(4)
+    addresses = set()
+    for step, batch in enumerate(loader):
+        addresses.add(batch["x"].data_ptr())
+        if step == 9:
+            break
+    assert len(addresses) < 10  # memory is used again
+    kept = next(b for i, b in enumerate(alone) if i == 9)
+    assert torch.equal(batch["x"], kept["x"])
+    # The next pass is the next epoch, and goes twice round the ring.
+    assert read(loader) == read(alone)
+    assert torch.equal(batch["x"], kept["x"])
+    loader.close()
+    assert torch.equal(batch["x"], kept["x"])
+
+
+def test_the_next_epoch_is_prepared_between_two_passes() -> None:
+    loader = pipe("plain").loader(8, workers=1, prefetch=2)
+    read(loader)
+    used = loader.stats()["waited_s"]
+    worker = psutil.Process(loader._workers.pids[0])
+    feeder = loader._workers._feeder
+    assert feeder is not None
+    stream = feeder._stream
+    assert stream.head >= N + 2 * 8 - stream.block_size
+    assert worker.is_running() and used > 0
+    loader.close()
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+
+def test_a_bad_record_raises_the_original_error_in_this_process() -> None:
+    loader = Pipeline(data(), seed=3).map(refuse_some).loader(8, 1, workers=2)
+    with pytest.raises(SampleError, match="a bad record") as caught:
+        list(loader)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert loader._workers.pids == []
+
+
+def forever_at_17(sample: dict[str, Any]) -> dict[str, Any]:
+    if int(sample["label"]) == 17 and os.environ.get("FOREVER") == str(os.getppid()):
+        threading.Event().wait()
+    return sample
+
+
+def test_a_timeout_says_what_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREVER", str(os.getpid()))
+    loader = Pipeline(data(), shuffle=False).map(forever_at_17).loader(8, 1, workers=1, timeout_s=1.0)
+    with pytest.raises(LoaderTimeout) as caught:
+        list(loader)
+    said = str(caught.value)
+    assert "step 2 of epoch 0" in said and "timeout_s=1" in said
+    assert "preparing sample 17 (arrays(" in said and "worker " in said
+    assert isinstance(caught.value, TimeoutError) and isinstance(caught.value, PipelineError)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"workers": -1}, "workers must be at least 0"),
+        ({"workers": 1, "prefetch": 0}, "prefetch must be at least 1"),
+        ({"prefetch": 2}, "prefetch= needs workers=1 or more"),
+        ({"timeout_s": 2.0}, "timeout_s= needs workers=1 or more"),
+        ({"workers": 1, "timeout_s": 0}, "timeout_s must be above 0"),
+        ({"workers": True}, "workers must be an integer"),
+        ({"copy": 1}, "copy must be True or False"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        pipe("plain").loader(8, **options)
+
+
+def test_what_cannot_be_given_to_workers_is_refused_with_the_reason() -> None:
+    lock = threading.Lock()
+
+    def locked(sample: dict[str, Any]) -> dict[str, Any]:
+        with lock:
+            return sample
+
+    loader = pipe("plain").map(locked).loader(8, workers=1)
+    with pytest.raises(PipelineError, match=r"cannot be given to workers: .*lock.*workers=0"):
+        next(iter(loader))
+    assert loader._workers.pids == []
+
+
+class OwnFile:
+    """A Dataset of the kind that opens its file at the first read, in whichever process that is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, None
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "file": None}
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.file is None:
+            self.file = self.path.open("rb", buffering=0)
+        self.file.seek(8 * index)
+        time.sleep(0.0005)  # a reader that shared the file's position would now be moved
+        return {"x": np.frombuffer(self.file.read(8), np.int64)[0]}
+
+
+def test_workers_do_not_share_files_that_this_process_has_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(np.arange(64).tobytes())
+    own = OwnFile(tmp_path / "file")
+    assert own[3]["x"] == 3
+    seen = {}
+    for batch in Pipeline(sources.dataset(own, id="own"), seed=0).loader(4, epochs=2, workers=4):
+        seen |= dict(zip(batch["index"].tolist(), batch["x"].tolist(), strict=True))
+    assert seen == {i: i for i in range(64)}
+    own.file.close()
+
+
+def test_large_arrays_are_not_copied_to_workers() -> None:
+    big = np.zeros((64, 1 << 20), np.uint8)  # 64 MiB, all written
+    big += 1
+    loader = Pipeline(sources.dataset([{"x": row} for row in big], id="big")).map(_total).loader(8, workers=2)
+    own = Pipeline(sources.arrays(x=big, id="big")).map(_total).loader(8, workers=2)
+    for each in (own, loader):
+        assert next(iter(each))["total"].tolist() == [1 << 20] * 8
+        held = sum(psutil.Process(pid).memory_full_info().uss for pid in each._workers.pids)
+        assert held < 48 << 20
+        each.close()
+
+
+def _total(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"total": sample["x"].sum(dtype=np.int64)}
+
+
+# --- the ends of processes --------------------------------------------------------------------------------
+
+
+def test_batches_go_on_when_workers_die() -> None:
+    loader, seen = pipe("slow").loader(8, 2, workers=2, prefetch=1), []
+    for batch in loader:
+        seen.append(record(batch))
+        if batch.step in (1, 4):
+            for pid in loader._workers.pids:
+                os.kill(pid, signal.SIGKILL)
+    assert seen == read(pipe("slow").loader(8, 2), spoils=False)
+
+
+def kill_own_process(sample: dict[str, Any]) -> dict[str, Any]:
+    if os.environ.get("PARENT") != str(os.getpid()):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def test_workers_that_always_die_are_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARENT", str(os.getpid()))
+    loader = Pipeline(data()).map(kill_own_process).loader(8, 1, workers=1)
+    with pytest.raises(PipelineError, match="ended"):
+        list(loader)
+
+
+def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fail)
+    loader = pipe("numpy").loader(8, 1, workers=2)
+    with pytest.warns(UserWarning, match="prepares its batches itself, without workers: .*unavailable"):
+        assert read(loader) == read(pipe("numpy").loader(8, 1))
+
+
+@pytest.mark.parametrize("end", ["dropped", "closed", "raised", "left"])
+def test_workers_end_with_the_loader(end: str) -> None:
+    gc.disable()  # they end with the last reference, not at some later collection
+    try:
+        loader: Loader | None = pipe("slow").loader(8, None if end != "left" else 2, workers=2)
+        pids: list[int] = []
+
+        def loop() -> None:
+            assert loader is not None
+            for _ in loader:
+                pids.extend(loader._workers.pids)
+                if end == "raised":
+                    raise KeyboardInterrupt
+                return
+
+        if end == "raised":
+            with pytest.raises(KeyboardInterrupt) as caught:
+                loop()
+            del caught
+        else:
+            loop()
+        assert len(pids) == 2
+        if end == "closed":
+            assert loader is not None
+            loader.close()
+        if end != "left":  # a pass that was left early was the only one
+            loader = None
+        wait_until(lambda: all(map(gone, pids)), 20)
+    finally:
+        gc.enable()
+
+
+SCRIPT = """
+import os, sys, time, signal
+sys.path.insert(0, {here!r})
+from core_pipes import pipe
+loader = pipe("slow").loader(8, workers=2)
+batches = iter(loader)
+next(batches)
+print(os.getpid(), *loader._workers.pids, flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "os._exit(3)",
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "sys.exit(0)",
+        "raise RuntimeError('an error in the loop')",
+        "signal.pause()",
+        "if not os.fork(): time.sleep(60)\nos.kill(os.getpid(), signal.SIGKILL)",
+    ],
+    ids=["exit-now", "kill-9", "exit", "error", "ctrl-c", "fork-beside"],
+)
+def test_nothing_is_left_of_a_process_that_ends(end: str, tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(here=str(Path(__file__).parent), end=end)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=child_environment(),
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    own, *workers = map(int, process.stdout.readline().split())
+    try:
+        assert len(workers) == 2 and own == process.pid
+        if end == "signal.pause()":
+            os.killpg(own, signal.SIGINT)  # as a terminal does: all processes of the group
+        process.wait(30)
+        wait_until(lambda: all(map(gone, workers)), 20)
+    finally:
+        os.killpg(own, signal.SIGKILL) if any(not gone(pid) for pid in _group(own)) else None
+        process.wait(10)
+        process.stdout.close()
+    assert set(os.listdir("/dev/shm")) <= before
+    assert list((tmp_path / "t").iterdir()) == []
+
+
+def _group(leader: int) -> list[int]:
+    found = []
+    for each in psutil.process_iter():
+        try:
+            if os.getpgid(each.pid) == leader:
+                found.append(each.pid)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def test_a_copy_of_the_loader_in_a_forked_process_has_workers_of_its_own() -> None:
+    loader = pipe("numpy").loader(8, workers=2)
+    batches = iter(loader)
+    first = record(next(batches))
+    pids = set(loader._workers.pids)
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            again = record(next(iter(pipe("numpy").loader(8, workers=1))))
+            rest = read(batches)
+            mine = loader._workers.pids
+            loader.close()
+            os.write(sender, json.dumps([again, len(rest), mine]).encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(sender)
+    with os.fdopen(receiver, "rb") as pipe_end:
+        said = json.loads(pipe_end.read())
+    os.waitpid(child, 0)
+    assert said[:2] == [json.loads(json.dumps(first)), -(-N // 8) - 1]
+    assert not set(said[2]) & pids
+    assert set(loader._workers.pids) == pids and not any(map(gone, pids))
+    assert len(read(batches)) == -(-N // 8) - 1
+    loader.close()
+
+
+def test_another_librarys_dataloader_beside_it() -> None:
+    loader = pipe("numpy").loader(8, 1, workers=2)
+    batches = iter(loader)
+    seen = [record(next(batches))]
+    beside = torch.utils.data.DataLoader(list(range(32)), batch_size=4, num_workers=2)
+    for _ in beside:
+        batch = next(batches, None)
+        if batch is not None:
+            seen.append(record(batch))
+    seen += read(batches)
+    assert seen == read(pipe("numpy").loader(8, 1), spoils=False)
+
+
+def test_descriptors_do_not_grow_from_loader_to_loader() -> None:
+    def once() -> int:
+        loader = pipe("plain").loader(8, 1, workers=2)
+        read(loader)
+        del loader
+        return len(descriptors())
+
+    once()
+    assert once() == once()
+
+
+def test_ranks_with_a_loader_each_read_the_global_batch_together() -> None:
+    ranks = [iter(pipe("numpy").loader(7, 1, rank=rank, world=3, workers=1)) for rank in range(3)]
+    for whole in pipe("numpy").loader(7, 1):
+        parts = [next(each) for each in ranks]
+        assert torch.cat([part["index"] for part in parts]).tolist() == whole["index"].tolist()
+        assert torch.equal(torch.cat([part["image"] for part in parts]), whole["image"])
+        assert {part.global_size for part in parts} == {whole.global_size}
+    assert [next(each, None) for each in ranks] == [None] * 3
+
+
+def test_counters() -> None:
+    loader = pipe("slow").map(noise).loader(8, 1, workers=2)
+    read(loader)
+    stats = loader.stats()
+    assert (stats["samples"], stats["batches"], stats["private_batches"]) == (N, 8, 8)
+    assert stats["waited_s"] > 0 and stats["prepare_cpu_s"] > 0
+    assert loader.num_workers == 2 and loader.batch_size == 8 and len(loader.dataset) == N
