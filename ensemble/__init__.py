@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from ensemble.artifact import predict as predict
     from ensemble.combine import load as load
     from ensemble.distillation import distill as distill
-    from ensemble.run import Result as Result
+    from ensemble.inspection import Comparison as Comparison
+    from ensemble.inspection import DryRun as DryRun
+    from ensemble.inspection import SavedPredictions as SavedPredictions
+    from ensemble.inspection import compare as compare
+    from ensemble.inspection import dry_run as dry_run
+    from ensemble.inspection import list_runs as list_runs
+    from ensemble.inspection import load_predictions as load_predictions
+    from ensemble.result import Result as Result
     from ensemble.run import Run as Run
     from ensemble.run import attach as attach
     from ensemble.spec import EMA as EMA
@@ -38,15 +45,18 @@ if TYPE_CHECKING:
     from ensemble.spec import integer as integer
     from ensemble.spec import loguniform as loguniform
     from ensemble.spec import quantiles as quantiles
+    from ensemble.spec import seeds as seeds
     from ensemble.spec import uniform as uniform
 
 __version__ = "1.0.0"
 
 _NAMES_OF = {
     "ensemble.spec": "Bootstrap EMA EarlyStopping Energy Ensemble Folds MLflow Member Recipe Resources "
-    "SWA Search SpecError Task TensorBoard WandB choice integer loguniform quantiles uniform",
+    "SWA Search SpecError Task TensorBoard WandB choice integer loguniform quantiles seeds uniform",
     "ensemble.api": "resume submit",
-    "ensemble.run": "Result Run attach",
+    "ensemble.inspection": "Comparison DryRun SavedPredictions compare dry_run list_runs load_predictions",
+    "ensemble.result": "Result",
+    "ensemble.run": "Run attach",
     "ensemble.combine": "load",
     "ensemble.artifact": "export predict",
     "ensemble.distillation": "distill",

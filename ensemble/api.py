@@ -16,7 +16,9 @@ from ensemble.controller.controller import Controller
 from ensemble.controller.extension import Extension, extend_ensemble, find_extended_epochs, plan_extension
 from ensemble.executors import Executor, make_executor
 from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, raise_interrupted
-from ensemble.run import POLL_S, Event, LogFollower, Request, Result, Run, make_result
+from ensemble.reporting.notebook import LiveView
+from ensemble.result import Result, make_result
+from ensemble.run import POLL_S, Event, LogFollower, Request, Run
 from ensemble.spec import Ensemble, check_installed
 from ensemble.spec.validation import check_number
 from ensemble.store import (
@@ -44,7 +46,8 @@ class DrivenRun(Run):
 
     def __init__(self, controller: Controller, *, threaded: bool) -> None:
         super().__init__(controller.run_dir)
-        self._controller = controller
+        self._controller, self._view = controller, LiveView()
+        self._waiter: threading.Thread | None = None
         self._error: BaseException | None = None
         self._threaded = threaded
         # An event instead of `join`: a signal that interrupts `join` makes Python 3.11 regard the thread as ended.
@@ -60,7 +63,7 @@ class DrivenRun(Run):
         return self._controller.state
 
     def wait(self) -> Result:
-        """Wait for the end of the run; with the inline executor, train now.
+        """Wait for the end of the run, in a notebook with its progress; with the inline executor, train now.
 
         After Ctrl-C, SIGTERM or SIGHUP the members write a checkpoint and all processes end before this raises. A
         second signal ends them at once; a resume then continues from the last checkpoints.
@@ -71,7 +74,7 @@ class DrivenRun(Run):
             ClusterLostError: it was stopped because the cluster does not answer; a resume continues it.
         """
         at_once = False
-        with defer_signals(self.stop) as received:
+        with self._view, defer_signals(self.stop) as received:
             try:
                 self._run_to_end()
             except (KeyboardInterrupt, SystemExit):  # the second signal
@@ -89,11 +92,19 @@ class DrivenRun(Run):
         return make_result(self._dir)
 
     def _run_to_end(self) -> None:
+        self._waiter = threading.current_thread()
         if not self._threaded and not self._over.is_set():
             self._run()
         # A signal that arrives while this thread hands over the interpreter lock ends no wait without a limit.
         while not self._over.wait(SIGNAL_S):
-            pass
+            self.show_progress()
+        self.show_progress()
+
+    def show_progress(self) -> None:
+        """Draw the state in a notebook, from the thread that waits: there the output belongs to its cell."""
+        if self._view.is_due and threading.current_thread() is self._waiter:
+            with self._controller.lock:
+                self._view.update(self.state)
 
     def _run(self) -> None:
         try:
@@ -258,8 +269,16 @@ def _start(
 
         check()
         log, state = EventLog(run_dir.events), fold(read_events(run_dir.events))
+        handles: list[DrivenRun] = []
+
+        def follow(event: Event) -> None:
+            if on_event is not None:
+                on_event(event)
+            for handle in handles:
+                handle.show_progress()
+
         controller = Controller(
-            run_dir, ensemble, executor, log, state, on_event=on_event, code=code, extension=extension
+            run_dir, ensemble, executor, log, state, on_event=follow, code=code, extension=extension
         )
         try:
             controller.open(check)
@@ -269,6 +288,7 @@ def _start(
         if received:
             write_request(run_dir, "stop")  # its start is in the log, so its end must be in it as well
         run = DrivenRun(controller, threaded=not executor.in_process)
+        handles.append(run)
     if received:
         run.stop()
         run._run_to_end()

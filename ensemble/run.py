@@ -8,18 +8,20 @@ machine, or by one on another node that sees the directory. All communication us
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ensemble.meter.ledger import present
-from ensemble.reporting import describe_lost_controller, status_rows, summary_text
-from ensemble.reporting.ranking import front_members
+from ensemble.reporting import describe_lost_controller, status_rows
+from ensemble.reporting.notebook import LiveView, run_html
+from ensemble.reporting.results import list_epochs
+from ensemble.result import Result as Result
+from ensemble.result import make_result
 from ensemble.spec import Member, SpecError, unknown_name
+from ensemble.spec.frames import Rows
 from ensemble.store import (
     RunDir,
     RunState,
@@ -27,7 +29,9 @@ from ensemble.store import (
     StoreError,
     apply_event,
     end_of_events,
+    fold,
     is_locked,
+    read_events,
     read_events_from,
     withdraw_request,
     write_request,
@@ -38,40 +42,6 @@ Event = dict[str, Any]
 POLL_S = 0.1  # between reads of the log of a run that another process drives
 ANSWER_TIMEOUT_S = 10.0  # a controller reads requests twice a second, but not while it starts or closes something
 FINALIZE_TIMEOUT_S = 60.0  # from the last event of a run until its ledger and report are written
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a run.
-
-    Attributes:
-        members: a row per member, as `ensemble status` shows them.
-        best: the row of the finished member with the best objective, None when none finished.
-        front: the Pareto front of a search with a second objective: the names of the finished members that no
-            other beats in both, the cheapest first.
-        combined: the `combined` event (metrics of the ensemble, its best and mean member, weights; where nothing
-            was combined `metrics` is None and `reason` says why), None when no member finished.
-        ledger: CPU time and energy by member and role; None where it could not be computed.
-        stopped: why the run was stopped, None when it ran to its end.
-        run_dir: the run directory.
-    """
-
-    members: list[dict[str, Any]]
-    best: dict[str, Any] | None
-    combined: dict[str, Any] | None
-    ledger: dict[str, Any] | None
-    stopped: str | None
-    run_dir: Path
-    front: list[str] = dataclasses.field(default_factory=list)
-
-    def summary(self, *, members: int = 20, width: int = 120) -> str:
-        """What `ensemble run` prints at its end: members, the combined model beside the best one, and costs.
-
-        Args:
-            members: how many of them are listed at most, the best first.
-            width: columns of the text.
-        """
-        return summary_text(RunDir(self.run_dir), members=members, width=width)
 
 
 class LogFollower:
@@ -186,6 +156,16 @@ class Run:
         status = RunStatus.load(self._dir)
         return status_rows(status.state, present(status.account))
 
+    def history(self) -> Rows:
+        """What members reported epoch by epoch: the rows of `metrics.csv`, also while members train.
+
+        Returns:
+            Of each epoch of the members' final lineages `member`, `epoch`, `attempt`, `t`, `samples`, `wall_s`,
+            and the metrics by their names in loggers, such as `valid/accuracy`. `history().to_frame()` is a
+            DataFrame.
+        """
+        return Rows(list_epochs(fold(read_events(self._dir.events))))
+
     def logs(self, member: str) -> str:
         """The output of a member so far.
 
@@ -243,24 +223,29 @@ class Run:
         return Request(self._dir, "stop")
 
     def wait(self) -> Result:
-        """Wait for the end of the run.
+        """Wait for the end of the run. A notebook shows its progress meanwhile.
 
         Ctrl-C ends the wait, but not the run, which another process drives.
 
         Raises:
             StoreError: the process that drives the run is gone.
         """
-        while self.state.ended is None:
-            loss = self._follower.find_loss()  # before the log is read, so that its last events are included
-            self._poll()
-            if self.state.ended is None:
-                if loss is not None:
-                    raise StoreError(loss)
-                time.sleep(POLL_S)
+        with LiveView() as view:
+            while self.state.ended is None:
+                loss = self._follower.find_loss()  # before the log is read, so that its last events are included
+                self._poll()
+                view.update(self.state)
+                if self.state.ended is None:
+                    if loss is not None:
+                        raise StoreError(loss)
+                    time.sleep(POLL_S)
         until = time.monotonic() + FINALIZE_TIMEOUT_S
         while is_locked(self._dir.events) and time.monotonic() < until:
             time.sleep(POLL_S)
         return make_result(self._dir)
+
+    def _repr_html_(self) -> str:
+        return run_html(self._dir)
 
     def _poll(self) -> None:
         """Read the new events of the log, and pass them to `on_event`."""
@@ -309,25 +294,3 @@ def attach(run_dir: str | os.PathLike[str]) -> Run:
     run = Run(known)
     run._poll()
     return run
-
-
-def make_result(run_dir: RunDir) -> Result:
-    """The result, so far, of the run in a directory."""
-    status = RunStatus.load(run_dir)
-    state, rows = status.state, status_rows(status.state, present(status.account))
-    finished = [row for row in rows if row["state"] == "finished" and row["metric"] is not None]
-    better = max if state.direction == "max" else min
-    ended = state.ended or {}
-    try:
-        ledger = json.loads(run_dir.ledger.read_text())
-    except FileNotFoundError:
-        ledger = None
-    return Result(
-        members=rows,
-        best=better(finished, key=lambda row: float(row["metric"])) if finished else None,
-        combined=state.combined,
-        ledger=ledger,
-        stopped=ended.get("reason") if ended.get("type") == "run_stopped" else None,
-        run_dir=run_dir.path,
-        front=[member.id for member in front_members(state)],
-    )

@@ -63,7 +63,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("executors",),
         ("reporting",),  # knows only the run on disk
         ("controller",),
-        ("__init__", "api", "distillation", "run"),
+        ("__init__", "api", "distillation", "inspection", "result", "run"),
         ("bench",),
         ("cli",),
         ("__main__",),

@@ -107,7 +107,9 @@ def add_run_options(parser: argparse.ArgumentParser, *, fresh: bool = True) -> N
     )
     trust = "load code from files that their group may write, such as on a shared volume"
     parser.add_argument("--trust-group", action="store_true", help=trust)
-    allow = "exit with 0 although some members failed, as long as one finished (otherwise 3)"
+    allow = (
+        "exit with 0 although some members failed or could not be combined, as long as one finished (otherwise 3)"
+    )
     parser.add_argument("--allow-failed", action="store_true", help=allow)
     if fresh:
         parser.add_argument(

@@ -14,12 +14,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ensemble import __version__
-from ensemble.cli import artifact_commands, control_commands, dashboard, run_commands
+from ensemble.cli import artifact_commands, control_commands, dashboard, inspect_commands, run_commands
 from ensemble.cli.arguments import add_json_option, add_run_options, count, path
 from ensemble.cli.bench import add_studies
 from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.interrupts import Terminated, exit_on_signals, exit_process
 
+EXIT_STATUSES = """\
+exit status:
+  0  done
+  1  no member finished, or the command failed
+  2  a usage error, or a declaration that cannot run: one line says which; nothing was started
+  3  some members failed, or those that finished could not be combined (an error of the function combine=, or in
+     the predictions): they are trained, and there is no combined model; 0 with --allow-failed
+  75 the cluster does not answer any more; `ensemble resume RUN_DIR` continues the run
+  128 + n  ended by signal n, such as 130 by Ctrl-C
+"""
 EXIT_USAGE, EXIT_RESUMABLE, EXIT_INTERRUPTED = 2, 75, 130  # 75: EX_TEMPFAIL of sysexits.h
 
 
@@ -30,8 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: of the command; None takes those of this process, and ends it when the command has ended.
 
     Returns:
-        The exit status: 0, 1 if no member finished, 2 for a usage error, 3 if some members failed, 128 + n for
-        signal n.
+        The exit status, see `EXIT_STATUSES`.
     """
     if arguments is None:
         from ensemble.executors.native_output import separate_stderr
@@ -135,7 +144,10 @@ class _Parser(argparse.ArgumentParser):
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="ensemble", description="Train an ensemble or a hyperparameter search on one shared data pipeline."
+        prog="ensemble",
+        description="Train an ensemble or a hyperparameter search on one shared data pipeline.",
+        epilog=EXIT_STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     version = f"ray-ensemble {__version__}, Python {platform.python_version()}"
     parser.add_argument("--version", action="version", version=version)
@@ -175,6 +187,8 @@ def _make_parser() -> argparse.ArgumentParser:
         added = command(name, do, text)
         if name == "run":
             added.add_argument("spec", metavar="SPEC.py", type=path)
+            text = "show what the run would do, need and cost, from one batch and a few steps; writes nothing"
+            added.add_argument("--dry-run", action="store_true", help=text)
         added.add_argument("--run-dir", help=f"run directory (default: {usual})")
         add_executor(added, executor="ray")
         add_run_options(added)
@@ -234,6 +248,7 @@ def _make_parser() -> argparse.ArgumentParser:
         if name in ("logs", "cancel", "pause", "resume"):
             added.add_argument("member", nargs="?", help="name of a member, such as member-0 (default: all)")
         if name == "status":
+            added.epilog = "A number beside a state, as in finished (2), says how often the member was started."
             added.add_argument("--watch", action="store_true", help="show its progress until it ends, or Ctrl-C")
         if name == "logs":
             added.add_argument("--follow", "-f", action="store_true", help="continue until the run ends")
@@ -242,6 +257,18 @@ def _make_parser() -> argparse.ArgumentParser:
             added.add_argument("--epochs", type=count, metavar="N", help=text)
             add_executor(added, executor=None)
             add_run_options(added, fresh=False)
+
+    text = "List the runs in a folder, the newest first: how they stand, what they reached and what they used."
+    listed = command("list", inspect_commands.list_runs, text)
+    listed.add_argument("folder", nargs="?", default="runs", type=path, help="folder (default: %(default)s)")
+    text = (
+        "Show runs side by side: what was declared otherwise, figures of the same samples with 95 %% intervals of "
+        "their differences, cost."
+    )
+    compared = command("compare", inspect_commands.compare, text)
+    compared.add_argument("runs", nargs="+", metavar="RUN_DIR", help="two or more; compared with the first")
+    text = "value of the objective until which the time is shown (default: the best that all have reached)"
+    compared.add_argument("--quality", type=float, metavar="VALUE", help=text)
 
     add = command(
         "add",

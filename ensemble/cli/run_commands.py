@@ -52,6 +52,11 @@ def run(options: argparse.Namespace) -> int:
 
     ensemble = load_spec(options.spec, options.set)
     run_dir = RunDir(options.run_dir or Path("runs") / ensemble.name)
+    if options.dry_run:
+        from ensemble.cli.inspect_commands import dry_run
+
+        _apply_trust(options)
+        return dry_run(ensemble, run_dir, options)
     return _train(ensemble, run_dir, options, spec_file=options.spec)
 
 
@@ -260,10 +265,12 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
         show: whether a table is printed.
 
     Returns:
-        The exit status: 1 if no member finished, 3 if some failed and that was not allowed, else 0.
+        The exit status: 1 if no member finished; 3 if some failed, or the members that finished could not be
+        combined for an error, and that was not allowed; else 0.
     """
     from ensemble.meter import ledger
     from ensemble.reporting import status_json, status_rows, summary
+    from ensemble.reporting.sections.quality import describe_failed_combination
     from ensemble.store import fold, read_events
 
     events = read_events(run_dir.events)
@@ -274,7 +281,10 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     states = {member.state for member in state.members.values()}
     if "finished" not in states:
         return EXIT_FAILED
-    return EXIT_SOME_FAILED if "failed" in states and not options.allow_failed else 0
+    uncombined = describe_failed_combination(state)
+    if uncombined is not None:
+        print(f"ensemble: {uncombined}", file=sys.stderr)
+    return EXIT_SOME_FAILED if ("failed" in states or uncombined) and not options.allow_failed else 0
 
 
 def status(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from ensemble.controller.actions import Action, Event
 from ensemble.controller.changes import find_code_change
@@ -22,14 +22,13 @@ from ensemble.controller.feeders import SharedStream
 from ensemble.controller.finalize import Finalizer
 from ensemble.controller.performer import EventReader, Performer
 from ensemble.controller.session import Session, Setup
-from ensemble.controller.starts import check_starts, find_redeclared
+from ensemble.controller.starts import check_fit, check_starts, find_redeclared, list_declared
 from ensemble.executors import ClusterLostError, Executor
 from ensemble.meter import DriverClock
 from ensemble.reporting.loggers.processes import LoggerProcesses
-from ensemble.schedule import Node, explain_unplaceable
-from ensemble.schedule.needs import Need, compute_need
+from ensemble.schedule import Node
 from ensemble.search.trials import make_trials
-from ensemble.spec import Ensemble, Identity, SpecError, resolve_loggers
+from ensemble.spec import Ensemble, SpecError, resolve_loggers
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, receive_requests, revision, versions
 from ensemble.store.event_handlers import extend_members
 from ensemble.train.data_identity import training_data
@@ -109,7 +108,7 @@ class Controller:
             check()
             stream = SharedStream(self.ensemble, spans_nodes=self._events.has_locks)
             stream.check()
-            self._refuse_what_cannot_fit()
+            check_fit(self.ensemble, self._nodes if self.executor.cluster is None else self.executor.cluster)
             check_starts(self.ensemble, self.state)
             if (
                 self._extension is not None
@@ -165,32 +164,15 @@ class Controller:
             self._events.close()
             raise
 
-    def _list_declared(self) -> Iterator[Identity]:
-        """The members as they are declared; of a search, a trial."""
-        listed = self.ensemble.members
-        for number in range(1 if listed is None else len(listed)):
-            yield self.ensemble.identify(number, {} if listed is None else None)
-
     def _refuse_without_locks(self) -> None:
         """Refuse members of several workers where files cannot be locked: they meet by a file that torch locks."""
-        several = (each for each in self._list_declared() if each.workers > 1 or "workers" in each.auto)
+        several = (each for each in list_declared(self.ensemble) if each.workers > 1 or "workers" in each.auto)
         if not self._events.has_locks and (self.ensemble.elastic or next(several, None) is not None):
             raise SpecError(
                 f"{self.run_dir.path} is on a file system without locks (flock), by which the workers of a member "
                 "find each other: mount it with them (Lustre: -o flock; NFS: a version with locks), choose a run "
                 "directory elsewhere, or declare workers=1 and elastic=False"
             )
-
-    def _refuse_what_cannot_fit(self) -> None:
-        fitting = set[Need]()
-        nodes = self._nodes if self.executor.cluster is None else self.executor.cluster
-        nodes = [node.without_others() for node in nodes]
-        for identity in self._list_declared():
-            if compute_need(identity) not in fitting:
-                reason = explain_unplaceable(identity, nodes, self.ensemble.devices)
-                if reason is not None:
-                    raise SpecError(reason)
-                fitting.add(compute_need(identity))
 
     def _describe_start(self) -> Event:
         ensemble = self.ensemble
@@ -323,6 +305,8 @@ class Controller:
         self._usage_at = 0.0  # what the combination uses is not taken to have been used before it
         self.handle(self.executor.events(0.0))
         if self.session.stop_reason is None:
+            if finished := sum(member.state == "finished" for member in self.state.members.values()):
+                self._process([{"type": "combining", "members": finished}])
             combined = self._finalizer.combine_members(self.state)
             if combined is not None:
                 self._process([{"type": "combined", **combined}])

@@ -15,6 +15,7 @@ from ensemble.spec import Ensemble
 from ensemble.store import RunDir, RunState, fold, read_events
 
 if TYPE_CHECKING:
+    from ensemble.combine.per_class import PerClass
     from ensemble.combine.quantify import Quantified
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class Finalizer:
     def __init__(self, run_dir: RunDir, ensemble: Ensemble) -> None:
         self.notes: list[str] = []
         self._run_dir, self._ensemble = run_dir, ensemble
+        self._per_class: dict[str, PerClass] = {}
 
     def combine_members(self, state: RunState) -> dict[str, Any] | None:
         """Combine the finished members, and write how sure the combined model is of each sample.
@@ -51,6 +53,10 @@ class Finalizer:
             combined["failed"] = True
         combined["classes"] = self._find_classes(samples)
         try:
+            self._per_class = self._measure_classes(samples, combined)
+        except Exception as error:
+            self._note("the figures of each class could not be computed", error)
+        try:
             self._write_uncertainty(samples)
         except Exception as error:
             self._note("the uncertainty of the samples could not be written", error)
@@ -69,6 +75,20 @@ class Finalizer:
             log.info("the names of the classes are not known: %s", error)
             return None
         return None if names is None else list(names)
+
+    def _measure_classes(self, samples: Sequence[Quantified], combined: dict[str, Any]) -> dict[str, PerClass]:
+        """The figures of each class, of the combined model and of the best member; empty where there are none."""
+        from ensemble.combine.aligned import read_aligned
+        from ensemble.combine.per_class import compute_per_class
+        from ensemble.spec.task import LABELS
+
+        shown = next((one for one in samples if one.split == combined["split"]), None)
+        if shown is None or shown.target is None or shown.task.kind not in LABELS:
+            return {}
+        more = (shown.target, combined["classes"], shown.split)
+        found = {"ensemble": compute_per_class(shown.task, shown.values, *more)}
+        best = read_aligned(self._run_dir, [combined["best_member"]], shown.split)
+        return found | {"best": compute_per_class(shown.task, best.values[0], *more)}
 
     def _write_uncertainty(self, samples: Sequence[Quantified]) -> None:
         from ensemble.combine.quantify import format_samples
@@ -106,6 +126,7 @@ class Finalizer:
         """
         from ensemble.meter import ledger
         from ensemble.meter.ledger_csv import format_csv
+        from ensemble.reporting.dashboard.runs import write_summary
         from ensemble.reporting.results import format_metrics, make_results
         from ensemble.reporting.sections.impact import run_impact
         from ensemble.store.files import write_bytes, write_json
@@ -118,7 +139,8 @@ class Finalizer:
             write_json(self._run_dir.ledger, used.as_dict() | {"impact": impact.as_dict()})
             write_bytes(self._run_dir.ledger_csv, format_csv(used).encode())
             write_bytes(self._run_dir.metrics_csv, format_metrics(state).encode())
-            write_json(self._run_dir.results, make_results(state, used))
+            write_json(self._run_dir.results, make_results(state, used, self._per_class))
+            write_summary(self._run_dir, state, used)
         except Exception as error:
             self._note("the ledger or the results could not be written", error)
 

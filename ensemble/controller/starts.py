@@ -1,4 +1,6 @@
-"""Where declared weights come from: `Member(start=...)` names a file, or a member of another run.
+"""What is known of declared members before a run starts: whether they fit the nodes, and their first weights.
+
+`Member(start=...)` names a file of weights, or a member of another run.
 
 The run takes a copy when it declares the member (`ensemble.store.initial_weights`), which is then all that counts:
 the file may change, and the other run go on. The digest of the weights is part of the member's identity.
@@ -8,13 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ensemble.controller.extension import find_extended_epochs
-from ensemble.spec import Ensemble, Identity, unknown_name
+from ensemble.schedule import Node, explain_unplaceable
+from ensemble.schedule.needs import Need, compute_need
+from ensemble.spec import Ensemble, Identity, SpecError, unknown_name
 from ensemble.spec.identity import is_same_start, select_warm
 from ensemble.store import (
     MemberState,
@@ -30,6 +34,32 @@ from ensemble.store.initial_weights import KeptCheckpoint, digest_weights
 from ensemble.store.member import ENDED
 
 log = logging.getLogger(__name__)
+
+
+def list_declared(ensemble: Ensemble) -> Iterator[Identity]:
+    """The members as they are declared; of a search, a trial."""
+    listed = ensemble.members
+    for number in range(1 if listed is None else len(listed)):
+        yield ensemble.identify(number, {} if listed is None else None)
+
+
+def check_fit(ensemble: Ensemble, nodes: Sequence[Node]) -> None:
+    """Check that each declared member can be placed.
+
+    Args:
+        nodes: with all that they could ever offer the run.
+
+    Raises:
+        SpecError: one can never be; the message says what would fit.
+    """
+    fitting = set[Need]()
+    nodes = [node.without_others() for node in nodes]
+    for identity in list_declared(ensemble):
+        if compute_need(identity) not in fitting:
+            reason = explain_unplaceable(identity, nodes, ensemble.devices)
+            if reason is not None:
+                raise SpecError(reason)
+            fitting.add(compute_need(identity))
 
 
 @dataclass(frozen=True)

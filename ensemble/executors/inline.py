@@ -30,6 +30,21 @@ _POWER_EVERY_S = 1.0
 NODE = "inline"
 
 
+def check_widths(ensemble: Ensemble) -> None:
+    """Check that each member has one worker.
+
+    Raises:
+        SpecError: one has more.
+    """
+    widths = {f"members[{n}]": ensemble.identify(n).workers for n in range(len(ensemble.members or ()))}
+    for who, workers in (widths or {"Ensemble.resources": ensemble.identify(0, {}).workers}).items():
+        if workers > 1:
+            raise SpecError(
+                f"{who} asks for {workers} workers; the inline executor is one process: "
+                "use executor='local' or 'ray', or workers=1"
+            )
+
+
 class InlineExecutor:
     """Trains members here; see `ensemble.executors.Executor`."""
 
@@ -50,13 +65,7 @@ class InlineExecutor:
         from ensemble.meter.gpu_activity import GpuActivity
         from ensemble.meter.power import list_gpus
 
-        widths = {f"members[{n}]": ensemble.identify(n).workers for n in range(len(ensemble.members or ()))}
-        for who, workers in (widths or {"Ensemble.resources": ensemble.identify(0, {}).workers}).items():
-            if workers > 1:
-                raise SpecError(
-                    f"{who} asks for {workers} workers; the inline executor is one process: "
-                    "use executor='local' or 'ray', or workers=1"
-                )
+        check_widths(ensemble)
         self._ensemble, self._handle = ensemble, handle
         meter = PowerMeter(NODE, energy=ensemble.energy)
         try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ensemble.reporting import text
 from ensemble.reporting.ranking import best_member, metric
+from ensemble.reporting.status import ATTEMPTS
 from ensemble.reporting.time_left import TimeLeftEstimator, fraction_done, member_epochs, member_left_s
 from ensemble.store.member import ENDED
 
@@ -61,6 +62,7 @@ class Progress:
         self._drawn: float | None = None
         self._state: RunState | None = None
         self.is_drawn = True
+        self._combining = False
         self._estimator = TimeLeftEstimator()
         self._view: _Table | _Lines
         drawable = self._stream.isatty() and (self._stream.encoding or "utf-8").lower().startswith("utf")
@@ -70,7 +72,9 @@ class Progress:
         """Draws the present state, unless the last drawing was less than an interval ago."""
         self._state, self.is_drawn = state, False
         now = self._clock()
-        if self._drawn is None or now - self._drawn >= self._view.interval_s:
+        begins = state.combining > 0 and not self._combining  # then no event comes until the end, for minutes
+        self._combining = state.combining > 0
+        if begins or self._drawn is None or now - self._drawn >= self._view.interval_s:
             self._draw(now)
 
     def close(self) -> None:
@@ -103,6 +107,8 @@ def head_line(state: RunState, left_s: float | None) -> str:
     total = sum(counts.values())
     parts = [f"{counts['finished']}/{total} finished"]
     parts += [f"{n} {name}" for name, n in counts.items() if n and name != "finished"]
+    if state.combining and state.ended is None:
+        parts.append(f"combining {text.count(state.combining, 'member')}")
     times = [text.clock(state.wall_s)]
     if left_s is not None and state.ended is None:
         times.append(_format_left(left_s))
@@ -138,7 +144,7 @@ class _Table:
         if not self._live.is_started:
             self._live.start()
         self._print_failures(state)
-        self._live.update(table(state, left_s, rows=self._console.height - 7), refresh=True)
+        self._live.update(table(state, left_s, rows=self._console.height - 8), refresh=True)
 
     def _print_failures(self, state: RunState) -> None:
         """Prints what failed since the last drawing, as lines that stay above the table."""
@@ -190,6 +196,8 @@ def table(state: RunState, left_s: float | None, rows: int = 30) -> Group:
     lines: list[Any] = [Text(head_line(state, left_s), style="bold", overflow="ellipsis", no_wrap=True), grid]
     if left_out:
         lines.append(Text("and " + ", ".join(f"{n} {name}" for name, n in left_out.items()), style="dim"))
+    if any(member.attempts > 1 for member in shown):
+        lines.append(Text(ATTEMPTS, style="dim"))
     stopped = _describe_stop(state)
     if stopped is not None:
         lines.append(Text(" · ".join(stopped), style="magenta"))
@@ -214,7 +222,7 @@ class _Lines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._seen: dict[str, tuple[str, int, int]] = {}
-        self._begun = self._ended = self._measuring = False
+        self._begun = self._ended = self._measuring = self._combining = False
 
     def draw(self, state: RunState, left_s: float | None) -> None:
         at = text.clock(state.wall_s)
@@ -234,6 +242,9 @@ class _Lines:
             for kind in dict.fromkeys(kind for kind, *_ in changes):
                 lines.append(_join_changes(kind, [(m, short) for k, m, _, short in changes if k == kind]))
             lines[-1] += tail
+        if state.combining and not self._combining:
+            lines.append(f"combining {text.count(state.combining, 'member')}")
+        self._combining = bool(state.combining)
         if state.ended is not None and not self._ended:
             how, hint = _describe_stop(state) or ("run finished", "")
             lines.append(" · ".join(part for part in (how, head_line(state, None), hint) if part))

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ensemble.meter.ledger import Ledger, Total
 from ensemble.reporting.loggers.points import epoch_values
@@ -19,6 +20,9 @@ from ensemble.reporting.model_figures import compare
 from ensemble.reporting.ranking import best_member, front_members
 from ensemble.reporting.status import status_rows
 from ensemble.store import RunState
+
+if TYPE_CHECKING:
+    from ensemble.combine.per_class import PerClass
 
 VERSION = 1
 
@@ -33,37 +37,51 @@ EPOCH_COLUMNS = {
 }
 
 
-def format_metrics(state: RunState) -> str:
-    """The epochs of the members' final lineages as comma-separated values, member by member; numbers have all
-    their digits, and a value that is not known is empty.
+def list_epochs(state: RunState) -> list[dict[str, Any]]:
+    """A row for each epoch of the members' final lineages, member by member: `EPOCH_COLUMNS` and the metrics that
+    it has.
     """
-    epochs = [
-        (member.id, epoch, epoch_values(epoch)) for member in state.members.values() for epoch in member.history
+    return [
+        {"member": member.id}
+        | {name: epoch.get(name) for name in EPOCH_COLUMNS if name != "member"}
+        | epoch_values(epoch)
+        for member in state.members.values()
+        for epoch in member.history
     ]
-    metrics = sorted({name for _, _, values in epochs for name in values})
+
+
+def format_metrics(state: RunState) -> str:
+    """The rows of `list_epochs` as comma-separated values; numbers have all their digits, and a value that is not
+    known is empty.
+    """
+    epochs = list_epochs(state)
+    metrics = sorted({name for row in epochs for name in row} - set(EPOCH_COLUMNS))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*EPOCH_COLUMNS, *metrics])
-    for member, epoch, values in epochs:
-        known = [epoch.get(name) for name in EPOCH_COLUMNS if name != "member"]
-        writer.writerow([member, *known, *(values.get(name) for name in metrics)])
+    for row in epochs:
+        writer.writerow([row.get(name) for name in (*EPOCH_COLUMNS, *metrics)])
     return text.getvalue()
 
 
-def make_results(state: RunState, ledger: Ledger) -> dict[str, Any]:
+def make_results(
+    state: RunState, ledger: Ledger, per_class: Mapping[str, PerClass] | None = None
+) -> dict[str, Any]:
     """What `results.json` holds, plain JSON values.
+
+    Args:
+        per_class: figures of each class, of "ensemble" and "best"; None where the run has none.
 
     Returns:
         `run`: name, id, how it ended, objective, seconds.  `members`: rows of `status_rows`, each with its
         hyperparameters and the rest of its identity.  `best`, `front`: names of members.  `combined`: the event of
         that type, or None.  `figures`: what each metric of the combined model is called, in which direction it is
-        better, its unit.  `totals`: of the run, and by role.
+        better, its unit.  `per_class`: the figures of each class or label (`ensemble.combine.per_class`) in the
+        order of `classes` (names, or None), of the `split`, by model; None where there are none.  `totals`: of
+        the run, and by role.
     """
     best, ended = best_member(state), state.ended or {}
-    rows = [
-        {**row, "params": state.members[row["member"]].params, "identity": state.members[row["member"]].identity}
-        for row in status_rows(state, ledger)
-    ]
+    rows = [{**row, "identity": state.members[row["member"]].identity} for row in status_rows(state, ledger)]
     shown = compare(state.combined, (state.objective, state.direction))
     combined = {name: value for name, value in (state.combined or {}).items() if name not in ("v", "t", "type")}
     return {
@@ -87,9 +105,18 @@ def make_results(state: RunState, ledger: Ledger) -> dict[str, Any]:
         "front": [member.id for member in front_members(state)],
         "combined": combined or None,
         "figures": {each.figure.name: each.figure.as_record() for each in shown},
+        "per_class": _describe_classes(per_class),
         "totals": _as_record(ledger.run)
         | {"roles": {name: _as_record(of) for name, of in ledger.by_role().items()}},
     }
+
+
+def _describe_classes(per_class: Mapping[str, PerClass] | None) -> dict[str, Any] | None:
+    if not per_class:
+        return None
+    one = next(iter(per_class.values()))
+    models = {of: figures.as_record() for of, figures in per_class.items()}
+    return {"split": one.split, "classes": one.classes and list(one.classes), "models": models}
 
 
 def _as_record(total: Total) -> dict[str, Any]:

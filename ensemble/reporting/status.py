@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ensemble.meter import Ledger
     from ensemble.store import RunDir, RunState
 
+#: Explains the number behind a state in the tables.
+ATTEMPTS = "(2) beside a state: started twice, as after a failure, a stop or a pause"
+
 #: Without an event: a controller on another host is then shown as lost.
 SILENT_S = 300.0
 
@@ -131,8 +134,14 @@ def status_quality(state: RunState) -> str | None:
     return "\n".join(line if at else f"{label}: {line}" for at, (label, line) in enumerate(lines)) or None
 
 
+def status_attempts(state: RunState) -> str | None:
+    """What the number beside a member's state means; None where none has one."""
+    return ATTEMPTS if any(member.attempts > 1 for member in state.members.values()) else None
+
+
 #: What writes the lines below the table of members, in their order; the run's energy follows.
 NOTES = (
+    status_attempts,
     status_failures,
     status_early,
     status_gpus,
@@ -159,9 +168,10 @@ def status_rows(state: RunState, ledger: Ledger) -> list[dict[str, Any]]:
         reported then, `samples_per_s` the rate of training over all epochs (`MemberState.training_rate`). `cpu_s`
         (all roles of the member), `energy_j` and its origin, the mean and the highest power and the busy
         GPU-seconds are the ledger's; `full_cpu_s`, `full_energy_j` and its origin include the member's part of the
-        work that serves several members. None where not known. A member that failed has its `error` as well, a
-        clone its `lineage` (`ensemble.spec.Identity`). One that keeps its best weights has `kept`, the evaluation
-        that they are of, and `metric` and `metrics` are of that; one that stopped early has `early_stopping`.
+        work that serves several members. None where not known. `params` and `seed` are as it was declared. A
+        member that failed has its `error` as well, a clone its `lineage` (`ensemble.spec.Identity`). One that
+        keeps its best weights has `kept`, the evaluation that they are of, and `metric` and `metrics` are of
+        that; one that stopped early has `early_stopping`.
     """
     nothing = Total(0.0, None, "unavailable")
     used, full = ledger.by_member(), ledger.by_member(full=True)
@@ -186,6 +196,8 @@ def status_rows(state: RunState, ledger: Ledger) -> list[dict[str, Any]]:
             "peak_w": used.get(member.id, nothing).peak_w,
             "gpu_s": used.get(member.id, nothing).gpu_s,
             "metrics": member.metrics,
+            "params": member.params,
+            "seed": member.identity.get("seed"),
             **({"kept": member.kept} if member.kept else {}),
             **({"early_stopping": member.early_stopping} if member.early_stopping else {}),
             **({"error": f"{member.reason}: {member.error}"} if member.state == "failed" else {}),

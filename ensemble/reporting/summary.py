@@ -18,6 +18,7 @@ from ensemble.reporting.ranking import (
     varied_parameters,
 )
 from ensemble.reporting.sections import Line, cost, exchange, feeders, quality, training, turnaround
+from ensemble.reporting.status import ATTEMPTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +80,10 @@ def summary_text(run_dir: RunDir, *, members: int = 20, width: int = 120) -> str
 
 def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None) -> list[Line]:
     """Returns the lines of all sections, and where to look further."""
-    lines = [line for summarize in SUMMARIES for line in summarize(state, ledger)]
+    lines: list[Line] = []
+    if any(member.attempts > 1 for member in state.members.values()):
+        lines.append(("state", ATTEMPTS))
+    lines += [line for summarize in SUMMARIES for line in summarize(state, ledger)]
     where = None if run_dir is None else os.fspath(run_dir)
     if where is not None:
         lines.append(("run", where))

@@ -21,7 +21,7 @@ from ensemble.spec.loggers import MLflow, TensorBoard, WandB
 from ensemble.spec.loggers import check_installed as check_installed
 from ensemble.spec.loggers import resolve_loggers as resolve_loggers
 from ensemble.spec.loops import EMA, SWA, EarlyStopping
-from ensemble.spec.member import Member, Resources
+from ensemble.spec.member import Member, Resources, seeds
 from ensemble.spec.member_pipelines import MemberPipelines as MemberPipelines
 from ensemble.spec.objectives import Implied as Implied
 from ensemble.spec.objectives import Mode as Mode
@@ -83,6 +83,7 @@ __all__ = [
     "integer",
     "loguniform",
     "quantiles",
+    "seeds",
     "uniform",
     "unknown_name",
 ]

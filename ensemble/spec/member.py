@@ -137,6 +137,32 @@ class Member:
             object.__setattr__(self, "start", os.fspath(self.start))
 
 
+def seeds(n: int, params: Mapping[str, Any] | None = None, start: int = 0, **member_options: Any) -> list[Member]:
+    """Members that differ in their seed only: a deep ensemble of one architecture.
+
+    The seed of member i is `start + i`, whatever the ensemble's seed and the member's place in the list are. It is
+    declared with each member, and so it is in its identity, in the log and in the results.
+
+    Args:
+        n: how many.
+        params: hyperparameters of all of them.
+        start: the first seed.
+        member_options: options of all of them, such as `workers=2`; see `Member`.
+
+    Raises:
+        SpecError: `n` is no integer of at least 1, `start` none of at least 0, or an option is unknown.
+
+    Example:
+        >>> [member.seed for member in seeds(3, {"width": 64}, start=10)]
+        [10, 11, 12]
+    """
+    check_number("seeds(n=)", n, low=1, integer=True)
+    check_number("seeds(start=)", start, low=0, integer=True)
+    if "seed" in member_options:
+        raise SpecError("seeds() gives each member a seed of its own: say with start= which is the first")
+    return [Member({} if params is None else params, seed=start + i, **member_options) for i in range(n)]
+
+
 def as_member(number: int, given: Member | Mapping[str, Any]) -> Member:
     """Member `number` of a list whose entries are Members or dicts of hyperparameters.
 

@@ -117,8 +117,10 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             run.planned = event
         case "room":
             run.rooms.append(event)
+        case "combining":
+            run.combining = event["members"]
         case "combined":
-            run.combined = event
+            run.combined, run.combining = event, 0
 
 
 def extend_members(run: RunState, extended: Event, t: float) -> None:
@@ -158,6 +160,7 @@ def _start_run(run: RunState, event: Event) -> None:
     run.quarantined.clear()  # it may be reset by now
     run.planned = None
     run.measuring.clear()
+    run.combining = 0
     run.missing = ""
     code = event.get("code")
     back = {member.id for member in run.members.values() if member.is_resumable(code)}

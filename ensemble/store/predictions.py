@@ -20,6 +20,7 @@ from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store.files import StoreError, make_directory, pin_file, write_bytes
 
 VERSION = "2"
+LENGTH_BYTES = 8  # at the start of a safetensors file: how long its header is
 #: The first version: of classification, its values were called probabilities.
 _FIRST = "1"
 
@@ -79,8 +80,11 @@ def save_predictions(
     write_bytes(file, save(tensors, metadata=header))
 
 
-def load_predictions(path: str | os.PathLike[str]) -> Predictions:
+def load_predictions(path: str | os.PathLike[str], *, mapped: bool = False) -> Predictions:
     """Read what `save_predictions` wrote.
+
+    Args:
+        mapped: whether the arrays are mapped from the file, read only, and not read into memory.
 
     Raises:
         StoreError: there is no such file, or it holds something else.
@@ -93,7 +97,8 @@ def load_predictions(path: str | os.PathLike[str]) -> Predictions:
             version = header.get("ensemble.predictions")
             if version not in (_FIRST, VERSION):
                 raise StoreError(f"{path} holds no predictions of version {VERSION} (version {version})")
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+            keys = list(file.keys())
+            tensors = _map_tensors(name) if mapped else {key: file.get_tensor(key) for key in keys}
         if version == _FIRST:
             return Predictions(tensors["probabilities"], tensors["index"], tensors.get("target"))
         task = Task.from_record(json.loads(header["task"]))
@@ -102,3 +107,22 @@ def load_predictions(path: str | os.PathLike[str]) -> Predictions:
         raise StoreError(f"{path} does not exist: the member has not saved predictions for that split") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise StoreError(f"cannot read {path}: {type(error).__name__}: {error}") from None
+
+
+_DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
+
+
+def _map_tensors(path: str) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of a safetensors file as read-only maps of it; safetensors itself copies them for numpy."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        entries = {k: v for k, v in json.loads(file.read(length)).items() if k != "__metadata__"}
+        found: dict[str, npt.NDArray[Any]] = {}
+        for name, entry in entries.items():
+            shape, dtype = tuple(entry["shape"]), _DTYPES[entry["dtype"]]
+            start = LENGTH_BYTES + length + entry["data_offsets"][0]
+            is_empty = 0 in shape  # of which there is nothing to map
+            found[name] = (
+                np.empty(shape, dtype) if is_empty else np.memmap(file, dtype, "r", offset=start, shape=shape)
+            )
+    return found

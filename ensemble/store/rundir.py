@@ -12,7 +12,7 @@
     optuna.journal, report.html,
     ledger.json, ledger.csv,
     results.json, metrics.csv,
-    uncertainty.csv                 derived
+    summary.json, uncertainty.csv   derived
     loggers/                        what each logger has written (`ensemble.reporting.loggers`), and its messages
     tensorboard/, mlflow/, wandb/   what loggers write, unless they were given another place
 
@@ -75,6 +75,7 @@ class RunDir:
         self.ledger = self.path / "ledger.json"
         self.ledger_csv = self.path / "ledger.csv"
         self.results = self.path / "results.json"
+        self.summary = self.path / "summary.json"
         self.metrics_csv = self.path / "metrics.csv"
         self.uncertainty_csv = self.path / "uncertainty.csv"
         self.loggers = self.path / "loggers"
@@ -173,13 +174,7 @@ class RunDir:
                 cannot be pickled.
         """
         run_dir = cls(path)
-        if not run_dir.info_file.exists():
-            run_dir._refuse_foreign()
-        elif (other := run_dir.info["name"]) != ensemble.name:
-            raise StoreError(
-                f"{run_dir.path} holds the run of another ensemble ({other!r}, not {ensemble.name!r}); "
-                "choose another run directory, or remove it"
-            )
+        run_dir.check_is_free(ensemble)
         spec = Path(spec_file) if spec_file is not None else None
         code, content = code or code_of(ensemble), pickle_ensemble(ensemble, spec)
         try:
@@ -199,6 +194,20 @@ class RunDir:
         except OSError as error:
             raise make_write_error(run_dir.path, error) from None
         return run_dir
+
+    def check_is_free(self, ensemble: Ensemble) -> None:
+        """Check that the directory can have a run of this ensemble: it is empty, is not there, or has one already.
+
+        Raises:
+            StoreError: it holds another run, or what is none.
+        """
+        if not self.info_file.exists():
+            self._refuse_foreign()
+        elif (other := self.info["name"]) != ensemble.name:
+            raise StoreError(
+                f"{self.path} holds the run of another ensemble ({other!r}, not {ensemble.name!r}); "
+                "choose another run directory, or remove it"
+            )
 
     def _refuse_foreign(self) -> None:
         """Raises for a directory with files that are no run's; the remains of a failed start are accepted."""

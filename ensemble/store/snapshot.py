@@ -30,7 +30,7 @@ from ensemble.store.member import EpochSums, MemberState, NodeState, Span, Unkno
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
-VERSION = 3
+VERSION = 4
 
 #: Bytes at the end of what a snapshot has seen that tell whether it belongs to a log.
 TAIL_BYTES = 2**16
@@ -42,7 +42,7 @@ CLOSED = frozenset(("finished", "pruned", "cancelled"))
 #: Of an `epoch` event.
 EPOCH = ("type", "t", "attempt", "epoch", "metrics", "samples", "samples_per_s", "wall_s")
 #: Of a member's identity.
-IDENTITY = ("epochs", "workers", "cpus_per_worker", "gpus_per_worker", "first_epoch", "lineage")
+IDENTITY = ("params", "seed", "epochs", "workers", "cpus_per_worker", "gpus_per_worker", "first_epoch", "lineage")
 #: Of a run, and of a member, what no status shows.
 _RUN_LEFT_OUT = frozenset(("trail", "usage", "cpu_s", "profiles", "planned", "rooms"))
 _MEMBER_LEFT_OUT = frozenset(("plan", "checkpoint", "weights_sha256", "cpu_s"))

@@ -30,6 +30,7 @@ class RunState:
         planned: the last plan for members that waited (`ensemble.controller.planner`).
         missing: what the cluster has not given yet of what the run asked for, in words; empty if nothing.
         measuring: members of which a few steps are being measured.
+        combining: how many members are being combined now; 0 where none are.
         rooms: all `room` events: what members were granted after they ran out of memory.
         combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
     """
@@ -60,6 +61,7 @@ class RunState:
     planned: Event | None = None
     missing: str = ""
     measuring: set[str] = field(default_factory=set)
+    combining: int = 0
     rooms: list[Event] = field(default_factory=list)
     combined: Event | None = None
     ended: Event | None = None

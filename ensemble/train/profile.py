@@ -72,7 +72,7 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, startup_cpu_s: f
             check_gpu(job.gpu, device)
             communicator = connect(job, device)
             leaving.callback(communicator.close)
-            _Session(job, ensemble, communicator, gpu, emit).measure()
+            Session(job, ensemble, communicator, gpu, emit).measure()
         return "finished"
     except (Exception, SystemExit) as error:
         traceback.print_exc()
@@ -93,13 +93,14 @@ def _emit_usage(job: Job, emit: Emit) -> None:
     emit({"type": "usage", **who, "cpu_s": time.process_time(), "origin": "measured", **busy})
 
 
-class _Session:
+class Session:
     """One rank of a session."""
 
     def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, gpu: Gpu | None, emit: Emit) -> None:
         assert job.profile is not None
         self._job, self._request, self._ensemble, self._comm, self._emit = job, job.profile, ensemble, comm, emit
         self._gpu, self._ready = gpu, _PreparedBatches(ensemble, comm)
+        self.sizes: dict[str, tuple[int, int]] = {}  # member -> parameters, bytes of a checkpoint
         self._reported_at = 0.0
 
     def measure(self) -> None:
@@ -146,6 +147,7 @@ class _Session:
             except _Done:
                 pass
             finally:
+                self.sizes[identity.member] = member.parameters, member.checkpoint_bytes
                 member.close()
         figures: dict[str, Any] = watch.figures() | {"prepare_s": self._ready.prepare_s}
         # The prepared batches are the session's; the one in use is the member's.
@@ -286,6 +288,7 @@ class _ProfileCheckpointer:
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
+        self.bytes = 0
 
     def load(self) -> dict[str, Any] | None:
         """There is no checkpoint."""
@@ -297,12 +300,30 @@ class _ProfileCheckpointer:
 
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
         """Allocate, and free, copies of all tensors of a checkpoint."""
-        rehearse_checkpoint(pack(self._identity, {}, first_epoch, position, parts))
+        packed = pack(self._identity, {}, first_epoch, position, parts)
+        self.bytes = _count_bytes(packed)
+        rehearse_checkpoint(packed)
         return {"path": "", "weights_sha256": ""}
 
 
+def _count_bytes(value: Any) -> int:
+    """The bytes of all tensors in nested dicts and lists."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(map(_count_bytes, value.values()))
+    return sum(map(_count_bytes, value)) if isinstance(value, (list, tuple)) else 0
+
+
 class _ProfiledMember(TrainContext):
-    """A member in training for one epoch of a few steps, without effects."""
+    """A member in training for one epoch of a few steps, without effects.
+
+    Attributes:
+        parameters: of its model.  checkpoint_bytes: tensors of its checkpoint; both are known after its epoch.
+    """
+
+    parameters = 0
+    checkpoint_bytes = 0
 
     def __init__(
         self,
@@ -314,8 +335,8 @@ class _ProfiledMember(TrainContext):
         heartbeat: Callable[[], None],
     ) -> None:
         data = _PreparedData(ensemble, job.identity, torch.device(job.device), comm, ready, watch)
-        reporter, checkpointer = _ProfileReporter(job, heartbeat), _ProfileCheckpointer(job.identity)
-        super().__init__(job, ensemble, comm, reporter, Inbox(), data=data, checkpointer=checkpointer)
+        reporter, self._checkpoints = _ProfileReporter(job, heartbeat), _ProfileCheckpointer(job.identity)
+        super().__init__(job, ensemble, comm, reporter, Inbox(), data=data, checkpointer=self._checkpoints)
 
     def epochs(self) -> Iterator[int]:
         """Yield the first epoch. Where the second would begin, only a checkpoint remains to be measured."""
@@ -324,6 +345,8 @@ class _ProfiledMember(TrainContext):
         if self.identity.keep == "best":
             optimization.kept.keep_best()
         self._life.save(optimization)
+        self.parameters = sum(each.numel() for each in optimization.model.parameters())
+        self.checkpoint_bytes = self._checkpoints.bytes
         raise _Done
 
     def _validate_within_epoch(self) -> None:

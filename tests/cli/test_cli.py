@@ -30,7 +30,8 @@ ENSEMBLE = [sys.executable, "-m", "ensemble.cli"]
 ROOT = Path(__file__).parents[2]
 COLUMNS = ["member", "state", "epoch", "metric", "node", "attempts"]
 COLUMNS += ["samples_per_s", "cpu_s", "energy_j", "energy_origin", "full_cpu_s", "full_energy_j"]
-COLUMNS += ["full_energy_origin", "mean_w", "peak_w", "gpu_s", "metrics", "models_per_minute", "ttta_s"]
+COLUMNS += ["full_energy_origin", "mean_w", "peak_w", "gpu_s", "metrics", "params", "seed"]
+COLUMNS += ["models_per_minute", "ttta_s"]
 COMMANDS = [
     "demo",
     "run",
@@ -42,6 +43,8 @@ COMMANDS = [
     "resume",
     "add",
     "report",
+    "list",
+    "compare",
     "dashboard",
     "doctor",
     "bench",

@@ -76,12 +76,12 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
-def run(spec: Path, *settings: str) -> list[str]:
+def run(spec: Path, *settings: str, status: int = 0) -> list[str]:
     """Run it; the types of the events that this adds."""
     run_dir = RunDir(spec.parent / "run")
     before = len(read_events(run_dir.events)) if run_dir.events.exists() else 0
     words = [word for setting in settings for word in ("--set", setting)]
-    assert main(["run", str(spec), "--run-dir", str(run_dir.path), "--executor", "inline", *words]) == 0
+    assert main(["run", str(spec), "--run-dir", str(run_dir.path), "--executor", "inline", *words]) == status
     return [event["type"] for event in read_events(run_dir.events)[before:]]
 
 
@@ -91,10 +91,14 @@ def test_a_function_that_is_declared_after_the_training_combines_the_run(
     run(spec)
     assert "declare Ensemble.combine as a function" in capsys.readouterr().out
     for function in ("too_few", "mean", "most"):
-        added = run(spec, f"combine={function}")
-        assert "combined" in added and "epoch" not in added and "placed" not in added
+        added = run(spec, f"combine={function}", status=3 if function == "too_few" else 0)
+        assert (
+            added.index("combining") < added.index("combined") and "epoch" not in added and "placed" not in added
+        )
         said = capsys.readouterr()
         assert "its members are combined again as is declared now" in said.err
+        why = "ensemble: there is no combined model: Ensemble.combine=too_few gives [23, 2] for"
+        assert (why in said.err) == (function == "too_few")
     state = fold(read_events(RunDir(spec.parent / "run").events))
     assert state.combined is not None and state.combined["method"] == "function"
     assert run(spec, "combine=most") == []
@@ -120,7 +124,7 @@ def test_a_combination_that_an_error_hindered_is_made_again(
     path = run_dir.predictions("member-1", "valid")
     content, saved = path.read_bytes(), load_predictions(path)
     save_predictions(path, saved.values, saved.index + 1, saved.target, saved.task)
-    run(spec, "combine=most")
+    run(spec, "combine=most", status=3)
     combined = fold(read_events(run_dir.events)).combined
     assert combined is not None and combined["failed"] and "different valid samples" in combined["reason"]
     path.write_bytes(content)
@@ -155,3 +159,15 @@ def test_a_run_that_is_interrupted_when_its_members_are_combined_has_finished(sp
     assert "continues the run" not in done.stderr
     state = fold(read_events(RunDir(spec.parent / "run").events))
     assert state.ended is not None and state.ended["type"] == "run_finished" and state.combined is not None
+
+
+def test_members_without_a_combined_model_are_a_success_only_where_that_is_allowed(
+    spec: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(spec, "combine=too_few", status=3)
+    again = ["run", str(spec), "--run-dir", str(spec.parent / "run"), "--executor", "inline"]
+    assert main([*again, "--set", "combine=too_few", "--allow-failed"]) == 0
+    assert "there is no combined model" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "could not be combined" in capsys.readouterr().out

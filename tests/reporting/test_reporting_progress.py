@@ -235,3 +235,28 @@ def test_trials_to_come_are_taken_to_be_as_long_as_those_that_ended() -> None:
     running = next(m for m in state.members.values() if m.state == "running")
     expected = (8 - running.epoch) + 10 * sum(ended) / len(ended)
     assert epochs_done_and_left(state)[1] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_that_members_are_combined_is_shown_when_it_begins_for_no_event_comes_until_it_is_done(
+    stream: Any,
+) -> None:
+    events = runs.list_run()
+    state, shown, clock = fold(events[:-2]), stream(), Clock()
+    progress = Progress(shown, clock=clock)
+    progress.update(state)
+    for event in ({"type": "combining", "t": events[-2]["t"], "members": 7}, events[-2], events[-1]):
+        apply_event(state, event)
+        progress.update(state)  # all at once, by the clock
+        assert ("combining 7 members" in shown.getvalue()) and state.combining == (
+            7 if event["type"] == "combining" else 0
+        )
+    progress.close()
+    assert "run finished" in shown.getvalue() or stream is Terminal
+
+
+def test_the_number_beside_a_state_is_explained() -> None:
+    shown = played(runs.list_run(), Terminal())
+    assert "(2) beside a state: started twice" in shown and shown.count("(2)") > 1
+    once = [event for event in runs.list_run(members=2) if event.get("member") != "member-1"]
+    assert "(2)" not in played(once, Terminal())

@@ -80,9 +80,13 @@ def test_a_status_row_has_the_promised_columns_and_then_all_metrics() -> None:
             "peak_w",
             "gpu_s",
             "metrics",
+            "params",
+            "seed",
         ]
     )
     assert rows[0] | {"cpu_s": 0, "full_cpu_s": 0} == {
+        "params": rows[0]["params"],
+        "seed": rows[0]["seed"],
         "member": "member-0",
         "state": "running",
         "epoch": 1,

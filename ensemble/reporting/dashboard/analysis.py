@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ensemble.reporting.dashboard.class_figures import describe_classes
 from ensemble.reporting.dashboard.task_plots import plot_task
 from ensemble.reporting.model_figures import list_figures
 from ensemble.reporting.ranking import finite_or_none, rank_members
@@ -34,8 +35,6 @@ MOST_ADDED = 40
 MOST_ROWS = 100_000  # positions that the matrix of disagreement looks at, evenly chosen
 #: How members are combined while the run has not combined them itself: the default of `Ensemble.combine`.
 METHOD = "greedy"
-#: Those whose combined predictions follow from weights, or from a fit on the same predictions.
-METHODS = ("average", "weighted", "greedy", "stack")
 SO_FAR = "Not the run's result: the members that have finished so far, combined by greedy selection."
 
 
@@ -67,6 +66,7 @@ def read_quality(run_dir: RunDir, state: RunState) -> Document:
           note, and whether it is `so_far` only, because the run has not combined its members.
         - `intervals`, `noise`: as in the `combined` event; None where it has none.
         - `curves`: reliability of `best` and `combined`: [confidence, accuracy, samples] of each bin.
+        - `classes`: figures of each class, and which are taken for which (`class_figures`).
         - `plots`: what else shows whether models are right and calibrated (`task_plots`).
         - `gain`: figures of the plain average of k members, each added where it improves the `criterion` on the
           validation split most.
@@ -91,6 +91,7 @@ def _explain(error: Exception) -> str:
 
 def _measure(run_dir: RunDir, state: RunState) -> Document:
     from ensemble.combine.aligned import read_aligned
+    from ensemble.combine.recorded import combine_again
     from ensemble.combine.tasks import find_math
 
     combined = state.combined or {}
@@ -125,7 +126,9 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
         document["gain"] = _gain_curve(task_math, known, measured)
     if combined:
         document |= _describe_combined(combined)
-        values = _combine_again(task_math, combined, known, measured, document["left_out"])
+        values = combine_again(
+            combined, known, measured, is_valid=split == "valid", is_complete=not document["left_out"]
+        )
         models |= {} if values is None else {"combined": values}
     elif both and task_math.criteria:
         values, fields = _combine_so_far(state, task_math, known, measured)
@@ -136,6 +139,7 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
         if combined.get("reliability"):
             curves["combined"] = combined["reliability"]["ensemble"]
         document["curves"] = {of: curve for of, curve in curves.items() if curve}
+        document["classes"] = describe_classes(shown.task, models, shown.target, combined.get("classes"))
         document["plots"] = plot_task(shown.task, models, shown.target, combined.get("classes"))
     ranking = (state.objective, state.direction)
     names = [*(document["combined"] or {}), *(name for each in document["members"].values() for name in each)]
@@ -157,6 +161,7 @@ def _nothing(missing: str | None) -> Document:
         "best": None,
         "curves": {},
         "plots": [],
+        "classes": None,
         "criterion": None,
         "gain": [],
         "disagreement": None,
@@ -215,27 +220,6 @@ def _describe_combined(combined: Mapping[str, Any]) -> Document:
     if combined.get("metrics"):
         fields["combined"] = combined["metrics"]["ensemble"]
     return fields
-
-
-def _combine_again(
-    task_math: TaskMath, combined: Mapping[str, Any], valid: Aligned, shown: Aligned, left_out: int
-) -> Array | None:
-    """What the combined model predicts on the shown split; None where the members at hand do not determine it."""
-    weights = combined.get("weights") or {}
-    if not weights or not set(weights) <= set(shown.members) or combined.get("method") not in METHODS:
-        return None
-    if combined["method"] == "stack":
-        candidates = combined.get("candidates") or ([] if left_out else valid.members)
-        if valid.target is None or not candidates or not set(candidates) <= set(valid.members):
-            return None
-        stack, held_out = task_math.fit_stack(valid.select(candidates).values, valid.target)
-        on_valid = combined.get("split") == "valid"  # measured on rows that it was not fitted on
-        values = held_out if on_valid else stack.predict(shown.select(candidates).values)
-    else:
-        part = shown.select(list(weights))
-        values = task_math.mix(part.values, np.array(list(weights.values())))
-    calibration = combined.get("calibration") or {"value": combined.get("temperature")}
-    return task_math.calibrate(values, float(calibration.get("value") or 1.0))
 
 
 def _gain_curve(task_math: TaskMath, valid: Aligned, shown: Aligned) -> list[Document]:

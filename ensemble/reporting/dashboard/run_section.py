@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.meter.origin import weakest
 from ensemble.reporting import text
 from ensemble.reporting.model_figures import list_figures, read_task
-from ensemble.reporting.ranking import best_member, metric, other_metrics, varied_parameters
+from ensemble.reporting.ranking import best_member, finite_or_none, metric, other_metrics, varied_parameters
 from ensemble.reporting.sections.feeders import bad_record_lines, bottleneck_lines, unshared_lines
 from ensemble.reporting.sections.turnaround import measure_turnaround, summarize
 from ensemble.reporting.status import status_gpus
@@ -27,12 +27,16 @@ COMBINED = (
 )  # fmt: skip
 
 
-def describe_head(directory: str, state: RunState, driver: str | None) -> dict[str, Any]:
-    """Returns how a run stands, for a list of runs: the first fields of the `run` section.
+def describe_head(
+    directory: str, state: RunState, driver: str | None, ledger: Ledger | None = None
+) -> dict[str, Any]:
+    """Returns how a run stands, for a list of runs (`ensemble list` and the page): the first fields of the `run`
+    section.
 
     Args:
         directory: the name of the run's directory.
         driver: what is wrong with the process that drives the run.
+        ledger: what the run has used; None: not asked for.
     """
     lost = is_lost(state, driver)
     counts = Counter(member_state(state, member, is_lost=lost) for member in state.members.values())
@@ -41,6 +45,7 @@ def describe_head(directory: str, state: RunState, driver: str | None) -> dict[s
         counts["waiting"] += unborn
     done, left = epochs_done_and_left(state)
     best = best_member(state)
+    measured = ((state.combined or {}).get("metrics") or {}).get("ensemble") or {}
     return {
         "name": state.name or directory,
         "dir": directory,
@@ -51,7 +56,15 @@ def describe_head(directory: str, state: RunState, driver: str | None) -> dict[s
         "done": round(done / (done + left), 4) if done + left else 0.0,
         "best": None if best is None else {"member": best.id, "value": metric(best, state.objective)},
         "objective": state.objective,
+        "combined_value": finite_or_none(measured.get(state.objective)),
+        "wall_s": state.wall_s,
+        "used": None if ledger is None else _describe_used(ledger),
     }
+
+
+def _describe_used(ledger: Ledger) -> dict[str, Any]:
+    used = ledger.run
+    return {"cpu_s": used.cpu_s, "energy_j": used.energy_j, "energy_origin": used.origin}
 
 
 def describe_run(
@@ -64,7 +77,7 @@ def describe_run(
         left_s: seconds left, where they can be told.
     """
     members = state.members.values()
-    head = describe_head(directory, state, driver)
+    head = describe_head(directory, state, driver, ledger)
     is_open = state.ended is None
     is_driven = is_open and driver is None and state.started is not None
     return {

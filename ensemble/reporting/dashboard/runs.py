@@ -7,17 +7,24 @@ its controller, only its row is kept.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ensemble.meter.ledger import present
 from ensemble.reporting.dashboard.run_section import describe_head
 from ensemble.reporting.status import SILENT_S, describe_lost_controller
 from ensemble.store import RunDir, RunStatus, StoreError
 from ensemble.store.event_handlers import EVENT_ERRORS
+from ensemble.store.files import write_json
+
+if TYPE_CHECKING:
+    from ensemble.meter.ledger import Ledger
+    from ensemble.store import RunState
 
 LEVELS = 2
 SCAN_S = 2.0
@@ -28,7 +35,36 @@ MOST_DIRECTORIES, READ_S = 10_000, 0.5
 HEAD_BYTES = 256
 
 #: What the list shows, from the section `run` of a run's document.
-FIELDS = ("name", "state", "started", "updated", "counts", "done", "best", "objective")
+FIELDS = (
+    "name", "state", "started", "updated", "counts", "done", "best", "objective", "combined_value", "wall_s",
+    "used",
+)  # fmt: skip
+
+
+#: Version of `summary.json`.
+SUMMARY_VERSION = 1
+
+
+def write_summary(run_dir: RunDir, state: RunState, ledger: Ledger) -> None:
+    """Write the row of a run that has ended beside its log: a list of many runs need not read their logs.
+
+    The row counts as long as the log has as many bytes as now.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    row = describe_head(run_dir.path.name, state, None, ledger)
+    write_json(run_dir.summary, {"v": SUMMARY_VERSION, "log_bytes": run_dir.events.stat().st_size, "row": row})
+
+
+def _read_summary(run_dir: RunDir, log_bytes: int) -> dict[str, Any] | None:
+    """The row of a run from its summary; None where there is none of a log of so many bytes."""
+    try:
+        found = json.loads(run_dir.summary.read_bytes())
+        is_valid = found["v"] == SUMMARY_VERSION and found["log_bytes"] == log_bytes
+        return dict(found["row"]) if is_valid and set(FIELDS) <= set(found["row"]) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def is_run(path: Path) -> bool:
@@ -95,6 +131,7 @@ class RunList:
         self._path, self._is_one = path, is_one
         self._known: dict[str, _Known] = {}
         self._next_scan = 0.0
+        self._with_used = False
         self.paths: dict[str, Path] = {}
 
     def update(self, heads: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -113,6 +150,15 @@ class RunList:
             self._read(key, self.paths[key])
             if time.monotonic() > now + READ_S:
                 break
+        return [self._known[key].row for key in self.paths]
+
+    def read_all(self) -> list[dict[str, Any]]:
+        """Returns a row for each run, what it has used included, however long it takes to read them."""
+        self.scan()
+        self._with_used = True
+        for key, path in self.paths.items():
+            self._read(key, path)
+            self._known[key].status = None
         return [self._known[key].row for key in self.paths]
 
     def scan(self) -> None:
@@ -134,6 +180,10 @@ class RunList:
                 return
             with open(run_dir.events, "rb") as file:
                 head = file.read(HEAD_BYTES)
+            if known.status is None and (summary := _read_summary(run_dir, stamp[1])) is not None:
+                known.row = {**summary, "key": key, "dir": str(path)}
+                known.stamp, known.head, known.is_lost = stamp, head, False
+                return
             if known.status is None or known.stamp is None or head != known.head or stamp[1] < known.stamp[1]:
                 known.status = RunStatus.load(run_dir)
             elif stamp != known.stamp:
@@ -145,7 +195,9 @@ class RunList:
                 if is_lost:
                     known.status = None
                 return
-            row = describe_head(path.name, status.state, lost)
+            row = describe_head(
+                path.name, status.state, lost, present(status.account) if self._with_used else None
+            )
         except OSError:
             self._known[key] = _Known(_name_row(key, path, "not started"), read_at=known.read_at)
             return

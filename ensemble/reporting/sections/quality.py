@@ -57,6 +57,15 @@ def summarize(state: RunState, ledger: Ledger) -> list[Line]:
     return describe_quality(state)
 
 
+def describe_failed_combination(state: RunState) -> str | None:
+    """Why members that finished could not be combined, for an error; None where they were, or where a run asks for
+    no combination that is possible (it has no validation split, its outputs are no predictions).
+    """
+    combined = state.combined or {}
+    is_failed = combined.get("failed") or (combined.get("declared") == "function" and not combined.get("members"))
+    return f"there is no combined model: {combined.get('reason')}" if is_failed else None
+
+
 def describe_figures(state: RunState) -> list[Line]:
     """Returns the first figures of the combined model in a line; none where there is none."""
     combined = state.combined or {}

@@ -8,6 +8,7 @@ import { betterWords, byFigure, capital, compareToBest, findFigure, heading, int
 import { count, number, score, share, significant, visible } from "../format.js";
 import { plainTable } from "../plain_table.js";
 import { HIGHLIGHT, NEUTRAL, SERIES } from "../store.js";
+import { confusionCard } from "./confusion.js";
 import { disagreementCard } from "./matrix.js";
 import { plotChart } from "./task_plots.js";
 
@@ -63,9 +64,11 @@ class EnsembleView {
     this.gains = task === "free" ? [] : compared.map((figure) => [figure, new Chart({ title: `Gain of each added member, ${heading(figure)}`, width: "half", height: 280, pick, table: () => this.tabulateGain() })]);
     this.weights = card({ title: "Weights of the combination", width: "half", table: () => this.tabulateWeights() });
     this.matrix = disagreementCard(this.page);
+    this.confusion = confusionCard();
+    this.classTables = h("div", { class: "grid wrapping", hidden: true });
     this.tables = h("div", { class: "grid wrapping" });
     this.charts = [this.calibration, this.bins, ...this.plots.map(([, each]) => each), ...this.gains.map(([, each]) => each)].filter(Boolean);
-    fill(this.grid, this.versus.root, this.calibration?.card.root, this.bins?.card.root, this.plots.map(([, each]) => each.root), this.tables,
+    fill(this.grid, this.versus.root, this.calibration?.card.root, this.bins?.card.root, this.plots.map(([, each]) => each.root), this.confusion.root, this.classTables, this.tables,
       this.gains.map(([, chart]) => chart.card.root), this.weights.root, this.matrix.root);
   }
 
@@ -94,6 +97,9 @@ class EnsembleView {
     if (!isNew) return this.matrix.mark();
     this.matrix.draw(quality.disagreement, Object.keys(quality.members).length);
     this.drawCalibration();
+    this.confusion.draw(quality.classes?.matrices ?? []);
+    fill(this.classTables, (quality.classes?.tables ?? []).map((table) => h("div", { class: "half" }, plainTable(table))));
+    this.classTables.hidden = this.classTables.children.length === 0;
     fill(this.tables, quality.tables.map((table) => h("div", { class: "half" }, plainTable(table))));
     this.tables.hidden = quality.tables.length === 0;
     for (const [id, chart] of this.plots) chart.draw(quality.plots.find((each) => each.id === id), this.nameModels());

@@ -1,0 +1,97 @@
+"""Commands that look at runs before they start and after they have ended."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.cli.console import print_lines, write_json
+
+if TYPE_CHECKING:
+    from ensemble.spec import Ensemble
+    from ensemble.store import RunDir
+
+EXIT_FAILED, EXIT_SOME_FAILED = 1, 3
+
+
+def dry_run(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace) -> int:
+    """Show what a run would do, need and cost; the exit status says whether first steps of members fail."""
+    from ensemble.api import choose_free_path
+    from ensemble.inspection import dry_run as try_run
+
+    path = choose_free_path(run_dir.path) if options.fresh else run_dir.path
+    found = try_run(ensemble, path, options.executor, options.spec, accept_code=options.accept_code)
+    print_lines(options, *str(found).splitlines())
+    _write_object(options, found.as_dict())
+    failed = [row["error"] is not None for row in found.members]
+    if all(failed):
+        return EXIT_FAILED
+    return EXIT_SOME_FAILED if any(failed) and not options.allow_failed else 0
+
+
+def list_runs(options: argparse.Namespace) -> int:
+    """Show the runs in a folder."""
+    from ensemble.inspection import list_runs as find_runs
+    from ensemble.inspection.compare_text import format_table
+    from ensemble.reporting import text
+
+    rows = find_runs(options.folder)
+    heads = [
+        "run",
+        "state",
+        "finished",
+        "failed",
+        "best",
+        "combined",
+        "objective",
+        "CPU",
+        "energy",
+        "started",
+        "took",
+    ]
+    cells = [
+        [
+            row["run_dir"],
+            row["state"],
+            f"{row['finished']}/{row['members']}",
+            str(row["failed"]),
+            text.score(row["best"]),
+            text.score(row["combined"]),
+            row["objective"] or text.ABSENT,
+            text.cpu(row["cpu_s"]),
+            text.ABSENT if row["energy_j"] is None else f"{text.joules(row['energy_j'])} {row['energy_origin']}",
+            text.ABSENT
+            if row["started"] is None
+            else time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started"])),
+            text.duration(row["wall_s"]),
+        ]
+        for row in rows
+    ]
+    print_lines(options, *(format_table(heads, cells) if rows else f"no runs in {options.folder}").splitlines())
+    write_json(options, [dict(row) for row in rows])
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Show runs side by side."""
+    from ensemble.inspection import compare as compare_runs
+
+    found = compare_runs(*options.runs, quality=options.quality)
+    print_lines(options, *str(found).splitlines())
+    _write_object(options, found.as_dict())
+    return 0
+
+
+def _write_object(options: argparse.Namespace, value: dict[str, Any]) -> None:
+    """Write an object as JSON to the file of `--json`, if it is given."""
+    if not options.json:
+        return
+    content = json.dumps(value, indent=1) + "\n"
+    if options.json == "-":
+        sys.stdout.write(content)
+    else:
+        Path(options.json).write_text(content)

@@ -1,0 +1,201 @@
+"""Figures of each class: precision, recall, F1, support, and which classes are taken for which.
+
+Of class c, tp samples are of it and predicted as it, fp are predicted as it and of another class, fn are of it
+and predicted as another one. Precision is tp / (tp + fp), recall tp / (tp + fn), F1 their harmonic mean,
+2 tp / (2 tp + fp + fn); each is 0 where it would be 0 / 0, as in scikit-learn with `zero_division=0`. Support is
+tp + fn. Of several labels a sample, a label is predicted from a probability of 0.5 on. Targets that are ignored
+take no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ensemble.combine.metrics import Array, CombineError, find_known, flatten
+from ensemble.combine.tasks import find_math
+from ensemble.spec.task import LABELS, Task
+
+if TYPE_CHECKING:
+    import pandas
+
+    from ensemble.store import RunDir, RunState
+
+MOST_DENSE = 10_000
+"""Classes of a matrix that is made: of as many it takes 800 MB."""
+
+
+@dataclass(frozen=True)
+class PerClass:
+    """Figures of each class or label of one model.
+
+    Attributes:
+        task: "classification" or "multilabel".
+        split: of the samples, "test" or "valid".
+        classes: names of the classes or labels; None where they are not known.
+        precision, recall, f1: float64 [C].
+        support: int64 [C], how many samples (or positions) are of the class.
+        predicted: int64 [C], how many are predicted as it.
+        cells: int64 [k, 3]: true class, predicted class, count, where that is not 0; of labels [L, 3]: true
+            positives, false positives, false negatives.
+        positions: how many samples or positions take part, of labels for each label int64 [L].
+    """
+
+    task: str
+    split: str
+    classes: tuple[str, ...] | None
+    precision: Array
+    recall: Array
+    f1: Array
+    support: Array
+    predicted: Array
+    cells: Array
+    positions: Array
+
+    @property
+    def confusion(self) -> Array:
+        """Counts int64 [C, C], rows are true and columns predicted classes; of labels [L, 2, 2], each
+        [[tn, fp], [fn, tp]], as in scikit-learn.
+
+        Raises:
+            CombineError: there are too many classes for a matrix; `cells` has what is not 0.
+        """
+        count = len(self.support)
+        if self.task == "multilabel":
+            hit, extra, missed = self.cells.T
+            none = self.positions - hit - extra - missed
+            return np.stack([np.stack([none, extra], axis=-1), np.stack([missed, hit], axis=-1)], axis=1)
+        if count > MOST_DENSE:
+            raise CombineError(f"a matrix of {count} classes does not fit into memory: take .cells")
+        matrix = np.zeros((count, count), dtype=np.int64)
+        matrix[self.cells[:, 0], self.cells[:, 1]] = self.cells[:, 2]
+        return matrix
+
+    def name(self, number: int) -> str:
+        """The name of a class, or its number."""
+        return str(number) if self.classes is None else self.classes[number]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each class: class, name, precision, recall, f1, support."""
+        columns = (self.precision.tolist(), self.recall.tolist(), self.f1.tolist(), self.support.tolist())
+        return [
+            {"class": i, "name": self.name(i), "precision": p, "recall": r, "f1": f, "support": s}
+            for i, (p, r, f, s) in enumerate(zip(*columns, strict=True))
+        ]
+
+    def list_confusions(self, most: int | None = None) -> list[dict[str, Any]]:
+        """Which classes are taken for which, the most frequent first: true, predicted, count, share (of the true
+        class). Empty for labels.
+
+        Args:
+            most: how many are listed at most.
+        """
+        if self.task == "multilabel":
+            return []
+        wrong = self.cells[self.cells[:, 0] != self.cells[:, 1]]
+        order = np.argsort(-wrong[:, 2], kind="stable")[:most]
+        return [
+            {"true": self.name(t), "predicted": self.name(p), "count": n, "share": n / int(self.support[t])}
+            for t, p, n in wrong[order].tolist()
+        ]
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The rows as a DataFrame.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        from ensemble.spec.frames import make_frame
+
+        return make_frame(self.rows())
+
+    def as_record(self) -> dict[str, Any]:
+        """The figures as JSON values, of classes in their order; `cells` as above."""
+        names = ("precision", "recall", "f1", "support", "cells")
+        return {name: getattr(self, name).tolist() for name in names}
+
+
+def compute_per_class(
+    task: Task, values: Array, target: Array, classes: Sequence[str] | None = None, split: str = "test"
+) -> PerClass:
+    """The figures of each class.
+
+    Args:
+        values: [n, ..., C] probabilities of classes, or [n, L] of labels.
+        target: [n, ...] classes, or [n, L] labels.
+        classes: their names; other than there are classes: none.
+
+    Raises:
+        CombineError: the task has no classes, or the targets do not fit.
+    """
+    if task.kind not in LABELS:
+        raise CombineError(f"predictions of the task {task.kind} have no classes")
+    values, target = np.asarray(values), np.asarray(target)
+    find_math(task).check_target(values, target)
+    count = values.shape[-1]
+    names = tuple(map(str, classes)) if classes is not None and len(classes) == count else None
+    if task.kind == "classification":
+        rows = flatten(values, target)
+        pairs, counts = np.unique(rows.target * count + rows.values.argmax(axis=1), return_counts=True)
+        cells = np.stack([pairs // count, pairs % count, counts], axis=1).astype(np.int64)
+        is_hit = cells[:, 0] == cells[:, 1]
+        hit = _sum_by_class(cells[is_hit], 0, count)
+        support, predicted = _sum_by_class(cells, 0, count), _sum_by_class(cells, 1, count)
+        positions = np.asarray(len(rows.target))
+    else:
+        known, present, said = find_known(target), target != 0, values >= 0.5
+        hit = (known & present & said).sum(axis=0)
+        support, predicted = (known & present).sum(axis=0), (known & said).sum(axis=0)
+        cells = np.stack([hit, predicted - hit, support - hit], axis=1)
+        positions = known.sum(axis=0)
+    return PerClass(
+        task=task.kind,
+        split=split,
+        classes=names,
+        precision=_divide(hit, predicted),
+        recall=_divide(hit, support),
+        f1=_divide(2 * hit, predicted + support),
+        support=support,
+        predicted=predicted,
+        cells=cells,
+        positions=positions,
+    )
+
+
+def _sum_by_class(cells: Array, column: int, count: int) -> Array:
+    found = np.zeros(count, dtype=np.int64)
+    np.add.at(found, cells[:, column], cells[:, 2])
+    return found
+
+
+def _divide(part: Array, whole: Array) -> Array:
+    found: Array = np.where(whole > 0, part / np.maximum(whole, 1), 0.0)
+    return found
+
+
+def read_per_class(run_dir: RunDir, state: RunState | None = None) -> dict[str, PerClass]:
+    """The figures of the "ensemble" and of the "best" member, on the samples that the combined metrics are of.
+
+    Raises:
+        CombineError: nothing was combined, the task has no classes, or the predictions have no targets.
+    """
+    from ensemble.combine.aligned import read_aligned
+    from ensemble.combine.recorded import read_combined
+    from ensemble.store import fold, read_events
+
+    state = fold(read_events(run_dir.events)) if state is None else state
+    combined = state.combined or {}
+    split = combined.get("split") or "test"
+    ensemble = read_combined(run_dir, state, split)
+    if ensemble.target is None:
+        raise CombineError(f"{run_dir.path}: the {split} split has no targets")
+    classes, found = combined.get("classes"), {}
+    found["ensemble"] = compute_per_class(ensemble.task, ensemble.values, ensemble.target, classes, split)
+    if combined.get("best_member"):
+        best = read_aligned(run_dir, [combined["best_member"]], split)
+        if best.members:
+            found["best"] = compute_per_class(best.task, best.values[0], ensemble.target, classes, split)
+    return found

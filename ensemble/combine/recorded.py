@@ -1,0 +1,97 @@
+"""Makes a run's combined predictions again, from its `combined` event and the members' saved predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ensemble.combine.aligned import Aligned, read_aligned
+from ensemble.combine.combination import FUNCTION, Combine, call_function, fingerprint_function
+from ensemble.combine.metrics import Array, CombineError
+from ensemble.combine.tasks import find_math
+
+if TYPE_CHECKING:
+    from ensemble.store import Predictions, RunDir, RunState
+
+METHODS = ("average", "weighted", "greedy", "stack")
+"""Those whose combined predictions follow from weights, or from a fit on the same predictions."""
+
+
+def combine_again(
+    combined: Mapping[str, Any],
+    valid: Aligned,
+    shown: Aligned,
+    *,
+    is_valid: bool,
+    is_complete: bool = True,
+    function: Combine | None = None,
+) -> Array | None:
+    """What the combined model predicts on a split, float64 [n, ...]: bit by bit what the run's figures are of.
+
+    Args:
+        combined: the `combined` event.
+        valid, shown: predictions on the validation split and on the split.
+        is_valid: whether the split is the validation split; a stack is then measured on rows that it was not
+            fitted on.
+        is_complete: whether `valid` has all members that finished.
+        function: the run's own `Ensemble.combine`, where that is a function.
+
+    Returns:
+        None where the members at hand do not determine it.
+    """
+    task_math, method = find_math(shown.task), combined.get("method")
+    weights = combined.get("weights") or {}
+    if not weights or not set(weights) <= set(shown.members):
+        return None
+    if method == "stack":
+        candidates = combined.get("candidates") or (valid.members if is_complete else [])
+        if valid.target is None or not candidates or not set(candidates) <= set(valid.members):
+            return None
+        stack, held_out = task_math.fit_stack(valid.select(candidates).values, valid.target)
+        values = held_out if is_valid else stack.predict(shown.select(candidates).values)
+    elif method == FUNCTION and function is not None:
+        values = call_function(function, shown.select(list(weights)).values, shown.task)
+    elif method in METHODS:
+        part = shown.select(list(weights))
+        values = task_math.mix(part.values, np.array(list(weights.values())))
+    else:
+        return None
+    calibration = combined.get("calibration") or {"value": combined.get("temperature")}
+    return task_math.calibrate(values, float(calibration.get("value") or 1.0))
+
+
+def read_combined(
+    run_dir: RunDir, state: RunState, split: str, load_function: Callable[[], Any] | None = None
+) -> Predictions:
+    """The combined model's predictions on a split; of a stack, on the validation split, those of rows that it was
+    not fitted on.
+
+    Args:
+        load_function: returns the run's `Ensemble.combine`; called only where the run combined by a function.
+
+    Raises:
+        CombineError: nothing was combined, or predictions are missing or no longer determine it.
+    """
+    from ensemble.store import Predictions
+
+    combined = state.combined or {}
+    if not combined.get("weights"):
+        why = combined.get("reason") or "the run has not combined its members"
+        raise CombineError(f"{run_dir.path} has no combined model: {why}")
+    members = list(dict.fromkeys([*combined["weights"], *(combined.get("candidates") or ())]))
+    shown = read_aligned(run_dir, members, split)
+    missing = [member for member in combined["weights"] if member not in shown.members]
+    if missing:
+        raise CombineError(f"{run_dir.path}: {missing[0]}: {shown.left_out[missing[0]]}")
+    valid = shown if split == "valid" else read_aligned(run_dir, members, "valid")
+    function: Any = None
+    if combined.get("method") == FUNCTION:
+        function = load_function() if load_function is not None else run_dir.load_ensemble().combine
+        if not callable(function) or combined.get("code") not in (None, fingerprint_function(function)):
+            raise CombineError(f"{run_dir.path}: the function by which the run was combined is another one now")
+    values = combine_again(combined, valid, shown, is_valid=split == "valid", function=function)
+    if values is None:
+        raise CombineError(f"{run_dir.path}: the saved predictions do not determine the combined ones any more")
+    return Predictions(values, shown.index, shown.target, shown.task)

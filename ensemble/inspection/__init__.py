@@ -1,0 +1,16 @@
+"""Looks at runs before they start and after they have ended: costs in advance, lists, comparisons, predictions."""
+
+from ensemble.inspection.compare import Comparison, compare
+from ensemble.inspection.dry_run import DryRun, dry_run
+from ensemble.inspection.run_list import list_runs
+from ensemble.inspection.saved_predictions import SavedPredictions, load_predictions
+
+__all__ = [
+    "Comparison",
+    "DryRun",
+    "SavedPredictions",
+    "compare",
+    "dry_run",
+    "list_runs",
+    "load_predictions",
+]

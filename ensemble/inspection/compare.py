@@ -1,0 +1,226 @@
+"""`compare`: several runs side by side; what differs in their declarations, their figures, and what they cost.
+
+A figure of two runs is compared on the same samples: where both predicted the same test samples with the same
+targets, the difference has a 95 % interval by the paired bootstrap (`ensemble.combine.bootstrap`), and one that
+holds 0 is within noise. Where the samples, the task or the objective differ, that is said, and nothing is compared
+as if they were equal.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ensemble.inspection.declarations import Declared, list_differences, read_declared
+from ensemble.spec import SpecError
+from ensemble.spec.validation import check_number
+
+if TYPE_CHECKING:
+    from ensemble.combine.aligned import Aligned
+
+Table = list[dict[str, Any]]
+MODELS = {"combined": "the combined model", "best": "the best member"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side. Values of several runs are in their order.
+
+    Attributes:
+        runs: a row for each run: `run` (its name here), `run_dir`, `state`, `members`, `finished`, `objective`,
+            `direction`, `best_member`, `best` and `combined` (the objective), `cpu_s`, `energy_j` and
+            `energy_origin`, `wall_s`, `quality_s`.
+        declared: what differs in the declarations: rows of `what` and `values`.
+        figures: rows of `model` ("combined" or "best"), `metric`, `better` ("higher" or "lower"), `values`, and
+            `against`: of each run but the first its difference to the first run, `interval` [low, high] (None:
+            there is none), and `within_noise` (None: not known).
+        quality: the value of the objective until which `quality_s` counts: one that all runs have reached, unless
+            it was given; None where the objectives differ.
+        notes: what is not compared, and why; one sentence each.
+    """
+
+    runs: Table
+    declared: Table
+    figures: Table
+    quality: float | None
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, as JSON values."""
+        return dict(vars(self))
+
+    def __str__(self) -> str:
+        from ensemble.inspection.compare_text import format_comparison
+
+        return format_comparison(self)
+
+
+def compare(*run_dirs: str | os.PathLike[str], quality: float | None = None) -> Comparison:
+    """Compare runs.
+
+    Args:
+        run_dirs: two or more run directories; figures are compared with those of the first.
+        quality: a value of the objective: how long each run took until a member reached it. Unless given, the best
+            value that all of the runs have reached.
+
+    Raises:
+        SpecError: fewer than two runs are given, or one twice, or `quality` is no number.
+        StoreError: there is no run.
+    """
+    if len(run_dirs) < 2:
+        raise SpecError("compare() takes two run directories or more")
+    if quality is not None:
+        check_number("compare(quality=)", quality, low=-math.inf)
+    runs = [read_declared(path) for path in run_dirs]
+    paths = [run.run_dir.path.resolve() for run in runs]
+    if len(set(paths)) < len(paths):
+        raise SpecError(f"compare() is given the run {runs[0].run_dir.path} twice")
+    names = _name_runs(runs)
+    notes = _explain_differences(runs, names)
+    is_ranked = len({(run.state.objective, run.state.direction) for run in runs}) == 1
+    level = (_find_common_quality(runs) if quality is None else float(quality)) if is_ranked else None
+    figures, more = _compare_figures(runs, names)
+    rows = [
+        run.as_row(name) | {"quality_s": None if level is None else run.measure_time_to(level)}
+        for run, name in zip(runs, names, strict=True)
+    ]
+    return Comparison(rows, list_differences(runs), figures, level, [*notes, *more])
+
+
+def _name_runs(runs: Sequence[Declared]) -> list[str]:
+    names = [run.run_dir.path.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.run_dir.path) for run in runs]
+
+
+def _explain_differences(runs: Sequence[Declared], names: Sequence[str]) -> list[str]:
+    """What forbids to compare the runs as equals."""
+    from ensemble.train.data_identity import describe_difference, why_unsure
+
+    notes = []
+    first = runs[0]
+    for run, name in zip(runs[1:], names[1:], strict=True):
+        ours, theirs = ((one.state.objective, one.state.direction) for one in (first, run))
+        if ours != theirs:
+            notes.append(
+                f"{name} has another objective ({theirs[0]}, {theirs[1]}) than {names[0]} ({ours[0]}, {ours[1]}): "
+                "best values and times to a quality are not comparable"
+            )
+        data, other = first.state.header.get("data") or {}, run.state.header.get("data") or {}
+        difference = describe_difference({"samples": None, "drop_last": None, **data}, _complete(other))
+        if difference is not None:
+            notes.append(f"{name} was trained with other data than {names[0]}: {difference}")
+        elif (why := why_unsure(data, other)) is not None:
+            notes.append(f"whether {name} was trained with the data of {names[0]} is not known: {why}")
+    return notes
+
+
+def _complete(data: dict[str, Any]) -> dict[str, Any]:
+    return {"samples": None, "drop_last": None, **data}
+
+
+def _find_common_quality(runs: Sequence[Declared]) -> float | None:
+    """The best value of the objective that each of the runs has reached."""
+    reached = [run.find_best_value() for run in runs]
+    known = [value for value in reached if value is not None]
+    if len(known) < len(reached):
+        return None
+    return min(known) if runs[0].state.direction == "max" else max(known)
+
+
+def _compare_figures(runs: Sequence[Declared], names: Sequence[str]) -> tuple[Table, list[str]]:
+    rows: Table = []
+    notes: list[str] = []
+    for model, what in MODELS.items():
+        found = [run.read_model(model) for run in runs]
+        metrics = [run.read_metrics(model) for run in runs]
+        differences: list[dict[str, Any]] = []
+        for run, name, other in zip(runs[1:], names[1:], found[1:], strict=True):
+            first = found[0]
+            why = explain_other_samples(runs[0], first, run, other)
+            if why is not None:
+                notes.append(f"{what} of {name} is not compared with that of {names[0]}: {why}")
+                differences.append({})
+            else:
+                assert not isinstance(first, str) and not isinstance(other, str)
+                differences.append(_bootstrap(first, other))
+        rows += _make_rows(model, runs, metrics, differences)
+    return rows, list(dict.fromkeys(notes))
+
+
+def _make_rows(
+    model: str,
+    runs: Sequence[Declared],
+    metrics: Sequence[dict[str, float]],
+    differences: Sequence[dict[str, Any]],
+) -> Table:
+    from ensemble.reporting.model_figures import list_figures
+
+    state = runs[0].state
+    known = list(dict.fromkeys(name for each in metrics for name in each))
+    rows: Table = []
+    for figure in list_figures(known, runs[0].task, (state.objective, state.direction)):
+        values = [each.get(figure.name) for each in metrics]
+        against = []
+        for value, found in zip(values[1:], differences, strict=True):
+            own = found.get(figure.name)
+            is_known = bool(found) and value is not None and values[0] is not None
+            difference = value - values[0] if is_known else None  # type: ignore[operator]
+            interval = own if own else None
+            noise = None if interval is None else bool(interval[0] <= 0 <= interval[1])
+            against.append({"difference": difference, "interval": interval, "within_noise": noise})
+        rows.append(
+            {
+                "model": model,
+                "metric": figure.name,
+                "better": figure.as_record().get("better"),
+                "values": values,
+                "against": against,
+            }
+        )
+    return rows
+
+
+def explain_other_samples(
+    first: Declared, ours: Aligned | str, second: Declared, theirs: Aligned | str
+) -> str | None:
+    """Why predictions of two runs are not of the same samples; None where they are. A text stands for predictions
+    that are missing.
+    """
+    import numpy as np
+
+    for each in (ours, theirs):
+        if isinstance(each, str):
+            return each
+    assert not isinstance(ours, str) and not isinstance(theirs, str)
+    if first.split != second.split:
+        return f"one has figures of the {first.split} split, the other of the {second.split} split"
+    if ours.task != theirs.task:
+        return f"they predict different tasks ({ours.task.kind} and {theirs.task.kind})"
+    if not np.array_equal(ours.index, theirs.index):
+        return f"they predicted other {first.split} samples ({len(ours.index)} and {len(theirs.index)})"
+    if ours.values[0].shape != theirs.values[0].shape:
+        shapes = [list(each.values[0].shape[1:]) for each in (ours, theirs)]
+        return f"they predict values of different shapes, {shapes[0]} and {shapes[1]} a sample"
+    if ours.target is None or theirs.target is None:
+        return f"the {first.split} split has no targets"
+    is_float = ours.target.dtype.kind == theirs.target.dtype.kind == "f"
+    if not np.array_equal(ours.target, theirs.target, equal_nan=is_float):
+        return f"the targets of their {first.split} samples differ"
+    return None
+
+
+def _bootstrap(first: Aligned, second: Aligned) -> dict[str, Any]:
+    """Intervals of the second's figures minus the first's, by the paired bootstrap; "" says they were drawn."""
+    from ensemble.combine.bootstrap import intervals
+    from ensemble.combine.tasks import find_math
+
+    assert first.target is not None
+    math_of = find_math(first.task)
+    statistics = {
+        "second": math_of.statistics(second.values[0], first.target),
+        "first": math_of.statistics(first.values[0], first.target),
+    }
+    return {"": True, **intervals(statistics, len(first.target)).get("difference", {})}

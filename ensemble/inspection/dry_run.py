@@ -1,0 +1,321 @@
+"""`dry_run`: what a run would do, need and cost, without starting it. Nothing is written, no process remains.
+
+What would be refused at the start of a run is refused here, by the same checks. One batch is really prepared, and
+a few steps of each different architecture are really trained, alone, on this machine, by the members' own code
+(`ensemble.train.profile`). All else is computed from that and labelled `estimated`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.inspection.batches import describe_first_batch, describe_pipelines
+from ensemble.inspection.estimates import estimate_members, estimate_run
+from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, check_installed
+from ensemble.spec.identity import compute_cost_key
+from ensemble.spec.member_pipelines import sample_space
+from ensemble.store import RunDir, RunState, StoreError, fold, is_locked, read_events
+
+if TYPE_CHECKING:
+    from ensemble.schedule import Node
+    from ensemble.user_code.fingerprint import Code
+
+log = logging.getLogger(__name__)
+Table = list[dict[str, Any]]
+
+FIGURES = ("step_s", "memory_gb", "gpu_memory_gb", "cpus")
+STEPS_S = (0.5, 6.0)
+"""Seconds of steps to measure, at most: of each architecture, and of all together."""
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a run would do, need and cost.
+
+    Attributes:
+        name: of the ensemble; `mode`: "list" or "search"; `executor`; `run_dir`.
+        run_state: how the run in that directory stands, which this one would continue; None: it would be new.
+        node: this machine: `cpus`, `memory_gb`, `gpus`, `power` (source of energy).
+        splits: samples of "train", "valid", "test" and "shifted", those that are declared.
+        fields: a row for each field of a batch: `name`, `shape` (of a sample), `dtype`, and of the first batch,
+            which was really prepared, `min`, `mean`, `max` (None where it is empty).
+        labels: how often each label is in that batch, `None` where the data have no integer target.
+        pipeline: `shared` (stages that are prepared once for all), `unshared` (why nothing is, or None), `own` (by
+            group of members that do more: their further stages), `fingerprint`, `why_unsure`, `prepare_s`
+            (CPU-seconds a sample, measured).
+        members: a row for each group of members of one architecture and one set of options: `members` (names),
+            `params` (of the first), `varied` (other hyperparameters in the group), `workers`, `parameters`,
+            `checkpoint_bytes`, `batch_size`, `steps` (of an epoch), `epochs`; measured: `step_s`, `memory_gb`,
+            `gpu_memory_gb`, `cpus`; estimated of one member: `seconds`, `cpu_s`, `energy_j`; `error`: why nothing
+            was measured, as its first steps failed.
+        run: estimated of the run: `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that train at
+            one time), `origin` ("estimated"), `energy_origin` ("estimated" or "unavailable"), `how`.
+        notes: what to know of the figures.
+    """
+
+    name: str
+    mode: str
+    executor: str
+    run_dir: str
+    run_state: str | None
+    node: dict[str, Any]
+    splits: dict[str, int]
+    fields: Table
+    labels: dict[int, int] | None
+    pipeline: dict[str, Any]
+    members: Table
+    run: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, as JSON values."""
+        return dict(vars(self))
+
+    def __str__(self) -> str:
+        from ensemble.inspection.dry_run_text import format_dry_run
+
+        return format_dry_run(self)
+
+
+def dry_run(
+    ensemble: Ensemble,
+    run_dir: str | os.PathLike[str] | None = None,
+    executor: str = "ray",
+    spec_file: str | os.PathLike[str] | None = None,
+    *,
+    accept_code: bool = False,
+) -> DryRun:
+    """Find out what a run would do, need and cost on this machine. It takes seconds and leaves nothing behind.
+
+    Args:
+        ensemble: what would be trained.
+        run_dir: `runs/<name>` unless given; a run that is there would be continued.
+        executor: "ray", "local" or "inline". Steps are measured in this process, whatever it is.
+        spec_file: the file that declares the ensemble.
+        accept_code: as in `submit`.
+
+    Raises:
+        SpecError, StoreError, PipelineError: as `submit` would, with the same message.
+    """
+    from ensemble.executors import make_executor
+    from ensemble.executors.host import describe_host
+    from ensemble.train.data_identity import training_data
+    from ensemble.user_code.fingerprint import code_of
+
+    check_installed(ensemble.loggers)
+    make_executor(executor)
+    path = Path(run_dir) if run_dir is not None else Path("runs") / ensemble.name
+    known, code = RunDir(path), code_of(ensemble)
+    data = training_data(ensemble)
+    state = _check_run_dir(known, ensemble, code, spec_file, accept=accept_code)
+    node = describe_host("local", places=1 if executor == "inline" else None, feeds=executor != "inline")
+    stream = _check_start(ensemble, state, executor, node)
+    identities = _list_members(ensemble)
+    fields, labels = describe_first_batch(ensemble, identities[0])
+    notes = _list_notes(ensemble, executor, state, code)
+    with tempfile.TemporaryDirectory(prefix="ensemble-dry-run-") as folder, _open_meter(ensemble, notes) as meter:
+        groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, meter)
+        estimate_members(ensemble, groups, power)
+        run = estimate_run(
+            ensemble, groups, node, prepare_s, power, is_serial=executor == "inline", shares=stream is None
+        )
+    return DryRun(
+        name=ensemble.name,
+        mode="search" if ensemble.search else "list",
+        executor=executor,
+        run_dir=str(known.path),
+        run_state=_describe_state(state),
+        node=_describe_node(node, power),
+        splits=_count_splits(ensemble),
+        fields=fields,
+        labels=labels,
+        pipeline=describe_pipelines(ensemble, identities, stream) | {"data": data, "prepare_s": prepare_s},
+        members=[{name: value for name, value in row.items() if not name.startswith("_")} for row in groups],
+        run=run,
+        notes=notes,
+    )
+
+
+def _check_run_dir(
+    known: RunDir, ensemble: Ensemble, code: Code, spec_file: str | os.PathLike[str] | None, *, accept: bool
+) -> RunState:
+    """What `submit` checks of the run directory; returns the state of the run that is there."""
+    from ensemble.controller.changes import check_code, check_same
+    from ensemble.store.kept_code import pickle_ensemble
+
+    known.check_is_free(ensemble)
+    state = RunState()
+    if known.info_file.exists() and known.events.exists():
+        state = fold(read_events(known.events))
+        check_same(state, ensemble, known.path, in_progress=bool(is_locked(known.events)))
+        check_code(state, code, known, accept=accept)
+    parent = next(each for each in (known.path, *known.path.parents) if each.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise StoreError(f"cannot write {known.path}: choose a run directory that you may write to")
+    pickle_ensemble(ensemble, None if spec_file is None else Path(spec_file))
+    return state
+
+
+def _check_start(ensemble: Ensemble, state: RunState, executor: str, node: Node) -> str | None:
+    """What a controller checks when it starts; returns why nothing is shared, None where it is."""
+    from ensemble.controller.feeders import SharedStream
+    from ensemble.controller.starts import check_fit, check_starts
+    from ensemble.executors.inline import check_widths
+    from ensemble.search.trials import make_trials
+
+    if executor == "inline":
+        check_widths(ensemble)
+    stream = SharedStream(ensemble)
+    stream.check()
+    check_fit(ensemble, [node])
+    check_starts(ensemble, state)
+    search = ensemble.search
+    if search is None or search.storage is None:  # a storage of the user's would get a study
+        with tempfile.TemporaryDirectory(prefix="ensemble-dry-run-") as folder:
+            make_trials(
+                ensemble, RunDir(folder), RunState(objective=str(ensemble.objective)), sharing=stream.sharing
+            )
+    if executor == "inline":
+        return "the inline executor trains members one after the other, each prepares its own batches"
+    return stream.unshared if stream.sharing else stream.unshared or "sharing='independent' is declared"
+
+
+def _list_members(ensemble: Ensemble) -> list[Identity]:
+    """The declared members; of a search, members with a few random points of its space."""
+    if ensemble.search is None:
+        return [ensemble.identify(number) for number in range(len(ensemble.members or ()))]
+    points = list(sample_space(ensemble.search, ensemble.search.seed))[: ensemble.search.trials]
+    return [ensemble.identify(number, params) for number, params in enumerate(points)]
+
+
+def _group_members(identities: Sequence[Identity]) -> list[list[Identity]]:
+    """Members that certainly cost the same are one group, whatever their learning rates and seeds are."""
+    groups: dict[tuple[str, int], list[Identity]] = {}
+    for identity in identities:
+        groups.setdefault((compute_cost_key(identity), identity.epochs), []).append(identity)
+    return list(groups.values())
+
+
+@contextlib.contextmanager
+def _open_meter(ensemble: Ensemble, notes: list[str]) -> Iterator[Any]:
+    """The power meter of this machine, started; None where there is none."""
+    from ensemble.meter import PowerMeter
+
+    meter = PowerMeter("local", energy=ensemble.energy)
+    try:
+        meter.start()
+        yield meter
+    finally:
+        meter.close()
+
+
+def _measure(
+    ensemble: Ensemble, groups: Sequence[Sequence[Identity]], folder: str, meter: Any
+) -> tuple[Table, float | None, dict[str, Any]]:
+    """A row for each group of members, CPU-seconds of preparing a sample, and the power in the meantime."""
+    from ensemble.train.dry_steps import measure_here
+
+    steps_s = min(STEPS_S[0], STEPS_S[1] / len(groups))
+    rows: Table = []
+    prepared: list[float] = []
+    for members in groups:
+        first = members[0]
+        row: dict[str, Any] = _describe_group(ensemble, members) | {"error": None, "_members": list(members)}
+        batch = -(-first.batch_size // first.workers)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints
+                measured = measure_here(ensemble, [dataclasses.replace(first, batch_size=batch)], folder, steps_s)[
+                    0
+                ]
+            row |= _read_figures(measured.figures) | {"_figures": measured.figures}
+            row |= {"parameters": measured.parameters, "checkpoint_bytes": measured.checkpoint_bytes}
+            prepared.append(measured.figures["prepare_s"])
+        except (Exception, SystemExit) as error:
+            log.debug("a step of %s failed", first.member, exc_info=True)
+            row |= dict.fromkeys(
+                ("step_s", "memory_gb", "gpu_memory_gb", "cpus", "parameters", "checkpoint_bytes")
+            )
+            row |= {"error": " ".join(f"{type(error).__name__}: {error}".split()), "_figures": None}
+        rows.append(row)
+    return rows, max(prepared, default=None), _read_power(meter)
+
+
+def _describe_group(ensemble: Ensemble, members: Sequence[Identity]) -> dict[str, Any]:
+    first = members[0]
+    names = dict.fromkeys(name for each in members for name in each.params)
+    varied = [name for name in names if any(each.params.get(name) != first.params.get(name) for each in members)]
+    samples = ensemble.samples
+    steps = samples // first.batch_size if ensemble.drop_last else -(-samples // first.batch_size)
+    return {
+        "members": [each.member for each in members],
+        "params": first.params,
+        "varied": varied,
+        "workers": "auto" if "workers" in first.auto else first.workers,
+        "batch_size": first.batch_size,
+        "steps": steps,
+        "epochs": first.epochs,
+    }
+
+
+def _read_figures(figures: dict[str, Any]) -> dict[str, Any]:
+    return {name: figures.get(name) for name in FIGURES}
+
+
+def _read_power(meter: Any) -> dict[str, Any]:
+    """Joules, the idle ones apart, CPU-seconds and seconds of the time in which steps were trained; its source."""
+    events = meter.finish()
+    known = [event for event in events if event["energy_j"] is not None]
+    if not known or len(known) < len(events):
+        return {"source": meter.source, "energy_j": None}
+    idle = [part["idle_j"] for event in known for part in event["parts"]]
+    busy = [event["busy_s"] for event in known]
+    return {
+        "source": meter.source,
+        "energy_j": sum(event["energy_j"] for event in known),
+        "idle_j": None if None in idle else sum(idle),
+        "busy_s": None if None in busy else sum(busy),
+        "interval_s": sum(event["interval_s"] for event in known),
+        "origin": meter.origin,
+    }
+
+
+def _list_notes(ensemble: Ensemble, executor: str, state: RunState, code: Code) -> list[str]:
+    notes = []
+    if executor == "ray":
+        notes.append("measured and estimated for this machine; a Ray cluster may offer more nodes, or other ones")
+    if ensemble.search is not None:
+        trials = f"{ensemble.search.trials} trials are proposed while the search goes on"
+        notes.append(f"{trials}; random points of its space stand for them, and pruning is not foreseen")
+    if state.members:
+        notes.append("the run would be continued; the figures are of a run from its beginning")
+    return notes
+
+
+def _describe_state(state: RunState) -> str | None:
+    if not state.header:
+        return None
+    states = [member.state for member in state.members.values()]
+    return ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states)) or "no member has begun"
+
+
+def _describe_node(node: Node, power: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "cpus": node.cpus,
+        "memory_gb": node.memory_gb,
+        "gpus": list(node.gpus),
+        "power": power["source"],
+    }
+
+
+def _count_splits(ensemble: Ensemble) -> dict[str, int]:
+    splits = {name: getattr(ensemble, name) for name in PREDICTED_SPLITS}
+    return {"train": ensemble.samples, **{name: len(each) for name, each in splits.items() if each is not None}}

@@ -1,0 +1,107 @@
+"""Writes a dry run as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ensemble.inspection.compare_text import format_table
+from ensemble.reporting import text
+
+if TYPE_CHECKING:
+    from ensemble.inspection.dry_run import DryRun
+
+MOST_LABELS = 20
+
+
+def format_dry_run(found: DryRun) -> str:
+    """The dry run as text: data, members, the run as a whole, notes."""
+    return "\n\n".join("\n".join(part) for part in (_head(found), _data(found), _members(found), _run(found)))
+
+
+def _head(found: DryRun) -> Iterator[str]:
+    yield f"{found.name} · {found.mode} · executor {found.executor} · dry run, nothing was started or written"
+    gpus = text.count(len(found.node["gpus"]), "GPU")
+    yield f"this machine: {found.node['cpus']:g} cores, {gpus}, {found.node['memory_gb']:.1f} GiB"
+    yield f"run directory: {found.run_dir} ({found.run_state or 'new'})"
+
+
+def _data(found: DryRun) -> Iterator[str]:
+    yield "samples: " + ", ".join(f"{name} {many:,}" for name, many in found.splits.items())
+    rows = [
+        [
+            row["name"],
+            str(row["shape"]),
+            row["dtype"],
+            *(text.number(row[name]) for name in ("min", "mean", "max")),
+        ]
+        for row in found.fields
+    ]
+    yield format_table(["field", "shape", "dtype", "min", "mean", "max"], rows)
+    if found.labels is not None:
+        shown = list(found.labels.items())[:MOST_LABELS]
+        more = f", and {len(found.labels) - len(shown)} more" if len(found.labels) > len(shown) else ""
+        yield "labels of the first batch: " + ", ".join(f"{label}: {many}" for label, many in shown) + more
+    pipeline = found.pipeline
+    if pipeline["unshared"] is not None:
+        yield f"not shared: {pipeline['unshared']}"
+    else:
+        yield "prepared once for all members: " + " -> ".join([pipeline["source"], *pipeline["shared"]])
+    for own in pipeline["own"]:
+        who = own["members"][0] + (f" and {len(own['members']) - 1} more" if len(own["members"]) > 1 else "")
+        yield f"by {who} alone: {' -> '.join(own['stages'])}"
+    sure = pipeline["why_unsure"] or ("sure" if pipeline["fingerprint"] else "sure, of each member its own")
+    yield f"fingerprint of the data: {sure}"
+    if pipeline["prepare_s"] is not None:
+        yield f"preparation: {1e3 * pipeline['prepare_s']:.3g} ms of CPU time a sample, measured"
+
+
+def _members(found: DryRun) -> Iterator[str]:
+    heads = [
+        "members", "hyperparameters", "workers", "parameters", "checkpoint", "batch", "steps x epochs",
+        "s/step measured", "memory measured", "time estimated", "J estimated",
+    ]  # fmt: skip
+    yield format_table(heads, [_describe_group(row) for row in found.members])
+    for row in found.members:
+        if row["error"] is not None:
+            yield f"{row['members'][0]} fails in its first steps: {row['error']}"
+
+
+def _describe_group(row: dict[str, Any]) -> list[str]:
+    names = row["members"]
+    who = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    params = ", ".join(
+        f"{name} varied" if name in row["varied"] else f"{name} {text.value(value)}"
+        for name, value in row["params"].items()
+    )
+    size, memory, joules = row["checkpoint_bytes"], row["memory_gb"], row["energy_j"]
+    return [
+        who,
+        params or text.ABSENT,
+        str(row["workers"]),
+        text.number(row["parameters"], 4),
+        text.ABSENT if size is None else text.memory(size),
+        str(row["batch_size"]),
+        f"{row['steps']} x {row['epochs']}",
+        text.number(row["step_s"]),
+        text.ABSENT if memory is None else text.memory(2**30 * (memory + (row["gpu_memory_gb"] or 0.0))),
+        text.duration(row["seconds"]),
+        "unavailable" if joules is None else text.joules(joules),
+    ]
+
+
+def _run(found: DryRun) -> Iterator[str]:
+    run = found.run
+    if run["seconds"] is None:
+        yield f"the run: unavailable, {run['how']}"
+    else:
+        energy = "energy unavailable" if run["energy_j"] is None else text.joules(run["energy_j"])
+        parts = [text.duration(run["seconds"]), f"{text.cpu(run['cpu_s'])} of CPU time", energy]
+        parts += [
+            f"{text.memory(2**30 * run['memory_gb'])} of host memory for members",
+            f"{run['at_once']} at once",
+        ]
+        yield f"the run, estimated: {', '.join(parts)}"
+        yield f"estimated from: {run['how']}"
+    yield f"energy by: {found.node['power']}"
+    yield from (f"note: {note}" for note in found.notes)

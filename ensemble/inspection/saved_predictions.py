@@ -1,0 +1,155 @@
+"""`load_predictions`: what a member, or the combined model, has predicted on a split, with targets and names."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.spec import PREDICTED_SPLITS, SpecError, check_choice, unknown_name
+from ensemble.spec.frames import make_frame
+from ensemble.spec.task import LABELS
+from ensemble.store import RunDir, StoreError, fold, read_events
+from ensemble.store import load_predictions as read_predictions
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pandas
+
+    from ensemble.combine.per_class import PerClass
+    from ensemble.store import RunState
+
+
+@dataclass(frozen=True)
+class SavedPredictions:
+    """Predictions of one model for each sample of a split.
+
+    Attributes:
+        run_dir: of the run.
+        member: its name; None: the combined model.
+        split: "valid", "test" or "shifted".
+        task: what is predicted: "classification", "multilabel", "regression", "gaussian", "quantiles" or "free".
+        index: int64 [n], ascending: the samples, by their place in the split's source.
+        values: [n, ...] as `ensemble.spec.task` lays them out, such as probabilities [n, classes]; float32 of a
+            member, mapped from its file (read only), float64 of the combined model.
+        targets: int64 or float64 [n, ...]; None where the split has none.
+        classes: names of the classes or labels; None where the data have none.
+        levels: of quantiles, their probabilities.
+    """
+
+    run_dir: Path
+    member: str | None
+    split: str
+    task: str
+    index: npt.NDArray[np.int64]
+    values: npt.NDArray[np.floating[Any]]
+    targets: npt.NDArray[Any] | None
+    classes: tuple[str, ...] | None
+    levels: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def per_class(self) -> PerClass:
+        """Precision, recall, F1 and support of each class, and the confusion matrix.
+
+        Raises:
+            CombineError: the task has no classes, or there are no targets.
+        """
+        from ensemble.combine import CombineError
+        from ensemble.combine.per_class import compute_per_class
+        from ensemble.spec.task import Task
+
+        if self.targets is None:
+            raise CombineError(f"{self.run_dir}: the {self.split} split has no targets")
+        task = Task(self.task, self.levels)  # type: ignore[arg-type]
+        return compute_per_class(task, self.values, self.targets, self.classes, self.split)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A DataFrame with a row for each sample: index, target, prediction, and a column for each value.
+
+        Raises:
+            ImportError: pandas is not installed.
+            SpecError: a sample has several positions (steps, pixels), for which there is no one row.
+        """
+        from ensemble.spec.task import Task
+
+        tail = {"regression": 0, "free": max(0, self.values.ndim - 1)}.get(self.task, 1)
+        if self.values.ndim - tail != 1 or tail > 1:
+            raise SpecError(f"values of shape {list(self.values.shape)} make no table: take .values")
+        columns: dict[str, Any] = {"index": self.index}
+        is_multilabel = self.task == "multilabel"
+        if self.targets is not None and not is_multilabel:
+            columns["target"] = self.targets
+        if self.task not in ("free", "multilabel"):
+            columns["prediction"] = Task(self.task, self.levels).decide(self.values)  # type: ignore[arg-type]
+        if tail:
+            for number, name in enumerate(self._name_columns()):
+                columns[name] = self.values[:, number]
+                if is_multilabel and self.targets is not None:
+                    label = str(number) if self.classes is None else self.classes[number]
+                    columns[f"target({label})"] = self.targets[:, number]
+        return make_frame(columns)
+
+    def _name_columns(self) -> list[str]:
+        if self.task == "gaussian":
+            return ["mean", "variance"]
+        if self.task == "quantiles":
+            return [f"q{level:g}" for level in self.levels]
+        count = self.values.shape[1]
+        names = self.classes if self.classes is not None and self.task in LABELS else map(str, range(count))
+        return [f"p({name})" if self.task in LABELS else f"value {name}" for name in names]
+
+
+def load_predictions(
+    run_dir: str | os.PathLike[str], split: str = "test", member: str | None = None
+) -> SavedPredictions:
+    """What a run has predicted on a split.
+
+    Args:
+        run_dir: of the run.
+        split: "test", "valid" or "shifted".
+        member: the name of a member; None: the combined model, whose predictions are made again from those of the
+            members, so that they are those of which the run's figures are.
+
+    Raises:
+        SpecError: there is no such split or member.
+        StoreError: there is no run, or no such predictions.
+        CombineError: the run has no combined model.
+    """
+    from ensemble.combine.recorded import read_combined
+
+    check_choice("load_predictions(split=)", split, PREDICTED_SPLITS)
+    run = RunDir(run_dir)
+    state = fold(read_events(run.events))
+    if member is None:
+        if (state.combined or {}).get("weights"):
+            _check_saved(run, state, split, next(iter(state.combined["weights"])))  # type: ignore[index]
+        found = read_combined(run, state, split)
+    else:
+        if member not in state.members:
+            raise SpecError(unknown_name(f"{run.path} has no member", member, list(state.members)))
+        _check_saved(run, state, split, member)
+        found = read_predictions(run.predictions(member, split), mapped=True)
+    classes = (state.combined or {}).get("classes")
+    return SavedPredictions(
+        run_dir=run.path,
+        member=member,
+        split=split,
+        task=found.task.kind,
+        index=found.index,
+        values=found.values,
+        targets=found.target,
+        classes=None if classes is None else tuple(classes),
+        levels=found.task.levels,
+    )
+
+
+def _check_saved(run: RunDir, state: RunState, split: str, member: str) -> None:
+    if run.predictions(member, split).exists():
+        return
+    saved = [each for each in PREDICTED_SPLITS if run.predictions(member, each).exists()]
+    why = f"it is {state.members[member].state}" if not saved else f"it saved those of {', '.join(saved)}"
+    raise StoreError(f"{run.path}: {member} saved no {split} predictions ({why})")

@@ -1,0 +1,58 @@
+/** The card of the confusion matrix: rows are true classes, columns predicted ones, the diagonal is right. */
+
+import { card } from "../card.js";
+import { fill, h, svg } from "../dom.js";
+import { count, number, share, visible } from "../format.js";
+
+const NUMBERED = 12; // classes in a matrix whose cells bear numbers
+const LEFT = 128;
+const TOP = 18;
+const NAMES = { combined: "combined model", best: "best member" };
+
+/** Builds the card: `root`, `draw(matrices)`. */
+export function confusionCard() {
+  let matrices = [];
+  let chosen = "combined";
+  const choices = h("span", { class: "choices", role: "group", "aria-label": "model" });
+  const self = card({ title: "Confusion of classes", controls: choices, table: () => tabulate(pick()) });
+  const pick = () => matrices.find(({ of }) => of === chosen) ?? matrices[0];
+  function draw(given) {
+    if (given) matrices = given;
+    self.root.hidden = matrices.length === 0;
+    if (matrices.length === 0) return;
+    const { of, names, cells } = pick();
+    const button = (each) => h("button", { type: "button", class: "minor", "aria-pressed": String(each.of === of), onclick: () => { chosen = each.of; draw(); } }, NAMES[each.of]);
+    fill(choices, matrices.length > 1 ? matrices.map(button) : []);
+    const side = Math.max(14, Math.min(44, Math.floor(520 / names.length)));
+    const wrong = cells.filter(([t, p]) => t !== p);
+    const most = wrong.reduce((worst, cell) => (cell[2] > (worst?.[2] ?? 0) ? cell : worst), null);
+    const worst = most ? ` Most often ${visible(names[most[0]])} is taken for ${visible(names[most[1]])}: ${count(most[2], "sample")}, ${share(most[3])} of the class.` : "";
+    self.read(`Of the ${NAMES[of]}. A row is a true class, a column what it is predicted as; colour is the share of the true class, frames are right predictions.${worst}`);
+    const marks = names.flatMap((_, i) => names.map((__, j) => mark(names, side, i, j, cells.find(([t, p]) => t === i && p === j))));
+    const rows = names.map((name, i) => svg("text", { x: LEFT - 6, y: TOP + (i + 0.5) * side + 4, "text-anchor": "end" }, svg("title", {}, visible(name)), `${shorten(visible(name))} ${i + 1}`));
+    const columns = names.map((_, j) => (side < 18 && j % 5 ? null : svg("text", { x: LEFT + (j + 0.5) * side, y: 12, "text-anchor": "middle" }, j + 1)));
+    const [width, height] = [LEFT + names.length * side + 2, TOP + names.length * side + 2];
+    fill(self.body, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Confusion matrix" }, svg("svg", { class: "matrix confusion", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Confusion of ${names.length} classes` }, columns, rows, marks)));
+    self.update();
+  }
+  self.root.hidden = true;
+  return { root: self.root, draw };
+}
+
+function mark(names, side, i, j, cell) {
+  const [many, part] = cell ? [cell[2], cell[3]] : [0, 0];
+  const words = i === j ? `${visible(names[i])}: ${count(many, "sample")} right (${share(part)})` : `${visible(names[i])} taken for ${visible(names[j])}: ${count(many, "sample")} (${share(part)})`;
+  const opacity = part ? 0.08 + 0.8 * part : 0.02;
+  const [x, y] = [LEFT + j * side, TOP + i * side];
+  const label = names.length <= NUMBERED && many ? svg("text", { x: x + 0.5 * side, y: y + 0.5 * side + 4, "text-anchor": "middle", class: opacity > 0.5 ? "on-mark" : null }, number(many)) : null;
+  return svg("g", {}, svg("title", {}, words), svg("rect", { "data-mark": `${i},${j}`, class: i === j ? "right" : null, x, y, width: side - 1, height: side - 1, "fill-opacity": opacity }), label);
+}
+
+function shorten(name) {
+  return name.length > 14 ? `${name.slice(0, 13)}…` : name;
+}
+
+function tabulate({ names, cells }) {
+  const at = new Map(cells.map(([t, p, many]) => [`${t},${p}`, many]));
+  return { head: ["true class", ...names.map((name) => visible(name))], rows: names.map((name, i) => [visible(name), ...names.map((_, j) => number(at.get(`${i},${j}`) ?? 0))]) };
+}

@@ -1,0 +1,119 @@
+"""The result of a run: its members, the best of them, the combined model, and what was used."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.meter.ledger import present
+from ensemble.reporting import status_rows, summary_text
+from ensemble.reporting.notebook import result_html
+from ensemble.reporting.ranking import front_members
+from ensemble.spec.frames import Row, Rows
+from ensemble.store import RunDir, RunStatus, StoreError
+
+if TYPE_CHECKING:
+    import pandas
+
+    from ensemble.combine.per_class import PerClass
+    from ensemble.store import RunState
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a run.
+
+    Rows are dicts whose keys are attributes as well (`ensemble.spec.frames.Row`): `result.best.metric`,
+    `result.best.params`, `result.combined.accuracy`.
+
+    Attributes:
+        members: a row per member, as `ensemble status` shows them.
+        best: the row of the finished member with the best objective, None when none finished.
+        front: the Pareto front of a search with a second objective: the names of the finished members that no
+            other beats in both, the cheapest first.
+        combined: the `combined` event (metrics of the ensemble, its best and mean member, weights; where nothing
+            was combined `metrics` is None and `reason` says why), None when no member finished.
+        ledger: CPU time and energy by member and role; None where it could not be computed.
+        stopped: why the run was stopped, None when it ran to its end.
+        run_dir: the run directory.
+    """
+
+    members: Rows
+    best: Row | None
+    combined: Row | None
+    ledger: dict[str, Any] | None
+    stopped: str | None
+    run_dir: Path
+    front: list[str] = dataclasses.field(default_factory=list)
+
+    def summary(self, *, members: int = 20, width: int = 120) -> str:
+        """What `ensemble run` prints at its end: members, the combined model beside the best one, and costs.
+
+        Args:
+            members: how many of them are listed at most, the best first.
+            width: columns of the text.
+        """
+        return summary_text(RunDir(self.run_dir), members=members, width=width)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A DataFrame with a row for each member; its hyperparameters and metrics are columns of their own.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return self.members.to_frame()
+
+    @cached_property
+    def per_class(self) -> dict[str, PerClass]:
+        """Figures of each class or label of the "ensemble" and of the "best" member, on the samples that the
+        combined metrics are of; see `ensemble.combine.per_class`.
+
+        Raises:
+            CombineError: nothing was combined, the task has no classes, or the predictions have no targets.
+        """
+        from ensemble.combine.per_class import read_per_class
+
+        return read_per_class(RunDir(self.run_dir))
+
+    def _repr_html_(self) -> str:
+        try:
+            return result_html(RunDir(self.run_dir))
+        except (StoreError, OSError) as error:  # the directory is gone
+            return f"<p>{_escape(str(error))}</p>"
+
+
+def _escape(text: str) -> str:
+    import html
+
+    return html.escape(text)
+
+
+def choose_best(rows: Rows, state: RunState) -> Row | None:
+    """The row of the finished member with the best objective; None when none finished."""
+    finished = [row for row in rows if row["state"] == "finished" and row["metric"] is not None]
+    better = max if state.direction == "max" else min
+    return better(finished, key=lambda row: float(row["metric"])) if finished else None
+
+
+def make_result(run_dir: RunDir) -> Result:
+    """The result, so far, of the run in a directory."""
+    status = RunStatus.load(run_dir)
+    state, rows = status.state, Rows(status_rows(status.state, present(status.account)))
+    ended = state.ended or {}
+    try:
+        ledger = json.loads(run_dir.ledger.read_text())
+    except FileNotFoundError:
+        ledger = None
+    return Result(
+        members=rows,
+        best=choose_best(rows, state),
+        combined=None if state.combined is None else Row(state.combined),
+        ledger=ledger,
+        stopped=ended.get("reason") if ended.get("type") == "run_stopped" else None,
+        run_dir=run_dir.path,
+        front=[member.id for member in front_members(state)],
+    )

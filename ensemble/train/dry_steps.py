@@ -1,0 +1,70 @@
+"""Measures a few steps of members in this process, before there is a run: for a dry run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ensemble.comm import SingleRank
+from ensemble.spec import Ensemble, Identity
+from ensemble.train.job import Job, ProfileRequest
+from ensemble.train.profile import Session
+from ensemble.train.seeding import process_settings
+from ensemble.train.stopwatch import Gpu
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a few steps of one architecture have shown.
+
+    Attributes:
+        members: names of the members that have it.
+        figures: of a `Profile`, for one worker.
+        parameters: of the model; checkpoint_bytes: tensors of a checkpoint.
+    """
+
+    members: list[str]
+    figures: dict[str, Any]
+    parameters: int
+    checkpoint_bytes: int
+
+
+def measure_here(ensemble: Ensemble, members: list[Identity], directory: str, steps_s: float) -> list[Measured]:
+    """Measure members in this process, as one worker each; of those with equal signatures, one.
+
+    Nothing is left behind but a log in `directory`; seeds and the number of threads are restored.
+
+    Args:
+        steps_s: seconds of steps to measure of each, approximately.
+
+    Raises:
+        Exception: whatever the user's code raises.
+    """
+    device = torch.device("cuda:0" if ensemble.devices != "cpu" and torch.cuda.is_available() else "cpu")
+    alone = [dataclasses.replace(one, workers=1) for one in members]
+    job = Job(
+        run_dir=directory,
+        identity=alone[0],
+        attempt=0,
+        rank=0,
+        rendezvous=None,
+        interface=None,
+        device=str(device),
+        feeder=None,
+        profile=ProfileRequest(members=alone, known=[], steps_s=steps_s),
+    )
+    events: list[dict[str, Any]] = []
+    gpu = Gpu(device) if device.type == "cuda" else None
+    with process_settings(alone[0].threads, device), contextlib.closing(SingleRank()) as communicator:
+        session = Session(job, ensemble, communicator, gpu, events.append)
+        try:
+            session.measure()
+        finally:
+            gc.unfreeze()
+    measured = (event for event in events if event["type"] == "profiled")
+    return [Measured(each["of"], each["measured"], *session.sizes[each["of"][0]]) for each in measured]

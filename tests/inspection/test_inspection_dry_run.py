@@ -1,0 +1,266 @@
+"""A dry run: what it says is what a run then does, it refuses what a run refuses, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import inspected_runs
+import psutil
+import pytest
+import torch
+
+import ensemble
+from ensemble import Ensemble, Member, Recipe, Resources, Search, SpecError, choice, loguniform
+from ensemble.cli.parser import main
+from ensemble.store import RunDir, StoreError, fold, load_checkpoint, read_events
+from pipelines import Pipeline, sources
+
+HELPER = Path(inspected_runs.__file__).read_text()
+SPEC = (
+    HELPER
+    + """
+
+def spec(width: int = 8, workers: int = 1, cpus: float = 1.0):
+    from ensemble import Resources
+
+    members = [{"width": width, "lr": 0.1}, {"width": 2 * width, "lr": 0.1}]
+    resources = Resources(workers=workers, cpus_per_worker=cpus)
+    return declare(members=members, resources=resources)
+"""
+)
+
+
+def list_tree(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spec.py").write_text(SPEC)
+    return tmp_path / "spec.py"
+
+
+def test_it_says_what_the_run_then_does_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    declared = inspected_runs.declare(
+        members=[{"width": 8, "lr": 0.1}, {"width": 8, "lr": 0.2}, {"width": 16, "lr": 0.1}]
+    )
+    temporary = set(os.listdir(tempfile.gettempdir()))
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    generator, threads = torch.get_rng_state(), torch.get_num_threads()
+    found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
+    assert torch.equal(generator, torch.get_rng_state()) and torch.get_num_threads() == threads
+    assert list(tmp_path.iterdir()) == []
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= children
+    left = set(os.listdir(tempfile.gettempdir())) - temporary
+    assert not [name for name in left if name.startswith("ensemble-")]
+
+    assert found.splits == {"train": 300, "valid": 100, "test": 200} and found.run_state is None
+    (x, label) = found.fields
+    first = next(iter(declared.pipeline({}).loader(32, 1)))
+    assert (x["name"], x["shape"], x["dtype"]) == ("x", [8], "float32")
+    assert [x["min"], x["mean"], x["max"]] == pytest.approx(
+        [f(first["x"].double()).item() for f in (torch.min, torch.mean, torch.max)]
+    )
+    assert label["shape"] == [] and found.labels is not None
+    assert found.labels == {int(i): int((first["label"] == i).sum()) for i in first["label"].unique()}
+
+    small, large = found.members
+    assert small["members"] == ["member-0", "member-1"] and small["varied"] == ["lr"] and small["error"] is None
+    for row in (small, large):
+        width = row["params"]["width"]
+        assert row["parameters"] == 8 * width + width + 4 * width + 4
+        assert (row["batch_size"], row["steps"], row["epochs"]) == (32, 10, 2)
+        assert row["step_s"] > 0 and row["seconds"] == pytest.approx(20 * row["step_s"]) and row["memory_gb"] > 0
+    assert found.run["origin"] == "estimated" and found.run["seconds"] >= 2 * small["seconds"] + large["seconds"]
+    assert "estimated" in str(found) and "without start-up" in found.run["how"]
+
+    ensemble.submit(declared, tmp_path / "run", executor="inline").wait()
+    run = RunDir(tmp_path / "run")
+    state = fold(read_events(run.events))
+    for row in (small, large):
+        state_of_checkpoint = load_checkpoint(run.valid_checkpoint(state.members[row["members"][0]]))
+        model = state_of_checkpoint["model"]
+        assert sum(tensor.numel() for tensor in model.values()) == row["parameters"]
+        assert row["checkpoint_bytes"] >= 4 * row["parameters"]
+    again = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
+    assert again.run_state == "3 finished" and any("continued" in note for note in again.notes)
+
+
+def test_the_energy_is_that_of_the_present_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENSEMBLE_WATTS_PER_CORE", "7")
+    found = ensemble.dry_run(inspected_runs.declare(), tmp_path / "run", executor="inline")
+    if found.node["power"].startswith("estimate (7 W"):
+        (row,) = found.members
+        assert row["energy_j"] == pytest.approx(7 * row["cpu_s"], rel=0.2)
+        assert found.run["energy_j"] == pytest.approx(7 * found.run["cpu_s"], rel=0.2)
+    assert found.run["energy_origin"] in ("estimated", "unavailable")
+
+
+def test_members_on_few_cores_take_as_long_as_their_work(tmp_path: Path) -> None:
+    members = ensemble.seeds(40, {"width": 8, "lr": 0.1})
+    declared = inspected_runs.declare(members=members, resources=Resources(cpus_per_worker=1.0))
+    found = ensemble.dry_run(declared, tmp_path / "run", executor="local")
+    (row,) = found.members
+    cores = found.node["cpus"]
+    assert found.run["at_once"] == min(40, int(cores))
+    assert found.run["seconds"] == pytest.approx(row["seconds"] * -(-40 // int(cores)), rel=0.2)
+    assert found.pipeline["unshared"] is None and found.run["memory_gb"] > 0
+
+
+def train(member: Any) -> None:
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=member.params["lr"])
+    model, optimizer = member.prepare(model, optimizer)
+    for _ in member.epochs():
+        for batch in member.batches():
+            with member.autocast():
+                losses = torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+            member.backward(losses)
+            member.step()
+        member.report(accuracy=0.5)
+
+
+def test_the_first_steps_of_a_train_function_are_run_too(tmp_path: Path) -> None:
+    declared = inspected_runs.declare(recipe=train, optimizer=None, members=[{"lr": 0.1}])
+    (row,) = ensemble.dry_run(declared, tmp_path / "run", executor="inline").members
+    assert row["parameters"] == 36 and row["step_s"] > 0 and row["checkpoint_bytes"] >= 4 * 36
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_is_tried_at_random_points_of_its_space(tmp_path: Path) -> None:
+    search = Search({"lr": loguniform(1e-3, 1e-1), "width": choice(8, 16)}, trials=20)
+    declared = inspected_runs.declare(members=None, search=search)
+    found = ensemble.dry_run(declared, tmp_path / "run", executor="local")
+    assert found.mode == "search" and {row["params"]["width"] for row in found.members} <= {8, 16}
+    tried = sum(len(row["members"]) for row in found.members)
+    mean = sum(row["cpu_s"] * len(row["members"]) for row in found.members) / tried
+    assert found.run["cpu_s"] > 20 * mean * 0.99 and any("pruning is not foreseen" in note for note in found.notes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_each_member_does_itself_is_named(tmp_path: Path) -> None:
+    from pipelines import stages
+
+    base = inspected_runs.split(0, 300).map(stages.cast("x", "float32"))
+    declared = inspected_runs.declare(
+        train=lambda params: base.map(functools.partial(shift, by=params["mean"])),
+        members=[{"width": 8, "lr": 0.1, "mean": mean} for mean in (0.0, 0.5)],
+    )
+    found = ensemble.dry_run(declared, tmp_path / "run", executor="local")
+    assert len(found.pipeline["shared"]) == 1 and found.pipeline["unshared"] is None
+    assert [own["members"] for own in found.pipeline["own"]] == [["member-0", "member-1"]]
+    assert "by member-0 and 1 more alone: " in str(found)
+
+
+def shift(sample: dict[str, Any], by: float) -> dict[str, Any]:
+    return {**sample, "x": sample["x"] - by}
+
+
+def fail(params: dict[str, Any]) -> Any:
+    if params["width"] == 13:
+        raise ValueError("no model of this width")
+    return inspected_runs.build_model(params)
+
+
+def test_members_whose_first_steps_fail_are_named(tmp_path: Path) -> None:
+    members = [{"width": 8, "lr": 0.1}, {"width": 13, "lr": 0.1}]
+    declared = inspected_runs.declare(members=members, recipe=Recipe(model=fail, loss="cross_entropy"))
+    found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
+    good, bad = found.members
+    assert good["step_s"] > 0 and bad["error"] == "ValueError: no model of this width" and bad["seconds"] is None
+    assert found.run["seconds"] is None and found.run["origin"] == "unavailable"
+    assert "member-1 fails in its first steps: ValueError: no model of this width" in str(found)
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(arguments) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--set", "nonsense=3"],
+        ["--executor", "inline", "--set", "workers=2"],
+        ["--executor", "local", "--set", "cpus=4000"],
+    ],
+)
+def test_it_refuses_what_a_run_refuses_with_the_same_message(
+    spec: Path, given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", str(spec), *(given if "--executor" in given else [*given, "--executor", "inline"])]
+    before = list_tree(spec.parent)
+    dry = refused([*arguments, "--dry-run"], capsys)
+    assert list_tree(spec.parent) == before
+    assert dry == refused(arguments, capsys) and dry.count("\n") == 1
+
+
+def test_it_refuses_a_directory_of_another_run_and_changed_members(
+    spec: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["run", str(spec), "--executor", "inline", "--run-dir", "run"]
+    (spec.parent / "run").mkdir()
+    (spec.parent / "run" / "thesis.tex").write_text("")
+    assert refused([*base, "--dry-run"], capsys) == refused(base, capsys)
+    (spec.parent / "run" / "thesis.tex").unlink()
+    assert main(base) == 0
+    capsys.readouterr()
+    before = list_tree(spec.parent)
+    changed = [*base, "--set", "width=16"]
+    dry = refused([*changed, "--dry-run"], capsys)
+    assert list_tree(spec.parent) == before
+    assert dry == refused(changed, capsys) and "--fresh" in dry
+    assert main([*changed, "--dry-run", "--fresh"]) == 0
+    assert "run-2 (new)" in capsys.readouterr().out
+
+
+def test_a_missing_record_is_named_before_anything_starts(tmp_path: Path) -> None:
+    bad = Pipeline(sources.arrays(x=inspected_runs.make_data(40)[0]), seed=0).map(missing)
+    with pytest.raises(Exception, match="no such cat"):
+        ensemble.dry_run(inspected_runs.declare(train=bad), tmp_path / "run", executor="local")
+
+
+def missing(sample: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError("no such cat")
+
+
+def test_the_command_writes_nothing_and_ends_within_seconds(spec: Path) -> None:
+    before = list_tree(spec.parent)
+    command = [sys.executable, "-m", "ensemble", "run", "spec.py", "--dry-run", "--executor", "local", "--json"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(ensemble.__file__).parents[1]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(command, capture_output=True, text=True, cwd=spec.parent, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert list_tree(spec.parent) == before
+    found = json.loads(done.stdout)
+    assert [row["params"]["width"] for row in found["members"]] == [8, 16]
+
+
+def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot write"):
+        ensemble.dry_run(inspected_runs.declare(), tmp_path / "file" / "run", executor="inline")
+    with pytest.raises(SpecError, match="there is no executor 'locale'; did you mean 'local'"):
+        ensemble.dry_run(inspected_runs.declare(), tmp_path / "run", executor="locale")
+
+
+def test_wider_members_are_measured_with_a_workers_part_of_the_batch(tmp_path: Path) -> None:
+    declared = inspected_runs.declare(members=[Member({"width": 8, "lr": 0.1}, workers=2)])
+    assert isinstance(declared, Ensemble)
+    (row,) = ensemble.dry_run(declared, tmp_path / "run", executor="local").members
+    assert (
+        row["workers"] == 2
+        and row["batch_size"] == 32
+        and row["cpu_s"] == pytest.approx(2 * row["seconds"] * row["cpus"])
+    )

@@ -1,0 +1,135 @@
+"""Runs in a real notebook: functions of its cells train, a table shows progress, an interrupt stops the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+import ensemble
+from ensemble.reporting.notebook import is_notebook, progress_html
+from ensemble.store import RunDir, fold, read_events
+
+DECLARE = """
+import time
+import numpy as np, torch
+import ensemble
+from ensemble import Ensemble, Recipe
+from pipelines import Pipeline, sources
+
+SCALE = 2.0
+
+def build(params):
+    return torch.nn.Linear(8, 4)
+
+def loss(model, batch):
+    time.sleep({step_s})
+    return torch.nn.functional.cross_entropy(SCALE * model(batch["x"]), batch["label"], reduction="none")
+
+def double(sample):
+    return {{**sample, "x": 2 * sample["x"]}}
+
+rng = np.random.default_rng(0)
+x, label = rng.normal(size=(64, 8)).astype("float32"), rng.integers(0, 4, 64)
+pipe = Pipeline(sources.arrays(x=x, label=label), seed=0).map(double)
+declared = Ensemble(
+    name="cells", recipe=Recipe(model=build, loss=loss), members=ensemble.seeds(2, {{"lr": 0.1}}), optimizer="sgd",
+    train=pipe, valid=pipe, epochs={epochs}, batch_size=16, energy=ensemble.Energy(measure_idle_s=0),
+)
+"""
+
+
+def make_client(folder: Path, *cells: str) -> NotebookClient:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    path = str(Path(ensemble.__file__).parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join([path, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return NotebookClient(
+        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    )
+
+
+def find_html(cell: Any) -> list[str]:
+    return [output["data"]["text/html"] for output in cell.outputs if "text/html" in output.get("data", {})]
+
+
+def declare(step_s: float = 0.0, epochs: int = 3) -> str:
+    return DECLARE.format(step_s=step_s, epochs=epochs)
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_functions_of_cells_train_and_one_table_shows_the_progress(
+    tmp_path: Path, executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    run = f"run = ensemble.submit(declared, 'run', executor={executor!r})\nresult = run.wait()"
+    client = make_client(tmp_path, declare(step_s=0.05), run, "result", "run", "print(declared.members[1].seed)")
+    notebook = client.execute()
+    _, wait, result, handle, printed = notebook.cells
+    (live,) = find_html(wait)
+    assert "<table>" in live and "2/2 finished" in live and "member-1" in live
+    assert [output.output_type for output in wait.outputs if output.output_type != "stream"] == ["display_data"]
+    assert sum(len(o.text.splitlines()) for o in wait.outputs if o.output_type == "stream") <= 3, (
+        "no flood of lines"
+    )
+    for cell in (result, handle):
+        (table,) = find_html(cell)
+        assert "finished" in table and "lr 0.1" in table
+    assert printed.outputs[0].text == "1\n"
+    state = fold(read_events(RunDir(tmp_path / "run").events))
+    assert [member.state for member in state.members.values()] == ["finished"] * 2
+    assert state.header["code"], "the cells' code has a fingerprint"
+
+
+def test_a_changed_cell_is_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    submit = "ensemble.submit(declared, 'run', executor='inline').wait();"
+    client = make_client(tmp_path, declare(epochs=1), submit, "SCALE = 3.0", submit)
+    with pytest.raises(CellExecutionError, match="the code has changed"):
+        client.execute()
+
+
+def test_an_interrupt_of_the_kernel_stops_the_run_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    submit = "ensemble.submit(declared, 'run', executor='local').wait()"
+    client = make_client(tmp_path, declare(step_s=0.05, epochs=1000), submit)
+    run_dir = RunDir(tmp_path / "run")
+
+    def interrupt() -> None:
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            if run_dir.events.exists() and any(
+                m.history for m in fold(read_events(run_dir.events)).members.values()
+            ):
+                os.killpg(os.getpgid(client.km.provisioner.pid), signal.SIGINT)  # as Jupyter does
+                return
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
+        client.execute()
+    thread.join()
+    state = fold(read_events(run_dir.events))
+    assert state.ended is not None and state.ended["type"] == "run_stopped"
+    assert all(member.checkpoint for member in state.members.values())
+
+
+def test_outside_of_a_notebook_nothing_is_shown_and_names_are_no_markup(trained: Path) -> None:
+    assert not is_notebook()
+    state = fold(read_events(RunDir(trained).events))
+    state.name = "<script>alert(1)</script>"
+    state.members["member-0"].error = "<b>"
+    html = progress_html(state)
+    assert "<script>" not in html and "&lt;script&gt;" in html
+    assert ensemble.attach(trained)._repr_html_().count("<tr") == 3
+    assert "2/2" in ensemble.attach(trained).wait()._repr_html_()

@@ -1,0 +1,223 @@
+"""What comes back from a run: attributes, frames, histories, predictions and figures of each class."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import inspected_runs
+import numpy as np
+import pytest
+from sklearn.metrics import confusion_matrix, multilabel_confusion_matrix, precision_recall_fscore_support
+
+import ensemble
+from ensemble import Member, SpecError
+from ensemble.combine import CombineError
+from ensemble.combine.per_class import compute_per_class
+from ensemble.combine.tasks import find_math
+from ensemble.result import make_result
+from ensemble.spec.task import CLASSIFICATION, IGNORED, Task
+from ensemble.store import RunDir, StoreError, fold, read_events, save_predictions
+
+
+def test_rows_are_dicts_whose_keys_and_metrics_are_attributes(trained: Path) -> None:
+    result = make_result(RunDir(trained))
+    best = result.best
+    assert best is not None and isinstance(best, dict)
+    assert best.metric == best["metric"] == best.accuracy and best.params == {"width": 8, "lr": 0.2}
+    assert result.members[1].seed == 1 and result.combined is not None
+    assert result.combined.accuracy == result.combined["metrics"]["ensemble"]["accuracy"]
+    with pytest.raises(AttributeError, match="did you mean 'metric'"):
+        _ = best.metrik
+    assert pickle.loads(pickle.dumps(best)) == best and "accuracy" in dir(best)
+    assert json.loads(json.dumps(result.members)) == result.members == ensemble.attach(trained).status()
+
+
+def test_a_result_is_a_frame_with_hyperparameters_and_metrics_as_columns(trained: Path) -> None:
+    result = make_result(RunDir(trained))
+    frame = result.to_frame()
+    assert frame["member"].tolist() == ["member-0", "member-1"] and frame["seed"].tolist() == [0, 1]
+    assert frame["lr"].tolist() == [0.2, 0.2]
+    assert frame["accuracy"].tolist() == [row["metrics"]["accuracy"] for row in result.members]
+
+
+def test_without_pandas_a_frame_says_what_to_install(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for call in (
+        make_result(RunDir(trained)).to_frame,
+        ensemble.attach(trained).history().to_frame,
+        ensemble.load_predictions(trained).to_frame,
+    ):
+        with pytest.raises(ImportError, match=r"ray-ensemble\[notebook\]"):
+            call()
+
+
+def test_the_history_is_what_metrics_csv_has(trained: Path) -> None:
+    rows = ensemble.attach(trained).history()
+    with open(trained / "metrics.csv") as file:
+        table = list(csv.DictReader(file))
+    assert len(rows) == len(table) == 4
+    for row, cells in zip(rows, table, strict=True):
+        assert {name: str(value) for name, value in row.items()} == {k: v for k, v in cells.items() if v}
+    assert rows.to_frame()["valid/accuracy"].tolist() == [row["valid/accuracy"] for row in rows]
+
+
+def test_seeds_differ_in_their_seed_only_and_are_recorded(trained: Path) -> None:
+    members = ensemble.seeds(3, {"width": 8, "lr": 0.1}, start=5, precision="bf16", epochs=1)
+    assert members == [Member({"width": 8, "lr": 0.1}, seed=s, precision="bf16", epochs=1) for s in (5, 6, 7)]
+    state = fold(read_events(RunDir(trained).events))
+    one, other = (dict(member.identity) for member in state.members.values())
+    assert (one.pop("seed"), other.pop("seed")) == (0, 1)
+    names = {"member", "number"}
+    assert {k: v for k, v in one.items() if k not in names} == {k: v for k, v in other.items() if k not in names}
+    digests = {member.weights_sha256 for member in state.members.values()}
+    assert len(digests) == 2, "other seeds train other weights"
+    # The ensemble's seed and the place in the list do not count.
+    identities = [
+        inspected_runs.declare(seed=9, members=[{"width": 8, "lr": 0.1}, *members]).identify(n) for n in (1, 2)
+    ]
+    assert [identity.seed for identity in identities] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n": 0}, "seeds\\(n=\\) must be"),
+        ({"n": 2, "start": -1}, "seeds\\(start=\\) must be"),
+        ({"n": 2, "seed": 3}, "start="),
+        ({"n": 2, "worker": 3}, "did you mean 'workers'"),
+    ],
+)
+def test_seeds_are_refused_with_the_reason(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        ensemble.seeds(params={"width": 8}, **arguments)
+
+
+def test_combined_predictions_are_those_that_the_figures_are_of(trained: Path) -> None:
+    result = make_result(RunDir(trained))
+    assert result.combined is not None
+    for split in ("test", "valid"):
+        found = ensemble.load_predictions(trained, split)
+        assert found.values.shape == (len(found), inspected_runs.CLASSES) and found.member is None
+        assert found.targets is not None
+        begin, end = (400, 600) if split == "test" else (300, 400)
+        assert np.array_equal(found.targets, inspected_runs.make_data()[1][begin:end])
+    found = ensemble.load_predictions(trained)
+    measured = find_math(CLASSIFICATION).measure(found.values, found.targets)
+    assert measured == {name: result.combined["metrics"]["ensemble"][name] for name in measured}
+
+
+def test_predictions_of_a_member_are_mapped_from_its_file(trained: Path) -> None:
+    found = ensemble.load_predictions(trained, "valid", member="member-1")
+    assert isinstance(found.values, np.memmap) and not found.values.flags.writeable
+    assert found.values.dtype == np.float32 and np.allclose(found.values.sum(axis=1), 1, atol=1e-5)
+    assert np.array_equal(found.index, np.arange(100))
+    frame = found.to_frame()
+    assert list(frame) == ["index", "target", "prediction", "p(0)", "p(1)", "p(2)", "p(3)"]
+    assert (frame["prediction"] == found.values.argmax(axis=1)).all()
+
+
+def test_predictions_that_are_not_there_are_named(trained: Path) -> None:
+    with pytest.raises(SpecError, match="valid, test, shifted"):
+        ensemble.load_predictions(trained, "train")
+    with pytest.raises(SpecError, match="did you mean 'member-1'"):
+        ensemble.load_predictions(trained, member="member-9")
+    with pytest.raises(StoreError, match="saved no shifted predictions \\(it saved those of valid, test\\)"):
+        ensemble.load_predictions(trained, "shifted", member="member-0")
+
+
+@pytest.mark.parametrize("combine", ["average", "stack"])
+def test_predictions_of_other_combinations_are_made_again_bit_by_bit(tmp_path: Path, combine: str) -> None:
+    result = inspected_runs.train(tmp_path / "run", combine=combine)
+    found = ensemble.load_predictions(tmp_path / "run")
+    measured = find_math(CLASSIFICATION).measure(found.values, found.targets)
+    assert measured == {name: result.combined["metrics"]["ensemble"][name] for name in measured}
+
+
+def check_against_sklearn(found: Any, target: np.ndarray, predicted: np.ndarray, labels: list[int]) -> None:
+    precision, recall, f1, support = precision_recall_fscore_support(
+        target, predicted, labels=labels, zero_division=0
+    )
+    assert np.array_equal(found.precision, precision) and np.array_equal(found.recall, recall)
+    assert np.allclose(found.f1, f1, rtol=1e-15, atol=0) and np.array_equal(found.support, support)
+
+
+def test_figures_of_each_class_are_scikit_learns(trained: Path) -> None:
+    per_class = make_result(RunDir(trained)).per_class
+    assert list(per_class) == ["ensemble", "best"]
+    saved = json.loads((trained / "results.json").read_text())["per_class"]
+    assert saved["split"] == "test" and saved["classes"] is None
+    labels = list(range(inspected_runs.CLASSES))
+    for of, member in (("ensemble", None), ("best", make_result(RunDir(trained)).combined["best_member"])):
+        predictions = ensemble.load_predictions(trained, member=member)
+        predicted = predictions.values.argmax(axis=1)
+        check_against_sklearn(per_class[of], predictions.targets, predicted, labels)
+        expected = confusion_matrix(predictions.targets, predicted, labels=labels)
+        assert np.array_equal(per_class[of].confusion, expected)
+        assert saved["models"][of] == per_class[of].as_record()
+        wrong = per_class[of].list_confusions()
+        assert sum(each["count"] for each in wrong) == (predicted != predictions.targets).sum()
+        assert per_class[of].rows()[2]["recall"] == per_class[of].recall[2]
+    assert per_class["ensemble"].to_frame()["support"].sum() == 200
+
+
+def test_figures_of_each_class_leave_ignored_steps_out_and_hold_for_classes_that_nobody_has() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.dirichlet(np.ones(7), size=(40, 5))
+    target = rng.integers(0, 5, size=(40, 5))
+    target[rng.random(target.shape) < 0.3] = IGNORED
+    found = compute_per_class(CLASSIFICATION, values, target)
+    known = target != IGNORED
+    check_against_sklearn(found, target[known], values.argmax(axis=-1)[known], list(range(7)))
+    assert np.array_equal(
+        found.confusion, confusion_matrix(target[known], values.argmax(-1)[known], labels=range(7))
+    )
+
+
+def test_figures_of_each_label_are_scikit_learns_and_leave_unknown_ones_out() -> None:
+    rng = np.random.default_rng(2)
+    values, target = rng.random((300, 6)), (rng.random((300, 6)) < 0.3).astype(np.int64)
+    found = compute_per_class(Task("multilabel"), values, target, list("abcdef"))
+    check_against_sklearn(found, target, (values >= 0.5).astype(np.int64), list(range(6)))
+    expected = multilabel_confusion_matrix(target, (values >= 0.5).astype(np.int64))
+    assert np.array_equal(found.confusion, expected) and found.rows()[1]["name"] == "b"
+    target[:100, 3] = IGNORED
+    found = compute_per_class(Task("multilabel"), values, target)
+    one = multilabel_confusion_matrix(target[100:, 3:4], values[100:, 3:4] >= 0.5)
+    assert np.array_equal(found.confusion[3], one[1] if len(one) > 1 else one[0])
+
+
+def test_a_task_without_classes_has_no_figures_of_each(tmp_path: Path) -> None:
+    with pytest.raises(CombineError, match="the task regression have no classes"):
+        compute_per_class(Task("regression"), np.ones(3), np.ones(3))
+
+
+def test_predictions_of_other_tasks_make_frames(tmp_path: Path) -> None:
+    from ensemble.inspection import SavedPredictions
+
+    index = np.arange(3)
+    values = np.array([[1.0, 0.5], [2.0, 0.25], [3.0, 1.0]])
+    found = SavedPredictions(tmp_path, None, "test", "gaussian", index, values, np.ones(3), None)
+    assert found.to_frame()["prediction"].tolist() == [1.0, 2.0, 3.0]
+    assert list(found.to_frame()) == ["index", "target", "prediction", "mean", "variance"]
+    labels = SavedPredictions(tmp_path, None, "test", "multilabel", index, values / 4, np.ones((3, 2)), ("a", "b"))
+    assert list(labels.to_frame()) == ["index", "p(a)", "target(a)", "p(b)", "target(b)"]
+    steps = SavedPredictions(tmp_path, None, "test", "classification", index, np.ones((3, 5, 2)), None, None)
+    with pytest.raises(SpecError, match="make no table"):
+        steps.to_frame()
+
+
+def test_mapped_predictions_are_those_that_were_saved(tmp_path: Path) -> None:
+    from ensemble.store import load_predictions
+
+    path, rng = tmp_path / "predictions.safetensors", np.random.default_rng(0)
+    values = rng.random((5, 3, 2)).astype(np.float32)
+    save_predictions(path, values, [4, 2, 0, 1, 3], rng.random((5, 3)), Task("gaussian"))
+    read, mapped = load_predictions(path), load_predictions(path, mapped=True)
+    for name in ("values", "index", "target"):
+        assert np.array_equal(getattr(read, name), getattr(mapped, name))
+    assert mapped.task == Task("gaussian") and isinstance(mapped.target, np.memmap)

@@ -1,0 +1,194 @@
+"""Lists of runs and comparisons: what is compared is equal, and what is not is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import inspected_runs
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "reporting"))
+import run_events
+
+import ensemble
+from ensemble import SpecError
+from ensemble.cli.parser import main
+from ensemble.reporting.dashboard.runs import RunList
+from ensemble.store import RunDir, StoreError, load_predictions, save_predictions
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
+    folder = tmp_path_factory.mktemp("compared")
+    shutil.copytree(trained, folder / "first")
+    inspected_runs.train(folder / "slow", members=ensemble.seeds(2, {"width": 8, "lr": 0.01}), epochs=1)
+    inspected_runs.train(folder / "nll", objective="nll", mode="min")
+    inspected_runs.train(folder / "other-test", test=inspected_runs.split(350, 600))
+    inspected_runs.train(folder / "other-data", train=inspected_runs.split(0, 290))
+    return folder
+
+
+def test_runs_are_listed_newest_first_with_what_they_reached_and_used(folder: Path) -> None:
+    rows = ensemble.list_runs(folder)
+    assert [Path(row["run_dir"]).name for row in rows] == ["other-data", "other-test", "nll", "slow", "first"]
+    first = rows[-1]
+    result = ensemble.attach(folder / "first").status()
+    assert (first.state, first.members, first.finished, first.failed) == ("finished", 2, 2, 0)
+    assert first.best == max(row["metric"] for row in result) and first.objective == "accuracy"
+    results = json.loads((folder / "first" / "results.json").read_text())
+    assert first.combined == results["combined"]["metrics"]["ensemble"]["accuracy"]
+    assert first.cpu_s == pytest.approx(results["totals"]["cpu_s"], rel=1e-6)
+    assert first.energy_origin == results["totals"]["energy_origin"]
+    assert first.energy_j == pytest.approx(results["totals"]["energy_j"], rel=1e-6)
+    assert first.wall_s == pytest.approx(results["run"]["wall_s"], rel=1e-6)
+
+
+def test_the_list_of_the_page_says_the_same(folder: Path) -> None:
+    page = {row["dir"]: row for row in RunList(folder, is_one=False).update({})}
+    for row in ensemble.list_runs(folder):
+        known = page[row["run_dir"]]
+        assert known["state"]["word"] == row["state"] and known["best"]["value"] == row["best"]
+        assert sum(known["counts"].values()) == row["members"] and known["started"] == row["started"]
+
+
+def test_states_of_runs_that_did_not_finish(tmp_path: Path) -> None:
+    for name, until in (("whole", None), ("cut", 8.0)):
+        events = run_events.list_run() if until is None else run_events.list_run(until=until)
+        run_events.write_run(tmp_path / name, events)
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "events.jsonl").write_text('{"v": 1, "t": 1, "type": "run_started", "members": "many"}\n')
+    rows = {Path(row["run_dir"]).name: row for row in ensemble.list_runs(tmp_path)}
+    assert rows["whole"].state == "finished, with failures" and rows["whole"].failed == 1
+    assert rows["odd"].state == "unreadable" and rows["odd"].best is None
+    assert rows["cut"].state in ("running", "interrupted")
+
+
+def test_the_list_reads_a_hundred_runs_in_well_below_a_second(trained: Path, tmp_path: Path) -> None:
+    for number in range(100):
+        shutil.copytree(trained, tmp_path / f"run-{number}", ignore=shutil.ignore_patterns("members", "code"))
+    ensemble.list_runs(tmp_path)
+    began = time.process_time()
+    assert len(ensemble.list_runs(tmp_path)) == 100
+    assert time.process_time() - began < 0.8, "CPU-seconds"
+
+
+def test_the_row_beside_a_log_is_the_one_that_the_log_gives_and_counts_only_for_that_log(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "first", tmp_path / "first")
+    (row,) = ensemble.list_runs(tmp_path)
+    (tmp_path / "first" / "summary.json").rename(tmp_path / "first" / "kept.json")
+    assert ensemble.list_runs(tmp_path) == [row]
+    (tmp_path / "first" / "kept.json").rename(tmp_path / "first" / "summary.json")
+    with open(tmp_path / "first" / "events.jsonl", "a") as file:
+        file.write(json.dumps({"v": 1, "t": row.started + 100.0, "type": "run_started", "name": "again"}) + "\n")
+    assert ensemble.list_runs(tmp_path)[0].name == "again", "it has begun anew"
+    (tmp_path / "first" / "summary.json").write_text('{"v": 1')
+    assert ensemble.list_runs(tmp_path)[0].name == "again"
+
+
+def test_the_command_lists_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = ("run", "state", "finished", "failed", "best", "combined", "objective", "CPU", "energy", "started")
+    assert tuple(lines[0].split()) == (*heads, "took")
+    assert lines[-1].split()[:4] == [str(folder / "first"), "finished", "2/2", "0"]
+    assert main(["list", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == ensemble.list_runs(folder)
+    assert main(["list", str(folder / "nowhere")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def find(found: Any, model: str, metric: str) -> dict[str, Any]:
+    return next(row for row in found.figures if (row["model"], row["metric"]) == (model, metric))
+
+
+def test_a_run_compared_with_a_worse_one_is_better_beyond_noise(folder: Path) -> None:
+    found = ensemble.compare(folder / "first", folder / "slow")
+    row = find(found, "combined", "accuracy")
+    (against,) = row["against"]
+    assert against["difference"] == row["values"][1] - row["values"][0] < 0
+    low, high = against["interval"]
+    assert low < against["difference"] < high < 0 and against["within_noise"] is False
+    # The interval is that of a paired bootstrap of the samples, drawn here in another way.
+    ours, theirs = (ensemble.load_predictions(folder / name) for name in ("first", "slow"))
+    gain = (theirs.values.argmax(1) == theirs.targets).astype(float) - (ours.values.argmax(1) == ours.targets)
+    rng = np.random.default_rng(5)
+    drawn = gain[rng.integers(0, len(gain), (4000, len(gain)))].mean(axis=1)
+    assert [low, high] == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.02)
+    differs = {row["what"]: row["values"] for row in found.declared}
+    assert differs["params.lr"] == [0.2, 0.01] and differs["epochs"] == [2, 1] and "code" not in differs
+    assert not found.notes
+
+
+def test_a_run_compared_with_its_copy_is_within_noise(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "first", tmp_path / "copy")
+    found = ensemble.compare(folder / "first", tmp_path / "copy")
+    assert found.declared == [] and found.notes == []
+    for row in found.figures:
+        assert row["against"][0]["difference"] == 0 and row["against"][0]["within_noise"]
+    first, copy = found.runs
+    assert first | {"run": "", "run_dir": ""} == copy | {"run": "", "run_dir": ""}
+    assert "within noise" in str(found)
+
+
+def test_the_time_to_a_quality_is_of_the_first_epoch_that_reaches_it(folder: Path) -> None:
+    history = ensemble.attach(folder / "first").history()
+    started = json.loads((folder / "first" / "results.json").read_text())["run"]["started"]
+    level = history[0]["valid/accuracy"]
+    expected = min(row["t"] for row in history if row["valid/accuracy"] >= level) - started
+    found = ensemble.compare(folder / "first", folder / "slow", quality=level)
+    assert found.runs[0]["quality_s"] == pytest.approx(expected) and found.quality == level
+    assert ensemble.compare(folder / "first", folder / "slow", quality=2.0).runs[0]["quality_s"] is None
+    common = ensemble.compare(folder / "first", folder / "slow")
+    slow = ensemble.attach(folder / "slow").history()
+    assert common.quality == max(row["valid/accuracy"] for row in slow)
+
+
+def test_other_objectives_samples_and_data_are_said_and_not_compared(folder: Path, tmp_path: Path) -> None:
+    found = ensemble.compare(folder / "first", folder / "nll")
+    assert "another objective (nll, min) than first (accuracy, max)" in found.notes[0] and found.quality is None
+    assert find(found, "combined", "accuracy")["against"][0]["within_noise"] is True, "the same samples, though"
+
+    found = ensemble.compare(folder / "first", folder / "other-test")
+    assert any("they predicted other test samples (200 and 250)" in note for note in found.notes)
+    assert all(
+        row["against"][0] == {"difference": None, "interval": None, "within_noise": None} for row in found.figures
+    )
+
+    found = ensemble.compare(folder / "first", folder / "other-data")
+    assert any("trained with other data than first: samples of train was 300, is 290" in n for n in found.notes)
+
+    shutil.copytree(folder / "first", tmp_path / "moved")
+    for member in ("member-0", "member-1"):
+        path = RunDir(tmp_path / "moved").predictions(member, "test")
+        saved = load_predictions(path)
+        save_predictions(path, saved.values, saved.index, (saved.target + 1) % 4, saved.task)
+    found = ensemble.compare(folder / "first", tmp_path / "moved")
+    assert any("the targets of their test samples differ" in note for note in found.notes)
+    assert "note: " in str(found)
+
+
+def test_what_cannot_be_compared_is_refused(folder: Path) -> None:
+    with pytest.raises(SpecError, match="two run directories or more"):
+        ensemble.compare(folder / "first")
+    with pytest.raises(SpecError, match="twice"):
+        ensemble.compare(folder / "first", folder / "slow" / ".." / "first")
+    with pytest.raises(StoreError, match="nowhere"):
+        ensemble.compare(folder / "first", folder / "nowhere")
+
+
+def test_the_command_compares_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(folder / "first"), str(folder / "slow")]) == 0
+    text = capsys.readouterr().out
+    assert "params.lr" in text and "slow - first, 95 % interval" in text and "energy" in text
+    assert main(["compare", str(folder / "first"), str(folder / "slow"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == ensemble.compare(folder / "first", folder / "slow").as_dict()
+    assert main(["compare", str(folder / "first")]) == 2
