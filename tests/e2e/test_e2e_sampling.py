@@ -1,0 +1,197 @@
+"""An ensemble trained on a class-balanced order: shared, alone, killed and resumed with the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ensemble
+from ensemble import Ensemble, Folds, Member, Recipe, Resources, SpecError
+from ensemble.spec.sample_weights import make_weight_function
+from ensemble.store import fold, read_events
+from pipelines import Pipeline, sampling, sources, stages
+
+RECORDS, POSITIONS, EPOCHS, BATCH = 120, 170, 3, 16
+STEPS = -(-POSITIONS // BATCH)
+RARE = 12
+
+
+def model(params: dict[str, Any]) -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, params["width"]), nn.ReLU(), nn.Linear(params["width"], 2))
+
+
+def loss(net: Any, batch: Any) -> Any:
+    from torch.nn import functional
+
+    marker = os.environ.get("KILL_ONCE")
+    if marker and (batch.epoch, batch.step) == (1, 4) and net[1].out_features == 9 and not os.path.exists(marker):
+        with open(marker, "w"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return functional.cross_entropy(net(batch["image"]), batch["label"], reduction="none")
+
+
+def grain(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**sample, "image": sample["image"] + rng.normal(0, 0.1, sample["image"].shape).astype(np.float32)}
+
+
+def source() -> Any:
+    rng = np.random.default_rng(1)
+    images = rng.integers(0, 256, (RECORDS, 1, 8, 8)).astype(np.uint8)
+    labels = (np.arange(RECORDS) < RARE).astype(np.int64)
+    return sources.arrays(image=images, label=labels, patient=np.arange(RECORDS) // 4)
+
+
+def declare(**options: Any) -> Ensemble:
+    train = Pipeline(source(), seed=3, sampling=sampling.balanced("label", samples=POSITIONS))
+    scale = stages.scale("image", mean=(0.5,), std=(0.25,))
+    usual: dict[str, Any] = {
+        "name": "sampled",
+        "recipe": Recipe(model=model, loss=loss),
+        "members": [
+            Member({"width": 8 + number, "lr": 0.05}, workers=(1, 1, 2)[number], batch_size=BATCH)
+            for number in range(3)
+        ],
+        "train": train.map(stages.select("image", "label")).map(scale).map(grain),
+        "valid": Pipeline(source().take(40)).map(stages.select("image", "label")).map(scale),
+        "epochs": EPOCHS,
+        "resources": Resources(cpus_per_worker=0.1),
+    }
+    return Ensemble(**{**usual, **options})
+
+
+def hashes(run_dir: Path) -> dict[str, str | None]:
+    members = fold(read_events(run_dir / "events.jsonl")).members.values()
+    assert {member.state for member in members} == {"finished"}
+    return {member.id: member.weights_sha256 for member in members}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    ensemble.submit(declare(sharing="independent"), run_dir, executor="local").wait()
+    return hashes(run_dir)
+
+
+def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == kind]
+
+
+def test_members_that_share_end_with_the_bits_of_members_alone(
+    alone: dict[str, str | None], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    ensemble.submit(declare(sharing="node"), run_dir, executor="local").wait()
+    assert hashes(run_dir) == alone and len(set(alone.values())) == 3
+    ended = events(run_dir, "epoch")
+    assert len(ended) == 3 * EPOCHS and all(each["samples"] == POSITIONS for each in ended)
+    assert all(each["private_batches"] == 0 and each["shared_batches"] == STEPS for each in ended)
+    assert events(run_dir, "feeder")[-1]["prepared"] == EPOCHS * POSITIONS
+    members = fold(read_events(run_dir / "events.jsonl")).members.values()
+    assert {member.steps for member in members} <= {STEPS, None}
+    status = subprocess.run(
+        [sys.executable, "-m", "ensemble", "status", str(run_dir)], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert status.stdout.count("finished") >= 3 and f"{EPOCHS}/{EPOCHS}" in status.stdout
+    assert (run_dir / "report.html").exists()
+
+
+def test_the_inline_executor_trains_the_same_models(alone: dict[str, str | None], tmp_path: Path) -> None:
+    one_worker = declare().members[:2]  # type: ignore[index]
+    ensemble.submit(declare(members=one_worker), tmp_path / "run", executor="inline").wait()
+    assert hashes(tmp_path / "run") == {name: alone[name] for name in ("member-0", "member-1")}
+
+
+@pytest.mark.parametrize("sharing", ["node", "independent"])
+def test_a_member_that_is_killed_in_the_middle_of_an_epoch_ends_with_the_same_bits(
+    sharing: str, alone: dict[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILL_ONCE", str(tmp_path / "killed"))
+    run_dir = tmp_path / "run"
+    ensemble.submit(declare(sharing=sharing), run_dir, executor="local").wait()
+    assert (tmp_path / "killed").exists() and events(run_dir, "retry") + events(run_dir, "failed"), "it was killed"
+    assert hashes(run_dir) == alone
+
+
+def test_a_run_that_is_stopped_in_the_middle_of_an_epoch_is_resumed_with_the_same_bits(
+    alone: dict[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+    asked: list[str] = []
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch" and not asked:
+            asked.append(event["member"])
+            run.stop()
+
+    run = ensemble.submit(declare(), tmp_path / "run", executor="local", on_event=stop)
+    assert run.wait().stopped
+    ensemble.resume(tmp_path / "run").wait()
+    assert hashes(tmp_path / "run") == alone
+
+
+def test_other_labels_are_other_data_to_a_resume(tmp_path: Path) -> None:
+    short = {"epochs": 1, "members": [{"width": 8, "lr": 0.05}]}
+    ensemble.submit(declare(**short), tmp_path / "run", executor="inline").wait()
+    plain = Pipeline(source(), seed=3, sampling=sampling.balanced("patient", samples=POSITIONS))
+    changed = declare(**short, train=plain.map(stages.select("image", "label")))
+    with pytest.raises(Exception, match="its source, seed, shuffle, sampling or stages"):
+        ensemble.submit(changed, tmp_path / "run", executor="inline")
+
+
+@pytest.mark.parametrize("split", ["valid", "test", "shifted"])
+def test_a_sampled_set_to_measure_on_is_refused_in_a_line(split: str) -> None:
+    sampled = declare().train
+    still = Pipeline(source(), sampling=sampling.balanced("label"))
+    assert not callable(sampled)
+    with pytest.raises(SpecError, match=rf"Ensemble.{split} draws its records by balanced\(2 classes, 120 posi"):
+        declare(**{split: still})
+
+
+# --- folds ------------------------------------------------------------------------------------------------------
+
+
+def test_folds_by_class_and_group_go_by_record_also_where_records_repeat() -> None:
+    declared = declare(weights=Folds(4, stratify="label", group="patient"))
+    identities = [declared.identify(number) for number in range(3)]
+    assert [each.weights for each in identities] == [
+        {"kind": "fold", "k": 4, "held_out": number, "seed": 0, "stratify": "label", "group": "patient"}
+        for number in range(3)
+    ]
+    records = source()
+    weighed = [make_weight_function(each.weights, records) for each in identities]
+    assert all(each is not None for each in weighed)
+    left_out = [each(np.arange(RECORDS)) == 0 for each in weighed if each is not None]
+    patients = np.arange(RECORDS) // 4
+    for out in left_out:
+        assert 0 < out.sum() < RECORDS / 2
+        assert not set(patients[out]) & set(patients[~out])
+    # Plain folds are of records too, though an epoch has more positions.
+    plain = declare(weights=Folds(RECORDS)).identify(2).weights
+    weigh = make_weight_function(plain, records)
+    assert weigh is not None and np.count_nonzero(weigh(np.arange(RECORDS)) == 0) == 1
+    with pytest.raises(SpecError, match="at most the number of training samples, 120, got 121"):
+        declare(weights=Folds(RECORDS + 1))
+    with pytest.raises(SpecError, match=r"no field of the training records is 'lable'; did you mean 'label'"):
+        declare(weights=Folds(4, stratify="lable"))
+    with pytest.raises(SpecError, match=r"Folds\.group must be the name of a field"):
+        Folds(4, group=[1, 2])  # type: ignore[arg-type]
+
+
+def test_members_with_stratified_folds_and_a_balanced_order_share_as_alone(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"weights": Folds(3, stratify="label", group="patient"), "epochs": 1}
+    found = []
+    for number, sharing in enumerate(("independent", "node")):
+        run_dir = tmp_path / str(number)
+        ensemble.submit(declare(sharing=sharing, **options), run_dir, executor="local").wait()
+        found.append(hashes(run_dir))
+    assert found[0] == found[1] and len(set(found[0].values())) == 3
