@@ -8,11 +8,16 @@ digests do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.fingerprint import SCHEME
+from pipelines import fingerprint
+from pipelines.fingerprint import SCHEME, Unsure, describe, describe_ours
+from pipelines.order import BlockOrder, Generators, epoch_indices
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
 
 #: Name, digest or None, and what is unsure or None.
 Part = tuple[str, str | None, str | None]
@@ -32,6 +37,39 @@ class Difference:
 
     reason: str
     unsure: bool = False
+
+
+def describe_parts(pipeline: Pipeline) -> list[Part]:
+    """Returns (name, digest or None, what is unsure or None) of each part of a pipeline."""
+
+    def part(name: str, what: Callable[[], Any]) -> Part:
+        try:
+            return name, fingerprint.digest(what()), None
+        except Unsure as unsure:
+            return name, None, str(unsure)
+
+    return [
+        part("source", lambda: _describe_source(pipeline)),
+        part("seed", lambda: [describe_ours(Generators), pipeline.seed]),
+        part("shuffle" if pipeline.sampling is None else "sampling", lambda: _describe_order(pipeline)),
+        part("on_error", lambda: pipeline.on_error),
+        *(part(f"stage {i} {stage.name}", stage.describe) for i, stage in enumerate(pipeline.stages)),
+    ]
+
+
+def _describe_source(pipeline: Pipeline) -> Any:
+    source = pipeline.id if pipeline.id is not None else pipeline.source.identity()
+    if source is None:
+        raise Unsure(f"the source {pipeline.source!r}")
+    return source
+
+
+def _describe_order(pipeline: Pipeline) -> Any:
+    if pipeline.sampling is not None:
+        return pipeline.sampling.describe()
+    if pipeline.shuffle != "blocks":
+        return [describe_ours(epoch_indices), pipeline.shuffle]
+    return [describe_ours(BlockOrder), pipeline.shuffle_window, describe(pipeline.source.groups)]
 
 
 def count_common_stages(tokens: Sequence[str], parts: Sequence[Part], theirs: Mapping[str, Any]) -> int:
@@ -55,6 +93,14 @@ def count_common_stages(tokens: Sequence[str], parts: Sequence[Part], theirs: Ma
             break
         known += 1
     return known - PARTS_BEFORE_STAGES if known >= PARTS_BEFORE_STAGES else -1
+
+
+def find_obstacle(pipeline: Pipeline) -> Difference | None:
+    """Says why no reader can apply further stages to a pipeline's samples from a ring; None if readers can."""
+    why, stages = pipeline.forms, len(pipeline.stages)
+    if isinstance(why, dict):
+        return None
+    return Difference(f"no consumer can continue from the {stages} stages at the feeder: {why}", unsure=True)
 
 
 def find_difference(

@@ -14,7 +14,7 @@ from pipelines import comparison, fingerprint
 from pipelines.checks import check_integer
 from pipelines.comparison import Difference
 from pipelines.errors import ForeignRandomness, PipelineError
-from pipelines.order import BlockOrder, Generators, Indices, epoch_indices
+from pipelines.order import BlockOrder, Indices, epoch_indices
 from pipelines.prepare.deadly_records import DeadlyRecords
 from pipelines.prepare.fields import Field, describe_fields
 from pipelines.prepare.memory_order import MemoryLayout
@@ -32,10 +32,9 @@ SHUFFLE_WINDOW = 8
 class Pipeline:
     """A source and the stages applied to each of its records.
 
-    A sample is a pure function of (pipeline, seed, epoch, index), with `sampling` of its position in the epoch
-    too. A pipeline is immutable: `map` and `take` return
-    a new one. One process reads it with `loader`, several share it through `Feeder` and `attach`, and `resident`
-    loads all of it into memory.
+    A sample is a pure function of (pipeline, seed, epoch, index); with `sampling`, of its position in the epoch too.
+    A pipeline is immutable: `map` and `take` return a new one. One process reads it with `loader`, several share it
+    through `Feeder` and `attach`, and `resident` loads all of it into memory.
 
     Args:
         source: a source from `pipelines.sources`.
@@ -46,9 +45,8 @@ class Pipeline:
             the cache of the source. See `pipelines.order.BlockOrder`.
         shuffle_window: number of groups whose samples are mixed with each other if `shuffle="blocks"`. The cache
             of the source should hold as many.
-        sampling: draws the records of each epoch by weight or equally from each class (`pipelines.sampling`). The
-            length of the pipeline is then the number of positions in an epoch. A record that has several positions
-            gets other random numbers at each.
+        sampling: draws the records of each epoch by weight or equally from each class (`pipelines.sampling`). Each
+            of a record's positions in an epoch has random numbers of its own.
         on_error: `"raise"` fails on a record that cannot be prepared. `"skip"` leaves it out for all readers: its
             batch has one sample less, and the record is counted.
         id: a name that identifies the source in fingerprints if its identity is unknown.
@@ -187,8 +185,8 @@ class Pipeline:
         """
         if self.sampling is not None:
             raise PipelineError(
-                "take() of a pipeline with sampling= would need other weights: take the records first, "
-                "Pipeline(source.take(n), sampling=...); for a shorter epoch, give samples= to the sampling"
+                "take() of a pipeline with sampling=: take records with Pipeline(source.take(n), sampling=...), "
+                "or draw fewer of them with samples="
             )
         shorter = self._copy()
         shorter._tokens = tuple(uuid.uuid4().hex for _ in self._tokens)
@@ -198,10 +196,7 @@ class Pipeline:
         return shorter
 
     def __len__(self) -> int:
-        """The number of samples in an epoch, including those that `on_error="skip"` leaves out.
-
-        With `sampling` that is the number of positions in an epoch, not that of the records.
-        """
+        """The number of positions in an epoch: without `sampling` that of the records, bad ones included."""
         return len(self.source) if self.sampling is None else self.sampling.positions
 
     def __repr__(self) -> str:
@@ -276,35 +271,7 @@ class Pipeline:
         return None if why is None else f"{why} has no sure identity: give it an id="
 
     def _describe_parts(self) -> list[comparison.Part]:
-        """Returns (name, digest or None, what is unsure or None) of each part."""
-
-        def part(name: str, what: Callable[[], Any]) -> comparison.Part:
-            try:
-                return name, fingerprint.digest(what()), None
-            except fingerprint.Unsure as unsure:
-                return name, None, str(unsure)
-
-        return [
-            part("source", self._describe_source),
-            part("seed", lambda: [fingerprint.describe_ours(Generators), self.seed]),
-            part("shuffle" if self.sampling is None else "sampling", self._describe_order),
-            part("on_error", lambda: self.on_error),
-            *(part(f"stage {i} {stage.name}", stage.describe) for i, stage in enumerate(self.stages)),
-        ]
-
-    def _describe_source(self) -> Any:
-        source = self.id if self.id is not None else self.source.identity()
-        if source is None:
-            raise fingerprint.Unsure(f"the source {self.source!r}")
-        return source
-
-    def _describe_order(self) -> Any:
-        if self.sampling is not None:
-            return self.sampling.describe()
-        if self.shuffle != "blocks":
-            return [fingerprint.describe_ours(epoch_indices), self.shuffle]
-        groups = fingerprint.describe(self.source.groups)
-        return [fingerprint.describe_ours(BlockOrder), self.shuffle_window, groups]
+        return comparison.describe_parts(self)
 
     def order(self) -> Callable[[int, int, int], Indices]:
         """Returns a function (epoch, start, stop) -> indices of the samples there, int64 [stop - start]."""
@@ -341,12 +308,8 @@ class Pipeline:
         return len(theirs["tokens"]) > len(self._tokens) and self.count_common_stages(theirs) == len(self.stages)
 
     def find_obstacle(self) -> Difference | None:
-        """Says why no reader can apply further stages to samples from a ring; None if readers can."""
-        why = self.forms
-        if isinstance(why, dict):
-            return None
-        stages = len(self.stages)
-        return Difference(f"no consumer can continue from the {stages} stages at the feeder: {why}", unsure=True)
+        """See `comparison.find_obstacle`."""
+        return comparison.find_obstacle(self)
 
     def describe_samples(self) -> dict[str, Any]:
         """Describes the samples in a ring to a reader that applies further stages, as JSON values."""
@@ -365,8 +328,7 @@ class Pipeline:
         """
         if self.sampling is not None:
             raise PipelineError(
-                f"a resident set has each record once, but the pipeline draws them by {self.sampling!r}: "
-                "leave sampling= out"
+                f"a resident set has each record once, not drawn by {self.sampling!r}: leave sampling= out"
             )
         stage = self.random_stage
         if stage is not None:
