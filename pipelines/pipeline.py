@@ -32,9 +32,9 @@ SHUFFLE_WINDOW = 8
 class Pipeline:
     """A source and the stages applied to each of its records.
 
-    A sample is a pure function of (pipeline, seed, epoch, index); with `sampling`, of its position in the epoch too.
-    A pipeline is immutable: `map` and `take` return a new one. One process reads it with `loader`, several share it
-    through `Feeder` and `attach`, and `resident` loads all of it into memory.
+    A sample is a pure function of (pipeline, seed, epoch, index); with `sampling`, of its position in the epoch
+    too. A pipeline is immutable: `map` and `take` return a new one. One process reads it with `loader`, several
+    share it through `Feeder` and `attach`, and `resident` loads all of it into memory.
 
     Args:
         source: a source from `pipelines.sources`.
