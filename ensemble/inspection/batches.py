@@ -23,7 +23,7 @@ def describe_first_batch(ensemble: Ensemble, identity: Identity) -> tuple[Table,
         PipelineError: a sample cannot be prepared.
     """
     pipeline = ensemble.pipeline(identity.params)
-    weights = make_weight_function(identity.weights, len(pipeline))
+    weights = make_weight_function(identity.weights, pipeline.source)
     loader = pipeline.loader(min(identity.batch_size, len(pipeline)), 1, weights=weights)
     try:
         batch = next(iter(loader))
@@ -67,7 +67,7 @@ def describe_pipelines(ensemble: Ensemble, identities: Sequence[Identity], unsha
         stages = tuple(stage.name for stage in pipeline.stages[len(shared) :])
         own.setdefault(stages, []).append(member)
     return {
-        "source": repr(first.source),
+        "source": repr(first.source) + ("" if first.sampling is None else f", {first.sampling!r}"),
         "shared": shared,
         "unshared": unshared,
         "own": [{"members": members, "stages": list(stages)} for stages, members in own.items() if stages],
