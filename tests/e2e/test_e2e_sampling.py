@@ -199,7 +199,7 @@ def test_members_with_stratified_folds_and_a_balanced_order_share_as_alone(tmp_p
 
 def test_a_dry_run_counts_positions_and_names_the_sampling(tmp_path: Path) -> None:
     declared = declare(weights=Folds(4, stratify="label"))
-    found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
+    found = ensemble.dry_run(declared, tmp_path / "run", executor="local")
     assert found.splits == {"train": POSITIONS, "valid": 40}
     assert all(row["steps"] == STEPS and not row.get("error") for row in found.members)
     assert "balanced(2 classes, 170 positions)" in found.pipeline["source"]
