@@ -42,7 +42,10 @@ class DryRun:
     """What a run would do, need and cost.
 
     Attributes:
-        name: of the ensemble; `mode`: "list" or "search"; `executor`; `run_dir`.
+        name: of the ensemble.
+        mode: "list" or "search".
+        executor: what would run the members.
+        run_dir: the run directory.
         run_state: how the run in that directory stands, which this one would continue; None: it would be new.
         node: this machine: `cpus`, `memory_gb`, `gpus`, `power` (source of energy).
         splits: samples of "train", "valid", "test" and "shifted", those that are declared.
