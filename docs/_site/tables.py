@@ -10,6 +10,9 @@ from pathlib import Path
 
 from ensemble.cli.parser import _make_parser
 
+#: What is declared has no methods that users call, but those that the page shows by itself.
+OPTIONS = {"ensemble": "\n    options:\n      members: false"}
+
 REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 
 
@@ -70,12 +73,12 @@ def _wrap(usage: str, width: int = 88) -> list[str]:
 
 
 def describe_api(module: str) -> str:
-    """Directives of mkdocstrings for the names in `__all__` of a module that no other page has."""
+    """Directives of mkdocstrings for the names in `__all__` of a module that the pages do not have."""
     names = importlib.import_module(module).__all__
     pages = "".join(page.read_text(encoding="utf-8") for page in REFERENCE.glob("*.md"))
     shown = [name for name in names if not name.startswith("_") and f"::: {module}.{name}\n" not in pages]
     values = [name for name in shown if not inspect.ismodule(getattr(importlib.import_module(module), name))]
-    return "\n\n".join(f"::: {module}.{name}" for name in values)
+    return "\n\n".join(f"::: {module}.{name}{OPTIONS.get(module, '')}" for name in values)
 
 
 TABLES = {"commands": describe_commands, "api": describe_api}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+CHROMIUM = Path("/usr/bin/chromium")  # Debian's; Playwright's own would have to be downloaded
 
 #: Attributes by which a browser fetches something by itself; `a href` is followed by readers only.
 FETCHED = {"src", "srcset", "data", "poster", "action"}
@@ -28,18 +28,6 @@ class Fetches(HTMLParser):
         self.found += [value or "" for name, value in attrs if name in FETCHED]
         if tag == "link" and dict(attrs).get("rel") != "canonical":
             self.found.append(dict(attrs).get("href") or "")
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site as `make docs` builds it."""
-    folder = tmp_path_factory.mktemp("docs") / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    env = os.environ | {"NO_MKDOCS_2_WARNING": "1", "NO_COLOR": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "WARNING" not in done.stdout + done.stderr
-    return folder
 
 
 def test_every_page_of_the_documentation_is_in_the_site_and_in_its_navigation(site: Path) -> None:
@@ -64,3 +52,55 @@ def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
         fetched = re.findall(r"url\(['\"]?((?:https?:)?//[^)]*)", path.read_text())
         foreign += [(path.name, found) for found in fetched]
     assert foreign == []
+
+
+def is_foreign(url: str) -> bool:
+    return not url.startswith(("file:", "data:", "blob:"))
+
+
+@pytest.fixture(scope="module")
+def tab(site: Path) -> Iterator[Any]:
+    """A page of a browser; an error in a script, or a request to another place than the disk, fails the test."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    if not CHROMIUM.exists():
+        pytest.skip(f"there is no {CHROMIUM}")
+    wrong: list[str] = []
+    with playwright.sync_playwright() as started:
+        options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=options)
+        page = browser.new_page(viewport={"width": 400, "height": 900})
+        page.set_default_timeout(60_000)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on(
+            "request", lambda r: wrong.append(r.url) if not r.url.startswith(("file:", "data:", "blob:")) else None
+        )
+        yield page
+        browser.close()
+    assert wrong == []
+
+
+@pytest.mark.browser
+def test_the_search_works_on_a_site_that_is_opened_from_a_disk(site: Path, tab: Any) -> None:
+    tab.goto((site / "how-to" / "index.html").as_uri())
+    tab.click("label.md-header__button[for=__search]")
+    tab.wait_for_selector("[data-md-component=search-query]:focus")
+    tab.keyboard.type("flotilla")
+    tab.wait_for_selector("a.md-search-result__link[href*='flotillas.html']")
+
+
+@pytest.mark.browser
+def test_no_page_is_wider_than_a_telephone(site: Path, tab: Any) -> None:
+    wide = []
+    for path in sorted(site.rglob("*.html")):
+        if "files" in path.relative_to(site).parts:
+            continue
+        tab.goto(path.as_uri())
+        if tab.evaluate("document.documentElement.scrollWidth") > 400:
+            wide.append(path.name)
+    assert wide == []
+
+
+def test_a_tutorial_shows_its_example_as_it_is(site: Path) -> None:
+    page = (site / "tutorials" / "regression.html").read_text()
+    shown = re.sub(r"<[^>]+>", "", page)
+    assert "class MeanAndVariance(nn.Module):" in shown and "--8" not in shown
