@@ -1,9 +1,9 @@
 """Compares the pipelines of two processes by their descriptions (`Pipeline.describe_for_peers`).
 
 A description has `tokens`, which identify the pipeline object at each number of stages and which its pickled
-copies share; `parts`, the digest of each part, None if it has no sure identity; `fields`; and `scheme`, the form
-of the digests (1 if absent). Two pipelines agree as far as their tokens do, and from there on as far as the
-digests do.
+copies share; `parts`, the digest of each part, None if it has no sure identity; `fields`, None if no sample was
+prepared yet (the consumer then compares what the feeder sends); and `scheme`, the form of the digests (1 if
+absent). Two pipelines agree as far as their tokens do, and from there on as far as the digests do.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def find_difference(
         )
     mine, other, agreed = len(tokens) - 1, len(theirs["tokens"]) - 1, count_common_stages(tokens, parts, theirs)
     if agreed == mine == other:
-        if theirs["fields"] == fields:
+        if theirs["fields"] in (None, fields):
             return None
         unsure = any(digest is None for _, digest, *_ in [*parts, *theirs["parts"]])
         reason = f"the fields differ: {theirs['fields']} at the consumer, {fields} at the feeder"

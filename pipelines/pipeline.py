@@ -287,8 +287,8 @@ class Pipeline:
         return self._tokens[-1]
 
     def describe_for_peers(self) -> dict[str, Any]:
-        """Describes the pipeline as JSON values, for `find_difference` in another process."""
-        fields = describe_fields(self.fields)
+        """Describes the pipeline as JSON values, for `find_difference` elsewhere; unknown fields are None."""
+        fields = describe_fields(self.fields) if self._declared or self._inferred else None
         return {**self._describe_identity(), "why_unsure": self.why_unsure, "fields": fields}
 
     def _describe_identity(self) -> dict[str, Any]:
@@ -312,8 +312,9 @@ class Pipeline:
         return comparison.find_obstacle(self)
 
     def describe_samples(self) -> dict[str, Any]:
-        """Describes the samples in a ring to a reader that applies further stages, as JSON values."""
-        return {"stages": len(self.stages), "fields": describe_fields(self.fields), "forms": self.forms}
+        """Describes the samples in a ring to a reader, as JSON values."""
+        fields = [[name, *field] for name, field in self.fields.items()]
+        return {"stages": len(self.stages), "fields": fields, "forms": self.forms, "token": self.token}
 
     def find_difference(self, theirs: Mapping[str, Any]) -> Difference | None:
         """Says why the pipeline that `theirs` describes (`describe_for_peers`) is not this one; None if it is."""

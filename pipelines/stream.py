@@ -241,15 +241,19 @@ def split_blocks(start: int, stop: int, block_size: int) -> list[Block]:
     return pieces
 
 
-def default_capacity(sample_bytes: int) -> int:
-    """The default number of slots: 64 MiB, or 512 samples if 256 MiB hold them; between 64 and 4096.
+def default_capacity(sample_bytes: int, needed: int | None = None) -> int:
+    """The default number of slots: what 64 MiB hold, between 64 and 4096; more if more are needed.
 
-    A larger ring would not fit the processor's cache. The number is a multiple of a power of two, so that most
-    columns consist of whole pages, which readers can map twice in a row.
+    A larger ring would not fit the processor's cache, and all of it is memory that is written once a lap. The
+    number is a multiple of a power of two, so that most columns consist of whole pages, which readers can map
+    twice in a row.
+
+    Args:
+        needed: slots that there must be; None where the readers' batches are not known: 512 if 256 MiB hold them.
     """
     some, many = 64 * 2**20 // max(1, sample_bytes), 256 * 2**20 // max(1, sample_bytes)
-    capacity = min(4096, max(64, some, min(512, many)))
-    return capacity - capacity % (1 << (capacity // 8).bit_length() - 1)
+    capacity = min(4096, max(64, some, min(512, many) if needed is None else 0))
+    return max(needed or 0, capacity - capacity % (1 << (capacity // 8).bit_length() - 1))
 
 
 def default_block_size(capacity: int) -> int:

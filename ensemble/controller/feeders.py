@@ -91,8 +91,9 @@ def choose_ring_capacity(
     """The number of samples in a feeder's ring.
 
     Args:
-        asked: the capacity that the ensemble declares; None: four of the largest batches, within the memory for
-            rings, and at least two, so that one can be prepared while the other is read.
+        asked: the capacity that the ensemble declares; None: four of the largest batches or what 64 MiB hold
+            (`default_capacity`), within the memory for rings, and at least two batches, so that one can be
+            prepared while the other is read.
         sample_bytes: the size of a sample, in bytes.
         memory_gb: what the node offers to members beside the memory for rings (`RINGS_SHARE` of all), in GiB.
         taken_bytes: of that memory, by the rings of other cohorts.
@@ -108,7 +109,7 @@ def choose_ring_capacity(
         return max(asked, least)
     for_rings = memory_gb * 2**30 * RINGS_SHARE / (1 - RINGS_SHARE)
     affordable = math.floor((for_rings - taken_bytes) / max(sample_bytes, 1))
-    return max(least, 2 * largest, min(max(4 * largest, default_capacity(sample_bytes)), affordable))
+    return max(least, 2 * largest, min(default_capacity(sample_bytes, 4 * largest), affordable))
 
 
 class Feeders:

@@ -124,7 +124,6 @@ def _become_worker(environment: dict[str, str], log: str) -> None:
         os.dup2(output, descriptor)
     os.close(output)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.unfreeze()
 
 
 def _preload() -> None:
@@ -167,7 +166,7 @@ def main(descriptor: int) -> int:
     control.set_inheritable(False)
     _preload()
     gc.collect()
-    gc.freeze()  # so that collections in the workers do not write to, and thus copy, the shared pages
+    gc.freeze()  # for good: collections in the workers do not write to, and thus copy, the shared pages
     worker = serve(control)
     return 0 if worker is None else _work(worker, executor)
 

@@ -250,7 +250,7 @@ class Consumers:
         )
         consumer.is_admitted = True
         self._count_members()
-        held = pipeline.describe_samples() if goes_on else {}
+        held = pipeline.describe_samples() if goes_on or request["fields"] is None else {}
         held["deadly"] = list(pipeline.hazards.deadly.items())[:_MAX_DEADLY]
         welcome = ipc.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
         ipc.send(consumer.connection, welcome, ring.read_only_fd)
@@ -297,7 +297,8 @@ class Consumers:
 
     def _send_resident(self, consumer: Consumer, buffer: Buffer) -> None:
         with contextlib.suppress(ipc.ConnectionLost):
-            ipc.send(consumer.connection, ipc.pack("resident", capacity=buffer.capacity), buffer.read_only_fd)
+            answer = ipc.pack("resident", capacity=buffer.capacity, **buffer.pipeline.describe_samples())
+            ipc.send(consumer.connection, answer, buffer.read_only_fd)
 
     def _record_release(self, consumer: Consumer, position: int) -> None:
         reader = self._stream.readers[consumer]

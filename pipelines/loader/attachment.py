@@ -12,7 +12,7 @@ import numpy as np
 
 from pipelines import ipc
 from pipelines.prepare.deadly_records import has_deadly
-from pipelines.prepare.fields import GOOD, INDEX, OK, Field
+from pipelines.prepare.fields import GOOD, INDEX, OK, Field, describe_fields
 from pipelines.prepare.memory_order import MemoryLayout, copy_in_layout
 from pipelines.shm.ring import Layout, RingView
 
@@ -83,6 +83,34 @@ def _request(
     return connection, answer, descriptor
 
 
+def _parse_samples(answer: dict[str, Any]) -> tuple[dict[str, Field], dict[str, MemoryLayout] | str]:
+    """The fields and forms of a feeder's samples (`Pipeline.describe_samples`)."""
+    fields = {name: Field(tuple(shape), dtype) for name, shape, dtype in answer["fields"]}
+    forms = answer["forms"]
+    if isinstance(forms, dict):
+        forms = {name: tuple(form) if isinstance(form, list) else form for name, form in forms.items()}
+    return fields, forms
+
+
+def _find_fields(pipeline: Pipeline, answer: dict[str, Any]) -> dict[str, Field]:
+    """The fields of a pipeline, which the feeder has as well.
+
+    A copy of the feeder's own pipeline takes over what the feeder knows of the samples. It prepares no sample to
+    find out, so that a process which only reads batches neither imports decoders nor opens the source.
+
+    Raises:
+        AttachmentRefused: a pipeline that is built as the feeder's has other fields.
+    """
+    if answer.get("token") == pipeline.token:
+        pipeline.__dict__["_inferred"] = _parse_samples(answer)
+    elif "fields" in answer:
+        mine, theirs = describe_fields(pipeline.fields), describe_fields(_parse_samples(answer)[0])
+        if mine != theirs:
+            reason = f"the fields differ: {mine} at the consumer, {theirs} at the feeder"
+            raise AttachmentRefused(reason, unsure=pipeline.why_unsure is not None)
+    return pipeline.fields
+
+
 class _Lease:
     """An attachment's connection, and the batch that the consumer currently holds as views of the ring."""
 
@@ -139,17 +167,24 @@ class Attachment:
         self.first_epoch: int = answer["first_epoch"]
         self.capacity: int = answer["capacity"]
         self.position: int = answer["position"]
-        self.stages = len(pipeline.stages)
-        fields = pipeline.fields
-        if "stages" in answer:
-            self.stages = answer["stages"]
-            fields = {name: Field(tuple(shape), dtype) for name, shape, dtype in answer["fields"]}
-            self._layouts: dict[str, MemoryLayout] = {
-                name: tuple(form) if isinstance(form, list) else form for name, form in answer["forms"].items()
-            }
-        self._layout = Layout(fields, self.capacity)
+        self.stages = answer.get("stages", len(pipeline.stages))
+        try:
+            self._layout = Layout(self._find_fields(pipeline, answer), self.capacity)
+        except BaseException:
+            os.close(descriptor)
+            self._detach()
+            raise
         self._view = self._lease.view = self._map_ring(descriptor)
         self._ready = 0
+
+    def _find_fields(self, pipeline: Pipeline, answer: dict[str, Any]) -> dict[str, Field]:
+        """The fields of the samples in the ring; also the layouts of those that are to be completed here."""
+        if self.stages == len(pipeline.stages):
+            return _find_fields(pipeline, answer)
+        fields, layouts = _parse_samples(answer)
+        assert isinstance(layouts, dict)  # else the feeder refuses
+        self._layouts = layouts
+        return fields
 
     def _map_ring(self, descriptor: int) -> RingView:
         try:
@@ -249,6 +284,6 @@ def request_resident(address: str, key: str, pipeline: Pipeline, on_wait: OnWait
     connection.close()
     assert descriptor is not None
     try:
-        return RingView(descriptor, Layout(pipeline.fields, answer["capacity"]))
+        return RingView(descriptor, Layout(_find_fields(pipeline, answer), answer["capacity"]))
     finally:
         os.close(descriptor)

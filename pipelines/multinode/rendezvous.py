@@ -28,7 +28,6 @@ from pipelines.checks import (
 )
 from pipelines.errors import PipelineError
 from pipelines.multinode.designs import DESIGNS
-from pipelines.multinode.horovod_start import INSTALL_HINT
 
 VERSION = 1
 FRESH_S = 6.0
@@ -85,6 +84,8 @@ def check_peers(peers: object, design: object, preparers: object) -> int | None:
     if peers is not None:
         check_interface(peers.interface)
         if peers.transport == "horovod" and importlib.util.find_spec("horovod") is None:
+            from pipelines.multinode.horovod_start import INSTALL_HINT  # with an HTTP server, rarely needed
+
             raise PipelineError(INSTALL_HINT)
     if preparers is None:
         return None

@@ -224,4 +224,5 @@ def test_the_usual_ring_has_columns_of_whole_pages_for_most_shapes(sample_bytes:
 
 def test_the_usual_ring_of_photographs() -> None:
     assert default_capacity(3 * 224 * 224) == 512
+    assert default_capacity(3 * 224 * 224, 128) == 416, "64 MiB, where the readers' batches are known to be small"
     assert default_capacity(3 * 32 * 32) == 4096

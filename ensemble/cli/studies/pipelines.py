@@ -25,6 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "add the design 'dataloader': a plain torch DataLoader a member",
         action="store_true",
     )
+    shown = "instead: memory of so many training members, beside two processes with a DataLoader each (default: 8)"
+    parser.add_argument("--memory", nargs="?", const=8, type=count, metavar="MEMBERS", help=shown)
     option(
         parser,
         "--prep-workers",
@@ -78,6 +80,8 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
     from ensemble.bench.pipelines.config import DATALOADER, EMULATED
     from ensemble.spec import SpecError
 
+    if options.memory is not None:
+        return _study_memory(options, report)
     if options.single:
         return _run_single(options, report)
     if options.step != EMULATED and options.step_ms:
@@ -134,6 +138,33 @@ def _run_single(options: argparse.Namespace, report: Report) -> Outcome:
         title="One process",
         notes=[],
         panels=[],
+    )
+
+
+def _study_memory(options: argparse.Namespace, report: Report) -> Outcome:
+    import dataclasses
+
+    from ensemble.bench.pipelines import memory
+    from ensemble.spec import SpecError
+
+    given = [name for name in ("members", "designs", "cores", "step_ms", "link", "mtu") if getattr(options, name)]
+    if given := given + ["peers"] * options.peers + ["hosts"] * (options.hosts > 1) + ["single"] * options.single:
+        raise SpecError(f"--memory compares two fixed sides: leave out --{given[0].replace('_', '-')}")
+    found = memory.study_memory(
+        options.data,
+        members=options.memory,
+        size=options.size,
+        batch_size=options.batch_size,
+        repeats=options.repeats,
+        report=report,
+    )
+    return Outcome(
+        tables=memory.tables(found),
+        rows=[dataclasses.asdict(row) for row in found],
+        findings=memory.findings(found),
+        title="Memory of members that share a pipeline",
+        notes=[f"batch {options.batch_size}", f"{options.size} pixels a side"],
+        panels=memory.panels(found),
     )
 
 

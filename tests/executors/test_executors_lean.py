@@ -1,0 +1,137 @@
+"""What the processes of a run share: members' memory beside that of a program that imports torch for itself."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simplejpeg
+
+import ensemble
+from ensemble import Ensemble, Recipe, Resources
+from ensemble.bench.pipelines.memory import read_memory
+from ensemble.store import RunDir
+from pipelines import Pipeline, sources, stages
+
+MB = 1e6
+#: What a program needs to train, before it has a model.
+ALONE = """
+import gc, torch
+torch.optim.SGD([torch.nn.Parameter(torch.empty(0))], lr=0.0)
+gc.collect()
+from ensemble.bench.pipelines.memory import read_memory
+import os
+print(read_memory(os.getpid())["Private_Dirty"])
+"""
+#: Libraries that only preparation or the controller use, by what their mapped files are called.
+HEAVY = ("cv2", "simplejpeg", "pyarrow", "sklearn", "numba", "libtorch_cpu", "optuna", "ray/_raylet")
+
+
+def find_mapped(pid: int) -> list[str]:
+    """Those of `HEAVY` that a process has loaded."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return [name for name in HEAVY if name in maps]
+
+
+def describe(pid: int) -> dict[str, Any]:
+    """A process: its command, what it has loaded, what it holds for itself."""
+    command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return {"command": command, "loaded": find_mapped(pid), "private": read_memory(pid)["Private_Dirty"]}
+
+
+def model(params: dict[str, Any]) -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3 * 8 * 8, 2))
+
+
+def loss(net: Any, batch: Any) -> Any:
+    """Of each sample; in the second epoch the member describes itself and the processes that feed it."""
+    from torch.nn import functional
+
+    if getattr(batch, "epoch", 0) == 1 and batch.step == 0:
+        before = describe(os.getpid())
+        gc.collect()
+        feeder = next(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_feeder(pid))
+        workers = Path(f"/proc/{feeder}/task/{feeder}/children").read_text().split()
+        print(
+            json.dumps(
+                {
+                    "member": before,
+                    "collected": describe(os.getpid()),
+                    "feeder": describe(feeder),
+                    "workers": [describe(int(pid)) for pid in workers],
+                    "modules": [
+                        name for name in ("cv2", "simplejpeg", "pyarrow", "optuna") if name in sys.modules
+                    ],
+                }
+            ),
+            flush=True,
+        )
+    return functional.cross_entropy(net(batch["image"].float() / 255), batch["index"] % 2, reduction="none")
+
+
+def is_feeder(pid: int) -> bool:
+    """Whether a process is the feeder of this run: a child of the controller, as the fork server is."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        server = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
+        command = Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
+    return stat[1] == server[1] and "pipelines.feeder.process" in command
+
+
+def write_photos(path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    with tarfile.open(path, "w") as archive:
+        for number in range(16):
+            data = simplejpeg.encode_jpeg(rng.integers(0, 256, (80, 96, 3)).astype(np.uint8))
+            member = tarfile.TarInfo(f"{number:03d}.jpeg")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def test_members_share_what_the_fork_server_imported_and_load_no_decoder(tmp_path: Path) -> None:
+    pipeline = Pipeline(sources.tar(write_photos(tmp_path / "photos.tar"), rename={"jpeg": "image"}), seed=0)
+    pipeline = pipeline.map(stages.decode_jpeg("image")).map(stages.resize("image", 64))
+    still = pipeline.map(stages.select("image"))
+    declared = Ensemble(
+        name="lean",
+        recipe=Recipe(model=model, loss=loss),
+        members=[{"lr": 0.01}, {"lr": 0.02}],
+        train=still,
+        valid=still,
+        epochs=2,
+        batch_size=8,
+        precision="fp32",
+        devices="cpu",
+        resources=Resources(cpus_per_worker=0.1, memory_gb=0.5),
+    )
+    result = ensemble.submit(declared, tmp_path / "run", "local").wait()
+    assert [row["state"] for row in result.members] == ["finished", "finished"]
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
+    alone = int(done.stdout)
+    for row in result.members:
+        [line] = [
+            each
+            for each in RunDir(tmp_path / "run").log(row["member"]).read_text().splitlines()
+            if "loaded" in each
+        ]
+        seen = json.loads(line)
+        # The rest of what it imports is the fork server's, and stays so through a collection of garbage.
+        assert seen["member"]["private"] < alone / 4, (seen, alone)
+        assert seen["collected"]["private"] - seen["member"]["private"] < alone / 40, (seen, alone)
+        assert seen["member"]["loaded"] == ["libtorch_cpu"]
+        assert seen["modules"] == []
+        assert seen["feeder"]["loaded"] == []
+        assert seen["workers"] and all(set(each["loaded"]) <= {"cv2", "simplejpeg"} for each in seen["workers"])
