@@ -113,12 +113,13 @@ def check_pipeline(what: str, value: object) -> None:
 
 
 def check_threads(value: object, pipeline: Any) -> None:
-    """Check `threads`: True is refused for a pipeline with stages that draw from torch's generator."""
+    """Check `threads`: True is refused for a pipeline with stages that draw from global generators."""
     check_flag("threads", value)
-    drawing = [stage.name for stage in pipeline.stages if stage.random == "torch"]
-    if value and drawing:
+    owners = {"torch": "torch's generator", "python": "Python's global generators", "global": "global generators"}
+    drawing = next((stage for stage in pipeline.stages if stage.random in owners), None)
+    if value and drawing is not None:
         raise PipelineError(
-            f"the stage {drawing[0]} draws from torch's generator, of which a process has one: "
+            f"the stage {drawing.name} draws from {owners[drawing.random]}, of which a process has one: "
             "prepare in processes (threads=False)"
         )
 

@@ -123,11 +123,11 @@ class Pipeline:
                 function returns one, too. `rng` is a `numpy.random.Generator` seeded for this sample, epoch and
                 stage.
             field: pass the value of this field to the function instead of the whole sample, and replace it by the
-                result. A torchvision transform receives a uint8 image [C, H, W] as a PIL image, and an image that
-                it returns becomes an array again.
-            random: `"torch"` if the function draws from torch's global generator, which is then seeded before each
-                call; `"numpy"` if it takes `rng` (found by its signature unless given); `False` if its second
-                parameter is not a generator.
+                result. Transforms of torchvision, albumentations and kornia are given what they take; for an image
+                with its boxes or masks see `stages.tv_transform`.
+            random: what it draws from, seeded before each call: `"numpy"` (its parameter `rng`), `"torch"`,
+                `"python"` (`random`, numpy's global generator), `"global"` (all three), `"own"` (it has
+                `set_random_seed`). Found for `rng`, torchvision and `"own"`. `False`: it has no `rng`.
             fields: name -> (shape, dtype) of all fields after this stage, if it is the last one. Unless given, a
                 sample is prepared to find out.
             id: identifies the stage in fingerprints instead of its code, for a lambda or a closure.

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipelines import fingerprint
 from pipelines.errors import PipelineError
-from pipelines.stages._pictures import Imaged, is_torchvision
+from pipelines.stages._pictures import adapt
+from pipelines.stages._transforms import find_randomness
 
-Randomness = Literal["numpy", "torch"]
+Randomness = Literal["numpy", "torch", "python", "global", "own"]
+_RANDOMNESS: dict[Any, str] = {
+    "numpy": "it takes a generator, f(sample, rng)",
+    "torch": "it draws from torch's global generator",
+    "python": "from Python's `random` or numpy's global generator",
+    "global": "from any of these three",
+    "own": "it has a method set_random_seed(seed)",
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +30,7 @@ class Stage:
     Attributes:
         call: the function.
         field: the field that it receives and returns; None if it receives the whole sample.
-        random: the generator that it draws from; None if it is deterministic.
+        random: what it draws from; None if it is deterministic.
         id: stands for the function in fingerprints.
     """
 
@@ -33,9 +42,8 @@ class Stage:
     @property
     def name(self) -> str:
         """The name of this stage in error messages."""
-        call = self.call.transform if isinstance(self.call, Imaged) else self.call
-        named = getattr(call, "__qualname__", None) or type(call).__qualname__
-        return f"{named}({self.field!r})" if self.field else str(named)
+        call = getattr(self.call, "transform", self.call) if fingerprint.is_ours(type(self.call)) else self.call
+        return f"{_name(call)}({self.field!r})" if self.field else _name(call)
 
     def describe(self) -> Any:
         """Describes this stage as a JSON value, for fingerprints.
@@ -57,13 +65,25 @@ def make_stage(
     """
     if not callable(call):
         raise PipelineError(f"map() takes a function of a sample, got {call!r}")
-    if random not in (None, False, "numpy", "torch"):
-        raise PipelineError(f"random must be 'torch', 'numpy', False or left out, got {random!r}")
-    if random is None and has_generator_parameter(call):
-        random = "numpy"
-    if field is not None and is_torchvision(call):
-        call = Imaged(call)
-    return Stage(call, field, random or None, id)
+    if random not in (None, False, *_RANDOMNESS):
+        valid = "; ".join(f"{name!r}: {meaning}" for name, meaning in _RANDOMNESS.items())
+        raise PipelineError(f"random must be left out, False, or one of {valid}; got {random!r}")
+    known = find_randomness(call)
+    if random == "own" and known != "own":
+        raise PipelineError(f"random='own' is for objects with a method set_random_seed(seed), got {call!r}")
+    if random is None:
+        random = "numpy" if known is None and has_generator_parameter(call) else known
+    elif random in ("torch", "python", "global") and known is False:
+        warnings.warn(
+            f"{_name(call)} draws nothing at random: leave out random={random!r}, with which what it makes cannot "
+            "be cached, nor a validation set be prepared once",
+            stacklevel=3,
+        )
+    return Stage(adapt(call, field), field, random or None, id)
+
+
+def _name(call: Any) -> str:
+    return str(getattr(call, "__qualname__", None) or type(call).__qualname__)
 
 
 def has_generator_parameter(function: Callable[..., Any]) -> bool:

@@ -1,8 +1,9 @@
-"""Detects unseeded randomness: draws from the global generators of Python, numpy and torch.
+"""The global generators of Python, numpy and torch: seeded for stages that declare it, watched for all others.
 
 A sample is a function of pipeline, epoch and index. A draw from a global generator depends on earlier draws, so
 each process and each run would make other samples of the same record. Such a draw is detected by comparing the
-states of the generators before and after each stage.
+states of the generators before and after each stage; generators that a stage holds itself are compared with them
+(see `own_generators`).
 """
 
 from __future__ import annotations
@@ -12,15 +13,24 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from pipelines.prepare import own_generators
+
 TORCH = "torch's global generator"
-_PYTHON, _NUMPY = "Python's random", "numpy's global generator"
+PYTHON, NUMPY = "Python's random", "numpy's global generator"
+#: What a stage declares, `Stage.random` -> the global generators that are seeded before each of its calls.
+SEEDED: dict[str | None, frozenset[str]] = {
+    "torch": frozenset((TORCH,)),
+    "python": frozenset((PYTHON, NUMPY)),
+    "global": frozenset((PYTHON, NUMPY, TORCH)),
+}
 
 States = dict[str, Any]
+Own = Mapping[str, Any]
 
 # Held while states are set, drawn from or compared: draws of another thread would change a sample, or be noticed.
 _lock = threading.RLock()
@@ -35,13 +45,42 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def read_states() -> States:
-    """Returns the state of each global generator; torch's only if torch has been imported."""
-    found: States = {_PYTHON: random.getstate(), _NUMPY: np.random.get_state(legacy=False)}
-    torch = _get_torch()
+def read_states(names: Collection[str] | None = None, own: Own | None = None) -> States:
+    """Returns the state of each global generator, or of those named; torch's only if torch has been imported.
+
+    Args:
+        names: of global generators; by default all.
+        own: name -> generator of further ones to be read (`own_generators.find_generators`).
+    """
+    found: States = {}
+    if names is None or PYTHON in names:
+        found[PYTHON] = random.getstate()
+    if names is None or NUMPY in names:
+        found[NUMPY] = np.random.get_state(legacy=False)
+    torch = _get_torch() if names is None or TORCH in names else None
     if torch is not None:
         found[TORCH] = torch.get_rng_state()
+    for name, generator in (own or {}).items():
+        found[name] = own_generators.read_state(generator)
     return found
+
+
+def seed_for_sample(kind: str, generator: np.random.Generator) -> None:
+    """Seeds the global generators that a stage declares, from the generator of its sample.
+
+    Args:
+        kind: `Stage.random`, a key of `SEEDED`.
+        generator: of the sample and stage.
+    """
+    seeded = SEEDED[kind]
+    if PYTHON in seeded:
+        random.seed(int(generator.integers(1 << 63)))
+        np.random.seed(generator.integers(1 << 32, size=4, dtype=np.uint32))
+    if TORCH in seeded:
+        import torch
+
+        # The default CPU generator alone: torch.manual_seed would reseed the devices of a training process too.
+        torch.default_generator.manual_seed(int(generator.integers(1 << 63)))
 
 
 def lock_generators() -> threading.RLock:
@@ -50,17 +89,36 @@ def lock_generators() -> threading.RLock:
 
 
 @contextlib.contextmanager
-def preserve_states() -> Iterator[None]:
-    """Locks the global generators, and restores their states on exit."""
+def preserve_states(names: Collection[str] | None = None, own: Own | None = None) -> Iterator[None]:
+    """Locks the global generators, and restores the states of those named on exit (by default of all).
+
+    Args:
+        names: of global generators; with none, and no `own`, nothing is locked.
+        own: name -> further generator to be restored.
+    """
+    if names is not None and not names and not own:
+        yield
+        return
+    if names is not None and TORCH in names:
+        import torch  # noqa: F401  # its state is then read below
     with lock_generators():
-        before = read_states()
+        before = read_states(names, own)
         try:
             yield
         finally:
-            random.setstate(before[_PYTHON])
-            np.random.set_state(before[_NUMPY])
-            if TORCH in before:
-                _get_torch().set_rng_state(before[TORCH])
+            _restore(before, own or {})
+
+
+def _restore(states: States, own: Own) -> None:
+    for name, state in states.items():
+        if name == PYTHON:
+            random.setstate(state)
+        elif name == NUMPY:
+            np.random.set_state(state)
+        elif name == TORCH:
+            _get_torch().set_rng_state(state)
+        else:
+            own_generators.set_state(own[name], state)
 
 
 def find_changes(before: States, after: States) -> set[str]:
@@ -68,25 +126,27 @@ def find_changes(before: States, after: States) -> set[str]:
     return {name for name, state in after.items() if name not in before or not _is_equal(before[name], state)}
 
 
-def find_draws(call: Callable[[], Any]) -> set[str]:
+def find_draws(call: Callable[[], Any], own: Own | None = None) -> set[str]:
     """Returns the names of the generators that a call draws from without seeding them first."""
     ends = []
     for _ in range(2):
-        _advance()
-        before = read_states()
+        _advance(own or {})
+        before = read_states(own=own)
         call()
-        ends.append((before, read_states()))
+        ends.append((before, read_states(own=own)))
     touched = set().union(*(find_changes(*end) for end in ends))
     return touched & find_changes(ends[0][1], ends[1][1])
 
 
-def _advance() -> None:
+def _advance(own: Own) -> None:
     """Advances each generator to another state."""
     random.random()
     np.random.random()
     torch = _get_torch()
     if torch is not None:
         torch.rand(())
+    for generator in own.values():
+        own_generators.advance(generator)
 
 
 def _is_equal(one: Any, other: Any) -> bool:

@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from pipelines.errors import ForeignRandomness, PipelineError, SampleError
 from pipelines.order import Generators
-from pipelines.prepare import global_generators
+from pipelines.prepare.checked import prepare_checked
 from pipelines.prepare.fields import INDEX, OK, Field, describe_fields
 from pipelines.prepare.memory_order import NUMBERS, MemoryLayout, layout_of
-from pipelines.prepare.preparer import as_array, prepare_sample
+from pipelines.prepare.preparer import as_array
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -76,70 +76,19 @@ def prepare_first_sample(pipeline: Pipeline, stages: int | None = None, start: i
 
     Raises:
         SampleError: it cannot be prepared (with `on_error="skip"`: none can).
-        ForeignRandomness: the source or a stage draws from a global generator that nobody seeds.
+        ForeignRandomness: the source or a stage draws random numbers that nobody seeds.
     """
     generators = Generators(pipeline.seed)
     try:
-        with global_generators.preserve_states():
-            for index in range(start, len(pipeline.source)):
-                try:
-                    return _prepare_checked(pipeline, generators, index, stages)
-                except SampleError:
-                    if pipeline.on_error == "raise" or index == len(pipeline.source) - 1:
-                        raise
+        for index in range(start, len(pipeline.source)):
+            try:
+                return prepare_checked(pipeline, generators, index, last=stages, is_repeated=True)
+            except SampleError:
+                if pipeline.on_error == "raise" or index == len(pipeline.source) - 1:
+                    raise
     finally:
         pipeline.source.forget()  # a consumer that reads from a feeder has no use for a whole row group
     raise AssertionError("a pipeline has samples")
-
-
-def _prepare_checked(pipeline: Pipeline, generators: Generators, index: int, stages: int | None) -> dict[str, Any]:
-    """One sample of epoch 0 after the stages [0, stages), by default all, made stage by stage."""
-    last = len(pipeline.stages) if stages is None else stages
-
-    def make(given: Any, first: int, stop: int) -> Any:
-        return prepare_sample(pipeline, generators, index, 0, given, first, stop)
-
-    def find_draws(first: int, stop: int) -> set[str]:
-        # Made anew each time: a stage may write into what it is given.
-        given = [make(None, 0, first) if stop else None for _ in range(2)]
-        return global_generators.find_draws(lambda: make(given.pop(), first, stop))
-
-    sample: Any = None
-    for stop in range(last + 1):
-        first = max(0, stop - 1)
-        before = global_generators.read_states()
-        sample = make(sample, first, stop)
-        if _select_undeclared(
-            pipeline, stop, global_generators.find_changes(before, global_generators.read_states())
-        ):
-            drawn = _select_undeclared(pipeline, stop, find_draws(first, stop))
-            if drawn:
-                raise ForeignRandomness(_explain_draws(pipeline, stop, index, drawn))
-        if not isinstance(sample, dict):
-            return prepare_sample(pipeline, generators, index, 0, last=stages)
-    return sample  # type: ignore[no-any-return]
-
-
-def _select_undeclared(pipeline: Pipeline, stop: int, generators: set[str]) -> set[str]:
-    """Of these generators those that are not seeded for the stage before `stop` (0: for the source)."""
-    seeded = stop > 0 and pipeline.stages[stop - 1].random == "torch"
-    return generators - {global_generators.TORCH} if seeded else generators
-
-
-def _explain_draws(pipeline: Pipeline, stop: int, index: int, drawn: set[str]) -> str:
-    whose = " and ".join(sorted(drawn))
-    if not stop:
-        return (
-            f"reading {pipeline.source.where(index)} draws from {whose}, which nobody seeds: it is another record "
-            "each time. Leave what is random out of the source and map() it as a stage "
-            '(random="torch" if it draws from torch)'
-        )
-    only_torch = drawn == {global_generators.TORCH}
-    how = 'declare it, map(..., random="torch")' if only_torch else "draw from the generator of f(sample, rng)"
-    return (
-        f"the stage {pipeline.stages[stop - 1].name} draws from {whose}, which nobody seeds: its samples would "
-        f"differ from run to run and from process to process; {how}"
-    )
 
 
 def _infer_layouts(sample: dict[str, Any]) -> dict[str, MemoryLayout] | str:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import PipelineError, SampleError
+from pipelines.errors import ForeignRandomness, PipelineError, SampleError
 from pipelines.order import Generators, Indices
+from pipelines.prepare.draw_watch import DrawWatch
 from pipelines.prepare.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, Columns
-from pipelines.prepare.global_generators import lock_generators
+from pipelines.prepare.global_generators import SEEDED, preserve_states, seed_for_sample
 from pipelines.prepare.memory_order import has_layout, is_channels_last, normalize_layout
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class Preparer:
         self._order = pipeline.order()
         self._may_repeat = pipeline.sampling is not None
         self._chunk: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
-        self._in_torch = any(stage.random == "torch" for stage in pipeline.stages)
+        self._seeded = frozenset[str]().union(*(SEEDED.get(stage.random, ()) for stage in pipeline.stages))
+        self._watch = DrawWatch(pipeline, self._seeded)
         self._split = {
             name
             for name, (shape, dtype) in self._fields.items()
@@ -137,10 +139,13 @@ class Preparer:
             note.words[1] = epoch
         capacity = len(columns[INDEX])
         ok = columns.get(OK)
+        filled: list[tuple[int, int, int]] = []  # slot, index, place
+        self._watch.start()
         try:
-            with _limit_torch_threads(), preserve_torch_generator(self._in_torch):
+            with _limit_torch_threads(), preserve_states(self._seeded):
                 for place, index, begun in given:
                     columns[INDEX][slot] = index
+                    filled.append((slot, index, place))
                     if note is not None:
                         note.words[0] = index + 1
                     verdict = FAILED
@@ -162,10 +167,48 @@ class Preparer:
                     slot += 1
                     if slot == capacity:
                         slot = 0
+            if changed := self._watch.find_changes():
+                self._refuse_draws(filled, epoch, ok, changed)
         finally:
             if note is not None:
                 note.clear()
             self.cpu_s += time.thread_time() - began
+
+    def _refuse_draws(
+        self, filled: list[tuple[int, int, int]], epoch: int, ok: npt.NDArray[Any] | None, changed: set[str]
+    ) -> None:
+        """Finds the samples for which a stage has drawn what nobody seeds: they count as failed.
+
+        Args:
+            filled: (slot, index, place in the epoch) of the samples.
+            ok: their status; None: the first one is raised.
+            changed: names of the generators whose states have changed.
+
+        Raises:
+            ForeignRandomness: there is one, and no status to say it in.
+        """
+        from pipelines.prepare.checked import prepare_checked
+
+        found = False
+        for slot, index, place in filled:
+            if ok is not None and ok[slot] not in (GOOD, ODD):
+                continue
+            try:
+                for _ in range(2):  # a draw of another thread, noticed once, is none of the stage's
+                    prepare_checked(
+                        self.pipeline, self._generators, index, epoch, place=place if self._may_repeat else 0
+                    )
+            except ForeignRandomness as error:
+                found = True
+                if ok is None:
+                    raise
+                ok[slot] = FAILED
+                if self.on_skip is not None:
+                    self.on_skip(SampleError(index, self.pipeline.source.where(index), str(error)))
+            except SampleError:
+                continue
+        if not found:
+            self._watch.ignore(changed)
 
     def sample(
         self,
@@ -259,8 +302,12 @@ def prepare_sample(
                 value = stage.call(value)
             elif stage.random == "numpy":
                 value = stage.call(value, generators.at(epoch, index, position, place))
+            elif stage.random == "own":
+                seed = int(generators.at(epoch, index, position, place).integers(1 << 32))
+                stage.call.set_random_seed(seed)  # type: ignore[attr-defined]
+                value = stage.call(value)
             else:
-                _seed_torch(generators.at(epoch, index, position, place))
+                seed_for_sample(stage.random, generators.at(epoch, index, position, place))
                 value = stage.call(value)
             sample = value if fresh is None else {**sample, fresh: value}
     except SampleError as error:
@@ -342,26 +389,3 @@ def _limit_torch_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def preserve_torch_generator(needed: bool) -> Iterator[None]:
-    """Locks torch's global generator and restores its state on exit, if stages draw from it."""
-    if not needed:
-        yield
-        return
-    import torch
-
-    with lock_generators():
-        state = torch.get_rng_state()
-        try:
-            yield
-        finally:
-            torch.set_rng_state(state)
-
-
-def _seed_torch(generator: np.random.Generator) -> None:
-    import torch
-
-    # The default CPU generator alone: torch.manual_seed would reseed the devices of a training process too.
-    torch.default_generator.manual_seed(int(generator.integers(1 << 63)))

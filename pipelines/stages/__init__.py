@@ -9,6 +9,7 @@ the stage works on. Images are numpy arrays [C, H, W]. A stage that cannot be ap
 from pipelines.stages._decode import decode_image, decode_jpeg
 from pipelines.stages._fields import drop, rename, select
 from pipelines.stages._geometry import center_crop, random_crop, random_flip, random_resized_crop, resize
+from pipelines.stages._joint import tv_transform
 from pipelines.stages._text import build_vocabulary, tokenize
 from pipelines.stages._values import cast, pad, scale
 
@@ -28,4 +29,5 @@ __all__ = [
     "scale",
     "select",
     "tokenize",
+    "tv_transform",
 ]

@@ -23,7 +23,7 @@ import pipelines
 from pipelines import Feeder, Pipeline, PipelineError, attach, order, sources, stages, weights
 from pipelines.fingerprint import describe, describe_ours, digest, known_as
 from pipelines.sources._arrays import Arrays
-from pipelines.stages._pictures import Imaged
+from pipelines.stages._pictures import Albumentation, Imaged, KorniaModule, NoArrays
 from pipelines.stages._values import Cast
 
 # Raising one says that what it computes has changed: runs and caches of before have other data then.
@@ -43,10 +43,14 @@ STAGES = {
     "scale": 1,
     "select": 1,
     "tokenize": 1,
+    "tv_transform": 1,
 }
 SOURCES = {"Source": 1, "Subset": 1, "arrays": 1, "dataset": 1, "image_folder": 1, "parquet": 1, "tar": 1}
 OTHERS = {
+    "pipelines.Albumentation": 1,
     "pipelines.Imaged": 1,
+    "pipelines.KorniaModule": 1,
+    "pipelines.NoArrays": 1,
     "pipelines.order.BlockOrder": 1,
     "pipelines.order.Generators": 1,
     "pipelines.order.epoch_indices": 1,
@@ -69,6 +73,7 @@ MADE: dict[str, Any] = {
     "scale": stages.scale("x"),
     "select": stages.select("x"),
     "tokenize": stages.tokenize("x", ("a", "b")),
+    "tv_transform": stages.tv_transform(abs, images="x"),
 }
 
 # These stay as they are for good: whoever has to change one makes every run and cache refuse its own data.
@@ -124,7 +129,10 @@ def test_every_source_says_its_public_name_and_version(tmp_path: Path) -> None:
 
 def test_what_else_of_ours_decides_batches_has_a_version_too() -> None:
     known = [
+        Albumentation,
         Imaged,
+        KorniaModule,
+        NoArrays,
         order.BlockOrder,
         order.Generators,
         order.epoch_indices,

@@ -1,0 +1,149 @@
+"""Prepares a sample stage by stage, and refuses randomness that nobody seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipelines.errors import ForeignRandomness, SampleError
+from pipelines.order import Generators
+from pipelines.prepare import global_generators
+from pipelines.prepare.draw_watch import find_own_generators
+from pipelines.prepare.global_generators import NUMPY, PYTHON, SEEDED, TORCH
+from pipelines.prepare.preparer import prepare_sample
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
+
+
+def prepare_checked(
+    pipeline: Pipeline,
+    generators: Generators,
+    index: int,
+    epoch: int = 0,
+    last: int | None = None,
+    *,
+    place: int = 0,
+    is_repeated: bool = False,
+) -> dict[str, Any]:
+    """One sample after the stages [0, last), by default all, made stage by stage.
+
+    Args:
+        generators: of the pipeline's seed.
+        place: see `prepare_sample`.
+        is_repeated: whether to prepare it twice and compare, which shows randomness without a generator.
+
+    Raises:
+        SampleError: it cannot be prepared.
+        ForeignRandomness: the source or a stage draws random numbers that nobody seeds, or makes another sample
+            of the same record each time.
+    """
+    own = find_own_generators(pipeline)
+    with global_generators.preserve_states(own=own):
+        return _prepare(pipeline, generators, index, epoch, last, place, own, is_repeated)
+
+
+def _prepare(
+    pipeline: Pipeline,
+    generators: Generators,
+    index: int,
+    epoch: int,
+    last: int | None,
+    place: int,
+    own: dict[str, Any],
+    is_repeated: bool,
+) -> dict[str, Any]:
+    def make(given: Any, first: int, stop: int) -> Any:
+        return prepare_sample(pipeline, generators, index, epoch, given, first, stop, place)
+
+    def find_draws(first: int, stop: int) -> set[str]:
+        # Made anew each time: a stage may write into what it is given.
+        given = [make(None, 0, first) if stop else None for _ in range(2)]
+        return global_generators.find_draws(lambda: make(given.pop(), first, stop), own)
+
+    sample: Any = None
+    second: Any = None
+    for stop in range((len(pipeline.stages) if last is None else last) + 1):
+        first = max(0, stop - 1)
+        before = global_generators.read_states(own=own)
+        sample = make(sample, first, stop)
+        after = global_generators.read_states(own=own)
+        if _select_undeclared(pipeline, stop, global_generators.find_changes(before, after)):
+            drawn = _select_undeclared(pipeline, stop, find_draws(first, stop))
+            if drawn:
+                raise ForeignRandomness(_explain_draws(pipeline, stop, index, drawn))
+        if not isinstance(sample, dict):
+            return prepare_sample(pipeline, generators, index, epoch, last=last, place=place)
+        if is_repeated:
+            try:
+                second = make(second, first, stop)
+            except SampleError:  # of a stage that fails now and then
+                is_repeated = False
+            if is_repeated and not is_same(sample, second):
+                raise ForeignRandomness(_explain_difference(pipeline, stop, index))
+    return sample  # type: ignore[no-any-return]
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values are equal bit for bit; of what cannot be compared, True."""
+    if hasattr(one, "detach") and hasattr(other, "detach"):
+        try:
+            one, other = one.detach().cpu().numpy(), other.detach().cpu().numpy()
+        except (TypeError, RuntimeError):
+            return True
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if isinstance(one, np.ndarray | np.generic | bool | int | float | complex):
+        one, other = np.asarray(one), np.asarray(other)
+        if one.dtype.hasobject:
+            return True
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
+    return one == other if isinstance(one, str | bytes) else True
+
+
+def _select_undeclared(pipeline: Pipeline, stop: int, drawn: Collection[str]) -> set[str]:
+    """Of these generators those that are not seeded for the stage before `stop` (0: for the source)."""
+    return set(drawn) - (SEEDED.get(pipeline.stages[stop - 1].random, frozenset()) if stop else frozenset())
+
+
+def _explain_draws(pipeline: Pipeline, stop: int, index: int, drawn: set[str]) -> str:
+    whose = " and ".join(sorted(drawn))
+    if not stop:
+        return (
+            f"reading {pipeline.source.where(index)} draws from {whose}, which nobody seeds: it is another record "
+            "each time. Leave what is random out of the source and map() it as a stage "
+            '(random="torch" if it draws from torch)'
+        )
+    stage = pipeline.stages[stop - 1]
+    if drawn == {TORCH} and stage.random is None:
+        how = 'declare it, map(..., random="torch")'
+    elif drawn <= SEEDED["global"]:
+        kind = "python" if drawn <= {PYTHON, NUMPY} and stage.random is None else "global"
+        how = f'draw from the generator of f(sample, rng), or declare it, map(..., random="{kind}")'
+    else:
+        how = (
+            "draw from the generator of f(sample, rng) instead (a transform of albumentations is mapped itself, "
+            'map(transform, field="image"), and is then seeded)'
+        )
+    return (
+        f"the stage {stage.name} draws from {whose}, which nobody seeds: its samples would "
+        f"differ from run to run and from process to process; {how}"
+    )
+
+
+def _explain_difference(pipeline: Pipeline, stop: int, index: int) -> str:
+    where = pipeline.source.where(index)
+    why = (
+        "it draws what nobody can seed (numpy.random.default_rng() without a seed, os.urandom), counts its calls "
+        "or tells the time"
+    )
+    if not stop:
+        return f"reading {where} twice gives two different records: {why}; leave that out of the source"
+    return (
+        f"the stage {pipeline.stages[stop - 1].name} makes two different samples of {where}, called twice: {why}; "
+        "draw from the generator of f(sample, rng)"
+    )

@@ -1,0 +1,140 @@
+"""What is known of other libraries' transforms: which generators they draw from, and what they take.
+
+torchvision's draw from torch's global generator; `RandomChoice` and `RandomOrder` of its first version also from
+Python's. albumentations' have generators of their own and a method that seeds them. Of functions and objects from
+elsewhere nothing is known: what they draw is found when they are called.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+_DRAWING = frozenset(
+    (
+        *("AugMix", "AutoAugment", "ColorJitter", "CutMix", "ElasticTransform", "GaussianBlur"),
+        *("GaussianNoise", "JPEG", "MixUp", "RandAugment", "ScaleJitter", "TrivialAugmentWide"),
+    )
+)  # and all whose name begins with Random
+_STILL = frozenset(
+    (
+        *("CenterCrop", "ClampBoundingBoxes", "ClampKeyPoints", "Compose", "ConvertBoundingBoxFormat"),
+        *("ConvertImageDtype", "FiveCrop", "Grayscale", "Identity", "LinearTransformation", "Normalize"),
+        *("Pad", "PILToTensor", "Resize", "RGB", "SanitizeBoundingBoxes", "SanitizeKeyPoints"),
+        *("TenCrop", "ToDtype", "ToImage", "ToPILImage", "ToPureTensor", "ToTensor"),
+        *("ImageClassification"),
+    )
+)
+_DRAWING_FROM_PYTHON = ("RandomChoice", "RandomOrder")  # of transforms, not of transforms.v2
+# A PIL image goes through these unchanged, or they refuse it.
+_TENSOR_ONLY = frozenset(
+    (
+        *("ToDtype", "ConvertImageDtype", "Normalize", "GaussianNoise", "RandomErasing"),
+        *("LinearTransformation", "ToPILImage", "to_dtype", "to_dtype_image", "convert_image_dtype"),
+        *("normalize", "normalize_image", "gaussian_noise", "gaussian_noise_image", "erase"),
+        *("erase_image", "to_pil_image"),
+    )
+)
+_TO_TENSOR = frozenset(("ToTensor", "PILToTensor", "ToImage", "to_tensor", "pil_to_tensor", "to_image"))
+
+
+def is_torchvision(call: Any) -> bool:
+    """Whether something to call is torchvision's: a transform, one derived from it, a function, a partial one.
+
+    `torch.nn.Sequential` is, if all in it are.
+    """
+    if isinstance(call, functools.partial):
+        return is_torchvision(call.func)
+    if _is_sequential(call):
+        parts = list(call)
+        return bool(parts) and all(map(is_torchvision, parts))
+    return _top_level(call) == "torchvision" or any(_top_level(cls) == "torchvision" for cls in type(call).__mro__)
+
+
+def is_all_torchvision(call: Any) -> bool:
+    """Whether something to call is torchvision's and has nothing of others in it, such as a user's function."""
+    return is_torchvision(call) and all(
+        (_top_level(type(part)) == "torchvision" and type(part).__name__ != "Lambda") or _is_sequential(part)
+        for part in _iterate_parts(call)
+    )
+
+
+def is_albumentations(call: Any) -> bool:
+    """Whether something to call is a transform of albumentations, or derived from one."""
+    return any(_top_level(cls) == "albumentations" for cls in type(call).__mro__)
+
+
+def is_kornia(call: Any) -> bool:
+    """Whether something to call is a module of kornia, or derived from one."""
+    return any(_top_level(cls) == "kornia" for cls in type(call).__mro__)
+
+
+def find_randomness(call: Any) -> Literal["torch", "global", "own", False] | None:
+    """What a transform draws from, as `Pipeline.map(random=...)` names it.
+
+    Returns:
+        False if it certainly draws nothing, None if that is not known.
+    """
+    if callable(getattr(call, "set_random_seed", None)):
+        return "own"
+    found = {_classify(part) for part in _iterate_parts(call)}
+    for kind in ("global", "torch", None):
+        if kind in found:
+            return kind
+    return False
+
+
+def takes_tensors_only(call: Any) -> bool:
+    """Whether a transform of torchvision's has to be given a tensor: a part of it takes no PIL image."""
+    for part in _iterate_parts(call):
+        name = getattr(part, "__name__", None) or type(part).__name__
+        if name in _TO_TENSOR:
+            return False
+        if name in _TENSOR_ONLY:
+            return True
+    return False
+
+
+def _iterate_parts(call: Any) -> Iterator[Any]:
+    """A transform and all in it, in the order in which they are applied."""
+    if isinstance(call, functools.partial):
+        yield from _iterate_parts(call.func)
+        return
+    yield call
+    inside: Any = getattr(call, "transforms", None)
+    if isinstance(inside, list | tuple) or _is_sequential(inside):
+        parts = list(inside)
+    elif _is_sequential(call):
+        parts = list(call)
+    else:
+        # What an adapter of ours adapts; torchvision's own have a method of this name.
+        wrapped = getattr(call, "transform", None) if _top_level(type(call)) == "pipelines" else None
+        parts = [wrapped] if callable(wrapped) else []
+    for part in parts:
+        yield from _iterate_parts(part)
+
+
+def _classify(part: Any) -> Literal["torch", "global", False] | None:
+    """Of one transform, without those in it."""
+    if _top_level(type(part)) == "pipelines":  # an adapter of ours: what it adapts is another part
+        return False if callable(getattr(part, "transform", None)) else None
+    theirs = [cls for cls in type(part).__mro__ if _top_level(cls) == "torchvision"]
+    names = [cls.__name__ for cls in theirs]
+    is_first_version = not any(cls.__module__.startswith("torchvision.transforms.v2") for cls in theirs)
+    if is_first_version and any(name in _DRAWING_FROM_PYTHON for name in names):
+        return "global"
+    if any(name.startswith("Random") or name in _DRAWING for name in names):
+        return "torch"
+    if _is_sequential(part) or (theirs and type(part) is theirs[0] and names[0] in _STILL):
+        return False
+    return None
+
+
+def _is_sequential(value: Any) -> bool:
+    cls: Callable[..., Any] = type(value)
+    return _top_level(cls) == "torch" and cls.__name__ in ("Sequential", "ModuleList")
+
+
+def _top_level(named: Any) -> str:
+    return str(getattr(named, "__module__", "")).partition(".")[0]

@@ -1,0 +1,364 @@
+"""Transforms of other libraries as stages: what they are given, what they draw from, what of it is refused."""
+
+from __future__ import annotations
+
+import functools
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tv import import_torchvision
+
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages
+from pipelines.errors import ForeignRandomness
+
+v2 = import_torchvision()
+from torchvision import transforms as v1  # noqa: E402
+from torchvision import tv_tensors  # noqa: E402
+
+N = 12
+IMAGES = np.random.default_rng(0).integers(0, 256, (N, 3, 24, 20), np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def in_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_torchvision(monkeypatch)
+
+
+def pipe(seed: int = 3, **options: Any) -> Pipeline:
+    return Pipeline(sources.arrays(image=IMAGES, label=np.arange(N)), seed=seed, **options)
+
+
+def by_index(batches: Any, field: str) -> dict[int, Any]:
+    """Index -> value of a field, of all samples of these batches."""
+    return {int(i): x.numpy().copy() for b in batches for i, x in zip(b["index"], b[field], strict=True)}
+
+
+def images(pipeline: Pipeline, epochs: Any = 1, batch_size: int = 4) -> list[Any]:
+    """index, epoch by epoch -> image, as arrays."""
+    found: list[Any] = []
+    for epoch in pipeline.loader(batch_size, epochs).epochs():
+        rows = {
+            int(i): image.numpy().copy() for b in epoch for i, image in zip(b["index"], b["image"], strict=True)
+        }
+        found.append(np.stack([rows[i] for i in range(N)]))
+    return found
+
+
+# name -> (transform, what a fully prepared image is: dtype, shape)
+U8, F32 = ("uint8", (3, 24, 20)), ("float32", (3, 24, 20))
+DRAWING: dict[str, tuple[Callable[[], Any], Any]] = {
+    "ColorJitter": (lambda: v2.ColorJitter(0.4, 0.4, 0.4, 0.1), U8),
+    "RandomRotation": (lambda: v2.RandomRotation(20), U8),
+    "RandomErasing": (lambda: v2.RandomErasing(p=0.9), U8),
+    "GaussianBlur": (lambda: v2.GaussianBlur(3), U8),
+    "GaussianNoise": (lambda: v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()]), F32),
+    "RandAugment": (lambda: v2.RandAugment(), U8),
+    "AutoAugment": (lambda: v2.AutoAugment(), U8),
+    "TrivialAugmentWide": (lambda: v2.TrivialAugmentWide(), U8),
+    "AugMix": (lambda: v2.AugMix(), U8),
+    "RandomApply": (lambda: v2.RandomApply([v2.ColorJitter(0.4)], p=0.5), U8),
+    "RandomChoice": (lambda: v2.RandomChoice([v2.ColorJitter(0.4), v2.RandomInvert()]), U8),
+    "RandomResizedCrop": (lambda: v2.RandomResizedCrop((8, 9)), ("uint8", (3, 8, 9))),
+    "Compose": (
+        lambda: v2.Compose(
+            [
+                v2.ToImage(),
+                v2.RandomHorizontalFlip(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize([0.5] * 3, [0.2] * 3),
+                v2.RandomErasing(),
+            ]
+        ),
+        F32,
+    ),
+    "Sequential": (lambda: torch.nn.Sequential(v2.RandomInvert(), v2.Pad(1)), ("uint8", (3, 26, 22))),
+    "v1": (lambda: v1.Compose([v1.RandomCrop(16), v1.ToTensor()]), ("float32", (3, 16, 16))),
+    "v1.RandomChoice": (lambda: v1.RandomChoice([v1.ColorJitter(0.4), v1.Grayscale(3)]), U8),
+    "v1.RandomOrder": (lambda: v1.RandomOrder([v1.ColorJitter(0.9), v1.RandomSolarize(90, 1.0)]), U8),
+}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_a_random_transform_is_known_and_is_a_function_of_seed_epoch_and_index(name: str) -> None:
+    make, (dtype, shape) = DRAWING[name]
+    mapped = pipe().map(make(), field="image")
+    assert mapped.random_stage is not None
+    assert mapped.stages[0].random == ("global" if name.startswith("v1.Random") else "torch")
+    assert (mapped.fields["image"].dtype, mapped.fields["image"].shape) == (dtype, shape)
+    state = random.getstate(), torch.get_rng_state()
+    first, second = images(mapped, 2)
+    assert random.getstate() == state[0] and torch.equal(torch.get_rng_state(), state[1])
+    random.seed(99), torch.manual_seed(99)
+    again = images(pipe().map(make(), field="image"), 2, batch_size=5)
+    assert (first == again[0]).all() and (second == again[1]).all()
+    assert (first != second).any() and (first != images(pipe(seed=4).map(make(), field="image"))[0]).any()
+
+
+def test_declared_and_found_are_the_same_and_a_feeders_workers_make_the_same() -> None:
+    jitter = v2.Compose([v2.ColorJitter(0.4, hue=0.1), v2.RandomRotation(9), v1.RandomChoice([v2.RandomInvert()])])
+    mapped = pipe().map(jitter, field="image", id="jitter")
+    assert mapped.stages[0].random == "global"
+    declared = pipe().map(v2.ColorJitter(0.4), field="image", random="torch", id="j")
+    assert declared.fingerprint == pipe().map(v2.ColorJitter(0.4), field="image", id="j").fingerprint
+    alone = images(mapped)[0]
+    with Feeder(mapped, workers=2) as feeder:
+        loader = attach(feeder.address, mapped, batch_size=4, epochs=1)
+        shared = {int(i): x.numpy().copy() for b in loader for i, x in zip(b["index"], b["image"], strict=True)}
+        assert loader.stats()["private_batches"] == 0
+    assert all((shared[i] == alone[i]).all() for i in range(N))
+
+
+def test_a_transform_that_seldom_draws_more_is_random_from_the_start() -> None:
+    rare = pipe().map(v2.RandomApply([v2.RandomInvert(p=1.0)], p=0.2), field="image")
+    changed = [(epoch != IMAGES).any(axis=(1, 2, 3)).sum() for epoch in images(rare, 4)]
+    assert rare.stages[0].random == "torch" and 0 < sum(changed) < 4 * N
+
+
+STILL: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "ToDtype": (lambda: v2.ToDtype(torch.float32, scale=True), lambda x: x / np.float32(255)),
+    "ConvertImageDtype": (lambda: v1.ConvertImageDtype(torch.float32), lambda x: x / np.float32(255)),
+    "ToTensor": (lambda: v1.ToTensor(), lambda x: x / np.float32(255)),
+    "ToImage": (lambda: v2.ToImage(), lambda x: x),
+    "CenterCrop": (lambda: v2.CenterCrop((10, 6)), lambda x: x[:, :, 7:17, 7:13]),
+    "partial": (lambda: functools.partial(v2.functional.pad, padding=[1]), lambda x: np.pad(x, PAD)),
+}
+PAD = ((0, 0), (0, 0), (1, 1), (1, 1))
+
+
+@pytest.mark.parametrize("name", STILL)
+def test_a_deterministic_transform_does_what_it_says_and_stays_deterministic(name: str) -> None:
+    make, expected = STILL[name]
+    mapped = pipe().map(make(), field="image")
+    assert mapped.random_stage is None
+    np.testing.assert_allclose(images(mapped)[0], expected(IMAGES), rtol=2e-7)
+    if name != "partial":
+        with pytest.warns(UserWarning, match=r"draws nothing at random: leave out random='torch'"):
+            pipe().map(make(), field="image", random="torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipe().map(v2.RandomInvert(), field="image", random="torch")
+
+
+def test_tensors_go_from_one_transform_to_the_next_and_into_our_stages() -> None:
+    chain = pipe().map(v2.ToImage(), field="image").map(v2.ToDtype(torch.float32), field="image")
+    assert (images(chain)[0] == IMAGES).all() and chain.fields["image"].dtype == "float32"
+    cropped = pipe().map(v2.ToImage(), field="image").map(stages.center_crop("image", (10, 6)))
+    assert (images(cropped)[0] == IMAGES[:, :, 7:17, 7:13]).all()
+
+
+# The whole sample
+
+
+def targets() -> Pipeline:
+    masks = (IMAGES[:, 0] > 127).astype(np.uint8)
+    boxes = np.tile(np.array([[2.0, 3, 9, 13], [0, 0, 20, 24]], np.float32), (N, 1, 1))
+    return Pipeline(sources.arrays(image=IMAGES, mask=masks, boxes=boxes, label=np.arange(N)), shuffle=False)
+
+
+def test_boxes_and_masks_are_moved_with_their_image() -> None:
+    both = v2.Compose([v2.RandomHorizontalFlip(0.5), v2.ColorJitter(0.5)])
+    mapped = targets().map(stages.tv_transform(both, images="image", masks="mask", boxes="boxes"))
+    assert mapped.stages[0].random == "torch"
+    batch = next(iter(mapped.loader(N)))
+    plain = next(iter(targets().loader(N)))
+    flipped = [not torch.equal(m, p) for m, p in zip(batch["mask"], plain["mask"], strict=True)]
+    assert 0 < sum(flipped) < N and torch.equal(batch["label"], plain["label"])
+    for row, turned in enumerate(flipped):
+        mask, box = plain["mask"][row], plain["boxes"][row]
+        assert torch.equal(batch["mask"][row], mask.flip(-1) if turned else mask)
+        moved = torch.stack([20 - box[:, 2], box[:, 1], 20 - box[:, 0], box[:, 3]], 1)
+        assert torch.equal(batch["boxes"][row], moved if turned else box)
+    assert not torch.equal(batch["image"], plain["image"]), "but the jitter is the image's alone"
+
+
+def test_a_whole_sample_of_arrays_is_refused_where_a_transform_would_leave_it_as_it_is() -> None:
+    with pytest.raises(
+        PipelineError, match=r'would do nothing: name the image, map\(..., field="image"\).*tv_tran'
+    ):
+        targets().map(v2.RandomHorizontalFlip()).fields  # noqa: B018
+
+    def make(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "image": tv_tensors.Image(torch.from_numpy(sample["image"]))}
+
+    own = targets().map(make).map(v2.RandomHorizontalFlip(p=1.0))
+    assert torch.equal(next(iter(own.loader(N)))["image"], torch.from_numpy(IMAGES).flip(-1))
+    with pytest.raises(PipelineError, match="box_format must be one of XYXY, XYWH"):
+        stages.tv_transform(abs, images="image", box_format="xyxy")
+    with pytest.raises(PipelineError, match="needs the name of a field with an image"):
+        stages.tv_transform(abs, images=())
+
+
+# Python's and numpy's generators
+
+
+def shifted(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": sample["x"] + random.random() + np.random.rand()}
+
+
+def mixed(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": sample["x"] + random.random() + np.random.rand() + torch.rand(()).item()}
+
+
+def numbers(stage: Any, **options: Any) -> Pipeline:
+    return Pipeline(sources.arrays(x=np.arange(16.0)), seed=1).map(stage, **options)
+
+
+def values(pipeline: Pipeline, batch_size: int = 4) -> dict[int, float]:
+    return {
+        int(i): float(x) for b in pipeline.loader(batch_size, 1) for i, x in zip(b["index"], b["x"], strict=True)
+    }
+
+
+@pytest.mark.parametrize(("stage", "kind"), [(shifted, "python"), (shifted, "global"), (mixed, "global")])
+def test_global_generators_of_python_and_numpy_are_seeded_for_each_sample(stage: Any, kind: Any) -> None:
+    def draw() -> list[float]:
+        return [random.random(), np.random.rand(), torch.rand(()).item()]
+
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = draw()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    mapped = numbers(stage, random=kind)
+    once = values(mapped)
+    assert draw() == expected and once == values(mapped, 5)
+    assert len({round(x - i, 9) for i, x in once.items()}) == 16
+    with Feeder(mapped, workers=2) as feeder:
+        loader = attach(feeder.address, mapped, batch_size=4, epochs=1)
+        assert by_index(loader, "x") == once and loader.stats()["private_batches"] == 0
+    with pytest.raises(
+        PipelineError, match=r"draws from (Python's )?global generators, of which a process has one"
+    ):
+        Feeder(mapped, threads=True)
+
+
+def test_what_is_declared_has_to_cover_what_is_drawn() -> None:
+    with pytest.raises(ForeignRandomness, match=r"torch's global generator, .* random=\"global\"\)"):
+        numbers(mixed, random="python").fields  # noqa: B018
+    with pytest.raises(ForeignRandomness, match=r"or declare it, map\(..., random=\"python\"\)"):
+        numbers(shifted).fields  # noqa: B018
+    with pytest.raises(PipelineError, match=r"random must be left out, False, or one of 'numpy'.*'torch'.*'own'"):
+        numbers(shifted, random="everything")
+
+
+# Generators of their own
+
+
+class Own:
+    def __init__(self, generator: Any) -> None:
+        self.parts = [{"rng": generator}]
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        rng = self.parts[0]["rng"]
+        drawn = torch.rand((), generator=rng).item() if isinstance(rng, torch.Generator) else rng.random()
+        return {**sample, "x": sample["x"] + drawn}
+
+
+GENERATORS = [
+    lambda: np.random.default_rng(0),
+    lambda: np.random.RandomState(0),
+    lambda: random.Random(0),
+    torch.Generator,
+]
+RNG = np.random.default_rng(5)
+
+
+def from_a_global(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": sample["x"] + RNG.random()}
+
+
+def fresh(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": sample["x"] + np.random.default_rng().random()}
+
+
+@pytest.mark.parametrize("make", GENERATORS, ids=["Generator", "RandomState", "Random", "torch"])
+def test_a_generator_that_a_stage_holds_is_found(make: Callable[[], Any]) -> None:
+    with pytest.raises(
+        ForeignRandomness, match=r"the stage Own draws from Own.parts, a .* of its own, which nobody"
+    ):
+        numbers(Own(make())).fields  # noqa: B018
+
+
+def test_generators_of_modules_and_unseeded_ones_are_found() -> None:
+    before = RNG.bit_generator.state
+    with pytest.raises(
+        ForeignRandomness, match=r"from_a_global draws from RNG, a numpy.random._generator.Generator"
+    ):
+        numbers(from_a_global).fields  # noqa: B018
+    assert RNG.bit_generator.state == before
+    with pytest.raises(
+        ForeignRandomness, match=r"the stage fresh makes two different samples of .*default_rng\(\)"
+    ):
+        numbers(fresh).fields  # noqa: B018
+
+
+class Seedable(Own):
+    """As albumentations' transforms: generators of its own, and a method that seeds them."""
+
+    def set_random_seed(self, seed: int) -> None:
+        self.parts = [{"rng": random.Random(seed)}]
+
+
+def test_an_object_that_can_be_seeded_is_seeded_for_each_sample() -> None:
+    mapped = numbers(Seedable(random.Random()))
+    assert mapped.stages[0].random == "own"
+    once = values(mapped)
+    assert once == values(mapped, 5) and len({round(x - i, 9) for i, x in once.items()}) == 16
+    with Feeder(mapped, workers=2, threads=True) as feeder:
+        loader = attach(feeder.address, mapped, batch_size=4, epochs=1)
+        assert by_index(loader, "x") == once and loader.stats()["private_batches"] == 0
+    with pytest.raises(PipelineError, match=r"random='own' is for objects with a method set_random_seed"):
+        numbers(shifted, random="own")
+
+
+# Draws that only some samples show
+
+
+def late(sample: dict[str, Any]) -> dict[str, Any]:
+    """Draws for one record in the middle."""
+    return {**sample, "x": sample["x"] + (random.random() if sample["x"] == 9 else 0)}
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_draw_at_a_later_sample_is_said_wherever_it_is_prepared(is_shared: bool) -> None:
+    mapped = numbers(late)
+    assert list(mapped.fields) == ["x"], "the first sample shows nothing"
+    said = r"the stage late draws from Python's random, which nobody seeds"
+    if not is_shared:
+        with pytest.raises(ForeignRandomness, match=said):
+            values(mapped)
+        return
+    with Feeder(mapped, workers=2) as feeder, pytest.raises(PipelineError, match=said):
+        list(attach(feeder.address, mapped, batch_size=4, epochs=1))
+
+
+def test_a_record_for_which_a_stage_draws_is_left_out_and_counted_where_bad_records_are() -> None:
+    skipping = Pipeline(sources.arrays(x=np.arange(16.0)), seed=1, on_error="skip").map(late)
+    with pytest.warns(UserWarning, match=r"left out: sample 9 .*the stage late draws from Python's random"):
+        assert sorted(values(skipping)) == [i for i in range(16) if i != 9]
+
+
+def test_a_stage_that_seeds_what_it_draws_from_is_looked_into_once() -> None:
+    calls: list[int] = []
+
+    def seeded(sample: dict[str, Any]) -> dict[str, Any]:
+        calls.append(int(sample["x"]))
+        random.seed(int(sample["x"]))
+        return {**sample, "x": sample["x"] + random.random()}
+
+    mapped = numbers(seeded)
+    values(mapped)
+    before = len(calls)
+    list(mapped.loader(4, range(1, 3)))
+    assert len(calls) - before < 2 * 16 + 4 * 8, "each sample once, the first batch's again to see"
+
+
+@pytest.fixture(autouse=True)
+def untouched() -> Iterator[None]:
+    """Each test leaves the global generators of this process as they were."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(states[0]), np.random.set_state(states[1]), torch.set_rng_state(states[2])
