@@ -289,9 +289,10 @@ class Pipeline:
     def describe_for_peers(self) -> dict[str, Any]:
         """Describes the pipeline as JSON values, for `find_difference` elsewhere; unknown fields are None."""
         fields = describe_fields(self.fields) if self._declared or self._inferred else None
-        return {**self._describe_identity(), "why_unsure": self.why_unsure, "fields": fields}
+        return {**self.describe_identity(), "why_unsure": self.why_unsure, "fields": fields}
 
-    def _describe_identity(self) -> dict[str, Any]:
+    def describe_identity(self) -> dict[str, Any]:
+        """Describes the pipeline as JSON values, without its fields, for which a sample has to be prepared."""
         parts = [[name, digest] for name, digest, _ in self._describe_parts()]
         return {"scheme": fingerprint.SCHEME, "tokens": self._tokens, "parts": parts}
 
@@ -301,7 +302,7 @@ class Pipeline:
 
     def is_prefix_of(self, other: Pipeline) -> bool:
         """Whether another pipeline is this one, or this one with further stages."""
-        return self.count_common_stages(other._describe_identity()) == len(self.stages)
+        return self.count_common_stages(other.describe_identity()) == len(self.stages)
 
     def is_continued_by(self, theirs: Mapping[str, Any]) -> bool:
         """Whether the pipeline that `theirs` describes (`describe_for_peers`) is this one with further stages."""

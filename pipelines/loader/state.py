@@ -126,9 +126,8 @@ class Resumable:
 
 
 def describe_pipeline(pipeline: Pipeline) -> dict[str, Any]:
-    """What identifies a pipeline in a state: its description for other processes, without the fields."""
-    described = pipeline.describe_for_peers()
-    return {name: described[name] for name in ("scheme", "tokens", "parts", "why_unsure")}
+    """What identifies a pipeline in a state, as JSON values."""
+    return {**pipeline.describe_identity(), "why_unsure": pipeline.why_unsure}
 
 
 def make_state(reading: ReadRange, epoch: int, step: int, pipeline: Mapping[str, Any]) -> dict[str, Any]:
