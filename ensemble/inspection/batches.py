@@ -16,8 +16,8 @@ def describe_first_batch(ensemble: Ensemble, identity: Identity) -> tuple[Table,
     """Prepare a member's first batch, as its training does.
 
     Returns:
-        A row for each field (`name`, `shape`, `dtype`, `min`, `mean`, `max`), and how often each label is in it;
-        None where the target is no integer.
+        A row for each field (`name`, `shape`, `dtype`, `min`, `mean`, `max`), and how often each label is in it (of
+        several 0s and 1s a sample, how many samples have each label); None where the target is no integer.
 
     Raises:
         PipelineError: a sample cannot be prepared.
@@ -47,6 +47,8 @@ def _describe_field(name: str, tensor: Any) -> dict[str, Any]:
 def _count_labels(target: Any) -> dict[int, int] | None:
     if target is None or target.dtype.is_floating_point:
         return None
+    if target.ndim == 2 and target.shape[1] > 1 and bool(((target == 0) | (target == 1)).all()):
+        return dict(enumerate(target.sum(dim=0).tolist()))
     labels, counts = target.flatten().unique(return_counts=True)
     if len(labels) > MOST_LABELS:
         return None

@@ -51,7 +51,8 @@ class DryRun:
         splits: samples of "train", "valid", "test" and "shifted", those that are declared.
         fields: a row for each field of a batch: `name`, `shape` (of a sample), `dtype`, and of the first batch,
             which was really prepared, `min`, `mean`, `max` (None where it is empty).
-        labels: how often each label is in that batch, `None` where the data have no integer target.
+        labels: how often each label is in that batch (of targets of several 0s and 1s, how many samples have each
+            label), `None` where the data have no integer target.
         pipeline: `shared` (stages that are prepared once for all), `unshared` (why nothing is, or None), `own` (by
             group of members that do more: their further stages), `fingerprint`, `why_unsure`, `prepare_s`
             (CPU-seconds a sample, measured).

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import inspected_runs
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -264,3 +265,14 @@ def test_wider_members_are_measured_with_a_workers_part_of_the_batch(tmp_path: P
         and row["batch_size"] == 32
         and row["cpu_s"] == pytest.approx(2 * row["seconds"] * row["cpus"])
     )
+
+
+def test_of_several_labels_a_sample_the_samples_of_each_are_counted() -> None:
+    from ensemble.inspection.batches import describe_first_batch
+
+    x, label = inspected_runs.make_data(64)
+    labels = (np.arange(5) <= label[:, None]).astype(np.int64)
+    data = Pipeline(sources.arrays(x=x, label=labels), seed=0, shuffle=False)
+    declared = inspected_runs.declare(train=data, valid=None, test=None, batch_size=64)
+    _, counts = describe_first_batch(declared, declared.identify(0))
+    assert counts == dict(enumerate(labels.sum(axis=0).tolist()))

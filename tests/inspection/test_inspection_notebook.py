@@ -64,7 +64,7 @@ def declare(step_s: float = 0.0, epochs: int = 3) -> str:
     return DECLARE.format(step_s=step_s, epochs=epochs)
 
 
-@pytest.mark.parametrize("executor", ["inline", "local"])
+@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.slow)])
 def test_functions_of_cells_train_and_one_table_shows_the_progress(
     tmp_path: Path, executor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +96,7 @@ def test_a_changed_cell_is_other_code(tmp_path: Path, monkeypatch: pytest.Monkey
         client.execute()
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_the_kernel_stops_the_run_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,8 +130,13 @@ def test_predictions_that_are_not_there_are_named(trained: Path) -> None:
         ensemble.load_predictions(trained, "shifted", member="member-0")
 
 
-@pytest.mark.parametrize("combine", ["average", "stack"])
-def test_predictions_of_other_combinations_are_made_again_bit_by_bit(tmp_path: Path, combine: str) -> None:
+def take_median(values: Any) -> Any:
+    middle = values.median(dim=0).values
+    return middle / middle.sum(dim=-1, keepdim=True)
+
+
+@pytest.mark.parametrize("combine", ["average", "stack", take_median])
+def test_predictions_of_other_combinations_are_made_again_bit_by_bit(tmp_path: Path, combine: Any) -> None:
     result = inspected_runs.train(tmp_path / "run", combine=combine)
     found = ensemble.load_predictions(tmp_path / "run")
     measured = find_math(CLASSIFICATION).measure(found.values, found.targets)
@@ -209,6 +214,14 @@ def test_predictions_of_other_tasks_make_frames(tmp_path: Path) -> None:
     steps = SavedPredictions(tmp_path, None, "test", "classification", index, np.ones((3, 5, 2)), None, None)
     with pytest.raises(SpecError, match="make no table"):
         steps.to_frame()
+
+
+def test_a_run_without_a_combined_model_says_why(tmp_path: Path) -> None:
+    result = inspected_runs.train(tmp_path / "run", valid=None, test=None)
+    for read in (lambda: ensemble.load_predictions(tmp_path / "run"), lambda: result.per_class):
+        with pytest.raises(CombineError, match="has no combined model: there is no validation split"):
+            read()
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["per_class"] is None
 
 
 def test_mapped_predictions_are_those_that_were_saved(tmp_path: Path) -> None:
