@@ -281,3 +281,20 @@ def test_a_resident_set_is_never_sampled() -> None:
         resident(None, "valid", still)
     with pytest.raises(PipelineError, match="each record once"):
         Feeder(begun("balanced"), resident={"valid": still}, capacity=16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loader_with_workers_of_its_own_reads_the_same_positions_and_its_state_is_resumed(kind: str) -> None:
+    pipeline = pipe(kind)
+    wanted = alone(pipeline)
+    loader = pipeline.loader(8, 3, workers=2)
+    iterator = iter(loader)
+    got = [record(next(iterator)) for _ in range(len(wanted) // 2)]
+    state = loader.state_dict()
+    iterator.close()
+    rest = pipeline.loader(8, 3)
+    rest.load_state_dict(state)
+    assert got + batches(rest) == wanted
+    for rank in range(2):
+        own = {"rank": rank, "world": 2, "drop_last": True}
+        assert batches(pipeline.loader(7, 2, workers=1, **own)) == alone(pipeline, 7, 2, **own)
