@@ -344,16 +344,6 @@ class Pipeline:
         ordered._inferred = self._inferred
         return ordered
 
-    def without_sampling(self) -> Pipeline:
-        """Returns the pipeline with each record once an epoch, shuffled."""
-        if self.sampling is None:
-            return self
-        plain = self._copy()
-        plain.sampling = None
-        plain._tokens = tuple(uuid.uuid4().hex for _ in self._tokens)
-        plain._inferred = self._inferred
-        return plain
-
     def loader(
         self,
         batch_size: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -78,8 +79,8 @@ def _keeps_labels(pipeline: Pipeline, raw: str, target: str) -> bool:
     if all(stage.field is None and as_record(stage.call) is not None for stage in pipeline.stages):
         return True
     try:
-        first = pipeline.without_sampling().take(min(SAMPLES, len(pipeline.source)))
-        for batch in first.loader(SAMPLES, epochs=1):
+        first = pipeline if pipeline.sampling is not None else pipeline.take(min(SAMPLES, len(pipeline)))
+        for batch in itertools.islice(first.loader(SAMPLES, epochs=1), 1):
             for index, label in zip(batch["index"].tolist(), batch[target].numpy(), strict=True):
                 if not np.array_equal(np.asarray(pipeline.source[index][raw]), label):
                     return False

@@ -89,7 +89,7 @@ def test_a_record_drawn_again_gets_other_random_numbers_and_a_record_drawn_once_
     repeated = [each for each in draws.values() if len(each) > 1]
     assert repeated and all(len(set(each)) == len(each) for each in repeated)
     # Without sampling a sample is what it was before: keyed by its index alone, wherever it is.
-    plain = pipeline.without_sampling()
+    plain = Pipeline(pipeline.source, seed=3).map(noise)
     by_index = {
         i: d for b in plain.loader(8, 1) for i, d in zip(b["index"].tolist(), b["draw"].tolist(), strict=True)
     }
