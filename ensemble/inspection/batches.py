@@ -16,8 +16,8 @@ def describe_first_batch(ensemble: Ensemble, identity: Identity) -> tuple[Table,
     """Prepare a member's first batch, as its training does.
 
     Returns:
-        A row for each field (`name`, `shape`, `dtype`, `min`, `mean`, `max`), and how often each label is there: of
-        several 0s and 1s a sample, how many samples have each label; None where the target is no integer.
+        A row for each field (`name`, `shape`, `dtype`, `min`, `mean`, `max`), and how often each label is there.
+        Of several 0s and 1s a sample that is how many samples have each; None where the target is no integer.
 
     Raises:
         PipelineError: a sample cannot be prepared.
