@@ -31,6 +31,10 @@ HANDED_OUT = {
 
 def public_names() -> list[str]:
     found = []
+    for name in ("pipelines.sampling", "pipelines.weights"):  # without `__all__`: their functions
+        for function, value in inspect.getmembers(importlib.import_module(name), inspect.isfunction):
+            if value.__module__ == name and not function.startswith(("_", "check_")):
+                found.append(f"{name}.{function}")
     for module in MODULES:
         for name in importlib.import_module(module).__all__:
             if not name.startswith("_") and not inspect.ismodule(getattr(importlib.import_module(module), name)):
@@ -123,3 +127,12 @@ def test_each_event_that_is_folded_or_was_ever_logged_is_documented_with_its_fie
             fields = set(event) - {"v", "t", "type"}
             missing |= {(event["type"], name) for name in fields if f"`{name}`" not in rows.get(event["type"], "")}
     assert logs and missing == set()
+
+
+def test_entries_of_several_names_become_entries_of_each() -> None:
+    import docstrings
+
+    args = "Args:\n    rank, world: of this worker,\n        and how many.\n    copy: whether.\n"
+    mended = docstrings.mend(f"Reads.\n\n{args}\nExample:\n    >>> 1\n")
+    each = "of this worker,\n        and how many.\n"
+    assert f"    rank: {each}    world: {each}    copy: whether.\n" in mended and "\nExamples:\n" in mended
