@@ -1,7 +1,7 @@
 """An extension of griffe, which reads the docstrings: two habits of this project that it does not know.
 
-`Example:` is the section that griffe calls `Examples:`. An entry `rank, world: text` of a section describes each of
-its names, and becomes one entry for each.
+`Example:` is the section that griffe calls `Examples:`. An entry `rank, world: text` of a section describes each
+of its names, and becomes one entry for each.
 """
 
 from __future__ import annotations
