@@ -9,8 +9,10 @@ from pipelines import sampling, sources, stages, weights
 from pipelines.errors import PipelineError, SampleError
 from pipelines.feeder.server import Feeder
 from pipelines.loader.batch import Batch
+from pipelines.loader.collate import from_samples
 from pipelines.loader.factory import attach
 from pipelines.loader.loader import Loader
+from pipelines.loader.ragged import Ragged
 from pipelines.loader.resident import Resident, resident
 from pipelines.multinode.rendezvous import Peers
 from pipelines.pipeline import Pipeline
@@ -23,10 +25,12 @@ __all__ = [
     "Peers",
     "Pipeline",
     "PipelineError",
+    "Ragged",
     "Resident",
     "SampleError",
     "attach",
     "common_prefix",
+    "from_samples",
     "resident",
     "sampling",
     "sources",

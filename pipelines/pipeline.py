@@ -8,22 +8,23 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from pipelines import comparison, fingerprint
 from pipelines.checks import check_integer
 from pipelines.comparison import Difference
 from pipelines.errors import ForeignRandomness, PipelineError
 from pipelines.order import BlockOrder, Indices, epoch_indices
 from pipelines.prepare.deadly_records import DeadlyRecords
-from pipelines.prepare.fields import Field, describe_fields
+from pipelines.prepare.fields import Field, declare_fields, describe_fields
 from pipelines.prepare.memory_order import MemoryLayout
 from pipelines.sampling import SampledOrder, Sampling, check_sampling
 from pipelines.stage import Randomness, Stage, make_stage
+from pipelines.stages._declared import find_slots
 
 if TYPE_CHECKING:
+    from pipelines.loader.collate import Collate
     from pipelines.loader.loader import Loader
     from pipelines.loader.resident import Resident
+    from pipelines.prepare.structure import Inferred, Structure
     from pipelines.weights import Weights
 
 SHUFFLE_WINDOW = 8
@@ -101,7 +102,7 @@ class Pipeline:
         self.id = id
         self.stages: tuple[Stage, ...] = ()
         self._declared: dict[str, Field] | None = None
-        self._inferred: tuple[dict[str, Field], dict[str, MemoryLayout] | str] | None = None
+        self._inferred: Inferred | None = None
         # Identify this object and the pipelines that it was mapped from: one token per number of stages.
         self._tokens: tuple[str, ...] = (uuid.uuid4().hex,)
         self._is_cut = False
@@ -139,9 +140,7 @@ class Pipeline:
         longer.stages = (*self.stages, make_stage(call, field, random, id))
         longer._tokens = (*self._tokens, uuid.uuid4().hex)
         longer._hazards = DeadlyRecords()
-        longer._declared = (
-            {k: Field(tuple(s), str(np.dtype(d))) for k, (s, d) in fields.items()} if fields else None
-        )
+        longer._declared = declare_fields(fields, has_slots=bool(find_slots(longer.stages))) if fields else None
         return longer
 
     @property
@@ -242,7 +241,20 @@ class Pipeline:
         """Whether every reader applies further stages (see `prefix`)."""
         return self._is_cut
 
-    def _infer(self) -> tuple[dict[str, Field], dict[str, MemoryLayout] | str]:
+    @property
+    def structure(self) -> Structure | None:
+        """How the fields make up a sample with nested or declared fields; None: they are its values."""
+        if self._declared is not None:
+            return None
+        inferred = self._infer()
+        return inferred[2] if len(inferred) > 2 else None  # pickles of an earlier version have no structure
+
+    @property
+    def top_fields(self) -> list[str]:
+        """The names of a sample's own fields, not of those inside them."""
+        return list(self.fields if self.structure is None else self.structure.tree)
+
+    def _infer(self) -> Inferred:
         if self._inferred is None:
             from pipelines.prepare.inference import infer
 
@@ -315,7 +327,8 @@ class Pipeline:
     def describe_samples(self) -> dict[str, Any]:
         """Describes the samples in a ring to a reader, as JSON values."""
         fields = [[name, *field] for name, field in self.fields.items()]
-        return {"stages": len(self.stages), "fields": fields, "forms": self.forms, "token": self.token}
+        held = {"stages": len(self.stages), "fields": fields, "forms": self.forms, "token": self.token}
+        return held if self.structure is None else {**held, "structure": self.structure.as_record()}
 
     def find_difference(self, theirs: Mapping[str, Any]) -> Difference | None:
         """Says why the pipeline that `theirs` describes (`describe_for_peers`) is not this one; None if it is."""
@@ -358,6 +371,7 @@ class Pipeline:
         prefetch: int | None = None,
         timeout_s: float | None = None,
         copy: bool = False,
+        collate: Collate | None = None,
     ) -> Loader:
         """Returns an iterable of batches for this process alone.
 
@@ -369,7 +383,7 @@ class Pipeline:
             world: number of processes that divide each global batch.
             drop_last: whether to leave out the last, smaller batch of an epoch.
             start_step: number of global batches of the first epoch to leave out, for a resume.
-            weights: see `attach`.
+            weights, collate: see `attach`.
             workers: processes that prepare batches ahead; 0: each is prepared here when it is asked for.
             prefetch: batches that they prepare ahead; None: 2 for each worker, fewer if they exceed 256 MiB.
             timeout_s: seconds that a batch of workers may take; None: any time.
@@ -386,7 +400,7 @@ class Pipeline:
         """
         from pipelines.loader.factory import open_loader
 
-        own = (weights, workers, prefetch, timeout_s, copy)
+        own = (weights, workers, prefetch, timeout_s, copy, collate)
         return open_loader(self, batch_size, epochs, rank, world, drop_last, start_step, *own)
 
     def resident(self) -> Resident:

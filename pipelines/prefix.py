@@ -9,6 +9,7 @@ from pipelines.checks import check_pipeline, shorten_repr
 from pipelines.errors import PipelineError
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.fields import Field
+from pipelines.stages._declared import find_slots
 
 _PROBES = 4
 
@@ -75,14 +76,17 @@ def _find_obstacle(cut: Pipeline) -> str | None:
     from pipelines.prepare.inference import infer_from_sample, prepare_first_sample
 
     try:
-        fields, forms = cut.fields, cut.forms
+        fields, forms, structure = cut.fields, cut.forms, cut.structure
     except PipelineError as error:
         return str(error)
     if isinstance(forms, str):
         return forms
     for probe in range(1, _PROBES):
         sample = prepare_first_sample(cut, start=probe * (len(cut.source) - 1) // (_PROBES - 1))
-        other = infer_from_sample(sample)[0]
+        shown = infer_from_sample(sample, find_slots(cut.stages))
+        other = shown.fields
+        if shown.structure != structure:
+            return "the samples are not nested alike"
         for name in {**fields, **other}:
             if fields.get(name) != other.get(name):
                 here, there = _format_field(fields.get(name)), _format_field(other.get(name))

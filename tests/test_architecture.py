@@ -32,6 +32,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "ipc",
             "labels",
             "memory_pickle",
+            "nested",
             "order",
             "rank_rows",
             "sampling",

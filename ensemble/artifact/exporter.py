@@ -106,11 +106,22 @@ def _collect(run_dir: str | os.PathLike[str], preprocessing: bool) -> _Sources:
     state = fold(read_events(run.events))
     ensemble = run.load_ensemble(state.header.get("code"))
     assert isinstance(ensemble.recipe, Recipe)
+    if ensemble.recipe.collate is not None:
+        raise layout.ArtifactError(
+            "Recipe.collate, which makes the batches that the models take, is a function and no part of a "
+            "program: predict from the run (ensemble predict RUN DATA), or move what it does into stages of the "
+            "pipeline or into the model"
+        )
     pipeline = ensemble.valid if ensemble.valid is not None else ensemble.pipeline(_params(state, model))
     pipeline = _find_samples(pipeline)
     whole = _take(pipeline)
     whole.pop(ensemble.recipe.target, None)
     fields = model.fields or find_fields(model, whole)
+    if (other := next((name for name in fields if name not in whole), None)) is not None:
+        raise layout.ArtifactError(
+            f"the models are called with {other!r}, which is nested, ragged or a text: a program takes tensors of "
+            "one shape, so pad it, or take it out of the nested field, in a stage of the pipeline"
+        )
     division = divide(pipeline, fields, fold=preprocessing)
     try:
         given = _take(division.prepared)
@@ -150,13 +161,15 @@ def _read_again(pipeline: Pipeline, source: Source) -> Pipeline:
 
 
 def _take(pipeline: Pipeline) -> dict[str, Tensor]:
-    """All samples of a pipeline as a batch; a single one twice."""
+    """The tensors of all samples of a pipeline as a batch; a single one twice."""
+    from torch import Tensor
+
     batch = next(iter(pipeline.loader(len(pipeline), epochs=1)))
     count = len(batch["index"])
     return {
         name: value.clone() if count > 1 else value.repeat(2, *[1] * (value.dim() - 1))
         for name, value in batch.items()
-        if name != "index"
+        if name != "index" and isinstance(value, Tensor)
     }
 
 

@@ -46,6 +46,7 @@ class Predictor:
         pipeline: the samples to predict for, in order.
         device: where the model is.
         conformal: what predicts sets and intervals from the values.
+        collate: `Recipe.collate`, applied to each batch before `compute`.
     """
 
     compute: Callable[[Batch], Mapping[str, Tensor]]
@@ -54,6 +55,7 @@ class Predictor:
     pipeline: Pipeline
     device: str
     conformal: Sequence[Conformal] = ()
+    collate: Callable[..., Any] | None = None
 
     @property
     def source(self) -> Any:
@@ -218,7 +220,9 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
     state = fold(read_events(run.events))
     ensemble = run.load_ensemble(state.header.get("code"))
     assert isinstance(ensemble.recipe, Recipe)
-    target = ensemble.recipe.target
+    target, collate = ensemble.recipe.target, ensemble.recipe.collate
+    # A collate function takes what the pipeline gives, whatever the models take.
+    fields = None if collate is not None else loaded.fields or None
     if split is not None:
         found = getattr(ensemble, split) if split in SPLITS else None
         if found is None:
@@ -229,7 +233,7 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
         raise ArtifactError("the run has no validation pipeline, whose stages would prepare the data")
     else:
         pipeline = prepare_for_run(
-            ensemble.valid, lambda image, raw: open_source(data, image, raw), loaded.fields or None, target
+            ensemble.valid, lambda image, raw: open_source(data, image, raw), fields, target
         )
     return Predictor(
         lambda batch: as_outputs(loaded({name: each for name, each in batch.items() if name != target})),
@@ -238,6 +242,7 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
         pipeline,
         device,
         _load_conformal((state.combined or {}).get("conformal")) if uncertainty else (),
+        collate=collate,
     )
 
 
@@ -276,14 +281,19 @@ def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]
     import torch
 
     from ensemble.artifact.columns import find_lost, make_columns
+    from pipelines.loader.collate import make_collator
 
+    collate = make_collator(predictor.collate)
     for batch in predictor.pipeline.loader(batch_size, epochs=1):
+        batch = collate(batch, is_training=False)
         index = batch.pop("index").numpy().copy()
         if not len(index):  # all of its records were skipped
             continue
         with torch.inference_mode():
             outputs = predictor.compute(batch.to(predictor.device))
         arrays = {name: value.cpu().numpy() for name, value in outputs.items()}
+        order = index.argsort(kind="stable")  # a collate function may order samples otherwise
+        index, arrays = index[order], {name: value[order] for name, value in arrays.items()}
         table = make_columns(index, arrays, predictor.task, predictor.classes, predictor.conformal)
         if predictor.source is not None:
             names = [predictor.source.where(each) for each in index.tolist()]

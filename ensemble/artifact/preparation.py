@@ -124,7 +124,7 @@ def prepare_for_run(pipeline: Pipeline, open_data: Open, fields: Sequence[str] |
         fields: that the model reads; None: all that the pipeline gives, but the target.
         target: the field of the target.
     """
-    wanted = [name for name in pipeline.fields if name != target] if fields is None else list(fields)
+    wanted = [name for name in pipeline.top_fields if name != target] if fields is None else list(fields)
     plan = make_plan(pipeline.stages, wanted)
     known = pipeline.source[0]
     image = plan.image
@@ -141,8 +141,10 @@ def prepare_for_run(pipeline: Pipeline, open_data: Open, fields: Sequence[str] |
     if plan.raw is None:
         left = _leave_out_target(left, target, start.source[0])
     made = _apply(left, start).map(stages.select(*wanted))
+    structure = pipeline.structure
     for name, found in pipeline.fields.items():
-        if name in wanted:  # a function of the user's makes of other numbers other types
+        # A function of the user's makes of other numbers other types.
+        if name in wanted and (structure is None or structure.is_array(name)):
             made = made.map(As(name, found.dtype))
     return made
 

@@ -61,10 +61,7 @@ class TrainingSetup:
 
 def _copy(batch: Batch) -> Batch:
     """A copy that stays valid after the loader's next batch."""
-    from pipelines import Batch
-
-    fields = {name: value.clone() for name, value in batch.items()}
-    return Batch(fields, epoch=batch.epoch, step=batch.step, global_size=batch.global_size)
+    return batch.clone()
 
 
 class RecipeTrainer:

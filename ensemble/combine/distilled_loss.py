@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.spec import Recipe
 from ensemble.spec.task import LABELS, Kind, Task, find_known
+from ensemble.train.call import find_target
 from ensemble.train.job import TrainingError
 from pipelines.fingerprint import known_as
 
@@ -122,7 +123,7 @@ class DistilledLoss:
                 f"the student predicts {list(values.shape)}, the ensemble {list(soft.shape)}: they must be equal"
             )
         distance = find_distance(self.task, self.temperature)(values, soft)
-        distance = mean_where_known(distance, batch.get(self.recipe.target), self.task)
+        distance = mean_where_known(distance, find_target(batch, self.recipe.target), self.task)
         return (1 - self.weight) * own + self.weight * distance.to(own.dtype)
 
     def _run_student(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:

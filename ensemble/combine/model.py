@@ -15,6 +15,7 @@ from ensemble.combine.member_calls import MemberCall, WithoutFastPath, has_atten
 from ensemble.combine.metrics import CombineError
 from ensemble.combine.pickled import join_tensors, split_tensors
 from ensemble.combine.torch_math import calibrate, decompose, explain_invalid, make_stack, mix, normalise
+from pipelines.loader.ragged import find_tensors, map_tensors
 
 ONE_SAMPLE = "samples lie along the first axis: one sample x is the batch x[None]"
 
@@ -134,7 +135,10 @@ class EnsembleModel(nn.Module):
         if why is not None:
             source = "Recipe.predict" if predicts else "the model"
             raise CombineError(f"{source} gives {name} {why}")
-        if len(values) not in {len(value) for value in batch.values() if isinstance(value, Tensor)}:
+        lists = [value for value in batch.values() if isinstance(value, list)]
+        tensors = find_tensors([value for value in batch.values() if not isinstance(value, list)])
+        rows = {len(each) for each in lists} | {len(tensor) for tensor in tensors if tensor.dim()}
+        if rows and len(values) not in rows:
             raise CombineError(f"{name} gives {len(values)} rows for a batch of another size; {ONE_SAMPLE}")
 
     def _check_axes(self, batch: Mapping[str, Any]) -> None:
@@ -170,6 +174,6 @@ def restore_model(content: bytes, tensors: list[Tensor]) -> EnsembleModel:
 
 def _move(batch: Mapping[str, Any], device: torch.device) -> Mapping[str, Any]:
     """The batch with its tensors on `device`; itself when they are there."""
-    if all(value.device == device for value in batch.values() if isinstance(value, Tensor)):
+    if all(tensor.device == device for tensor in find_tensors(batch)):
         return batch
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    return {name: map_tensors(value, lambda tensor: tensor.to(device)) for name, value in batch.items()}

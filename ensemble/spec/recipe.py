@@ -51,6 +51,10 @@ class Recipe:
         inputs: with a word for the loss: the fields that the model is called with, in this order; unless given,
             the only field beside the target.
         label_smoothing: of "cross_entropy" in training: the share of the target that goes to all classes alike.
+        collate: `collate(batch)` or `collate(batch, rng)`, applied to each batch of a rank before a model gets it:
+            it packs, pads, tokenizes or mixes samples, and returns a dict (`pipelines.loader.collate`). `rng` is a
+            numpy Generator, in evaluation and prediction None. The batch keeps its `index`, one of each sample,
+            and the loss returns one value for each of them.
         clip_norm: largest L2 norm of a step's gradient, which is that of the global batch's mean loss whatever the
             number of workers, of parts (`accumulate=`) and the loss scale; None for no clipping.
     """
@@ -70,6 +74,7 @@ class Recipe:
     train: Callable[..., Any] | None = None
     inputs: Sequence[str] = ()
     label_smoothing: float | None = None
+    collate: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         self._resolve_loss()
@@ -78,7 +83,7 @@ class Recipe:
             self, "split_metrics", (given,) if isinstance(given, str) or callable(given) else tuple(given)
         )
         check_split_metrics("Recipe.split_metrics", self.split_metrics, self.task)  # type: ignore[arg-type]
-        for name in ("model", "loss", "optimizer", "schedule", "metrics", "predict", "train"):
+        for name in ("model", "loss", "optimizer", "schedule", "metrics", "predict", "train", "collate"):
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise SpecError(f"Recipe.{name} must be a function, got {value!r}")

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 from ensemble.train.job import TrainingError
-from pipelines import Batch
+from pipelines import Batch, PipelineError
+from pipelines.loader.ragged import take_rows
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:
@@ -26,13 +28,22 @@ def split_batch(batch: Batch, parts: int) -> list[Batch]:
         return [batch]
     return [
         Batch(
-            {name: value[start:stop] for name, value in batch.items()},
+            {name: _take_rows(name, value, slice(start, stop), rows) for name, value in batch.items()},
             epoch=batch.epoch,
             step=batch.step,
             global_size=batch.global_size,
         )
         for start, stop in itertools.pairwise(rows * i // count for i in range(count + 1))
     ]
+
+
+def _take_rows(name: str, value: Any, rows: slice, count: int) -> Any:
+    try:
+        return take_rows(value, rows, count, name)
+    except PipelineError as error:
+        raise TrainingError(
+            f"accumulate= divides a batch by its samples, but {error}: let collate= keep them"
+        ) from None
 
 
 class MicroBatches:

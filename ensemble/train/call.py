@@ -61,6 +61,20 @@ def find_call(args: Sequence[Any], kwargs: Mapping[str, Any], batch: Mapping[str
     return Call(tuple(names[id(value)] for value in args), {key: names[id(v)] for key, v in kwargs.items()})
 
 
+def find_target(batch: Mapping[str, Any], name: str) -> Any:
+    """The target of a batch, a tensor [b, ...]; None where the batch has none.
+
+    Args:
+        name: of a field, or the path of a field inside another, such as "target.label".
+    """
+    value: Any = batch.get(name)
+    if value is None and "." in name:
+        value = batch
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+    return value if hasattr(value, "is_floating_point") else None
+
+
 @dataclass(frozen=True)
 class Observation:
     """What a batch has shown of a member; its fields are None where it has shown nothing.

@@ -14,11 +14,13 @@ from ensemble.comm import Communicator
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity
 from ensemble.spec.sample_weights import make_weight_function
 from ensemble.spec.task import IGNORED, LABELS, Task, find_known
+from ensemble.train.call import find_target
 from ensemble.train.gather import gather_json
 from ensemble.train.job import TrainingError
 
 if TYPE_CHECKING:
     from pipelines import Batch, Loader, Pipeline, Resident
+    from pipelines.loader.collate import Collate
 
 
 def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
@@ -63,7 +65,11 @@ def describe_not_finite(batch: Mapping[str, Any]) -> str:
     """
     found = []
     for name, values in batch.items():
-        if not isinstance(values, torch.Tensor) or not values.is_floating_point() or not len(values):
+        if not isinstance(values, torch.Tensor) or not values.is_floating_point() or not values.numel():
+            continue
+        if not values.dim() or len(values) != len(batch.get("index", values)):  # rows of a collate function
+            if not bool(torch.isfinite(values).all()):
+                found.append(repr(name))
             continue
         wrong = (~torch.isfinite(values)).reshape(len(values), -1).any(dim=1)
         if bool(wrong.any()):
@@ -174,32 +180,52 @@ class Data:
             local_world=self._local_world,
         )
 
-    def epoch(self, own_epoch: int) -> Iterator[Batch]:
-        """Yield the batches of the stream's next epoch, which is this own epoch, on the member's device."""
+    def epoch(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
+        """Yield the batches of the stream's next epoch, which is this own epoch, on the member's device.
+
+        Args:
+            collate: applied to each.
+        """
         epoch = next(self._epochs)
         assert self.first_epoch is not None and epoch.epoch == self.first_epoch + own_epoch
-        return self._on_device(iter(epoch))
+        weighted = self._identity.weights is not None
+        return self._on_device(self._apply_collate(iter(epoch), collate, weighted=weighted))
 
     def leave(self) -> None:
         """Leave the stream before its end, so that it waits for this rank no more; resident splits stay."""
         self._close_loader()
 
-    def reread(self, own_epoch: int) -> Iterator[Batch]:
+    def reread(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield the batches of an own epoch once more, prepared in this process, on the member's device."""
         own, pipeline = self._identity, self.pipeline("train")
         epoch = (self.first_epoch or 0) + own_epoch
         rank, world = self._comm.rank, self._comm.world
         loader = pipeline.loader(own.batch_size, range(epoch, epoch + 1), rank, world, self._ensemble.drop_last)
         try:
-            yield from self._on_device(iter(loader))
+            yield from self._on_device(self._apply_collate(iter(loader), collate))
         finally:
             loader.close()
             self._before.update({"prepare_cpu_s": loader.stats()["prepare_cpu_s"]})
 
-    def split(self, name: str) -> Iterator[Batch]:
+    def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield this rank's share of a resident split, in its source's order, on the member's device."""
         share = self._resident(name).loader(self._identity.batch_size, self._comm.rank, self._comm.world)
-        return self._on_device(iter(share))
+        return self._on_device(self._apply_collate(iter(share), collate, is_training=False))
+
+    def _apply_collate(
+        self,
+        batches: Iterator[Batch],
+        collate: Collate | None,
+        *,
+        weighted: bool = False,
+        is_training: bool = True,
+    ) -> Iterator[Batch]:
+        from pipelines.loader.collate import make_collator
+
+        if collate is None:
+            return batches
+        call = make_collator(collate, self.pipeline("train").seed, self._comm.rank, weighted=weighted)
+        return (call(batch, is_training=is_training) for batch in batches)
 
     def targets(self, split: str, field: str, index: torch.Tensor, task: Task) -> torch.Tensor | None:
         """The targets [m, ...] of the samples with indices int64 [m]; None where the field holds none.
@@ -213,7 +239,10 @@ class Data:
             return None
         known: dict[int, torch.Tensor] = {}
         for batch in self._resident(split).loader(self._identity.batch_size):
-            known.update(zip(batch["index"].tolist(), batch[field].clone(), strict=True))
+            target = find_target(batch, field)
+            if target is None:  # texts, or arrays of several lengths
+                return None
+            known.update(zip(batch["index"].tolist(), target.clone(), strict=True))
         missing = next((i for i in index.tolist() if i not in known), None)
         if missing is not None:
             raise TrainingError(f"predictions of {split!r} name the sample {missing}, which it does not have")

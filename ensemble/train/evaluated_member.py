@@ -38,6 +38,7 @@ from ensemble.train.seeding import seed_everything, step_seed
 
 if TYPE_CHECKING:
     from pipelines import Batch
+    from pipelines.loader.collate import Collate
 
 Measure = Callable[[nn.Module, "Batch"], Mapping[str, Any]]
 
@@ -92,6 +93,7 @@ class EvaluatedMember:
         self._measure: Measure | None = None
         self._is_renewing = self._has_warned = False
         self._micro_batches: MicroBatches | None = None
+        self._collate: Collate | None = getattr(ensemble.recipe, "collate", None)
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager for forward passes in the member's precision."""
@@ -154,7 +156,7 @@ class EvaluatedMember:
         seed_everything(step_seed(self.identity.seed, self.rank, life.global_step), self.device)
 
         def batches() -> Iterator[Batch]:
-            for batch in self._data.reread(life.at.epoch):
+            for batch in self._data.reread(life.at.epoch, self._collate):
                 if len(batch["index"]):
                     yield batch
                 life.report_progress()
@@ -208,7 +210,7 @@ class EvaluatedMember:
                 model.train(training)
 
     def _resident_batches(self, split: str) -> Iterator[Batch]:
-        for batch in self._data.split(split):
+        for batch in self._data.split(split, self._collate):
             is_measured = self._micro_batches is None  # else it is within a training step, which is measured
             if is_measured:
                 self._begin_gpu_work()

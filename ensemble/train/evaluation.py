@@ -14,6 +14,7 @@ from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss, find_wrong_label
 from ensemble.spec.split_metrics import KNOWN, compute, name_of
 from ensemble.spec.task import LABELS, Task, find_known
+from ensemble.train.call import find_target
 from ensemble.train.data import as_stored_target
 from ensemble.train.gather import Ratio, compute_once, gather_json, gather_rows
 from ensemble.train.job import LabelError
@@ -89,7 +90,7 @@ class _SplitRows:
         recipe, observer = self._recipe, self._member.observer
         with observer.watching(model, batch) as first, explaining_label_errors(recipe, model, batch, "valid"):
             losses = recipe.loss(model, batch)
-        target = batch.get(recipe.target)
+        target = find_target(batch, recipe.target)
         figures: dict[str, Any] = {"loss": average_losses(recipe, losses, target)}
         values, task = self._predict(model, batch, first)
         kept = None if target is None or task is None else as_stored_target(task, target)

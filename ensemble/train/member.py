@@ -37,6 +37,7 @@ from ensemble.train.seeding import seed_everything, step_seed
 
 if TYPE_CHECKING:
     from pipelines import Batch
+    from pipelines.loader.collate import Collate
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -114,17 +115,22 @@ class TrainContext(EvaluatedMember):
             self._renew_known_statistics()
         self._life.end_epoch(self._prepared())
 
-    def batches(self, split: str = "train") -> Iterator[Batch]:
+    def batches(self, split: str = "train", collate: Collate | None = None) -> Iterator[Batch]:
         """Yield this rank's part of each batch: of the epoch in training, or of a resident split (`splits`).
 
         Each training batch needs one `backward` and one `step`. A global batch of which this rank has no sample is
         handled here; the loop does not see it. Every batch is valid until the loop continues.
+
+        Args:
+            collate: `f(batch)` or `f(batch, rng)`, applied to each batch, instead of `Recipe.collate`; it is kept
+                for the evaluations that follow.
         """
+        self._collate = collate or self._collate
         return self._train_batches() if split == "train" else self._resident_batches(split)
 
     def _train_batches(self) -> Iterator[Batch]:
         optimization, life = self._prepared(), self._life
-        for batch in self._data.epoch(life.at.epoch):
+        for batch in self._data.epoch(life.at.epoch, self._collate):
             life.begin()
             if life.validation_is_due():  # also after a resume from before it
                 self._validate_within_epoch()

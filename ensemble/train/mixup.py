@@ -88,9 +88,20 @@ def mix(
     if target not in batch:
         raise TrainingError(f"mixup: the batch has no target {target!r}; declare Recipe(target=...)")
     not_mixed = ("index", target, *(("weight",) if weighted else ()))
-    mixed = [name for name, value in batch.items() if name not in not_mixed and value.is_floating_point()]
+    samples = len(batch["index"])
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
+    if other := next((name for name, value in tensors.items() if len(value) != samples), None):
+        raise TrainingError(
+            f"mixup mixes samples, but {other!r} has {len(tensors[other])} rows for {samples} samples: mix in "
+            "collate=, or leave mixup= out"
+        )
+    mixed = [name for name, value in tensors.items() if name not in not_mixed and value.is_floating_point()]
     if not mixed:
         raise TrainingError(f"mixup needs a field of floats to mix; the batch has {', '.join(batch)}")
+    if nested := next((name for name in (target, *inputs) if name in batch and name not in tensors), None):
+        raise TrainingError(
+            f"mixup: {nested!r} is nested, ragged or a text, and cannot be mixed: mix in collate=, or leave it out"
+        )
     whole = [name for name in inputs if name in batch and batch[name].dim() > 1]
     left = [name for name in whole if name not in (*mixed, *not_mixed)]
     if unmixed := [name for name in left if batch[name].dtype != torch.bool]:  # a mask is that of its sample

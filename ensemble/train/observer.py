@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ensemble.comm import Communicator
 from ensemble.spec import Recipe
 from ensemble.spec.task import find_known
-from ensemble.train.call import Observation
+from ensemble.train.call import Observation, find_target
 from ensemble.train.gather import gather_json
 from ensemble.train.outputs import FirstCall, observe, watch_call
 
@@ -80,12 +80,13 @@ class Observer:
             (watch, first, batch), self._watch = self._watch, None
             watch.close()
             field, own = self._recipe.target, _choose([self._own, self.seen])
-            layout = _lay_out(batch.get(field), first)
+            layout = _lay_out(find_target(batch, field), first)
             if own is None or not own.is_open or layout is None or layout != self._noted:
                 self._note(batch, first)
                 self._noted = layout
                 return
-            self._later.append((_has_more(batch[field], own), {field: batch[field].clone()}, first.shapes()))
+            target = find_target(batch, field)
+            self._later.append((_has_more(target, own), {field: target.clone()}, first.shapes()))
             if len(self._later) == _TOGETHER:
                 self._look()
 

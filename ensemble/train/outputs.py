@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ensemble.spec.task import CLASSIFICATION, Task, as_task, find_known
-from ensemble.train.call import Call, Observation, find_call
+from ensemble.train.call import Call, Observation, find_call, find_target
 from ensemble.train.infer_task import (
     PREDICT,
     UnshownError,
@@ -154,7 +154,7 @@ def observe(
         first: the first call of the model inside the loss of this batch.
         values: what `recipe.predict` gave for it; where that is declared, values say the task, not outputs.
     """
-    target = batch.get(recipe.target)
+    target = find_target(batch, recipe.target)
     shape = None if target is None else (str(target.dtype).removeprefix("torch."), tuple(target.shape[1:]))
     call = None if first is None else first.call
     task, axis, is_open = as_task("Recipe.task", recipe.task), None, False
@@ -268,7 +268,7 @@ def explain_label_error(
     """
     import torch
 
-    target = batch.get(recipe.target)
+    target = find_target(batch, recipe.target)
     if target is None or target.dim() == 0 or target.is_floating_point() or target.device.type != "cpu":
         return None
     try:
@@ -292,9 +292,11 @@ def _with_target(target: str, batch: Mapping[str, Tensor], seen: Observation | N
     """The batch, with zeros for a target that it lacks."""
     import torch
 
-    if target in batch or not batch:
+    if find_target(batch, target) is not None or target in batch or not batch:
         return batch
     dtype, shape = ("int64", ()) if seen is None or seen.target is None else seen.target
-    some = next(iter(batch.values()))
+    some = next((value for value in batch.values() if isinstance(value, torch.Tensor) and value.dim()), None)
+    if some is None:
+        return batch
     zeros = torch.zeros((some.shape[0], *shape), dtype=getattr(torch, dtype), device=some.device)
     return {**batch, target: zeros}

@@ -42,9 +42,11 @@ from ensemble.train.reporter import append_log
 from ensemble.train.seeding import process_settings, seed_everything
 from ensemble.train.stopwatch import Gpu, Stopwatch
 from ensemble.train.worker import check_gpu, connect
+from pipelines.loader.ragged import find_tensors
 
 if TYPE_CHECKING:
     from pipelines import Batch, Loader, Pipeline
+    from pipelines.loader.collate import Collate
 
 READY = 2  # batches
 HEARTBEAT_S = 1.0
@@ -172,7 +174,7 @@ class _PreparedBatches:
     def bytes(self) -> int:
         """Memory of the batches."""
         batches = (batch for _, _, batches in self._kept.values() for batch in batches)
-        return sum(tensor.nbytes for batch in batches for tensor in batch.values())
+        return sum(tensor.nbytes for batch in batches for tensor in find_tensors(batch))
 
     def load(self, identity: Identity) -> None:
         """Prepare the batches of a member."""
@@ -234,9 +236,10 @@ class _PreparedData(Data):
         super().__init__(ensemble, identity, None, device, comm)
         self._ready, self._watch = ready, watch
 
-    def epoch(self, own_epoch: int) -> Iterator[Batch]:
-        """Yield the batches of the only epoch."""
-        return self._on_device(self._time_steps())
+    def epoch(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
+        """Yield the batches of the only epoch; what `collate` takes is part of a step."""
+        weighted = self._identity.weights is not None
+        return self._on_device(self._apply_collate(self._time_steps(), collate, weighted=weighted))
 
     def _time_steps(self) -> Iterator[Batch]:
         ready = itertools.cycle(self._ready.batches("train", self._identity))
@@ -246,10 +249,11 @@ class _PreparedData(Data):
             yield batch
             self._watch.stop()
 
-    def split(self, name: str) -> Iterator[Batch]:
+    def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield one batch, which suffices to measure memory."""
         self.pipeline(name)
-        return self._on_device(batch.clone() for batch in self._ready.batches(name, self._identity))
+        batches = (batch.clone() for batch in self._ready.batches(name, self._identity))
+        return self._on_device(self._apply_collate(batches, collate, is_training=False))
 
     @functools.cached_property
     def _train(self) -> Pipeline:

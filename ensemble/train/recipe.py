@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ensemble.spec import Recipe
 from ensemble.spec.task import Task
-from ensemble.train.call import Observation
+from ensemble.train.call import Observation, find_target
 from ensemble.train.data import as_stored_target
 from ensemble.train.evaluation import (
     Rows,
@@ -102,7 +102,7 @@ def predict(recipe: Recipe, member: TrainContext, split: str) -> None:
             for batch in member.batches(split):
                 with member.autocast():
                     values, task = predict_batch(recipe, member, model, batch)
-                target = as_stored_target(task, batch.get(recipe.target))
+                target = as_stored_target(task, find_target(batch, recipe.target))
                 why = explain_misfit(task, values, target)
                 if why is not None and split == "shifted" and target is not None:
                     is_foreign, why = True, explain_misfit(task, values, None)

@@ -1,9 +1,11 @@
 """Encodes samples as bytes and decodes them exactly: types, dtypes, shapes and memory layouts are preserved.
 
-Nothing is pickled: a sample with a value other than an array, a number, bytes, a text or None cannot be encoded.
+Nothing is pickled: a sample with a value other than an array, a number, bytes, a text or None, in plain dicts and
+tuples, cannot be encoded.
 
 A record is a header (`_HEADER`), the description of its fields (JSON) and their bytes one after the other. The
-header holds the sample's index and a digest (xxHash, XXH3 with 64 bits) of all the rest, so reading detects a
+description lists the fields of a flat sample; of a nested one it holds `fields`, named by their paths, and `tree`.
+The header holds the sample's index and a digest (xxHash, XXH3 with 64 bits) of all the rest, so reading detects a
 record that is incomplete, damaged or of another sample.
 """
 
@@ -14,11 +16,12 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipelines.nested import Path, join_path
 from pipelines.prepare.memory_order import AxisOrder, allocate, layout_of
 
 # Mark, bytes of the description, index, bytes of the fields, digest of all, checksum of what stands before it.
@@ -52,7 +55,15 @@ def encode(index: int, sample: Any) -> list[Any] | str:
     fields: list[_Field] = []
     buffers: list[Any] = []
     arrays: list[Any] = []
-    for name, value in sample.items():
+    tree = None
+    values: list[tuple[Any, Any]] = list(sample.items())
+    if any(isinstance(value, dict | tuple) for value in sample.values()):
+        values = []
+        try:
+            tree = _describe_tree(sample, (), values)
+        except TypeError as error:
+            return str(error)
+    for name, value in values:
         found = _encode_value(name, value)
         if isinstance(found, str):
             return found
@@ -64,10 +75,38 @@ def encode(index: int, sample: Any) -> list[Any] | str:
         buffers.append(found[1])
     if len(buffers) > _MAX_BUFFERS - 2:
         return f"the sample has {len(buffers)} fields"
-    description = json.dumps(fields).encode()
+    description = json.dumps(fields if tree is None else {"tree": tree, "fields": fields}).encode()
     size = sum(field.nbytes for field in fields)
     head = _HEADER.pack(_MAGIC, len(description), index, size, _compute_digest(index, description, buffers), 0)
     return [head[:-8] + struct.pack("<I4x", zlib.crc32(description, zlib.crc32(head[:-8]))), description, *buffers]
+
+
+def _describe_tree(value: Any, path: Path, leaves: list[tuple[Any, Any]]) -> Any:
+    """The dicts and tuples of a sample as JSON; appends the values in them to `leaves`.
+
+    Raises:
+        TypeError: there is one of a class of its own, or a key that is no text.
+    """
+    if isinstance(value, dict | tuple):
+        if type(value) not in (dict, tuple):
+            raise TypeError(
+                f"the field {join_path(path)!r} is {type(value).__module__}.{type(value).__qualname__}"
+            )
+        if isinstance(value, tuple):
+            return ["tuple", [_describe_tree(each, (*path, i), leaves) for i, each in enumerate(value)]]
+        odd = next((name for name in value if type(name) is not str), None)
+        if odd is not None:
+            raise TypeError(f"the field name {odd!r} is no text")
+        return ["dict", [[name, _describe_tree(each, (*path, name), leaves)] for name, each in value.items()]]
+    leaves.append((join_path(path), value))
+    return ["leaf"]
+
+
+def _build_tree(tree: Any, leaves: Iterator[Any]) -> Any:
+    kind, *parts = tree
+    if kind == "dict":
+        return {name: _build_tree(each, leaves) for name, each in parts[0]}
+    return tuple(_build_tree(each, leaves) for each in parts[0]) if kind == "tuple" else next(leaves)
 
 
 def _encode_value(name: Any, value: Any) -> tuple[_Field, Any] | str:
@@ -116,7 +155,7 @@ def read_record(fd: int, offset: int, index: int, limit: int) -> dict[str, Any]:
             description = os.pread(fd, length, offset + _HEADER.size)
         if zlib.crc32(description, zlib.crc32(begin[: _HEADER.size - 8])) != check:
             raise CorruptRecord("its description is damaged")
-        fields = _parse_fields(description)
+        tree, fields = _parse_fields(description)
         buffers = [_allocate_buffer(field) for field in fields]
         if buffers and os.preadv(fd, [_view_bytes(b) for b in buffers], offset + _HEADER.size + length) != size:
             raise CorruptRecord("it ends too early")
@@ -124,13 +163,20 @@ def read_record(fd: int, offset: int, index: int, limit: int) -> dict[str, Any]:
         raise CorruptRecord(str(error)) from error
     if _compute_digest(index, description, [_view_bytes(b) for b in buffers]) != digest:
         raise CorruptRecord("its digest is another")
-    return {field.name: _decode_value(field, buffer) for field, buffer in zip(fields, buffers, strict=True)}
+    if tree is None:
+        return {field.name: _decode_value(field, buffer) for field, buffer in zip(fields, buffers, strict=True)}
+    values = (_decode_value(field, buffer) for field, buffer in zip(fields, buffers, strict=True))
+    nested: dict[str, Any] = _build_tree(tree, values)
+    return nested
 
 
 @functools.lru_cache(maxsize=256)
-def _parse_fields(description: bytes) -> list[_Field]:
+def _parse_fields(description: bytes) -> tuple[Any, list[_Field]]:
     listed = json.loads(description)
-    return [
+    tree = None
+    if isinstance(listed, dict):
+        tree, listed = listed["tree"], listed["fields"]
+    return tree, [
         _Field(name, kind, dtype, tuple(shape), None if layout is None else tuple(layout), nbytes)
         for name, kind, dtype, shape, layout, nbytes in listed
     ]

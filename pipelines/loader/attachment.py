@@ -13,7 +13,8 @@ import numpy as np
 from pipelines import ipc
 from pipelines.prepare.deadly_records import has_deadly
 from pipelines.prepare.fields import GOOD, INDEX, OK, Field, describe_fields
-from pipelines.prepare.memory_order import MemoryLayout, copy_in_layout
+from pipelines.prepare.memory_order import copy_in_layout
+from pipelines.prepare.structure import Inferred, Structure
 from pipelines.shm.ring import Layout, RingView
 
 if TYPE_CHECKING:
@@ -83,13 +84,14 @@ def _request(
     return connection, answer, descriptor
 
 
-def _parse_samples(answer: dict[str, Any]) -> tuple[dict[str, Field], dict[str, MemoryLayout] | str]:
-    """The fields and forms of a feeder's samples (`Pipeline.describe_samples`)."""
+def _parse_samples(answer: dict[str, Any]) -> Inferred:
+    """The fields, forms and structure of a feeder's samples (`Pipeline.describe_samples`)."""
     fields = {name: Field(tuple(shape), dtype) for name, shape, dtype in answer["fields"]}
     forms = answer["forms"]
     if isinstance(forms, dict):
         forms = {name: tuple(form) if isinstance(form, list) else form for name, form in forms.items()}
-    return fields, forms
+    nested = answer.get("structure")
+    return Inferred(fields, forms, None if nested is None else Structure.from_record(nested))
 
 
 def _find_fields(pipeline: Pipeline, answer: dict[str, Any]) -> dict[str, Field]:
@@ -181,7 +183,7 @@ class Attachment:
         """The fields of the samples in the ring; also the layouts of those that are to be completed here."""
         if self.stages == len(pipeline.stages):
             return _find_fields(pipeline, answer)
-        fields, layouts = _parse_samples(answer)
+        fields, layouts, self._structure = _parse_samples(answer)
         assert isinstance(layouts, dict)  # else the feeder refuses
         self._layouts = layouts
         return fields
@@ -254,6 +256,8 @@ class Attachment:
         index = int(columns[INDEX][slot])
         if columns[OK][slot] != GOOD:
             return index, None
+        if self._structure is not None:
+            return index, self._structure.read_sample(columns, slot, self._layouts)
         return index, {name: copy_in_layout(columns[name][slot], form) for name, form in self._layouts.items()}
 
     def read_batch(self, start: int, stop: int, *, copy: bool) -> dict[str, torch.Tensor]:

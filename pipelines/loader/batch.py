@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,7 @@ import numpy as np
 
 from pipelines import order
 from pipelines.checks import MOST_RANKS, check_integer
+from pipelines.loader.ragged import map_tensors
 from pipelines.prepare.fields import INDEX
 
 if TYPE_CHECKING:
@@ -54,8 +57,11 @@ class ReadRange:
         return order.rank_bounds(start, stop, self.rank, self.world)
 
 
-class Batch(dict[str, "torch.Tensor"]):
+class Batch(dict[str, Any]):
     """Field name -> tensor [b, ...], and `index` int64 [b]: the samples' places in the source.
+
+    A field of nested samples is a dict or a tuple of such fields; a ragged one is a list of tensors (`Ragged`), a
+    text or bytes one a list of str or bytes.
 
     It is valid until the next batch is requested, and stays valid if the loop ends before that. Other readers do
     not see what is written into it.
@@ -66,7 +72,7 @@ class Batch(dict[str, "torch.Tensor"]):
         global_size: samples in the global batch, over all ranks.
     """
 
-    def __init__(self, fields: dict[str, torch.Tensor], *, epoch: int, step: int, global_size: int) -> None:
+    def __init__(self, fields: Mapping[str, Any], *, epoch: int, step: int, global_size: int) -> None:
         super().__init__(fields)
         self.epoch = epoch
         self.step = step
@@ -75,8 +81,12 @@ class Batch(dict[str, "torch.Tensor"]):
 
     def clone(self) -> Batch:
         """A copy in memory of its own."""
+
+        def clone(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone()
+
         copy = Batch(
-            {name: value.clone() for name, value in self.items()},
+            {name: map_tensors(value, clone) for name, value in self.items()},
             epoch=self.epoch,
             step=self.step,
             global_size=self.global_size,
@@ -95,7 +105,11 @@ class Batch(dict[str, "torch.Tensor"]):
         if device.type == "cuda" and self._staging is not None:
             fields = self._staging.copy(self, device, non_blocking)
         else:
-            fields = {name: value.to(device, non_blocking=non_blocking) for name, value in self.items()}
+
+            def move(tensor: torch.Tensor) -> torch.Tensor:
+                return tensor.to(device, non_blocking=non_blocking)
+
+            fields = {name: map_tensors(value, move) for name, value in self.items()}
         return Batch(fields, epoch=self.epoch, step=self.step, global_size=self.global_size)
 
 
@@ -107,26 +121,30 @@ class Staging:
     """
 
     def __init__(self) -> None:
-        self._sets: list[dict[str, torch.Tensor]] = [{}, {}]
+        self._sets: list[dict[int, torch.Tensor]] = [{}, {}]
         self._done: list[Any] = [None, None]
         self._turn = 0
 
-    def copy(self, batch: Batch, device: torch.device, non_blocking: bool) -> dict[str, torch.Tensor]:
-        """Each tensor of the batch on `device`."""
+    def copy(self, batch: Batch, device: torch.device, non_blocking: bool) -> dict[str, Any]:
+        """The fields of the batch, each tensor on `device`."""
         import torch
 
         self._turn ^= 1
         buffers = self._sets[self._turn]
         if self._done[self._turn] is not None:
             self._done[self._turn].synchronize()
-        fields = {}
-        for name, value in batch.items():
-            buffer = buffers.get(name)
+        order = itertools.count()  # of the tensors: the same in each batch
+
+        def move(value: torch.Tensor) -> torch.Tensor:
+            number = next(order)
+            buffer = buffers.get(number)
             if buffer is None or buffer.numel() < value.numel() or buffer.dtype != value.dtype:
-                buffer = buffers[name] = torch.empty(value.numel(), dtype=value.dtype, pin_memory=True)
+                buffer = buffers[number] = torch.empty(value.numel(), dtype=value.dtype, pin_memory=True)
             pinned = buffer[: value.numel()].view(value.shape)
             pinned.copy_(value)
-            fields[name] = pinned.to(device, non_blocking=non_blocking)
+            return pinned.to(device, non_blocking=non_blocking)
+
+        fields = {name: map_tensors(value, move) for name, value in batch.items()}
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         self._done[self._turn] = event

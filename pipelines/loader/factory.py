@@ -17,6 +17,7 @@ from pipelines.checks import (
     check_pipeline,
 )
 from pipelines.loader.batch import ReadRange
+from pipelines.loader.collate import Collate
 from pipelines.loader.loader import Loader
 from pipelines.weights import Weights
 
@@ -37,6 +38,7 @@ def open_loader(
     prefetch: int | None = None,
     timeout_s: float | None = None,
     copy: bool = False,
+    collate: Collate | None = None,
 ) -> Loader:
     """A loader that prepares its batches itself; `Pipeline.loader` documents the arguments."""
     stream_epochs = check_epochs(1 if epochs is None else epochs)
@@ -52,6 +54,7 @@ def open_loader(
         prefetch=prefetch,
         timeout_s=timeout_s,
         copy=copy,
+        collate=collate,
     )
 
 
@@ -69,6 +72,7 @@ def attach(
     on_wait: Callable[[], None] | None = None,
     weights: Weights | None = None,
     local_world: int | None = None,
+    collate: Collate | None = None,
 ) -> Loader:
     """A loader over a feeder's stream, from any process of the same user.
 
@@ -92,6 +96,8 @@ def attach(
         weights: maps the samples' indices to their weights for this consumer (`pipelines.weights`), which are in
             each batch as `weight`, float32 [b]; the feeder does not see them.
         local_world: how many of the ranks read this feeder, the others those of other nodes; None: all.
+        collate: `f(batch)` or `f(batch, rng)`, applied to each batch here: packs, pads or mixes samples. It
+            returns a dict of what the model takes (`pipelines.loader.collate`).
 
     Raises:
         PipelineError: the feeder has another pipeline, or a ring that is too small for the batch.
@@ -116,6 +122,7 @@ def attach(
         weights=weights,
         is_endless=is_endless,
         local_world=None if local_world is None else check_integer("local_world", local_world, 1, world),
+        collate=collate,
     )
     if loader._attach_error is not None:
         warnings.warn(f"working alone: {loader._attach_error}", stacklevel=2)

@@ -21,6 +21,8 @@ from pipelines.checks import (
 from pipelines.errors import PipelineError
 from pipelines.loader.attachment import Attachment, AttachmentRefused
 from pipelines.loader.batch import Batch, ReadRange, Staging, empty_batch
+from pipelines.loader.collate import Collate, make_collator
+from pipelines.loader.ragged import assemble
 from pipelines.loader.state import Resumable
 from pipelines.loader.suffix import complete_batch
 from pipelines.loader.workers import LoaderWorkers
@@ -83,9 +85,10 @@ class Loader(Resumable):
         workers: int = 0,
         prefetch: int | None = None,
         timeout_s: float | None = None,
+        collate: Collate | None = None,
     ) -> None:
         check_function("weights", weights)
-        if weights is not None and WEIGHT in pipeline.fields:
+        if weights is not None and WEIGHT in pipeline.top_fields:
             raise PipelineError(f"weights= fills the field {WEIGHT!r} of a batch, which the samples have already")
         super().__init__(pipeline, reading, is_endless=is_endless)
         self._address = address
@@ -94,10 +97,11 @@ class Loader(Resumable):
         self._copy = copy
         self._on_wait = on_wait
         self._weights = weights
+        self._collate = make_collator(collate, pipeline.seed, reading.rank, weighted=weights is not None)
         self._attachment: Attachment | None = None
         self._workers = LoaderWorkers(pipeline, workers, prefetch, timeout_s, copy=copy)
         self._preparer: Preparer | None = None
-        self._staging: Staging | None = None
+        self._staging = Staging()
         self._batches_before = 0  # batches of earlier passes
         self._joined_epoch = 0
         self._attach_error: str | None = None
@@ -279,13 +283,13 @@ class Loader(Resumable):
         return self._make_batch(tensors, epoch, step, int(np.count_nonzero(ok & GOOD)))
 
     def _make_batch(self, tensors: dict[str, torch.Tensor], epoch: int, step: int, global_size: int) -> Batch:
+        structure = self.pipeline.structure
+        fields: dict[str, Any] = tensors if structure is None else assemble(structure, tensors)
         if self._weights is not None:
-            tensors[WEIGHT] = weigh(self._weights, tensors[INDEX])
-        batch = Batch(tensors, epoch=epoch, step=step, global_size=global_size)
-        if self._staging is None:
-            self._staging = Staging()
+            fields[WEIGHT] = weigh(self._weights, tensors[INDEX])
+        batch = Batch(fields, epoch=epoch, step=step, global_size=global_size)
         batch._staging = self._staging
-        return batch
+        return self._collate(batch)
 
     def _get_preparer(self) -> Preparer:
         if self._preparer is None:

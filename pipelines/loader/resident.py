@@ -14,6 +14,8 @@ from pipelines.checks import check_address, check_function, check_integer, check
 from pipelines.errors import PipelineError, SampleError
 from pipelines.loader.attachment import AttachmentRefused, request_resident
 from pipelines.loader.batch import Batch
+from pipelines.loader.collate import Collate, make_collator
+from pipelines.loader.ragged import assemble
 from pipelines.order import rank_bounds
 from pipelines.prepare.deadly_records import has_deadly
 from pipelines.prepare.fields import GOOD, INDEX, OK
@@ -33,6 +35,7 @@ class Resident:
 
     def __init__(self, view: ring.RingView, pipeline: Pipeline, prepare_cpu_s: float = 0.0) -> None:
         self.prepare_cpu_s = prepare_cpu_s
+        self._structure = pipeline.structure
         self._view = view
         if has_deadly(ok := view.columns[OK].tobytes()):
             pipeline.hazards.learn(ok, view.columns[INDEX])
@@ -62,9 +65,15 @@ class Resident:
         """Samples in the set, without the ones that were skipped."""
         return int(np.count_nonzero(self._ok))
 
-    def loader(self, batch_size: int, rank: int = 0, world: int = 1) -> ResidentLoader:
-        """Batches of this rank's rows [n*rank//world, n*(rank+1)//world), in the source's order, at each pass."""
-        return ResidentLoader(self, batch_size, rank, world)
+    def loader(
+        self, batch_size: int, rank: int = 0, world: int = 1, collate: Collate | None = None
+    ) -> ResidentLoader:
+        """Batches of this rank's rows [n*rank//world, n*(rank+1)//world), in the source's order, at each pass.
+
+        Args:
+            collate: `f(batch)` or `f(batch, rng)`, applied to each batch; `rng` is None.
+        """
+        return ResidentLoader(self, batch_size, rank, world, collate)
 
 
 class ResidentLoader:
@@ -73,12 +82,15 @@ class ResidentLoader:
     `len(loader)` is the number of batches in a pass. A batch is valid until the next one is asked for.
     """
 
-    def __init__(self, resident: Resident, batch_size: int, rank: int = 0, world: int = 1) -> None:
+    def __init__(
+        self, resident: Resident, batch_size: int, rank: int = 0, world: int = 1, collate: Collate | None = None
+    ) -> None:
         self._resident = resident
         self._batch_size = check_integer("batch_size", batch_size, 1)
         world = check_integer("world", world, 1)
         rank = check_integer("rank", rank, 0, world - 1, f" of world {world}")
         self._rows = rank_bounds(0, resident._view.layout.capacity, rank, world)
+        self._collate = make_collator(collate)
         self._counts = {"samples": 0, "batches": 0, "skipped": 0}
 
     def __len__(self) -> int:
@@ -86,7 +98,7 @@ class ResidentLoader:
         return -(-(last - first) // self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        view, (first, last) = self._resident._view, self._rows
+        view, (first, last), structure = self._resident._view, self._rows, self._resident._structure
         for step, start in enumerate(range(first, last, self._batch_size)):
             stop = min(last, start + self._batch_size)
             ok = self._resident._ok[start:stop]
@@ -97,8 +109,10 @@ class ResidentLoader:
             self._counts["batches"] += 1
             self._counts["samples"] += size
             self._counts["skipped"] += stop - start - size
+            fields = tensors if structure is None else assemble(structure, tensors)
             try:
-                yield Batch(tensors, epoch=0, step=step, global_size=size)
+                batch = Batch(fields, epoch=0, step=step, global_size=size)
+                yield self._collate(batch, is_training=False)
             finally:
                 view.restore(start, stop, views)
 

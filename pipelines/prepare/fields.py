@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
+
+from pipelines.errors import PipelineError
 
 #: Field name to array `[samples, *shape]`.
 Columns = dict[str, npt.NDArray[Any]]
@@ -31,6 +35,21 @@ class Field(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
+
+
+def declare_fields(fields: Mapping[str, Any], *, has_slots: bool) -> dict[str, Field]:
+    """The fields of `Pipeline.map(fields=...)`.
+
+    Args:
+        fields: name -> (shape, dtype).
+        has_slots: whether stages have declared texts or ragged arrays.
+
+    Raises:
+        PipelineError: the samples are nested, or have declared fields.
+    """
+    if has_slots or any(isinstance(each, Mapping) for each in fields.values()):
+        raise PipelineError("fields= declares flat fields: leave it out, and a sample is prepared to find out")
+    return {name: Field(tuple(shape), str(np.dtype(dtype))) for name, (shape, dtype) in fields.items()}
 
 
 def describe_fields(fields: dict[str, Field]) -> list[Any]:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import ForeignRandomness, PipelineError, SampleError
+from pipelines.nested import Slot
 from pipelines.order import Generators
 from pipelines.prepare.checked import prepare_checked
 from pipelines.prepare.fields import INDEX, OK, Field, describe_fields
 from pipelines.prepare.memory_order import NUMBERS, MemoryLayout, layout_of
 from pipelines.prepare.preparer import as_array
+from pipelines.prepare.structure import Inferred, Structure, column_fields, find_foreign_container, is_flat
+from pipelines.stages._declared import find_slots
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
 
 
-def infer(pipeline: Pipeline) -> tuple[dict[str, Field], dict[str, MemoryLayout] | str]:
-    """Infers `Pipeline.fields` and `Pipeline.forms` from the first sample that can be prepared.
+def infer(pipeline: Pipeline) -> Inferred:
+    """Infers fields, forms and structure of a pipeline's samples from the first that can be prepared.
 
     With `on_error="skip"`, that sample may be an outlier, for which all others would be left out. So the first
     sample, one in the middle and the last one are compared, and two have to agree.
@@ -29,46 +33,74 @@ def infer(pipeline: Pipeline) -> tuple[dict[str, Field], dict[str, MemoryLayout]
         PipelineError: a field is no array, or no two samples are alike.
         ForeignRandomness: see `prepare_first_sample`.
     """
-    found = [infer_from_sample(prepare_first_sample(pipeline))]
+    slots = find_slots(pipeline.stages)
+    found = [infer_from_sample(prepare_first_sample(pipeline), slots)]
     if pipeline.on_error == "raise":
         return found[0]
     last = len(pipeline.source) - 1
     for start in sorted({last // 2, last} - {0}):
         try:
-            found.append(infer_from_sample(prepare_first_sample(pipeline, start=start)))
+            found.append(infer_from_sample(prepare_first_sample(pipeline, start=start), slots))
         except ForeignRandomness:
             raise
         except PipelineError:
             continue
-    alike = [sum(fields == other for other, _ in found) for fields, _ in found]
+    alike = [sum(each.fields == other.fields for other in found) for each in found]
     if len(found) == 3 and max(alike) == 1:
-        said = "; ".join(str(describe_fields(fields)) for fields, _ in found)
+        said = "; ".join(str(describe_fields(fields)) for fields, *_ in found)
         raise PipelineError(
             f"no two samples have the same fields, so that all would be left out: {said}; resize or pad them"
         )
     return found[alike.index(max(alike))]
 
 
-def infer_from_sample(sample: dict[str, Any]) -> tuple[dict[str, Field], dict[str, MemoryLayout] | str]:
+def infer_from_sample(sample: dict[str, Any], slots: Mapping[str, Slot]) -> Inferred:
     """What `infer` finds in a sample.
 
+    Args:
+        slots: path -> what stages have declared of the field there (`find_slots`).
+
     Raises:
-        PipelineError: a field is no array.
+        PipelineError: a field is no array, and nothing else is declared of it.
     """
-    fields = {}
-    for name, value in sample.items():
-        array = as_array(value)
+    for name in sample:
         if name in (INDEX, OK):
             raise PipelineError(f"the field name {name!r} is taken: a batch carries the samples' index there")
-        if array is None:
-            raise PipelineError(
-                f"the field {name!r} is {_name_type(value)}, which cannot stand in a batch: "
-                f"turn it into an array, or leave it out with .map(stages.drop({name!r}))"
-            )
-        fields[name] = Field(array.shape, str(array.dtype))
+    if is_flat(sample, slots):
+        fields = {name: _infer_field(name, value) for name, value in sample.items()}
+        structure = None
+    else:
+        structure, fields = Structure.of(sample, slots), {}
+        for leaf, slot, value in structure.columns(sample, slots):
+            if slot is not None and slot.kind in ("text", "binary"):
+                fields.update(column_fields(leaf, None, slot))
+            else:
+                shape, dtype = _infer_field(leaf.column, value)
+                fields.update(column_fields(leaf, Field(shape, dtype), slot))
     if not fields:
         raise PipelineError("the pipeline's samples have no fields")
-    return fields, _infer_layouts(sample)
+    return Inferred(fields, _infer_layouts(sample, structure), structure)
+
+
+def _infer_field(name: str, value: Any) -> Field:
+    array = as_array(value)
+    if array is not None:
+        return Field(array.shape, str(array.dtype))
+    drop = f"leave it out with .map(stages.drop({name!r}))"
+    if isinstance(value, str):
+        how = f"declare it, .map(stages.text({name!r}, most_bytes=...)), tokenize it, or {drop}"
+    elif isinstance(value, bytes):
+        how = f"decode it, declare it, .map(stages.binary({name!r}, most_bytes=...)), or {drop}"
+    elif isinstance(value, list):
+        how = (
+            f"turn it into an array, or a tuple if each entry is a value of its own; if its length varies, "
+            f".map(stages.ragged({name!r}, most=...)); or {drop}"
+        )
+    elif isinstance(value, tuple):
+        how = f"turn it into a dict (._asdict()) or a plain tuple, or {drop}"
+    else:
+        how = f"turn it into an array, or {drop}"
+    raise PipelineError(f"the field {name!r} is {_name_type(value)}, which cannot stand in a batch: {how}")
 
 
 def prepare_first_sample(pipeline: Pipeline, stages: int | None = None, start: int = 0) -> dict[str, Any]:
@@ -91,12 +123,22 @@ def prepare_first_sample(pipeline: Pipeline, stages: int | None = None, start: i
     raise AssertionError("a pipeline has samples")
 
 
-def _infer_layouts(sample: dict[str, Any]) -> dict[str, MemoryLayout] | str:
+def _infer_layouts(sample: dict[str, Any], structure: Structure | None) -> dict[str, MemoryLayout] | str:
     """Returns the memory layout of each value, or a text that says why a ring cannot hold the sample."""
     if type(sample) is not dict:
         return f"the sample is {_name_type(sample)}, not a plain dict"
+    values: list[tuple[str, Any]] = list(sample.items())
+    if structure is not None:
+        if (why := find_foreign_container(sample)) is not None:
+            return why
+        flat = structure.flatten(sample)
+        values = [
+            (leaf.column, value)
+            for leaf, value in flat
+            if not (leaf.kind in ("text", "binary") and type(value) in (str, bytes))
+        ]
     arrays: list[tuple[str, npt.NDArray[Any]]] = []
-    for name, value in sample.items():
+    for name, value in values:
         if type(value) in NUMBERS:
             continue
         if not (type(value) is np.ndarray or isinstance(value, np.generic)):
@@ -106,7 +148,7 @@ def _infer_layouts(sample: dict[str, Any]) -> dict[str, MemoryLayout] | str:
             if other is not None:
                 return f"the fields {other!r} and {name!r} lie in the same memory"
             arrays.append((name, value))
-    return {name: NUMBERS.get(type(value)) or layout_of(value) for name, value in sample.items()}
+    return {name: NUMBERS.get(type(value)) or layout_of(value) for name, value in values}
 
 
 def _name_type(value: Any) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.nested import map_arrays
+
 #: Axes from the outermost in memory to the innermost, those of length 1 first; None: a numpy scalar, no array.
 AxisOrder = tuple[int, ...] | None
 #: The order of an array, or the name of the type of a Python number, which a ring holds as a numpy one.
@@ -34,6 +36,25 @@ def normalize_layout(value: Any) -> Any:
     if flags.carray or (flags.behaved and (is_channels_last(value) or _is_dense(value))):
         return value
     return value.copy(order="K")
+
+
+def normalize_sample(sample: Any, field: str | None) -> Any:
+    """Normalizes the memory layout of a sample's arrays for the next stage, or only that of one field."""
+    if not isinstance(sample, dict):
+        return sample
+    found = sample
+    for name in sample if field is None else (field,):
+        value = sample[name]
+        kind = type(value)
+        if kind is np.ndarray:
+            new = normalize_layout(value)
+        elif kind is dict or kind is tuple:
+            new = map_arrays(value, normalize_layout)
+        else:
+            continue
+        if new is not value:
+            found = {**found, name: new}
+    return found
 
 
 def layout_of(value: npt.NDArray[Any] | np.generic) -> AxisOrder:

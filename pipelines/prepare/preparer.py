@@ -6,11 +6,9 @@ equal.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import math
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -20,11 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import ForeignRandomness, PipelineError, SampleError
+from pipelines.nested import find_path, get_at, set_at
 from pipelines.order import Generators, Indices
 from pipelines.prepare.draw_watch import DrawWatch
 from pipelines.prepare.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, Columns
 from pipelines.prepare.global_generators import SEEDED, preserve_states, seed_for_sample
-from pipelines.prepare.memory_order import has_layout, is_channels_last, normalize_layout
+from pipelines.prepare.memory_order import has_layout, is_channels_last, normalize_sample
+from pipelines.prepare.structure import StructureMisfit
+from pipelines.prepare.torch_threads import limit_torch_threads
 
 if TYPE_CHECKING:
     from pipelines.cache.file import Cache
@@ -70,6 +71,7 @@ class Preparer:
         self.on_skip = on_skip
         self.cpu_s = 0.0
         self._fields = pipeline.fields
+        self._structure = pipeline.structure
         forms = pipeline.forms if in_ring else ""
         self._layouts = forms if isinstance(forms, dict) else None
         self._cache = cache
@@ -142,7 +144,7 @@ class Preparer:
         filled: list[tuple[int, int, int]] = []  # slot, index, place
         self._watch.start()
         try:
-            with _limit_torch_threads(), preserve_states(self._seeded):
+            with limit_torch_threads(), preserve_states(self._seeded):
                 for place, index, begun in given:
                     columns[INDEX][slot] = index
                     filled.append((slot, index, place))
@@ -224,6 +226,8 @@ class Preparer:
         return prepare_sample(self.pipeline, self._generators, index, epoch, given, first, last, place)
 
     def _store(self, columns: Columns, slot: int, index: int, sample: dict[str, Any]) -> int:
+        if self._structure is not None:
+            return self._store_structured(columns, slot, index, sample)
         forms = self._layouts
         # A class of its own (a defaultdict) may do what is not in its items, which are all that the columns hold.
         verdict = GOOD if forms is None or type(sample) is dict else ODD
@@ -251,6 +255,15 @@ class Preparer:
             raise self._misfit_error(index, sample, surplus)
         return verdict
 
+    def _store_structured(self, columns: Columns, slot: int, index: int, sample: dict[str, Any]) -> int:
+        """`_store` for samples with nested or declared fields."""
+        assert self._structure is not None
+        try:
+            is_kept = self._structure.store(sample, self._fields, columns, slot, self._layouts, as_array)
+        except StructureMisfit as misfit:
+            raise SampleError(index, self.pipeline.source.where(index), str(misfit)) from None
+        return GOOD if is_kept else ODD
+
     def _misfit_error(self, index: int, sample: dict[str, Any], name: str) -> SampleError:
         wanted = self._fields.get(name)
         value = as_array(sample.get(name))
@@ -261,6 +274,8 @@ class Preparer:
         else:
             got = type(sample[name]).__name__ if value is None else f"{value.dtype}{list(value.shape)}"
             said = f"the field {name!r} is {got}, the pipeline's fields say {wanted.dtype}{list(wanted.shape)}"
+            if value is not None and value.shape != wanted.shape and value.shape[1:] == wanted.shape[1:]:
+                said += f"; if its length varies: .map(stages.ragged({name!r}, most=...)), or stages.pad"
         return SampleError(index, self.pipeline.source.where(index), said)
 
 
@@ -292,12 +307,17 @@ def prepare_sample(
         sample = pipeline.source[index] if given is None else given
         fresh = None  # the field that was made anew; None: perhaps any
         for position in range(first, len(stages) if last is None else last):
-            sample = _normalize_sample(sample, fresh)
+            sample = normalize_sample(sample, fresh)
             stage = stages[position]
-            fresh = stage.field
-            if fresh is not None and isinstance(sample, dict) and fresh not in sample:
-                raise PipelineError(f"no field {fresh!r}")
-            value = sample if fresh is None else sample[fresh]
+            fresh, path = stage.field, None
+            if fresh is not None and isinstance(sample, dict) and ("." in fresh or fresh not in sample):
+                path = find_path(sample, fresh)
+                if path is None:
+                    raise PipelineError(f"no field {fresh!r}")
+            if path is not None:
+                fresh, value = str(path[0]), get_at(sample, path)
+            else:
+                value = sample if fresh is None else sample[fresh]
             if stage.random is None:
                 value = stage.call(value)
             elif stage.random == "numpy":
@@ -309,7 +329,10 @@ def prepare_sample(
             else:
                 seed_for_sample(stage.random, generators.at(epoch, index, position, place))
                 value = stage.call(value)
-            sample = value if fresh is None else {**sample, fresh: value}
+            if path is not None:
+                sample = set_at(sample, path, value)
+            else:
+                sample = value if fresh is None else {**sample, fresh: value}
     except SampleError as error:
         if error.index == index:
             raise
@@ -322,7 +345,13 @@ def prepare_sample(
         raise SampleError(index, pipeline.source.where(index), reason) from error
     if not isinstance(sample, dict) and last is None:
         where = pipeline.source.where(index)
-        raise SampleError(index, where, f"the last stage returned {type(sample).__name__}, not a dict")
+        what = "the last stage returned" if stages else "the record is"
+        named = '{"image": ..., "label": ...}'
+        raise SampleError(
+            index,
+            where,
+            f"{what} {type(sample).__name__}, not a dict: name its values, by a stage that returns {named}",
+        )
     return sample
 
 
@@ -332,18 +361,6 @@ def _load_opencv_split() -> Callable[..., Any]:
 
     split: Callable[..., Any] = cv2.split
     return split
-
-
-def _normalize_sample(sample: Any, field: str | None) -> Any:
-    """Normalizes the memory layout of a sample's arrays for the next stage, or only that of one field."""
-    if not isinstance(sample, dict):
-        return sample
-    found = sample
-    for name in sample if field is None else (field,):
-        value = sample[name]
-        if type(value) is np.ndarray and (new := normalize_layout(value)) is not value:
-            found = {**found, name: new}
-    return found
 
 
 def warn_skipped(error: SampleError) -> None:
@@ -374,18 +391,3 @@ def as_array(value: Any) -> npt.NDArray[Any] | None:
     else:
         return None
     return array if array.dtype.isnative and array.dtype.name in _DTYPES else None
-
-
-@contextlib.contextmanager
-def _limit_torch_threads() -> Iterator[None]:
-    """Run torch on one thread, as a preparation worker does: with more, its sums have other last bits."""
-    torch = sys.modules.get("torch")
-    threads = torch.get_num_threads() if hasattr(torch, "get_num_threads") else 1  # type: ignore[union-attr]
-    if torch is None or threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

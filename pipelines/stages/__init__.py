@@ -6,6 +6,7 @@ the stage works on. Images are numpy arrays [C, H, W]. A stage that cannot be ap
 `PipelineError`, which the pipeline reports as the `SampleError` of that sample.
 """
 
+from pipelines.stages._declared import binary, ragged, text
 from pipelines.stages._decode import decode_image, decode_jpeg
 from pipelines.stages._fields import drop, rename, select
 from pipelines.stages._geometry import center_crop, random_crop, random_flip, random_resized_crop, resize
@@ -14,6 +15,7 @@ from pipelines.stages._text import build_vocabulary, tokenize
 from pipelines.stages._values import cast, pad, scale
 
 __all__ = [
+    "binary",
     "build_vocabulary",
     "cast",
     "center_crop",
@@ -21,6 +23,7 @@ __all__ = [
     "decode_jpeg",
     "drop",
     "pad",
+    "ragged",
     "random_crop",
     "random_flip",
     "random_resized_crop",
@@ -28,6 +31,7 @@ __all__ = [
     "resize",
     "scale",
     "select",
+    "text",
     "tokenize",
     "tv_transform",
 ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.stages._sample import Sample, Stage, get_value
+from pipelines.nested import Path, Slot, join_path, remove_at, require_path
+from pipelines.stages._sample import Sample, Stage
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,7 +22,14 @@ class Select(Stage):
     fields: tuple[str, ...]
 
     def __call__(self, sample: Sample) -> Sample:
-        return {field: get_value(sample, field) for field in self.fields}
+        selected: Sample = {}
+        for field in self.fields:
+            path = require_path(sample, field)
+            if len(path) == 1:
+                selected[field] = sample[field]
+            else:
+                selected = _insert(selected, sample, path)
+        return selected
 
     def as_module(self) -> nn.Module:
         from pipelines.stages._modules import SelectModule
@@ -37,9 +45,12 @@ class Drop(Stage):
     fields: tuple[str, ...]
 
     def __call__(self, sample: Sample) -> Sample:
-        for field in self.fields:
-            get_value(sample, field)
-        return {field: value for field, value in sample.items() if field not in self.fields}
+        paths = [require_path(sample, field) for field in self.fields]
+        kept = {field: value for field, value in sample.items() if field not in self.fields}
+        for path in paths:
+            if len(path) > 1:
+                kept = remove_at(kept, path)
+        return kept
 
     def as_module(self) -> nn.Module:
         from pipelines.stages._modules import DropModule
@@ -57,12 +68,22 @@ class Rename(Stage):
     def __call__(self, sample: Sample) -> Sample:
         names = dict(self.names)
         for old in names:
-            get_value(sample, old)
+            if old not in sample:
+                raise PipelineError(f"no field {old!r} (the sample has: {', '.join(map(str, sample))})")
         renamed = {names.get(field, field): value for field, value in sample.items()}
         if len(renamed) < len(sample):
             taken = next(new for new in names.values() if new in sample)
             raise PipelineError(f"cannot rename to {taken!r}: the sample has that field already")
         return renamed
+
+    def change_slots(self, slots: dict[str, Slot], within: str) -> dict[str, Slot]:
+        names = {within + old: within + new for old, new in self.names}
+
+        def change(path: str) -> str:
+            found = next((old for old in names if path == old or path.startswith(f"{old}.")), None)
+            return path if found is None else names[found] + path[len(found) :]
+
+        return {change(path): slot for path, slot in slots.items()}
 
     def as_module(self) -> nn.Module:
         from pipelines.stages._modules import RenameModule
@@ -74,7 +95,7 @@ def select(*fields: str) -> Select:
     """Keeps these fields, in this order, and drops all others. A sample without one of them fails.
 
     Args:
-        fields: names of fields.
+        fields: names of fields; a path such as "target.boxes" names one inside another field.
 
     Raises:
         PipelineError: no field is given, or a name is not a str.
@@ -86,7 +107,7 @@ def drop(*fields: str) -> Drop:
     """Drops these fields. A sample without one of them fails.
 
     Args:
-        fields: names of fields.
+        fields: names of fields; a path such as "target.boxes" names one inside another field.
 
     Raises:
         PipelineError: no field is given, or a name is not a str.
@@ -106,6 +127,18 @@ def rename(**names: str) -> Rename:
     if not names or len(set(names.values())) < len(names):
         raise PipelineError(f"rename: takes old='new' for one field or more, each new name once, got {names!r}")
     return Rename(tuple(names.items()))
+
+
+def _insert(selected: Any, sample: Any, path: Path) -> Any:
+    """`selected` with the value at a path of the sample; a tuple is taken as a whole."""
+    first, rest = path[0], path[1:]
+    if isinstance(sample, tuple) or not isinstance(sample[first], dict) or not rest:
+        if rest:
+            raise PipelineError(
+                f"select: {join_path(path)!r} is one value of a tuple: select the tuple, or drop others"
+            )
+        return {**selected, first: sample[first]}
+    return {**selected, first: _insert(selected.get(first, {}), sample[first], rest)}
 
 
 def _check_names(stage: str, fields: tuple[str, ...]) -> tuple[str, ...]:

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError
+from pipelines.nested import Slot, get_at, require_path
 
 if TYPE_CHECKING:
     from torch import nn
 
 Sample = dict[str, Any]
 Array = npt.NDArray[Any]
+Side = Literal["end", "start"]
+SIDES = ("end", "start")
 
 
 class Stage:
@@ -29,6 +32,15 @@ class Stage:
     def __getstate__(self) -> dict[str, Any]:
         # Without what `cached_property` has derived from the values.
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def change_slots(self, slots: dict[str, Slot], within: str) -> dict[str, Slot]:
+        """What is declared of the fields after this stage.
+
+        Args:
+            slots: path -> what is declared before it.
+            within: the path of the sample that it is given, with a dot at its end; "" for the whole one.
+        """
+        return slots
 
     def as_module(self) -> nn.Module | None:
         """The stage as a torch module that maps a batch (field -> tensor [b, ...]) to a new one.
@@ -44,10 +56,7 @@ def get_value(sample: Sample, field: str) -> Any:
     Raises:
         PipelineError: the sample has no such field.
     """
-    try:
-        return sample[field]
-    except KeyError:
-        raise PipelineError(f"no field {field!r} (the sample has: {', '.join(map(str, sample))})") from None
+    return get_at(sample, require_path(sample, field))
 
 
 def get_image(sample: Sample, field: str) -> Array:

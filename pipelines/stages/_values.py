@@ -5,19 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.stages._sample import Array, Sample, Stage, get_image, get_value, load_opencv, to_hwc
+from pipelines.nested import Slot
+from pipelines.stages._sample import SIDES, Array, Sample, Side, Stage, get_image, get_value, load_opencv, to_hwc
 
 if TYPE_CHECKING:
     from torch import nn
 
-Side = Literal["end", "start"]
-SIDES = ("end", "start")
 FLOATS = ("float16", "float32", "float64")
 # From this many values on it pays to part the channels by OpenCV before computing.
 _LARGE = 16_384
@@ -128,6 +127,9 @@ class Pad(Stage):
             result[self.mask] = np.zeros(self.length, bool)
             result[self.mask][free : free + kept] = True
         return result
+
+    def change_slots(self, slots: dict[str, Slot], within: str) -> dict[str, Slot]:
+        return {path: slot for path, slot in slots.items() if path != within + self.field}
 
 
 def scale(

@@ -22,12 +22,14 @@ import pytest
 import pipelines
 from pipelines import Feeder, Pipeline, PipelineError, attach, order, sources, stages, weights
 from pipelines.fingerprint import describe, describe_ours, digest, known_as
+from pipelines.loader.collate import FromSamples
 from pipelines.sources._arrays import Arrays
 from pipelines.stages._pictures import Albumentation, Imaged, KorniaModule, NoArrays
 from pipelines.stages._values import Cast
 
 # Raising one says that what it computes has changed: runs and caches of before have other data then.
 STAGES = {
+    "binary": 1,
     "build_vocabulary": 1,
     "cast": 1,
     "center_crop": 1,
@@ -35,6 +37,7 @@ STAGES = {
     "decode_jpeg": 1,
     "drop": 1,
     "pad": 1,
+    "ragged": 1,
     "random_crop": 1,
     "random_flip": 1,
     "random_resized_crop": 1,
@@ -42,6 +45,7 @@ STAGES = {
     "resize": 1,
     "scale": 1,
     "select": 1,
+    "text": 1,
     "tokenize": 1,
     "tv_transform": 1,
 }
@@ -51,6 +55,7 @@ OTHERS = {
     "pipelines.Imaged": 1,
     "pipelines.KorniaModule": 1,
     "pipelines.NoArrays": 1,
+    "pipelines.from_samples": 1,
     "pipelines.order.BlockOrder": 1,
     "pipelines.order.Generators": 1,
     "pipelines.order.epoch_indices": 1,
@@ -59,6 +64,9 @@ OTHERS = {
 }
 
 MADE: dict[str, Any] = {
+    "binary": stages.binary("x", 8),
+    "ragged": stages.ragged("x", 8),
+    "text": stages.text("x", 8),
     "cast": stages.cast("x", "float32"),
     "center_crop": stages.center_crop("x", 8),
     "decode_image": stages.decode_image("x"),
@@ -133,6 +141,7 @@ def test_what_else_of_ours_decides_batches_has_a_version_too() -> None:
         Imaged,
         KorniaModule,
         NoArrays,
+        FromSamples,
         order.BlockOrder,
         order.Generators,
         order.epoch_indices,

@@ -1,0 +1,233 @@
+"""Functions that a reader applies to each of its batches: packing, padding, mixing of samples.
+
+A collate function computes in the reader, after the batch has arrived: what it returns is never shared. It is
+`f(batch)` or `f(batch, rng)`, and returns a dict of whatever the model takes. `rng` is keyed by the pipeline's
+seed, the stream epoch, the step and the rank, so that a batch is the same after a resume, shared or alone; outside
+training it is None. The number of samples of a batch is that of its `index`, whatever the function returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pipelines.checks import check_function
+from pipelines.errors import ForeignRandomness, PipelineError
+from pipelines.fingerprint import known_as
+from pipelines.loader.batch import Batch
+from pipelines.loader.ragged import take_sample
+from pipelines.order import Generators
+from pipelines.prepare import global_generators
+from pipelines.prepare.fields import INDEX
+from pipelines.prepare.global_generators import SEEDED, preserve_states, seed_for_sample
+from pipelines.stage import has_generator_parameter
+
+if TYPE_CHECKING:
+    import torch
+
+#: `f(batch)` or `f(batch, rng)`.
+Collate = Callable[..., Any]
+
+_WEIGHT = "weight"
+# Stands where a stage's number does in the key of its generator: no pipeline has so many stages.
+_PLACE = 1 << 20
+
+
+class Collator:
+    """Applies a collate function to the batches of one reader.
+
+    Args:
+        function: `f(batch)` or `f(batch, rng)`.
+        seed: of the pipeline.
+        rank: of the reader.
+        weighted: whether batches have the field "weight" of a reader's sample weights, which the result keeps.
+
+    Raises:
+        PipelineError: it is no function.
+    """
+
+    def __init__(self, function: Collate, seed: int, rank: int = 0, *, weighted: bool = False) -> None:
+        check_function("collate", function)
+        self._function = function
+        self._generators = Generators(seed)
+        self._rank = rank
+        self._weighted = weighted
+        self._is_random = has_generator_parameter(function)
+
+    def __call__(self, batch: Batch, *, is_training: bool = True) -> Batch:
+        """The batch that the function makes of a batch; that of a rank without samples stays as it is.
+
+        Raises:
+            PipelineError: the function fails, or returns no dict, or other samples than it got.
+            ForeignRandomness: it draws from a global generator that nobody seeds.
+        """
+        if not len(batch[INDEX]):
+            return batch
+        kept = {name: batch[name].clone() for name in (INDEX, *((_WEIGHT,) if self._weighted else ()))}
+        made = self._call(batch, is_training)
+        if not isinstance(made, Mapping):
+            raise PipelineError(
+                f"{self._name} returned {type(made).__name__}, not a dict: name what it returns, "
+                'such as {"image": ..., "target": ...}'
+            )
+        result = Batch(
+            {str(name): value for name, value in made.items()},
+            epoch=batch.epoch,
+            step=batch.step,
+            global_size=batch.global_size,
+        )
+        result._staging = batch._staging
+        self._keep_samples(kept, result)
+        return result
+
+    def _call(self, batch: Batch, is_training: bool) -> Any:
+        def call() -> Any:
+            if not self._is_random:
+                return self._function(batch)
+            rng = self._generators.at(batch.epoch, batch.step, _PLACE + self._rank) if is_training else None
+            return self._function(batch, rng)
+
+        with global_generators.lock_generators():
+            before = global_generators.read_states()
+            try:
+                made = call()
+            except PipelineError:
+                raise
+            except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+                raise PipelineError(
+                    f"{self._name} failed: {type(error).__name__}: {error}. It is given a Batch, a dict of "
+                    "tensors [b, ...]; a collate_fn for torch's DataLoader, which takes a list of samples, is "
+                    "collate=pipelines.from_samples(collate_fn)"
+                ) from error
+            changed = global_generators.find_changes(before, global_generators.read_states())
+        if changed:
+            drawn = " and ".join(sorted(changed))
+            raise ForeignRandomness(
+                f"{self._name} draws from {drawn}: its batches would differ from run to run; draw from the "
+                'generator of f(batch, rng), or use pipelines.from_samples(f, random="torch") for a function that '
+                "draws from torch"
+            )
+        return made
+
+    @property
+    def _name(self) -> str:
+        function = getattr(self._function, "function", self._function)
+        name = getattr(function, "__qualname__", None) or type(function).__qualname__
+        return f"collate={name}"
+
+    def _keep_samples(self, kept: dict[str, torch.Tensor], result: Batch) -> None:
+        """Let the result have the index of the samples, and their weights in its order.
+
+        Args:
+            kept: what the batch had.
+
+        Raises:
+            PipelineError: its index is not that of the batch's samples, in whichever order.
+        """
+        import torch
+
+        own = kept[INDEX]
+        found = result.setdefault(INDEX, own)
+        is_index = isinstance(found, torch.Tensor) and found.dtype == own.dtype and found.shape == own.shape
+        if not is_index or not torch.equal(found.cpu().sort().values, own.sort().values):
+            raise PipelineError(
+                f"{self._name} changed 'index': it has to name each sample of the batch once, so that all are "
+                "counted; leave it out, and keep the number of rows in a field of another name"
+            )
+        if self._weighted:
+            weight = kept[_WEIGHT].clone()
+            weight[found.cpu().sort().indices] = kept[_WEIGHT][own.sort().indices]
+            result[_WEIGHT] = weight
+
+
+def make_collator(
+    function: Collate | None, seed: int = 0, rank: int = 0, *, weighted: bool = False
+) -> Callable[..., Batch]:
+    """A `Collator`, or what returns each batch as it is if there is no function.
+
+    Raises:
+        PipelineError: the function is none.
+    """
+    return _keep_batch if function is None else Collator(function, seed, rank, weighted=weighted)
+
+
+def _keep_batch(batch: Batch, *, is_training: bool = True) -> Batch:
+    return batch
+
+
+@known_as("pipelines.from_samples")
+@dataclass(frozen=True)
+class FromSamples:
+    """See `from_samples`."""
+
+    function: Callable[[list[Any]], Any]
+    fields: tuple[str, ...] | None
+    names: tuple[str, ...] | None
+    random: Literal["torch"] | None
+
+    def __call__(self, batch: Batch, rng: np.random.Generator | None = None) -> Any:
+        """What the function returns for the samples of a batch, as a dict."""
+        with preserve_states(SEEDED.get(self.random, frozenset())):
+            if self.random == "torch":
+                seed_for_sample("torch", rng or np.random.default_rng([1, *batch[INDEX].tolist()]))
+            made = self.function(self._split(batch))
+        if self.names is None or isinstance(made, Mapping):
+            if isinstance(made, tuple | list):
+                raise PipelineError(
+                    f"the collate_fn returned a {type(made).__name__} of {len(made)}: name its values, "
+                    'from_samples(collate_fn, names=("image", "label"))'
+                )
+            return made
+        values = made if isinstance(made, tuple | list) else (made,)
+        if len(values) != len(self.names):
+            raise PipelineError(f"the collate_fn returned {len(values)} values for names={self.names!r}")
+        return dict(zip(self.names, values, strict=True))
+
+    def _split(self, batch: Batch) -> list[Any]:
+        taken = [name for name in batch if name not in (INDEX, _WEIGHT)] if self.fields is None else self.fields
+        missing = next((name for name in taken if name not in batch), None)
+        if missing is not None:
+            raise PipelineError(f"from_samples: the batch has no field {missing!r} (it has {', '.join(batch)})")
+        rows = range(len(batch[INDEX]))
+        if self.fields is not None:
+            return [tuple(take_sample(batch[name], row) for name in taken) for row in rows]
+        return [{name: take_sample(batch[name], row) for name in taken} for row in rows]
+
+
+def from_samples(
+    collate_fn: Callable[[list[Any]], Any],
+    *,
+    fields: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
+    random: Literal["torch"] | None = None,
+) -> FromSamples:
+    """Adapts a `collate_fn` of torch's DataLoader, which takes a list of samples, as a `collate=` function.
+
+    Each sample is a dict: tensors without the batch axis, texts as str, nested fields as they are, ragged ones as
+    one tensor each. `index` and sample weights are not among them.
+
+    Args:
+        collate_fn: returns a dict, as `transformers.DataCollatorWithPadding` and `default_collate` of dicts do.
+        fields: hand each sample as a tuple of these fields instead, as a torch Dataset of tuples gives it.
+        names: of the values, where the function returns a tuple.
+        random: "torch" if it draws from torch's global generator (`DataCollatorForLanguageModeling`), which is
+            then seeded for each batch, and restored. Outside training, the samples of a batch are the seed.
+
+    Raises:
+        PipelineError: an argument is invalid.
+
+    Example:
+        >>> collate = from_samples(lambda samples: {"text": [each["text"] for each in samples]})
+    """
+    check_function("from_samples: collate_fn", collate_fn)
+    if collate_fn is None:
+        raise PipelineError("from_samples takes a function of a list of samples, got None")
+    if random not in (None, "torch"):
+        raise PipelineError(f"from_samples: random must be 'torch' or left out, got {random!r}")
+    given = [
+        None if each is None else (each,) if isinstance(each, str) else tuple(each) for each in (fields, names)
+    ]
+    return FromSamples(collate_fn, given[0], given[1], random)

@@ -1,0 +1,231 @@
+"""Stages that declare fields whose values differ in size: texts, bytes, ragged arrays.
+
+Memory has a slot of the declared size for each sample, so that samples lie where their positions say. Values pass
+between stages as they are; a declaration holds for its field, whatever stages follow, as long as its values are of
+the declared kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import PipelineError
+from pipelines.fingerprint import known_as
+from pipelines.nested import Slot, get_at, require_path, set_at
+from pipelines.stage import Stage as PipelineStage
+from pipelines.stages._sample import SIDES, Sample, Side, Stage
+
+
+def find_slots(stages: Iterable[PipelineStage]) -> dict[str, Slot]:
+    """Path -> what stages have declared of the field there."""
+    slots: dict[str, Slot] = {}
+    for stage in stages:
+        call: Any = stage.call
+        if isinstance(call, Stage):
+            slots = call.change_slots(slots, "" if stage.field is None else f"{stage.field}.")
+    return slots
+
+
+@known_as("pipelines.stages.text")
+@dataclass(frozen=True)
+class Text(Stage):
+    """See `text`."""
+
+    field: str
+    most_bytes: int
+    truncate: bool
+
+    def __call__(self, sample: Sample) -> Sample:
+        path = require_path(sample, self.field)
+        given = get_at(sample, path)
+        if isinstance(given, bytes | bytearray):
+            try:
+                given = bytes(given).decode()
+            except UnicodeDecodeError as error:
+                raise PipelineError(f"field {self.field!r} holds bytes that are no UTF-8: {error}") from None
+        if not isinstance(given, str):
+            raise PipelineError(f"field {self.field!r} is {_name(given)}, not a str")
+        value = str(given)
+        raw = value.encode("utf-8", "surrogatepass")
+        if len(raw) > self.most_bytes:
+            if not self.truncate:
+                raise PipelineError(
+                    f"field {self.field!r} has {len(raw)} bytes, more than most_bytes={self.most_bytes}: take "
+                    "more, or truncate=True"
+                )
+            value = _cut_text(raw, self.most_bytes)
+        return _replace(sample, path, value)
+
+    def change_slots(self, slots: dict[str, Slot], within: str) -> dict[str, Slot]:
+        return {**slots, within + self.field: Slot("text", self.most_bytes)}
+
+
+@known_as("pipelines.stages.binary")
+@dataclass(frozen=True)
+class Binary(Stage):
+    """See `binary`."""
+
+    field: str
+    most_bytes: int
+
+    def __call__(self, sample: Sample) -> Sample:
+        path = require_path(sample, self.field)
+        given = get_at(sample, path)
+        if not isinstance(given, bytes | bytearray | memoryview):
+            raise PipelineError(f"field {self.field!r} is {_name(given)}, not bytes")
+        value = bytes(given)
+        if len(value) > self.most_bytes:
+            raise PipelineError(
+                f"field {self.field!r} has {len(value)} bytes, more than most_bytes={self.most_bytes}: take more"
+            )
+        return _replace(sample, path, value)
+
+    def change_slots(self, slots: dict[str, Slot], within: str) -> dict[str, Slot]:
+        return {**slots, within + self.field: Slot("binary", self.most_bytes)}
+
+
+@known_as("pipelines.stages.ragged")
+@dataclass(frozen=True)
+class RaggedField(Stage):
+    """See `ragged`."""
+
+    field: str
+    most: int
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    truncate: Side | None
+
+    def __call__(self, sample: Sample) -> Sample:
+        path = require_path(sample, self.field)
+        given = get_at(sample, path)
+        if isinstance(given, list | tuple) and not len(given) and (self.shape is None or self.dtype is None):
+            raise PipelineError(
+                f"field {self.field!r} is an empty {_name(given)}, which says neither dtype nor shape of its "
+                "entries: give ragged shape= and dtype="
+            )
+        try:
+            values = np.asarray(given)
+        except ValueError as error:
+            raise PipelineError(f"field {self.field!r} is no array: {error}") from None
+        if self.shape is not None and not values.size and values.ndim == 1:
+            values = values.reshape(0, *self.shape)
+        if self.dtype is not None and values.dtype != self.dtype:
+            values = values.astype(self.dtype)
+        if not values.ndim or values.dtype.kind not in "biufc":
+            raise PipelineError(
+                f"field {self.field!r} is of {values.dtype}{list(values.shape)}, not an array [n, ...]"
+            )
+        if self.shape is not None and values.shape[1:] != self.shape:
+            raise PipelineError(
+                f"field {self.field!r} has entries of {list(values.shape[1:])}, not {list(self.shape)}"
+            )
+        if len(values) > self.most:
+            if self.truncate is None:
+                raise PipelineError(
+                    f"field {self.field!r} has {len(values)} entries, more than most={self.most}: take more, or "
+                    "say where to cut with truncate='end' or 'start'"
+                )
+            values = values[: self.most] if self.truncate == "end" else values[len(values) - self.most :]
+        return _replace(sample, path, values)
+
+    def change_slots(self, slots: dict[str, Slot], within: str) -> dict[str, Slot]:
+        return {**slots, within + self.field: Slot("ragged", self.most)}
+
+
+def text(field: str, most_bytes: int, *, truncate: bool = False) -> Text:
+    """Declares a field of texts: in a batch it is a list of str.
+
+    Each sample takes `most_bytes` of memory, whatever the length of its text.
+
+    Args:
+        field: a str, or UTF-8 bytes, which become a str; a path such as "meta.caption" inside another field.
+        most_bytes: of a text in UTF-8; a longer one fails the sample.
+        truncate: cut longer texts instead, between two characters.
+
+    Raises:
+        PipelineError: `most_bytes` is no positive integer.
+
+    Example:
+        >>> text("caption", most_bytes=4, truncate=True)({"caption": "caf\u00e9s"})
+        {'caption': 'caf'}
+    """
+    return Text(field, _check_size("text: most_bytes", most_bytes), bool(truncate))
+
+
+def binary(field: str, most_bytes: int) -> Binary:
+    """Declares a field of bytes: in a batch it is a list of bytes.
+
+    Each sample takes `most_bytes` of memory, whatever the length of its value.
+
+    Args:
+        field: bytes; a path such as "meta.file" inside another field.
+        most_bytes: of a value; a longer one fails the sample.
+
+    Raises:
+        PipelineError: `most_bytes` is no positive integer.
+    """
+    return Binary(field, _check_size("binary: most_bytes", most_bytes))
+
+
+def ragged(
+    field: str,
+    most: int,
+    *,
+    shape: Sequence[int] | None = None,
+    dtype: str | None = None,
+    truncate: Side | None = None,
+) -> RaggedField:
+    """Declares a field of arrays whose first axis varies: in a batch it is a list of tensors (`pipelines.Ragged`).
+
+    The tensors are views, one for each sample. A sample takes the memory of `most` entries, however many it has.
+
+    Args:
+        field: an array [n, ...], or a list of its entries; a path such as "target.boxes" inside another field.
+        most: entries of a sample; a sample with more fails.
+        shape: of one entry; needed where samples may be empty lists, which do not say it. `()` for a number.
+        dtype: numpy's name of the dtype to which values are converted; needed where samples may be empty lists.
+        truncate: which side of a longer array to cut, "end" or "start", instead of failing.
+
+    Raises:
+        PipelineError: an argument is invalid.
+
+    Example:
+        >>> ragged("boxes", most=100, shape=(4,), dtype="float32")({"boxes": []})["boxes"].shape
+        (0, 4)
+    """
+    if truncate is not None and truncate not in SIDES:
+        raise PipelineError(f"ragged: truncate must be 'end', 'start' or None, got {truncate!r}")
+    try:
+        name = None if dtype is None else np.dtype(dtype).name
+    except TypeError:
+        raise PipelineError(f"ragged: dtype {dtype!r} is not known to numpy") from None
+    entry = None if shape is None else tuple(_check_size("ragged: an axis of shape", each, 0) for each in shape)
+    return RaggedField(field, _check_size("ragged: most", most), entry, name, truncate)
+
+
+def _replace(sample: Sample, path: tuple[str | int, ...], value: Any) -> Sample:
+    if get_at(sample, path) is value:
+        return sample
+    replaced: Sample = set_at(sample, path, value)
+    return replaced
+
+
+def _cut_text(raw: bytes, most: int) -> str:
+    """The characters of a text in UTF-8 that lie within its first bytes."""
+    while most and raw[most] & 0xC0 == 0x80:
+        most -= 1
+    return raw[:most].decode("utf-8", "surrogatepass")
+
+
+def _check_size(name: str, value: Any, low: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
+        raise PipelineError(f"{name} must be an integer of {low} or more, got {value!r}")
+    return int(value)
+
+
+def _name(value: Any) -> str:
+    return type(value).__name__

@@ -1,0 +1,218 @@
+"""`collate=`: functions that a reader applies to its batches."""
+
+from __future__ import annotations
+
+import random
+from collections import UserDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from core_pipes import leaves_nothing  # noqa: F401
+from torch.utils.data import default_collate
+
+from pipelines import Batch, Feeder, Pipeline, PipelineError, attach, from_samples, sources, stages
+from pipelines.errors import ForeignRandomness
+
+N = 30
+
+
+def lengthen(sample: dict[str, Any]) -> dict[str, Any]:
+    n = int(sample["label"])
+    return {"tokens": np.arange(n % 5), "label": sample["label"], "text": "a " * (n % 3)}
+
+
+def texts() -> Pipeline:
+    pipeline = Pipeline(sources.arrays(label=np.arange(N)), seed=5).map(lengthen)
+    return pipeline.map(stages.ragged("tokens", most=4)).map(stages.text("text", most_bytes=4))
+
+
+def packed(batch: Batch) -> dict[str, Any]:
+    values, offsets = batch["tokens"].packed()
+    return {"values": values, "offsets": offsets, "label": batch["label"]}
+
+
+def noisy(batch: Batch, rng: np.random.Generator | None) -> dict[str, Any]:
+    """Permutes the samples, and draws for each."""
+    order = (
+        torch.arange(len(batch["index"]))
+        if rng is None
+        else torch.from_numpy(rng.permutation(len(batch["index"])))
+    )
+    draw = 0.0 if rng is None else rng.random()
+    return {"index": batch["index"][order], "label": batch["label"][order], "draw": draw}
+
+
+def describe(batch: Batch) -> Any:
+    values = {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+    return batch.epoch, batch.step, batch.global_size, values
+
+
+def test_a_batch_of_other_rows_counts_its_samples_as_before() -> None:
+    loader = texts().loader(8, 2, collate=packed)
+    batches = list(loader)
+    assert [batch.global_size for batch in batches] == [8, 8, 8, 6] * 2
+    assert loader.stats()["samples"] == 2 * N and all(type(batch) is Batch for batch in batches)
+    for batch in batches:
+        assert len(batch["values"]) == sum(i % 5 for i in batch["index"].tolist())
+        assert batch["index"].tolist() == batch["label"].tolist()
+
+
+@pytest.mark.parametrize("collate", [packed, noisy])
+def test_it_is_the_same_shared_alone_after_a_resume_and_for_each_rank(collate: Any) -> None:
+    pipeline = texts()
+    whole = [describe(batch) for batch in pipeline.loader(8, range(2), collate=collate)]
+    with Feeder(pipeline, capacity=16) as feeder:
+        shared = attach(feeder.address, pipeline, 8, range(2), collate=collate)
+        assert [describe(batch) for batch in shared] == whole
+        assert shared.stats()["private_batches"] == 0
+    resumed = pipeline.loader(8, range(1, 2), start_step=2, collate=collate)
+    assert [describe(batch) for batch in resumed] == whole[6:]
+    ranks = [[describe(b) for b in pipeline.loader(8, range(1), r, 2, collate=noisy)] for r in range(2)]
+    assert all(one[3]["draw"] != two[3]["draw"] for one, two in zip(*ranks, strict=True))
+    read = [i for rank in ranks for batch in rank for i in batch[3]["index"]]
+    assert sorted(read) == list(range(N))
+
+
+def test_another_seed_epoch_or_step_draws_otherwise() -> None:
+    draws = [batch["draw"] for batch in texts().loader(8, 3, collate=noisy)]
+    other = Pipeline(texts().source, seed=6).map(lengthen).map(stages.drop("tokens", "text"))
+    draws += [batch["draw"] for batch in other.loader(8, 3, collate=noisy)]
+    assert len(set(draws)) == len(draws)
+
+
+def light(index: Any) -> Any:
+    return 0.5 + (index % 3) / 2
+
+
+def test_weights_follow_their_samples() -> None:
+    for collate in (packed, noisy):
+        for batch in texts().loader(8, 1, weights=light, collate=collate):
+            assert batch["weight"].tolist() == [0.5 + i % 3 / 2 for i in batch["index"].tolist()]
+
+
+def test_outside_training_there_is_no_generator() -> None:
+    still = texts().resident()
+    for _ in range(2):
+        batches = list(still.loader(8, collate=noisy))
+        assert [batch["draw"] for batch in batches] == [0.0] * 4
+        assert [i for batch in batches for i in batch["index"].tolist()] == list(range(N))
+
+
+def test_a_rank_without_samples_is_not_collated() -> None:
+    loader = texts().loader(8, 1, rank=7, world=8, collate=packed)
+    assert [len(batch["index"]) for batch in loader] == [1, 1, 1, 1]
+    loader = texts().loader(8, 1, rank=0, world=8, collate=packed)
+    *_, last = loader
+    assert last.global_size == 6 and len(last["index"]) == 0 and "values" not in last
+
+
+def drawing_torch(batch: Batch) -> Any:
+    return {**batch, "noise": torch.rand(2)}
+
+
+def drawing_numpy(batch: Batch) -> Any:
+    return {**batch, "noise": np.random.rand(2)}
+
+
+def drawing_python(batch: Batch) -> Any:
+    return {**batch, "noise": random.random()}
+
+
+@pytest.mark.parametrize(
+    ("collate", "whose"),
+    [
+        (drawing_torch, "torch's global generator"),
+        (drawing_numpy, "numpy's global generator"),
+        (drawing_python, "Python's random"),
+    ],
+)
+def test_draws_from_a_global_generator_are_refused(collate: Any, whose: str) -> None:
+    with pytest.raises(ForeignRandomness, match=rf"collate=drawing_\w+ draws from {whose}: .*f\(batch, rng\)"):
+        next(iter(texts().loader(8, 1, collate=collate)))
+
+
+def lose_a_sample(batch: Batch) -> Any:
+    return {"index": batch["index"][1:]}
+
+
+def name_others(batch: Batch) -> Any:
+    batch["index"] += 1
+    return batch
+
+
+@pytest.mark.parametrize("collate", [lose_a_sample, name_others])
+def test_the_samples_of_a_batch_stay_its_samples(collate: Any) -> None:
+    with pytest.raises(PipelineError, match=r"changed 'index': it has to name each sample of the batch once"):
+        next(iter(texts().loader(8, 1, collate=collate)))
+
+
+def test_what_is_no_dict_and_what_is_no_function_is_refused() -> None:
+    with pytest.raises(PipelineError, match=r"collate=.*<lambda> returned tuple, not a dict: name what"):
+        next(iter(texts().loader(8, 1, collate=lambda batch: (batch["label"], 1))))
+    with pytest.raises(PipelineError, match="collate must be a function or None, got 3"):
+        texts().loader(8, 1, collate=3)  # type: ignore[arg-type]
+    made = next(iter(texts().loader(8, 1, collate=lambda batch: UserDict(label=batch["label"]))))
+    assert list(made) == ["label", "index"]
+
+
+@pytest.mark.parametrize("collate", [default_collate, lambda samples: [each["label"] for each in samples]])
+def test_a_collate_fn_for_a_list_of_samples_is_told_of_the_adapter(collate: Any) -> None:
+    with pytest.raises(PipelineError, match=r"takes a list of samples, is collate=pipelines\.from_samples\("):
+        next(iter(texts().loader(8, 1, collate=collate)))
+
+
+def pad_samples(features: list[dict[str, Any]]) -> Any:
+    """As transformers.DataCollatorWithPadding does: pads to the longest, returns a UserDict of tensors."""
+    longest = max(len(each["tokens"]) for each in features)
+    ids = [torch.nn.functional.pad(each["tokens"], (0, longest - len(each["tokens"]))) for each in features]
+    assert all(set(each) == {"tokens", "label", "text"} and isinstance(each["text"], str) for each in features)
+    return UserDict(input_ids=torch.stack(ids), labels=torch.stack([each["label"] for each in features]))
+
+
+def test_a_collate_fn_of_a_data_loader_is_adapted() -> None:
+    for batch in texts().loader(8, 1, weights=light, collate=from_samples(pad_samples)):
+        assert batch["labels"].tolist() == batch["index"].tolist() and "weight" in batch
+        assert batch["input_ids"].shape == (len(batch["labels"]), max(i % 5 for i in batch["index"].tolist()))
+    numbers = Pipeline(sources.arrays(x=np.arange(12.0).reshape(6, 2), y=np.arange(6)), shuffle=False)
+    plain = [dict(batch) for batch in numbers.loader(4, 1)]
+    adapted = [dict(batch) for batch in numbers.loader(4, 1, collate=from_samples(default_collate))]
+    pair = from_samples(default_collate, fields=("x", "y"), names=("x", "y"))
+    named = [dict(batch) for batch in numbers.loader(4, 1, collate=pair)]
+    for one, two, three in zip(plain, adapted, named, strict=True):
+        assert one.keys() == two.keys() == three.keys()
+        assert all(torch.equal(one[name], two[name]) and torch.equal(one[name], three[name]) for name in one)
+
+
+def test_an_adapted_function_that_returns_a_tuple_needs_names() -> None:
+    numbers = Pipeline(sources.arrays(x=np.zeros((6, 2)), y=np.arange(6)))
+    with pytest.raises(
+        PipelineError, match=r'returned a list of 2: name its values, .*names=\("image", "label"\)'
+    ):
+        next(iter(numbers.loader(4, 1, collate=from_samples(default_collate, fields=("x", "y")))))
+    with pytest.raises(PipelineError, match=r"returned 2 values for names=\('x',\)"):
+        next(iter(numbers.loader(4, 1, collate=from_samples(default_collate, fields=("x", "y"), names="x"))))
+    with pytest.raises(PipelineError, match=r"the batch has no field 'z' \(it has x, y, index\)"):
+        next(iter(numbers.loader(4, 1, collate=from_samples(default_collate, fields=("z",)))))
+
+
+def mask_some(features: list[dict[str, Any]]) -> dict[str, Any]:
+    """As transformers.DataCollatorForLanguageModeling does: draws from torch's global generator."""
+    return {"mask": torch.rand(len(features)), "label": torch.stack([each["label"] for each in features])}
+
+
+def test_an_adapted_function_may_draw_from_torch_where_that_is_declared() -> None:
+    with pytest.raises(ForeignRandomness, match=r'from_samples\(f, random="torch"\)'):
+        next(iter(texts().loader(8, 1, collate=from_samples(mask_some))))
+    masking = from_samples(mask_some, random="torch")
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = [describe(batch) for batch in texts().loader(8, 2, collate=masking)]
+    torch.testing.assert_close(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert [describe(batch) for batch in texts().loader(8, 2, collate=masking)] == first
+    assert len({tuple(batch[3]["mask"]) for batch in first}) == 8
+    still = texts().resident()
+    evaluated = [describe(batch) for batch in still.loader(8, collate=masking)]
+    assert [describe(batch) for batch in still.loader(8, collate=masking)] == evaluated

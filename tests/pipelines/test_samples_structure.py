@@ -1,0 +1,366 @@
+"""What goes into a batch comes out of it: nested samples, texts, bytes, ragged arrays, however they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from core_pipes import leaves_nothing  # noqa: F401
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipelines import (
+    Batch,
+    Feeder,
+    Pipeline,
+    PipelineError,
+    Ragged,
+    SampleError,
+    attach,
+    common_prefix,
+    sources,
+    stages,
+)
+from pipelines.cache import codec
+from pipelines.prepare.structure import Structure
+
+N = 12
+
+
+def pipeline_of(samples: list[Any], declared: list[Any], **options: Any) -> Pipeline:
+    pipeline = Pipeline(sources.arrays(at=np.arange(len(samples))), id="made", **options)
+    pipeline = pipeline.map(lambda sample: samples[int(sample["at"])], id="look up")
+    for stage in declared:
+        pipeline = pipeline.map(stage)
+    return pipeline
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two values have the same types, structure and bits."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and bool(torch.equal(one, other))
+    if isinstance(one, dict):
+        return isinstance(other, dict) and list(one) == list(other) and all(equal(one[k], other[k]) for k in one)
+    if isinstance(one, tuple | list):
+        return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def expected(value: Any, kinds: dict[str, str], samples: list[Any], path: tuple[Any, ...] = ()) -> Any:
+    """The batch of samples, by the definition: stacked, or listed where a field is declared."""
+    if isinstance(value, dict):
+        return {name: expected(value[name], kinds, samples, (*path, name)) for name in value}
+    if isinstance(value, tuple):
+        return tuple(expected(each, kinds, samples, (*path, i)) for i, each in enumerate(value))
+    found = samples
+    for part in path:
+        found = [each[part] for each in found]
+    kind = kinds.get(".".join(map(str, path)))
+    if kind == "ragged":
+        return [torch.from_numpy(each) for each in found]
+    if kind is not None:
+        return found
+    return torch.from_numpy(np.stack([np.asarray(each) for each in found]))
+
+
+def holds(batch: Any, wanted: Any) -> bool:
+    """`equal`, for a batch, whose ragged fields are lists of a class of their own."""
+    if isinstance(batch, Ragged):
+        return isinstance(wanted, list) and equal(list(batch), wanted)
+    if isinstance(batch, dict):
+        return batch.keys() == wanted.keys() and all(holds(batch[name], wanted[name]) for name in wanted)
+    if isinstance(batch, tuple):
+        return len(batch) == len(wanted) and all(map(holds, batch, wanted))
+    return equal(batch, wanted)
+
+
+def check_batches(batches: Any, samples: list[Any], kinds: dict[str, str]) -> list[list[int]]:
+    order = []
+    for batch in batches:
+        index = batch["index"].tolist()
+        order.append(index)
+        fields = {name: value for name, value in batch.items() if name != "index"}
+        assert holds(fields, expected(samples[0], kinds, [samples[i] for i in index])), (fields, index)
+    return order
+
+
+KEYS = st.text("ab.0é ", min_size=0, max_size=3).filter(lambda key: key not in ("index", "_ok"))
+
+
+@st.composite
+def schemas(draw: st.DrawFn, depth: int = 0) -> Any:
+    """A dict, a tuple, or (kind, dtype, shape of an entry)."""
+    kinds = ["array", "ragged", "text", "binary", "number"] + (["dict", "tuple"] * 2 if depth < 3 else [])
+    kind = "dict" if depth == 0 else draw(st.sampled_from(kinds))
+    if kind == "dict":
+        keys = draw(st.lists(KEYS, min_size=depth == 0, max_size=3, unique=True))
+        return {key: draw(schemas(depth + 1)) for key in keys}
+    if kind == "tuple":
+        return ("tuple", *(draw(schemas(depth + 1)) for _ in range(draw(st.integers(0, 3)))))
+    dtype = draw(st.sampled_from(["uint8", "float32", "int64", "bool"]))
+    return [kind, dtype, draw(st.lists(st.integers(0, 3), max_size=2))]
+
+
+def make_sample(schema: Any, rng: np.random.Generator) -> Any:
+    if isinstance(schema, dict):
+        return {key: make_sample(each, rng) for key, each in schema.items()}
+    if isinstance(schema, tuple):
+        return tuple(make_sample(each, rng) for each in schema[1:])
+    kind, dtype, shape = schema
+    if kind == "text":
+        return "".join(rng.choice(list("xyé\U0001f600"), rng.integers(0, 5)))
+    if kind == "binary":
+        return rng.bytes(int(rng.integers(0, 5)))
+    if kind == "number":
+        return int(rng.integers(0, 100))
+    rows = [int(rng.integers(0, 5))] if kind == "ragged" else []
+    value = rng.integers(0, 255, (*rows, *shape)).astype(dtype)
+    return np.asfortranarray(value) if kind == "ragged" and rng.random() < 0.3 else value
+
+
+def declarations(schema: Any, path: tuple[Any, ...] = ()) -> dict[str, str]:
+    if isinstance(schema, dict):
+        return {k: v for key, each in schema.items() for k, v in declarations(each, (*path, key)).items()}
+    if isinstance(schema, tuple):
+        return {k: v for i, each in enumerate(schema[1:]) for k, v in declarations(each, (*path, i)).items()}
+    return {".".join(map(str, path)): schema[0]} if schema[0] in ("ragged", "text", "binary") else {}
+
+
+def declare(kinds: dict[str, str]) -> list[Any]:
+    make = {
+        "ragged": lambda path: stages.ragged(path, most=5),
+        "text": lambda path: stages.text(path, most_bytes=20),
+        "binary": lambda path: stages.binary(path, most_bytes=5),
+    }
+    return [make[kind](path) for path, kind in kinds.items()]
+
+
+def is_ambiguous(sample: Any) -> bool:
+    """Whether two values, dicts and tuples included, have the same path."""
+
+    def find_paths(value: Any, path: str) -> Iterator[str]:
+        parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple) else ()
+        for name, each in parts:
+            yield f"{path}.{name}"
+            yield from find_paths(each, f"{path}.{name}")
+
+    found = list(find_paths(sample, ""))
+    return len(set(found)) < len(found)
+
+
+def has_values(schema: Any) -> bool:
+    if isinstance(schema, list):
+        return True
+    return any(map(has_values, schema.values() if isinstance(schema, dict) else schema[1:]))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(schemas().filter(has_values), st.integers(0, 1 << 30))
+def test_any_structure_comes_out_of_a_loader_and_of_a_resident_set_or_is_refused(schema: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    samples = [make_sample(schema, rng) for _ in range(N)]
+    kinds = declarations(schema)
+    pipeline = pipeline_of(samples, declare(kinds))
+    if is_ambiguous(samples[0]):
+        with contextlib.suppress(PipelineError):
+            _ = pipeline.fields
+            check_batches(pipeline.loader(5, epochs=1), samples, kinds)
+        return
+    order = check_batches(pipeline.loader(5, epochs=1), samples, kinds)
+    assert sorted(itertools.chain(*order)) == list(range(N))
+    still = Pipeline(pipeline.source, shuffle=False, id="made")
+    for stage in pipeline.stages:
+        still = still.map(stage.call, id=stage.id)
+    assert check_batches(still.resident().loader(5), samples, kinds) == [
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
+        [10, 11],
+    ]
+    structure = pipeline.structure
+    if structure is not None:
+        assert Structure.from_record(structure.as_record()) == structure
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(schemas(), st.integers(0, 1 << 30))
+def test_any_structure_comes_out_of_a_cache_record(schema: Any, seed: int) -> None:
+    sample = make_sample(schema, np.random.default_rng(seed))
+    buffers = codec.encode(3, sample)
+    assert not isinstance(buffers, str)
+    with tempfile.TemporaryFile() as file:
+        file.write(b"".join(bytes(each) for each in buffers))
+        file.flush()
+        again = codec.read_record(file.fileno(), 0, 3, 1 << 20)
+
+    def same(one: Any, other: Any) -> bool:
+        if isinstance(one, dict):
+            return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+        if isinstance(one, tuple):
+            return type(other) is tuple and len(one) == len(other) and all(map(same, one, other))
+        if isinstance(one, np.ndarray):
+            return one.dtype == other.dtype and np.array_equal(one, other)
+        return type(one) is type(other) and bool(one == other)
+
+    assert same(sample, again)
+
+
+def detection(k: int) -> dict[str, Any]:
+    rng = np.random.default_rng(k)
+    boxes = rng.random((k % 4, 4), dtype=np.float32)
+    return {
+        "image": rng.random((3, 40, 40), dtype=np.float32),
+        "target": {"boxes": boxes, "labels": (np.arange(k % 4), k), "name": "é" * (k % 5)},
+        "file": bytes(range(k % 6)),
+    }
+
+
+def jitter(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """A stage of a member's own: it sees the sample as the stages before left it."""
+    target = sample["target"]
+    assert type(target["labels"]) is tuple and type(target["labels"][1]) is int and type(target["name"]) is str
+    return {**sample, "target": {**target, "boxes": target["boxes"] * rng.random(dtype=np.float32)}}
+
+
+DECLARED = [
+    stages.ragged("target.boxes", most=3),
+    stages.ragged("target.labels.0", most=3),
+    stages.text("target.name", most_bytes=8),
+    stages.binary("file", most_bytes=5),
+]
+
+
+def spoil(value: Any) -> None:
+    """Write into every tensor of a batch."""
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, torch.Tensor):
+            each.zero_() if each.dtype != torch.bool else each.fill_(True)
+        elif isinstance(each, dict | tuple | list):
+            spoil(each)
+
+
+@pytest.mark.parametrize("how", ["whole", "suffix", "cached"])
+def test_shared_batches_of_nested_samples_equal_private_ones(how: str) -> None:
+    samples = [detection(k) for k in range(N)]
+    begun = pipeline_of(samples, DECLARED, seed=4)
+    whole = begun.map(jitter)
+    shared = begun if how == "suffix" else whole
+    cache: Any = {"cache": "memory"} if how == "cached" else {}
+    with Feeder(shared, capacity=8, expect=2, **cache) as feeder:
+        readers = [attach(feeder.address, whole, 4, range(3), name) for name in ("one", "two")]
+        alone = whole.loader(4, range(3))
+        count = 0
+        for one, two, own in zip(*readers, alone, strict=True):
+            assert isinstance(one, Batch) and equal(dict(one), dict(own))
+            spoil(one)  # others do not see it
+            assert equal(dict(two), dict(own))
+            kept = own.clone()
+            spoil(own)
+            assert equal(dict(kept), dict(two)) and type(kept["target"]["boxes"]) is Ragged
+            count += 1
+        assert count == 9
+        assert all(reader.stats()["private_batches"] == 0 for reader in readers)
+        if how == "cached":
+            assert feeder.stats()["cache"]["samples"] == N
+
+
+def test_rows_of_ranks_and_skipped_records() -> None:
+    def refuse(sample: dict[str, Any]) -> dict[str, Any]:
+        if len(sample["target"]["name"]) == 4:
+            raise ValueError("a bad record")
+        return sample
+
+    samples = [detection(k) for k in range(N)]
+    begun = pipeline_of(samples, DECLARED, seed=4, on_error="skip").map(refuse)
+    with warnings.catch_warnings(record=True):
+        whole = [dict(batch) for batch in begun.loader(6, 1)]
+        halves = [[dict(batch) for batch in begun.loader(6, 1, rank=rank, world=2)] for rank in range(2)]
+    kinds = {"target.boxes": "ragged", "target.labels.0": "ragged", "target.name": "text", "file": "binary"}
+    read = [i for i in range(N) if i % 5 != 4]
+    assert sorted(i for batch in whole for i in batch["index"].tolist()) == read
+    for batch, one, two in zip(whole, *halves, strict=True):
+        joined = one["index"].tolist() + two["index"].tolist()
+        assert joined == batch["index"].tolist()
+        check_batches([one], samples, kinds)
+        check_batches([two], samples, kinds)
+
+
+def test_a_common_prefix_ends_where_declared_fields_can_be_held() -> None:
+    samples = [detection(k) for k in range(N)]
+    plain = pipeline_of(samples, [])
+    declared = plain
+    for stage in DECLARED:
+        declared = declared.map(stage)
+    cut = common_prefix([declared.map(jitter), declared.map(jitter, id="other")])
+    assert len(cut.stages) == len(declared.stages)
+    ends = [plain.map(jitter, id=name).map(stages.select("image")) for name in ("one", "other")]
+    with pytest.warns(UserWarning, match=r"only what comes up to the source .*stages\.text"):
+        assert not common_prefix(ends).stages
+
+
+def test_a_map_of_one_nested_field_and_selecting_dropping_and_renaming() -> None:
+    samples = [detection(k) for k in range(N)]
+    pipeline = pipeline_of(samples, DECLARED, shuffle=False)
+    changed = pipeline.map(lambda boxes: boxes + 1, field="target.boxes", id="+1")
+    batch = next(iter(changed.loader(4, 1)))
+    assert equal(
+        list(batch["target"]["boxes"]), [torch.from_numpy(samples[k]["target"]["boxes"] + 1) for k in range(4)]
+    )
+    within = pipeline.map(stages.pad("boxes", 3), field="target")  # any stage works inside a field
+    batch = next(iter(within.loader(4, 1)))
+    assert batch["target"]["boxes"].shape == (4, 3, 4)
+    batch = next(iter(pipeline.map(stages.select("image", "target.boxes", "target.name")).loader(4, 1)))
+    assert list(batch) == ["image", "target", "index"] and list(batch["target"]) == ["boxes", "name"]
+    batch = next(iter(pipeline.map(stages.drop("target.labels.1", "image")).loader(4, 1)))
+    assert list(batch) == ["target", "file", "index"] and len(batch["target"]["labels"]) == 1
+    batch = next(iter(pipeline.map(stages.rename(target="truth")).loader(4, 1)))
+    assert type(batch["truth"]["boxes"]) is Ragged and batch["truth"]["name"] == ["é" * (k % 5) for k in range(4)]
+    with pytest.raises(SampleError, match=r"no field 'target\.masks'"):
+        next(iter(pipeline.map(lambda x: x, field="target.masks", id="x").loader(4, 1)))
+
+
+def test_paths_that_mean_two_things_are_refused() -> None:
+    two = pipeline_of([{"a.b": np.zeros(2), "a": {"b": np.zeros(2)}}], [])
+    with pytest.raises(PipelineError, match=r"two fields of a sample have the path 'a\.b': rename one"):
+        _ = two.fields
+    with pytest.raises(SampleError, match=r"'a\.b' is the name of a field and the path of another"):
+        two.map(lambda x: x, field="a.b", id="x").resident()
+    flat = pipeline_of([{"a.b": np.zeros(2)}] * 3, [])
+    assert flat.structure is None and list(next(iter(flat.loader(3)))) == ["a.b", "index"]
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ({"x": "a text"}, r"the field 'x' is str, .*\.map\(stages\.text\('x', most_bytes=\.\.\.\)\)"),
+        ({"x": b"bytes"}, r"the field 'x' is bytes, .*stages\.binary"),
+        ({"x": {"y": [1, 2]}}, r"the field 'x\.y' is list, .*stages\.ragged\('x\.y', most=\.\.\.\)"),
+        ({"x": None}, r"the field 'x' is NoneType"),
+        ({"x": {1: np.zeros(2)}}, r"the field name 1 in 'x' is no str"),
+        ({"index": {"a": np.zeros(2)}}, r"the field name 'index' is taken"),
+        ((np.zeros(2), 1), r"the last stage returned tuple, not a dict: name its values, by a stage that returns"),
+        (np.zeros(2), r"the last stage returned ndarray, not a dict"),
+    ],
+)
+def test_what_cannot_stand_in_a_batch_is_refused_with_what_to_do(sample: Any, said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        _ = pipeline_of([sample], []).fields
+
+
+def test_a_sample_of_another_structure_is_an_error_that_names_it() -> None:
+    first = {"x": {"a": np.zeros(2), "b": (1, 2)}}
+    for other, said in [
+        ({"x": {"a": np.zeros(2)}}, r"the field 'x\.b' is missing"),
+        ({"x": {**first["x"], "c": 1}}, r"the field 'x\.c' is not one of the pipeline's"),
+        ({"x": {"a": np.zeros(2), "b": (1,)}}, r"'x\.b' is a tuple of 1, in other samples a tuple of 2"),
+        ({"x": 3}, r"'x' is int, in other samples a dict"),
+        ({"x": {"a": np.zeros(3), "b": (1, 2)}}, r"'x\.a' is float64\[3\], .*float64\[2\]; if its length varies"),
+    ]:
+        with pytest.raises(SampleError, match=f"sample 1 .*{said}"):
+            list(pipeline_of([first, other], [], shuffle=False).loader(2, 1))
