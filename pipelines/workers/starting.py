@@ -15,7 +15,6 @@ from pipelines.child_processes import child_environment
 from pipelines.fingerprint import is_ours
 from pipelines.sources import Source
 from pipelines.workers.forked import ForkedProcess
-from pipelines.workers.worker_main import run_forked
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -78,6 +77,9 @@ class Starter:
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),
             )
+        # Not above: a new interpreter runs that module as its program, and would warn of the one imported before.
+        from pipelines.workers.worker_main import run_forked
+
         descriptor = os.dup(ends[0].fileno())  # the socket itself is closed in every child
         try:
             return ForkedProcess(functools.partial(run_forked, descriptor, self._inherited))
