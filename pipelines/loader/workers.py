@@ -9,7 +9,7 @@ import numpy as np
 
 from pipelines.checks import check_integer, check_seconds
 from pipelines.errors import PipelineError
-from pipelines.loader.private_feeder import PrivateFeeder
+from pipelines.loader.private_feeder import LoaderTimeout, PrivateFeeder
 from pipelines.prepare.fields import GOOD
 from pipelines.rank_rows import RankRows
 
@@ -81,7 +81,13 @@ class LoaderWorkers:
         feeder = self._get_feeder(reading, stop_epoch)
         if feeder is None:
             return None
-        ok, tensors = feeder.read(epoch, step, copy=self._copy)
+        try:
+            ok, tensors = feeder.read(epoch, step, copy=self._copy)
+        except LoaderTimeout:
+            raise
+        except (OSError, MemoryError) as error:  # one that has died cannot be replaced
+            self._give_up(error)
+            return None
         good = ok.count(GOOD)
         start, stop = reading.places(step)
         if self._pipeline.on_error == "raise":
@@ -108,9 +114,14 @@ class LoaderWorkers:
                     self._pipeline, rows, self.count, self._prefetch, self._timeout_s, stop_epoch
                 )
             except (OSError, MemoryError) as error:
-                self.count = 0
-                warnings.warn(f"this process prepares its batches itself, without workers: {error}", stacklevel=7)
+                self._give_up(error)
         return self._feeder
+
+    def _give_up(self, error: Exception) -> None:
+        """Let the loader prepare its batches itself from now on."""
+        self.close()
+        self.count = 0
+        warnings.warn(f"this process prepares its batches itself, without workers: {error}", stacklevel=7)
 
     def keep_batch(self) -> None:
         """Let the batch that was read last stay valid."""

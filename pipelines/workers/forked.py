@@ -36,7 +36,8 @@ class ForkedProcess:
     def __init__(self, run: Callable[[], None]) -> None:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
-                stream.flush()  # else the child would write the buffer's content, too
+                with contextlib.suppress(OSError, ValueError):  # it is closed, or leads nowhere
+                    stream.flush()  # else the child would write the buffer's content, too
         self._parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:

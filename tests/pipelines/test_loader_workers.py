@@ -317,6 +317,37 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
         assert read(loader) == read(pipe("numpy").loader(8, 1))
 
 
+def test_no_process_can_replace_one_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    loader, seen = pipe("slow").loader(8, 1, workers=2, prefetch=1), []
+
+    def loop() -> None:
+        for batch in loader:
+            seen.append(record(batch))
+            if batch.step == 1:
+                monkeypatch.setattr(os, "fork", fail)
+                for pid in loader._workers.pids:
+                    os.kill(pid, signal.SIGKILL)
+
+    with pytest.warns(UserWarning, match="without workers: .*unavailable"):
+        loop()
+    assert seen == read(pipe("slow").loader(8, 1), spoils=False)
+
+
+def test_a_loader_may_be_read_in_a_thread() -> None:
+    found: list[Any] = []
+
+    def run() -> None:
+        found.extend(read(pipe("torch").loader(8, 1, workers=2)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == read(pipe("torch").loader(8, 1))
+
+
 @pytest.mark.parametrize("end", ["dropped", "closed", "raised", "left"])
 def test_workers_end_with_the_loader(end: str) -> None:
     gc.disable()  # they end with the last reference, not at some later collection
