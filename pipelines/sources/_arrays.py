@@ -12,9 +12,10 @@ from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.labels import pack_values
 from pipelines.sources._base import Source
+from pipelines.sources._mapped import FileMappings, MappedArray, is_memmap, locate
 from pipelines.sources._strings import Strings
 
-Column = np.ndarray[Any, Any] | Strings[Any] | list[Any]
+Column = np.ndarray[Any, Any] | MappedArray | Strings[Any] | list[Any]
 
 
 @known_as("pipelines.sources.arrays")
@@ -36,6 +37,12 @@ class Arrays(Source):
             raise PipelineError(f"arrays(): holds no record: {_format_lengths(lengths)}")
         self._id = id
         self._digest: str | None = None
+        self._mapped = _locate_memmaps(self.columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What lies in a file is mapped again by whoever unpickles this, not copied.
+        mapped = {name: each for name, each in self.__dict__.get("_mapped", {}).items() if each.file.exists()}
+        return {**self.__dict__, "columns": {**self.columns, **mapped}, "_mapped": {}}
 
     def __len__(self) -> int:
         return self._count
@@ -49,6 +56,8 @@ class Arrays(Source):
         if field not in self.columns:
             raise self._missing_field(field, self.columns)
         values = self.columns[field]
+        if isinstance(values, MappedArray):
+            values = values.array
         return values.copy() if isinstance(values, np.ndarray) else pack_values(list(values))
 
     def where(self, index: int) -> str:
@@ -67,6 +76,8 @@ class Arrays(Source):
 
 def arrays(id: str | None = None, **columns: Any) -> Arrays:
     """Makes a source from arrays in memory: record i holds row i of each column.
+
+    Other processes map what is an `np.memmap` of a file, instead of a copy; the file is not to change then.
 
     Args:
         id: identifies the records in fingerprints, instead of a digest that reads all of their content once.
@@ -118,7 +129,19 @@ def _convert_rows(values: Any) -> Column:
     return rows
 
 
+def _locate_memmaps(columns: dict[str, Column]) -> dict[str, MappedArray]:
+    """The columns that lie in mapped files, as places in these."""
+    candidates = {
+        name: values for name, values in columns.items() if isinstance(values, np.ndarray) and is_memmap(values)
+    }
+    mappings = FileMappings() if candidates else None
+    found = {name: locate(values, mappings) for name, values in candidates.items() if mappings is not None}
+    return {name: mapped for name, mapped in found.items() if mapped is not None}
+
+
 def _update_digest(digest: Any, name: str, values: Column) -> None:
+    if isinstance(values, MappedArray):
+        values = values.array
     if isinstance(values, np.ndarray):
         digest.update(repr((name, values.dtype.str, values.shape)).encode())
         step = max(1, (1 << 24) // max(1, values[:1].nbytes))

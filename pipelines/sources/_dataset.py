@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._base import Source
-from pipelines.stages._pictures import image_to_array, is_pil_image
+from pipelines.sources._items import NAMES, UnnamedValues, check_names, make_record
 
 
 @known_as("pipelines.sources.dataset")
@@ -19,17 +18,20 @@ class Dataset(Source):
 
     kind = "dataset"
 
-    def __init__(self, items: Any, id: str | None, names: Sequence[str]) -> None:
+    def __init__(self, items: Any, id: str | None, names: Sequence[str] | None) -> None:
         if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
+            hint = "; a stream is for iterable()" if hasattr(items, "__iter__") else ""
             raise PipelineError(
                 f"dataset(): {type(items).__name__} has no __getitem__ and __len__; "
-                "only map-style Datasets can be read"
+                f"only map-style Datasets can be read{hint}"
             )
         self._count = len(items)
         if self._count == 0:
             raise PipelineError(f"dataset(): {type(items).__name__} holds no record")
         self.items = items
-        self.names = tuple(names)
+        called = check_names(self.kind, names)
+        self.names = NAMES if called is None else called
+        self._is_named = called is not None
         self._id = id
 
     def __len__(self) -> int:
@@ -37,23 +39,19 @@ class Dataset(Source):
 
     def _read(self, index: int) -> dict[str, Any]:
         try:
-            item = self.items[index]
-            if isinstance(item, Mapping):
-                return {name: _copy_value(value) for name, value in item.items()}
-            values = item if isinstance(item, tuple | list) else (item,)
-            if len(values) == len(self.names):
-                return {name: _copy_value(value) for name, value in zip(self.names, values, strict=True)}
+            # Of before `_is_named`, names were always given.
+            return make_record(self.items[index], self.names if self.__dict__.get("_is_named", True) else None)
         except SampleError as error:
             raise SampleError(index, error.where, error.reason) from error
+        except UnnamedValues as error:
+            raise SampleError(index, self.where(index), str(error)) from None
         except MemoryError:
             raise  # of the machine's making, not the record's
         except Exception as error:
             raise SampleError(index, self.where(index), f"{type(error).__name__}: {error}") from error
-        reason = f"an item of {len(values)} values, but names= has {len(self.names)}: {', '.join(self.names)}"
-        raise SampleError(index, self.where(index), reason)
 
     def where(self, index: int) -> str:
-        return f"{type(self.items).__name__}[{index}]"
+        return _locate(self.items, index)
 
     def identity(self) -> Any:
         if self._id is None:
@@ -61,20 +59,22 @@ class Dataset(Source):
         return {"source": self._describe_class(), "id": self._id, "count": self._count, "names": list(self.names)}
 
 
-def dataset(map_style: Any, id: str | None = None, names: Sequence[str] = ("image", "label")) -> Dataset:
+def dataset(map_style: Any, id: str | None = None, names: Sequence[str] | None = None) -> Dataset:
     """Makes a source from any object with `__len__` and `__getitem__`, such as a map-style torch Dataset.
 
-    Tensors become numpy arrays, PIL images uint8 [C, H, W]; other values stay as they are.
+    Items that are dicts, named tuples or objects of dataclasses have their own names. Tensors become numpy arrays,
+    PIL images uint8 [C, H, W], also inside nested dicts, lists and tuples; other values stay as they are.
 
     Args:
         map_style: the Dataset. It must be deterministic: leave a random `transform` out of it and `map` the
             transform as a stage, which is seeded.
         id: identifies the records in fingerprints. Without it, independently started processes cannot share a
             pipeline over them.
-        names: fields of an item that is a tuple, in order. An item that is a dict has its own names.
+        names: fields of an item that is a tuple, in order, or of the only value; `image` and `label` unless given,
+            if there are two values.
 
     Raises:
-        PipelineError: the object is not map-style, or is empty.
+        PipelineError: the object is not map-style, or is empty, or `names` are not distinct.
 
     Examples:
         >>> source = dataset(torchvision.datasets.CIFAR10("data"), id="cifar10-train")
@@ -82,13 +82,16 @@ def dataset(map_style: Any, id: str | None = None, names: Sequence[str] = ("imag
     return Dataset(map_style, id, names)
 
 
-def _copy_value(value: Any) -> Any:
-    """Converts a value and copies its memory: a stage that writes into it must not change the Dataset."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    home = type(value).__module__.partition(".")[0]
-    if home == "torch" and hasattr(value, "detach"):
-        return value.detach().cpu().numpy().copy()
-    if is_pil_image(value):
-        return image_to_array(value)
-    return value
+def _locate(items: Any, index: int) -> str:
+    """Names an item, through torch's Subset and ConcatDataset to the Dataset that holds it."""
+    name = type(items).__name__
+    try:
+        if name == "Subset":
+            return f"Subset[{index}] = {_locate(items.dataset, int(items.indices[index]))}"
+        if name == "ConcatDataset":
+            number = bisect_right(items.cumulative_sizes, index)
+            first = items.cumulative_sizes[number - 1] if number else 0
+            return f"ConcatDataset[{index}] = {_locate(items.datasets[number], index - first)}"
+    except (AttributeError, IndexError, TypeError):  # others may have classes of these names
+        pass
+    return f"{name}[{index}]"

@@ -34,6 +34,10 @@ class File:
     def identity(self) -> list[str | int]:
         return [self.path, self.size, self.mtime_ns]
 
+    def exists(self) -> bool:
+        """Whether there is a file at the path, changed or not."""
+        return os.path.exists(self.path)
+
     def open(self) -> BinaryIO:
         """Opens the file for reading, unbuffered.
 

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
-from pipelines.fingerprint import known_as
+from pipelines.fingerprint import describe_array, known_as
 from pipelines.sources._base import Source
 from pipelines.sources._files import File
+from pipelines.sources._image_labels import Labels, find_labels
 from pipelines.sources._strings import Strings
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -24,13 +25,14 @@ class ImageFolder(Source):
 
     Attributes:
         path: the folder, absolute.
-        classes: names of the sub-folders in the order of their labels; empty for a flat folder.
+        classes: names of the sub-folders, or of the `labels` that are texts, in the order of their numbers; empty
+            if there are none.
     """
 
     kind = "image_folder"
     is_fork_safe = True
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], names: bool, labels: Labels | None) -> None:
         self.path = os.path.abspath(os.path.expanduser(path))
         if not os.path.isdir(self.path):
             what = "is not a folder" if os.path.exists(self.path) else "no such folder"
@@ -43,6 +45,14 @@ class ImageFolder(Source):
         for name, label, size, mtime_ns in files:
             digest.update(repr((name, label, size, mtime_ns)).encode("utf-8", "surrogateescape"))
         self._digest = digest.hexdigest()
+        self._has_names, self._given = names, labels is not None
+        if labels is not None:
+            if self.classes:
+                raise PipelineError(
+                    f"image_folder({self.path!r}): its sub-folders ({self.classes[0]} ...) are labels already; "
+                    "labels= is for a flat folder"
+                )
+            self._labels, self.classes = find_labels(labels, [name for name, _, _, _ in files])
 
     def __len__(self) -> int:
         return len(self._names)
@@ -58,23 +68,30 @@ class ImageFolder(Source):
             raise SampleError(index, path, f"cannot be read: {error.strerror}") from error
         if not data:
             raise SampleError(index, path, "the file is empty")
-        if not self.classes:
-            return {"image": data}
-        return {"image": data, "label": int(self._labels[index])}
+        record: dict[str, Any] = {"image": data}
+        # Those of before had neither names nor given labels.
+        if self.classes or self.__dict__.get("_given", False):
+            record["label"] = self._labels[index].item()
+        if self.__dict__.get("_has_names", False):
+            record["key"] = self._names[index]
+        return record
 
     def column(self, field: str) -> npt.NDArray[Any]:
-        if field == "label" and self.classes:
-            return self._labels.astype(np.int64)
+        if field == "label" and (self.classes or self.__dict__.get("_given", False)):
+            return self._labels.astype(np.int64) if self._labels.dtype.kind == "i" else self._labels.copy()
         return super().column(field)
 
     def where(self, index: int) -> str:
         return os.path.join(self.path, self._names[index])
 
     def identity(self) -> Any:
-        return {"source": self._describe_class(), "path": self.path, "files": self._digest}
+        identity = {"source": self._describe_class(), "path": self.path, "files": self._digest}
+        if self.__dict__.get("_given", False):
+            identity["labels"] = [describe_array(self._labels), list(self.classes)]
+        return {**identity, "names": True} if self.__dict__.get("_has_names", False) else identity
 
 
-def image_folder(path: str | os.PathLike[str]) -> ImageFolder:
+def image_folder(path: str | os.PathLike[str], names: bool = False, labels: Labels | None = None) -> ImageFolder:
     """Makes a source of the image files in a folder, in sorted order.
 
     If sub-folders hold the images (at any depth), each is a class. Hidden files and files without the extension of
@@ -82,19 +99,24 @@ def image_folder(path: str | os.PathLike[str]) -> ImageFolder:
 
     Args:
         path: the folder.
+        names: whether records have the name of their file as the field `key`: its path inside the folder.
+        labels: of a flat folder: a mapping file name -> label, a function of the name, or the path of a CSV file
+            of these two columns, with or without a header. Names may be without extension. Labels are integers,
+            floats (for a regression), or texts, which are numbered in sorted order.
 
     Returns:
-        A source of records with `image` (the bytes of the file) and, if there are classes, `label` (int, the
-        position of the sub-folder in sorted order). Its attribute `classes` has the names of the sub-folders.
+        A source of records with `image` (the bytes of the file) and, if there are classes or labels, `label` (int,
+        the position of the sub-folder in sorted order; or what `labels` says). Its attribute `classes` has the
+        names of the sub-folders, or the texts.
 
     Raises:
-        PipelineError: the folder is missing, it or a sub-folder holds no image, or images are both beside and
-            inside sub-folders.
+        PipelineError: the folder is missing, it or a sub-folder holds no image, images are both beside and inside
+            sub-folders, or a file has no label.
 
     Examples:
         >>> pipe = Pipeline(image_folder("photos")).map(stages.decode_image("image"))
     """
-    return ImageFolder(path)
+    return ImageFolder(path, names, labels)
 
 
 def _scan_folder(root: str) -> tuple[list[tuple[str, int, int, int]], tuple[str, ...]]:

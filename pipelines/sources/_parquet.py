@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import warnings
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,10 +23,9 @@ from pipelines.fingerprint import known_as
 from pipelines.sources import _pages
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._columns import MissingValue, is_image, make_reader
-from pipelines.sources._files import File, Paths, ThreadLock, find_files
+from pipelines.sources._files import File, Paths, find_files
+from pipelines.sources._group_cache import CACHE_BYTES, GroupCache
 
-# Decoded row groups that one process keeps, in bytes.
-CACHE_BYTES = 512 << 20
 _LARGE_BYTES = 16 << 20
 # A warning follows when so many groups were decoded again, and so many rows were decoded for each row read.
 _MIN_REPEATS, _MIN_ROWS_PER_READ = 16, 20
@@ -82,7 +80,7 @@ class Parquet(Source):
         if self._count == 0:
             raise PipelineError(f"parquet(): {', '.join(file.path for file in self.files)}: holds no row")
         self._cache_bytes = cache_bytes
-        self._cache = _RowGroupCache(cache_bytes)
+        self._cache = GroupCache(cache_bytes)
         self._statistics = _DecodeStatistics()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -90,7 +88,7 @@ class Parquet(Source):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._cache = _RowGroupCache(self._cache_bytes)
+        self._cache = GroupCache(self._cache_bytes)
         self._statistics = _DecodeStatistics()
 
     def __len__(self) -> int:
@@ -139,7 +137,7 @@ class Parquet(Source):
         return super(Parquet, alone).column(field)
 
     def forget(self) -> None:
-        self._cache = _RowGroupCache(self._cache_bytes)
+        self._cache = GroupCache(self._cache_bytes)
 
     def load_for_forks(self) -> None:
         """Decodes all row groups, if the cache holds them: forked processes share their memory."""
@@ -184,35 +182,6 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: 
         >>> source = parquet("train-*.parquet", columns=("image", "label"))
     """
     return Parquet(paths, columns, cache_bytes)
-
-
-class _RowGroupCache:
-    """Caches decoded row groups by number; above a number of bytes, the least recently used is dropped.
-
-    A forked child can use the groups that it inherits and shares their memory: Arrow's arrays are read-only.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._held: OrderedDict[int, tuple[Any, int]] = OrderedDict()
-        self._lock = ThreadLock()
-
-    def get(self, group: int, decode: Callable[[int], tuple[Any, int]]) -> Any:
-        with self._lock:
-            found = self._held.get(group)
-            if found is not None:
-                self._held.move_to_end(group)
-                return found[0]
-            value, size = decode(group)
-            self._held[group] = (value, size)
-            while self.bytes > self._limit and len(self._held) > 1:
-                self._held.popitem(last=False)
-            return value
-
-    @property
-    def bytes(self) -> int:
-        """Size of the cached groups; summed on each access, because a fork may interrupt any update of a sum."""
-        return sum(size for _, size in list(self._held.values()))
 
 
 class _DecodeStatistics:

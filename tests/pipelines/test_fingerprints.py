@@ -49,7 +49,22 @@ STAGES = {
     "tokenize": 1,
     "tv_transform": 1,
 }
-SOURCES = {"Source": 1, "Subset": 1, "arrays": 1, "dataset": 1, "image_folder": 1, "parquet": 1, "tar": 1}
+SOURCES = {
+    "Source": 1,
+    "Subset": 1,
+    "arrays": 1,
+    "csv": 1,
+    "dataset": 1,
+    "hdf5": 1,
+    "huggingface": 1,
+    "image_folder": 1,
+    "iterable": 1,
+    "jsonl": 1,
+    "memmap": 1,
+    "parquet": 1,
+    "tar": 1,
+    "tfrecord": 1,
+}
 OTHERS = {
     "pipelines.Albumentation": 1,
     "pipelines.Imaged": 1,
@@ -94,8 +109,11 @@ DIGESTS = {
 
 
 def sources_of(folder: Path) -> dict[str, Any]:
+    import datasets
+    import h5py
     import pyarrow
     import pyarrow.parquet
+    from test_sources_tfrecord import write
 
     (folder / "images").mkdir()
     (folder / "images" / "one.png").write_bytes(b"one")
@@ -104,12 +122,25 @@ def sources_of(folder: Path) -> dict[str, Any]:
         member = tarfile.TarInfo("one.txt")
         member.size = 3
         archive.addfile(member, io.BytesIO(b"one"))
+    (folder / "rows.csv").write_text("x\n1\n")
+    (folder / "rows.jsonl").write_text('{"x": 1}\n')
+    np.save(folder / "x.npy", np.arange(4))
+    with h5py.File(folder / "sets.h5", "w") as file:
+        file["x"] = np.arange(4)
+    write(folder / "records.tfrecord", {"x": np.arange(4)})
     made = sources.arrays(x=np.arange(4))
     return {
         "Subset": made.take(2),
         "arrays": made,
         "dataset": sources.dataset([1, 2], id="two", names=("x",)),
+        "csv": sources.csv(folder / "rows.csv"),
+        "hdf5": sources.hdf5(folder / "sets.h5"),
+        "huggingface": sources.huggingface(datasets.Dataset.from_dict({"x": [1, 2]})),
         "image_folder": sources.image_folder(folder / "images"),
+        "iterable": sources.iterable([1, 2], 2, names=("x",)),
+        "jsonl": sources.jsonl(folder / "rows.jsonl"),
+        "memmap": sources.memmap(x=folder / "x.npy"),
+        "tfrecord": sources.tfrecord(folder / "records.tfrecord"),
         "parquet": sources.parquet(folder / "rows.parquet"),
         "tar": sources.tar(folder / "files.tar"),
     }

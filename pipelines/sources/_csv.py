@@ -1,0 +1,208 @@
+"""Source of the rows of CSV files.
+
+A file is read twice when the source is made: where its rows begin, and what the columns hold, of all rows. After
+that a row is one `pread` at a known offset, in any order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import PipelineError, SampleError
+from pipelines.fingerprint import known_as
+from pipelines.sources._csv_types import TypeFinder, convert, resolve_type
+from pipelines.sources._file_records import FileRecords
+from pipelines.sources._files import File, Paths, find_files
+from pipelines.sources._rows import find_rows, iterate_blocks
+
+Columns = Sequence[str] | Mapping[str, Any]
+
+_INFERENCE_BYTES = 8 << 20
+
+
+@known_as("pipelines.sources.csv")
+class Csv(FileRecords):
+    """See `csv`.
+
+    Attributes:
+        files: the files that are read.
+        columns: fields of the records.
+        types: field -> `"str"`, or numpy's name of the dtype.
+    """
+
+    kind = "csv"
+
+    def __init__(
+        self,
+        paths: Paths,
+        columns: Columns | None,
+        names: Sequence[str] | None,
+        delimiter: str,
+        quote: str | None,
+    ) -> None:
+        for name, value in (("delimiter", delimiter), ("quote", quote)):
+            if value is not None and (len(value) != 1 or not value.isascii() or value in "\r\n"):
+                raise PipelineError(f"csv(): {name} must be one ASCII character, got {value!r}")
+        self.delimiter, self.quote = delimiter, quote
+        self._split = _make_splitter(delimiter, quote)
+        files = find_files(self.kind, paths)
+        offsets = [find_rows(f, delimiter.encode(), quote.encode() if quote else None) for f in files]
+        if names is None:
+            header = self._read_headers(files, offsets)
+            offsets = [each[1:] for each in offsets]
+        else:
+            header = [names] if isinstance(names, str) else list(names)
+        self._header = header
+        if len(set(header)) < len(header):
+            twice = next(name for name in header if header.count(name) > 1)
+            raise PipelineError(
+                f"csv({files[0].path!r}): two columns are called {twice!r}; give other names= to all"
+            )
+        super().__init__(files, offsets)
+        self._choose(columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_split": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._split = _make_splitter(self.delimiter, self.quote)
+
+    def _read_headers(self, files: list[File], offsets: list[Any]) -> list[str]:
+        headers = []
+        for file, rows in zip(files, offsets, strict=True):
+            if len(rows) < 2:
+                raise PipelineError(f"csv({file.path!r}): is empty")
+            with file.open() as handle:
+                handle.seek(int(rows[0]))
+                data = handle.read(int(rows[1] - rows[0]))
+            try:
+                headers.append([name.strip() for name in self._split(data.decode().rstrip("\r\n"))])
+            except UnicodeDecodeError as error:
+                raise PipelineError(f"csv({file.path!r}): the header is not UTF-8: {error}") from None
+            if headers[-1] != headers[0]:
+                raise PipelineError(
+                    f"csv(): {file.path} begins with {', '.join(headers[-1])}, but {files[0].path} with "
+                    f"{', '.join(headers[0])}"
+                )
+        return headers[0]
+
+    def _choose(self, columns: Columns | None) -> None:
+        declared = dict(columns) if isinstance(columns, Mapping) else {}
+        asked = (columns,) if isinstance(columns, str) else tuple(self._header if columns is None else columns)
+        if not asked or len(set(asked)) < len(asked):
+            raise PipelineError(f"csv(): columns must name each column once, got {columns!r}")
+        if unknown := [name for name in asked if name not in self._header]:
+            raise PipelineError(
+                f"{self.files[0].path}: has no column {unknown[0]!r} (it has: {', '.join(self._header)})"
+            )
+        self.columns = asked
+        types = {name: resolve_type(name, kind) for name, kind in declared.items()}
+        missing = [name for name in asked if name not in types]
+        self.types = {**types, **(self._infer_types(missing) if missing else {})}
+        self._chosen = [(name, self._header.index(name), self.types[name]) for name in asked]
+
+    def _infer_types(self, names: list[str]) -> dict[str, str]:
+        finder = TypeFinder(self._header, names, self.delimiter, self.quote)
+        # In a thread of its own, because Arrow's CSV reader takes over the signals of a main thread, and keeps a
+        # pipe for them open.
+        with ThreadPoolExecutor(1) as thread:
+            for number, file in enumerate(self.files):
+                rows = slice(self._firsts[number], self._firsts[number + 1])
+                offsets = np.append(self._starts[rows], self._ends[number])
+                with file.open() as handle:
+                    for start, stop in iterate_blocks(offsets, _INFERENCE_BYTES):
+                        handle.seek(int(offsets[start]))
+                        data = handle.read(int(offsets[stop] - offsets[start]))
+                        thread.submit(finder.add, data).result()
+        return finder.types()
+
+    def _read(self, index: int) -> dict[str, Any]:
+        data = self._read_bytes(index)
+        try:
+            values = self._split(data.decode().rstrip("\r\n"))
+        except UnicodeDecodeError as error:
+            reason = f"is not UTF-8: {error}; convert the file, as with iconv -t utf-8"
+            raise SampleError(index, self.where(index), reason) from None
+        if len(values) != len(self._header):
+            reason = f"has {len(values)} values, there are {len(self._header)} columns"
+            raise SampleError(index, self.where(index), reason)
+        record = {}
+        for name, position, kind in self._chosen:
+            try:
+                record[name] = values[position] if kind == "str" else convert(values[position], kind)
+            except ValueError as error:
+                raise SampleError(index, self.where(index), f"column {name!r} {error}") from None
+        return record
+
+    def identity(self) -> Any:
+        form = [self.delimiter, self.quote, self._header]
+        return {**super().identity(), "columns": [[name, self.types[name]] for name in self.columns], "form": form}
+
+
+def csv(
+    paths: Paths,
+    columns: Columns | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    delimiter: str = ",",
+    quote: str | None = '"',
+) -> Csv:
+    """Makes a source of the rows of CSV files (RFC 4180, UTF-8), without loading them.
+
+    A column that is not declared has the type that holds all of its values in all rows: int64, float64, bool
+    (`true`, `false`) or else text. Integers of more than 64 bits or with leading zeros (`007`) are text, because
+    digits would be lost. An empty value, `NA`, `N/A`, `NULL` or `null` among numbers is missing: reading that row
+    is an error, which `Pipeline(on_error="skip")` leaves out. So is a row of more or fewer values than columns.
+    Empty lines are no rows.
+
+    Args:
+        paths: a path, a glob pattern (matches in sorted order), or several of either. All have the same columns.
+        columns: names of the columns to read; all unless given. A mapping name -> type declares their types:
+            `"str"`, `"bool"` or numpy's name of a dtype of numbers, such as `"float32"`. Then no row is read to
+            find them out.
+        names: names of all columns, of files whose first row is no header.
+        delimiter: between the values, such as `"\\t"`.
+        quote: around values that contain delimiters, line breaks, or quotes (doubled). None: a quote means
+            nothing.
+
+    Returns:
+        A source of records with a field for each column: a numpy scalar or `str`.
+
+    Raises:
+        PipelineError: a file is missing, compressed, without rows or with another header than the first; a quoted
+            value is never closed; a column does not exist; a type is unknown.
+
+    Examples:
+        >>> source = csv("train-*.csv", columns={"text": "str", "label": "int64"})
+    """
+    return Csv(paths, columns, names, delimiter, quote)
+
+
+def _make_splitter(delimiter: str, quote: str | None) -> Callable[[str], list[str]]:
+    """Returns a function that splits a row, without its line break, into values, as Python's `csv` does."""
+    if quote is None:
+        return lambda row: row.split(delimiter)
+    d, q = re.escape(delimiter), re.escape(quote)
+    # A quoted value, and what follows its closing quote; or a plain one. Then a delimiter, or the end.
+    value = re.compile(rf"(?:{q}((?:[^{q}]|{q}{q})*){q}([^{d}]*)|([^{d}]*))({d}|\Z)", re.DOTALL)
+    doubled = quote + quote
+
+    def split(row: str) -> list[str]:
+        if quote not in row:
+            return row.split(delimiter)
+        values, place, more = [], 0, True
+        while more:
+            found = value.match(row, place)
+            assert found is not None
+            quoted, rest, plain, end = found.groups()
+            values.append(plain if quoted is None else quoted.replace(doubled, quote) + rest)
+            place, more = found.end(), bool(end)
+        return values
+
+    return split

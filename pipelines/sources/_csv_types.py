@@ -1,0 +1,146 @@
+"""Types of the columns of CSV files: what all values of a column are, and one value as that type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import PipelineError
+
+#: What is no value, in a column of numbers. In a column of texts they are texts.
+MISSING = frozenset(("", "NA", "N/A", "n/a", "#N/A", "NULL", "null"))
+
+_BLANK = r"[ \t]*"
+_DIGITS = r"(0|[1-9][0-9]*)"
+_EXPONENT = r"([eE][+-]?[0-9]+)?"
+_INTEGER = rf"^{_BLANK}[+-]?{_DIGITS}{_BLANK}$"
+_FLOAT = (
+    rf"^{_BLANK}[+-]?({_DIGITS}{_EXPONENT}|[0-9]+\.[0-9]*{_EXPONENT}|\.[0-9]+{_EXPONENT}"
+    rf"|[nN][aA][nN]|[iI][nN][fF]([iI][nN][iI][tT][yY])?){_BLANK}$"
+)
+_BOOL = rf"^{_BLANK}([tT]rue|TRUE|[fF]alse|FALSE){_BLANK}$"
+_LONG = r"[0-9]{19}"
+_BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+
+
+def resolve_type(name: str, kind: Any) -> str:
+    """The name of a declared type: `"str"`, or of a numpy dtype of numbers.
+
+    Raises:
+        PipelineError: there is no such type.
+    """
+    if kind in (str, "str", "string", "text"):
+        return "str"
+    try:
+        dtype = np.dtype(kind)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.kind not in "biuf":
+        raise PipelineError(
+            f"csv(): the type of column {name!r} must be 'str', 'bool' or the name of a dtype of numbers "
+            f"('int64', 'float32' ...), got {kind!r}"
+        )
+    return str(dtype.newbyteorder("=").name)
+
+
+def convert(text: str, kind: str) -> Any:
+    """Returns a numpy scalar of the dtype `kind`.
+
+    Raises:
+        ValueError: the text is no such number; says so.
+    """
+    if text in MISSING:
+        raise ValueError("has no value")
+    try:
+        if kind == "bool":
+            return np.bool_(_BOOLS[text.strip(" \t")])
+        if "_" in text or not text.isascii():
+            raise ValueError
+        return np.dtype(kind).type(float(text) if kind.startswith("float") else int(text))
+    except (ValueError, KeyError, OverflowError):
+        raise ValueError(f"is {text!r:.60}, which is no {kind}") from None
+
+
+class TypeFinder:
+    """Finds the type that holds all values of each column.
+
+    Args:
+        header: names of all columns of the file.
+        names: of the columns whose types are to be found.
+        delimiter, quote: of the file.
+    """
+
+    def __init__(self, header: Sequence[str], names: Sequence[str], delimiter: str, quote: str | None) -> None:
+        import pyarrow
+        import pyarrow.csv
+
+        keys = [str(number) for number in range(len(header))]
+        self._wanted = {name: keys[header.index(name)] for name in names}
+        # The types that hold all values so far, the narrowest first.
+        self._left = {name: ["int64", "float64", "bool"] for name in names}
+        self._is_seen = dict.fromkeys(names, False)  # whether there was a value at all
+        self._read = pyarrow.csv.ReadOptions(column_names=keys, use_threads=False)
+        self._parse = pyarrow.csv.ParseOptions(
+            delimiter=delimiter,
+            quote_char=quote if quote is not None else False,
+            newlines_in_values=quote is not None,
+            invalid_row_handler=lambda _: "skip",  # it is an error when it is read
+        )
+        self._binary = pyarrow.binary()
+        self._missing = pyarrow.array([each.encode() for each in sorted(MISSING)], self._binary)
+
+    def add(self, rows: bytes) -> None:
+        """Takes some whole rows into account."""
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.csv
+
+        undecided = [name for name, left in self._left.items() if left]
+        if not undecided:
+            return
+        keys = [self._wanted[name] for name in undecided]
+        self._read.block_size = len(rows) + 1
+        options = pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(keys, self._binary), include_columns=keys, strings_can_be_null=False
+        )
+        table = pyarrow.csv.read_csv(
+            pyarrow.BufferReader(rows), self._read, parse_options=self._parse, convert_options=options
+        )
+        for name, key in zip(undecided, keys, strict=True):
+            self._narrow(name, table.column(key))
+
+    def _narrow(self, name: str, column: Any) -> None:
+        from pyarrow import compute
+
+        is_missing = compute.is_in(column, value_set=self._missing)
+        column = column.filter(compute.invert(is_missing))
+        if not len(column):
+            return
+        self._is_seen[name] = True
+
+        def is_all(pattern: str) -> bool:
+            return bool(compute.all(compute.match_substring_regex(column, pattern)).as_py())
+
+        left = self._left[name]
+        if "int64" in left and not (is_all(_INTEGER) and _fit_64_bits(column)):
+            left.remove("int64")
+            # Of too many digits: a float would lose some.
+            if is_all(_INTEGER):
+                left.clear()
+        if "float64" in left and not is_all(_FLOAT):
+            left.remove("float64")
+        if "bool" in left and not is_all(_BOOL):
+            left.remove("bool")
+
+    def types(self) -> dict[str, str]:
+        """Field -> type, of all rows that were added; a column without any value is text."""
+        return {name: left[0] if left and self._is_seen[name] else "str" for name, left in self._left.items()}
+
+
+def _fit_64_bits(column: Any) -> bool:
+    from pyarrow import compute
+
+    long = column.filter(compute.match_substring_regex(column, _LONG)).to_pylist()
+    return all(-(2**63) <= int(text) < 2**63 for text in long)

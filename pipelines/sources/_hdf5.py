@@ -1,0 +1,192 @@
+"""Source of data sets of HDF5 files, by rows along their first axis.
+
+A data set that lies in one piece, unfiltered, is mapped: all processes share its pages, and a row costs as much as
+in memory. One in chunks is read chunk by chunk, which are decoded into a cache of each process. Each process opens
+the files for itself; a handle is neither pickled nor used in a forked child.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import PipelineError, SampleError
+from pipelines.fingerprint import known_as
+from pipelines.sources._base import Groups, Source
+from pipelines.sources._files import File, Paths, find_files
+from pipelines.sources._group_cache import CACHE_BYTES, GroupCache
+from pipelines.sources._hdf5_sets import DataSet, Handles, describe_sets, list_sets, open_file
+from pipelines.sources._values import copy_element
+
+# Rows of a data set that lies in one piece but cannot be mapped, such as texts, which are read together.
+_ROWS = 256
+
+
+@known_as("pipelines.sources.hdf5")
+class Hdf5(Source):
+    """See `hdf5`.
+
+    Attributes:
+        files: the files that are read.
+        columns: field -> path of the data set in each file.
+    """
+
+    kind = "hdf5"
+
+    def __init__(self, paths: Paths, columns: Sequence[str] | Mapping[str, str] | None, cache_bytes: int) -> None:
+        self.files = find_files(self.kind, paths)
+        asked: Sequence[str] | Mapping[str, str] | None = [columns] if isinstance(columns, str) else columns
+        self.columns: dict[str, str] = {}
+        self._sets: list[dict[str, DataSet]] = []  # of each file, by field
+        firsts, bounds = [0], [0]
+        for file in self.files:
+            with open_file(file) as handle:
+                if not self.columns:
+                    self.columns = _choose(file, handle, asked)
+                sets = describe_sets(file, handle, self.columns)
+            if self._sets and (difference := _find_difference(sets, self._sets[0])):
+                raise PipelineError(f"{file.path}: {difference}, unlike in {self.files[0].path}")
+            count = next(iter(sets.values())).shape[0]
+            rows = max((each.chunk_rows for each in sets.values()), default=0)
+            step = rows or (_ROWS if any(each.mapped is None for each in sets.values()) else max(count, 1))
+            bounds += [firsts[-1] + min(count, end) for end in range(step, count + step, step)]
+            firsts.append(firsts[-1] + count)
+            self._sets.append(sets)
+        self._firsts = np.array(firsts, np.int64)
+        self._bounds = np.unique(np.array(bounds, np.int64))
+        self._is_grouped = any(each.mapped is None for sets in self._sets for each in sets.values())
+        if not len(self):
+            raise PipelineError(f"hdf5(): {', '.join(file.path for file in self.files)}: holds no row")
+        self._cache_bytes = cache_bytes
+        self._start()
+
+    def _start(self) -> None:
+        self._cache = GroupCache(self._cache_bytes)
+        self._handles = Handles()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": None, "_handles": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def _read(self, index: int) -> dict[str, Any]:
+        number = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        row = index - int(self._firsts[number])
+        try:
+            decoded: dict[str, Any] = {}
+            if self._is_grouped:
+                group = int(np.searchsorted(self._bounds, index, side="right")) - 1
+                decoded, row_in_group = self._cache.get(group, self._decode), index - int(self._bounds[group])
+            record = {}
+            for name, each in self._sets[number].items():
+                if each.mapped is not None:
+                    record[name] = copy_element(each.mapped[row])
+                else:
+                    record[name] = each.to_value(decoded[name][row_in_group])
+            return record
+        except (PipelineError, OSError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise SampleError(index, self.where(index), f"cannot be read: {reason}") from error
+
+    def _decode(self, group: int) -> tuple[dict[str, Any], int]:
+        """Reads a group of rows: field -> values, and the size in bytes."""
+        start, stop = int(self._bounds[group]), int(self._bounds[group + 1])
+        number = int(np.searchsorted(self._firsts, start, side="right")) - 1
+        first = int(self._firsts[number])
+        handle = self._handles.get(number, self.files[number])
+        values = {
+            name: handle[each.path][start - first : stop - first]
+            for name, each in self._sets[number].items()
+            if each.mapped is None
+        }
+        return values, sum(_measure(each) for each in values.values())
+
+    def forget(self) -> None:
+        self._handles.close()
+        self._start()
+
+    @property
+    def groups(self) -> Groups | None:
+        """Bounds of the chunks of rows, over all files; None if all data sets are mapped."""
+        return self._bounds if self._is_grouped else None
+
+    def where(self, index: int) -> str:
+        number = bisect_right(self._firsts.tolist(), index) - 1
+        return f"{self.files[number].path}:row {index - int(self._firsts[number])}"
+
+    def identity(self) -> Any:
+        files = [file.identity() for file in self.files]
+        return {"source": self._describe_class(), "files": files, "columns": list(self.columns.items())}
+
+
+def hdf5(
+    paths: Paths, columns: Sequence[str] | Mapping[str, str] | None = None, *, cache_bytes: int = CACHE_BYTES
+) -> Hdf5:
+    """Makes a source of the rows of data sets in HDF5 files. Needs h5py: `pip install 'ray-ensemble[data]'`.
+
+    Args:
+        paths: a path, a glob pattern (matches in sorted order), or several of either. The rows of several files
+            follow each other.
+        columns: field -> path of a data set inside the file, as in `{"image": "train/images"}`, or paths that are
+            the fields' names as well. All data sets of the file unless given, which then must be equally long.
+        cache_bytes: size of the decoded chunks that each process caches, the most recently used ones. At least one
+            group of rows is cached.
+
+    Returns:
+        A source of records with a field for each column: an array [*shape] of the data set's dtype, a scalar,
+        `str` for texts, an array [n] for rows of variable length, a dict for an element of a compound type.
+
+    Raises:
+        PipelineError: h5py is not installed; a file is missing, no HDF5 file or has other data sets than the
+            first; a data set does not exist, has a type that cannot be read, or another length than the others.
+
+    Examples:
+        >>> source = hdf5("train-*.h5", columns={"image": "train/images", "label": "train/labels"})
+    """
+    return Hdf5(paths, columns, cache_bytes)
+
+
+def _choose(file: File, handle: Any, asked: Sequence[str] | Mapping[str, str] | None) -> dict[str, str]:
+    """The data sets to read: field -> path."""
+    found = list_sets(handle)
+    if not found:
+        raise PipelineError(f"{file.path}: has no data set")
+    if asked is None:
+        columns = {path: path for path in found}
+    else:
+        columns = dict(asked) if isinstance(asked, Mapping) else {path.strip("/"): path for path in asked}
+    if not columns:
+        raise PipelineError("hdf5(): columns must name a data set")
+    for path in columns.values():
+        if path.strip("/") not in found:
+            raise PipelineError(f"{file.path}: has no data set {path!r} (it has: {', '.join(found)})")
+    lengths = {path: found[path.strip("/")][0] if found[path.strip("/")] else None for path in columns.values()}
+    if len(set(lengths.values())) > 1 or None in lengths.values():
+        said = ", ".join(f"{path} {'is a single value' if n is None else n}" for path, n in lengths.items())
+        raise PipelineError(
+            f"{file.path}: the data sets differ in length: {said}; say which to read with columns="
+        )
+    return columns
+
+
+def _find_difference(here: dict[str, DataSet], first: dict[str, DataSet]) -> str:
+    differences = [
+        f"{each.path!r} is {each.say_type()}, not {first[name].say_type()}"
+        for name, each in here.items()
+        if (each.dtype, each.shape[1:]) != (first[name].dtype, first[name].shape[1:])
+    ]
+    return "; ".join(differences)
+
+
+def _measure(values: Any) -> int:
+    if values.dtype.hasobject:
+        return sum(getattr(each, "nbytes", None) or len(each) + 50 for each in values.ravel())
+    return int(values.nbytes)

@@ -1,0 +1,178 @@
+"""Data sets of an HDF5 file: which there are, of what type, and whether they can be mapped."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import PipelineError
+from pipelines.sources._files import OPEN_FILES, File
+from pipelines.sources._mapped import MappedArray
+from pipelines.sources._values import copy_element
+
+
+@dataclass
+class DataSet:
+    """A data set of a file.
+
+    Attributes:
+        path: inside the file.
+        shape: with the rows along the first axis.
+        dtype: as a text that tells the types of variable length apart.
+        encoding: of texts; None for what is none.
+        chunk_rows: rows in a chunk; 0 if it lies in one piece.
+        mapped: its place in the file, if it can be mapped.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    encoding: str | None
+    chunk_rows: int
+    mapped: MappedArray | None
+
+    def say_type(self) -> str:
+        """Says what a row is."""
+        return f"{self.dtype}{list(self.shape[1:])}"
+
+    def to_value(self, value: Any) -> Any:
+        """A record's value of a row as h5py reads it.
+
+        Raises:
+            UnicodeDecodeError: a text is not of its encoding.
+        """
+        if self.encoding is not None:
+            if isinstance(value, bytes):
+                return value.decode(self.encoding)
+            texts = [bytes(each).decode(self.encoding) for each in value.ravel()]
+            return np.array(texts, object).reshape(value.shape).tolist()
+        if isinstance(value, np.ndarray | np.generic):
+            if value.dtype.hasobject and value.dtype.names is None:
+                return value.tolist()
+            return copy_element(value)
+        return value
+
+
+def open_file(file: File) -> Any:
+    """Opens an HDF5 file for reading.
+
+    Raises:
+        PipelineError: h5py is not installed, or the file was changed since it was indexed or is no HDF5 file.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise PipelineError(f"hdf5() needs h5py ({error}): pip install 'ray-ensemble[data]'") from None
+    file.open().close()  # it is unchanged
+    try:
+        # No lock on the file: many processes read it, and some file systems have none.
+        return h5py.File(file.path, "r", locking=False)
+    except OSError as error:
+        raise PipelineError(
+            f"{file.path}: is no HDF5 file, or is cut off: {' '.join(str(error).split())}"
+        ) from None
+
+
+class Handles:
+    """The HDF5 files that this process has open: at most `OPEN_FILES`; the least recently used is closed first.
+
+    What a forked child inherits is neither used nor closed by it.
+    """
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[int, Any] = OrderedDict()
+        self._inherited: list[Any] = []
+        self._pid = os.getpid()
+
+    def get(self, number: int, file: File) -> Any:
+        """Returns the open file with that number, and opens it if necessary."""
+        if self._pid != os.getpid():
+            self._inherited.append(self._open)
+            self._open, self._pid = OrderedDict(), os.getpid()
+        if number not in self._open:
+            self._open[number] = open_file(file)
+            if len(self._open) > OPEN_FILES:
+                self._open.popitem(last=False)[1].close()
+        self._open.move_to_end(number)
+        return self._open[number]
+
+    def close(self) -> None:
+        """Closes the files that this process has opened."""
+        if self._pid == os.getpid():
+            for handle in self._open.values():
+                handle.close()
+            self._open.clear()
+
+
+def list_sets(handle: Any) -> dict[str, tuple[int, ...]]:
+    """Path -> shape of all data sets in a file; () for a single value."""
+    import h5py
+
+    found: dict[str, tuple[int, ...]] = {}
+
+    def visit(path: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            found[path] = tuple(item.shape or ())
+
+    handle.visititems(visit)
+    return found
+
+
+def describe_sets(file: File, handle: Any, columns: Mapping[str, str]) -> dict[str, DataSet]:
+    """Describes the data sets of a file, by field.
+
+    Raises:
+        PipelineError: one does not exist, has values that cannot be read, or another length than the others.
+    """
+    sets = {}
+    for name, path in columns.items():
+        try:
+            sets[name] = _describe(file, handle[path], path)
+        except KeyError:
+            has = ", ".join(list_sets(handle))
+            raise PipelineError(f"{file.path}: has no data set {path!r} (it has: {has})") from None
+    lengths = {each.path: each.shape[0] for each in sets.values()}
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{path} {length}" for path, length in lengths.items())
+        raise PipelineError(f"{file.path}: the data sets differ in length: {said}")
+    return sets
+
+
+def _describe(file: File, item: Any, path: str) -> DataSet:
+    import h5py
+
+    dtype = item.dtype
+    if h5py.check_ref_dtype(dtype) is not None:
+        raise PipelineError(f"{file.path}: the data set {path!r} has references to others, which are no values")
+    texts, element = h5py.check_string_dtype(dtype), h5py.check_vlen_dtype(dtype)
+    if element is not None and np.dtype(element).hasobject:
+        raise PipelineError(f"{file.path}: the data set {path!r} has rows of variable length of {element}")
+    said = (
+        f"text ({texts.encoding})" if texts else f"{np.dtype(element)}[?]" if element is not None else str(dtype)
+    )
+    encoding = None if texts is None else texts.encoding
+    rows = int(item.chunks[0]) if item.chunks else 0
+    mapped = None
+    offset = item.id.get_offset()
+    is_plain = not item.chunks and not item.external and not item.is_virtual and texts is None
+    if is_plain and offset is not None and not dtype.hasobject:
+        strides = np.empty(item.shape, np.dtype("V1")).strides if 0 in item.shape else _find_strides(item)
+        mapped = MappedArray(file, int(offset) + _user_block(item), dtype, tuple(item.shape), strides)
+    return DataSet(path, tuple(item.shape), said, encoding, rows, mapped)
+
+
+def _find_strides(item: Any) -> tuple[int, ...]:
+    strides = [item.dtype.itemsize]
+    for length in reversed(item.shape[1:]):
+        strides.append(strides[-1] * length)
+    return tuple(reversed(strides))
+
+
+def _user_block(item: Any) -> int:
+    """Bytes before the HDF5 data of a file, which offsets do not count."""
+    return int(item.file.userblock_size)

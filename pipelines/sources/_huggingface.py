@@ -1,0 +1,247 @@
+"""Source of a Hugging Face `datasets.Dataset`, read from its Arrow data without decoding anything else.
+
+What identifies the records is where they lie: the files, and in them the place of each column; of what lies in
+memory, its content. The Dataset's own `_fingerprint` is not used: it is random where `datasets` cannot hash a
+function, and says nothing of files that were overwritten.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.errors import PipelineError, SampleError
+from pipelines.fingerprint import known_as
+from pipelines.labels import pack_values
+from pipelines.sources._arrow_files import ArrowColumn, digest_indices, unwrap
+from pipelines.sources._base import Groups, Source
+from pipelines.sources._columns import MissingValue, is_image, make_reader
+from pipelines.sources._compat import get_indices
+
+# Formats in which a Dataset returns what is stored, in another container. The others change dtypes or run code.
+_PLAIN_FORMATS = (None, "arrow", "pandas", "polars")
+
+
+@known_as("pipelines.sources.huggingface")
+class HuggingFace(Source):
+    """See `huggingface`.
+
+    Attributes:
+        columns: fields of the records.
+        class_names: field -> names of its classes, for features of type ClassLabel.
+        classes: the names of the only such field; empty if there is none, or several.
+    """
+
+    kind = "huggingface"
+    is_fork_safe = True
+
+    def __init__(self, dataset: Any, columns: Sequence[str] | None, id: str | None) -> None:
+        _check_kind(dataset)
+        self.columns = _choose_columns(dataset, columns)
+        self._id = id
+        table = dataset.data.table
+        self._columns = {name: ArrowColumn(table.column(name)) for name in self.columns}
+        indices = get_indices(dataset)
+        self._indices = None if indices is None else np.array(indices.to_numpy(), np.int64)
+        self._count = len(dataset)
+        if not self._count:
+            raise PipelineError(f"huggingface(): holds no record: {', '.join(self.columns)}")
+        features = dataset.features
+        self.class_names = {
+            name: tuple(features[name].names)
+            for name in self.columns
+            if type(features[name]).__name__ == "ClassLabel" and features[name].names
+        }
+        self.classes = next(iter(self.class_names.values())) if len(self.class_names) == 1 else ()
+        self._name = " ".join(filter(None, (dataset.info.dataset_name, str(dataset.split or "")))) or "Dataset"
+        self._start()
+
+    def _start(self) -> None:
+        # Readers of chunks; views of mapped memory, so that they cost next to nothing.
+        self._readers: dict[tuple[str, int], Callable[[int], Any]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_readers": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _read(self, index: int) -> dict[str, Any]:
+        row = index if self._indices is None else int(self._indices[index])
+        record = {}
+        for name, column in self._columns.items():
+            number = bisect_right(column.starts, row) - 1
+            try:
+                reader = self._readers.get((name, number))
+                if reader is None:
+                    reader = self._readers[name, number] = _make_reader(column.chunk(number))
+                record[name] = reader(row - column.starts[number])
+            except (MissingValue, PipelineError, OSError) as error:
+                said = f"column {name!r} {error}" if isinstance(error, MissingValue) else str(error)
+                raise SampleError(index, self.where(index), said) from None
+        return record
+
+    def column(self, field: str) -> npt.NDArray[Any]:
+        if field not in self._columns:
+            raise self._missing_field(field, self._columns)
+        readers = {number: _make_reader(chunk) for number, chunk in self._columns[field].chunks()}
+        rows = range(self._count) if self._indices is None else self._indices.tolist()
+        starts = self._columns[field].starts
+        values = []
+        for index, row in enumerate(rows):
+            number = bisect_right(starts, row) - 1
+            try:
+                values.append(readers[number](row - starts[number]))
+            except MissingValue as missing:
+                raise SampleError(index, self.where(index), f"column {field!r} {missing}") from None
+        return pack_values(values)
+
+    @property
+    def groups(self) -> Groups | None:
+        """Bounds of the chunks of the data, which lie together in a file; None with an indices mapping."""
+        starts = next(iter(self._columns.values())).starts
+        if self._indices is not None or len(starts) < 2:
+            return None
+        return np.array([*starts, self._count], np.int64)
+
+    def where(self, index: int) -> str:
+        row = index if self._indices is None else int(self._indices[index])
+        column = next(iter(self._columns.values()))
+        number = bisect_right(column.starts, row) - 1
+        file = column.file(number)
+        return f"{self._name}[{index}]" + (f" in {file.path}" if file is not None else "")
+
+    def identity(self) -> Any:
+        if self._id is not None:
+            return {"source": self._describe_class(), "id": self._id}
+        columns = [[name, column.identity()] for name, column in self._columns.items()]
+        return {"source": self._describe_class(), "columns": columns, "indices": digest_indices(self._indices)}
+
+
+def huggingface(dataset: Any, columns: Sequence[str] | None = None, id: str | None = None) -> HuggingFace:
+    """Makes a source of a Hugging Face `datasets.Dataset`, also one that was selected, filtered or shuffled.
+
+    Memory-mapped data stay in their files: every process maps them, and nothing is copied. Data in memory
+    (`Dataset.from_dict`) are shared as those of `arrays` are.
+
+    Args:
+        dataset: the Dataset. With a format that changes values (`set_format("torch")`, `set_transform`) it is
+            refused: records are what is stored, and a transform belongs into a stage, where its randomness is
+                seeded.
+        columns: names of the columns to read; unless given, all, or those of the Dataset's format.
+        id: identifies the records in fingerprints. Without it, files are identified by path, size, time of change
+            and where in them the data lie, and data in memory by their content, which is read once for that.
+
+    Returns:
+        A source of records with a field for each column. Numbers are numpy scalars of the stored dtype, also
+        ClassLabels, whose names are in `classes`. Texts are `str`, images (audio, video) their encoded bytes,
+        lists of numbers and Array2D to Array5D are arrays, lists of other things lists, and structs dicts.
+
+    Raises:
+        PipelineError: it is not a Dataset (a DatasetDict needs one of its splits, an IterableDataset
+            `iterable()`), has no record or no such column, or a format or transform that changes its values.
+
+    Examples:
+        >>> source = huggingface(datasets.load_dataset("cifar10", split="train"))
+    """
+    return HuggingFace(dataset, columns, id)
+
+
+def _check_kind(dataset: Any) -> None:
+    names = {cls.__name__ for cls in type(dataset).__mro__ if cls.__module__.partition(".")[0] == "datasets"}
+    if "DatasetDict" in names:
+        splits = ", ".join(map(repr, dataset))
+        raise PipelineError(
+            f"huggingface(): is a DatasetDict; give one of its splits ({splits}), as in dataset['train']"
+        )
+    if names & {"IterableDataset", "IterableDatasetDict"}:
+        raise PipelineError(
+            "huggingface(): a datasets.IterableDataset has no random access; give it to iterable(..., length=...)"
+        )
+    if "Dataset" not in names:
+        raise PipelineError(f"huggingface(): needs a datasets.Dataset, got {type(dataset).__name__}")
+    format = dataset.format
+    if format["type"] not in _PLAIN_FORMATS:
+        what = (
+            "a transform" if format["type"] == "custom" else f"the format {format['type']!r}, which changes dtypes"
+        )
+        kept = ", ".join(map(repr, format["columns"]))
+        raise PipelineError(
+            f"huggingface(): the Dataset has {what}; records are what is stored. Give "
+            f"huggingface(dataset.with_format(None), columns=[{kept}]) and map() the rest as a stage"
+        )
+
+
+def _choose_columns(dataset: Any, columns: Sequence[str] | None) -> tuple[str, ...]:
+    asked = (columns,) if isinstance(columns, str) else columns
+    chosen = tuple(dataset.format["columns"] if asked is None else asked)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise PipelineError(f"huggingface(): columns must name each column once, got {columns!r}")
+    if unknown := [name for name in chosen if name not in dataset.column_names]:
+        has = ", ".join(dataset.column_names)
+        raise PipelineError(f"huggingface(): there is no column {unknown[0]!r} (there are: {has})")
+    return chosen
+
+
+def _make_reader(chunk: Any) -> Callable[[int], Any]:
+    """Returns a function row -> value for a chunk; it raises `MissingValue` if there is none."""
+    import pyarrow
+    from pyarrow import types
+
+    chunk = unwrap(chunk)
+    if is_image(chunk.type):
+        return _make_file_reader(chunk)
+    if types.is_struct(chunk.type):
+        names = [field.name for field in chunk.type]
+        parts = {name: _make_reader(part) for name, part in zip(names, chunk.flatten(), strict=True)}
+        return lambda row: {name: read(row) for name, read in parts.items()}
+    is_list = types.is_list(chunk.type) or types.is_large_list(chunk.type) or types.is_fixed_size_list(chunk.type)
+    if is_list and not _is_numeric(chunk.type):
+        return _make_list_reader(chunk)
+    return make_reader(pyarrow.chunked_array([chunk]))
+
+
+def _make_file_reader(chunk: Any) -> Callable[[int], Any]:
+    """Images, and other files: their bytes, from the table or from the path that it names."""
+    data, paths = chunk.flatten()[chunk.type.get_field_index("bytes")], chunk.field("path")
+
+    def read(row: int) -> bytes:
+        value = data[row].as_py()
+        if value is None:
+            path = paths[row].as_py()
+            if path is None:
+                raise MissingValue("is null")
+            raise MissingValue(f"is kept outside of the data, in {path}; dataset.save_to_disk(...) takes it in")
+        return value  # type: ignore[no-any-return]
+
+    return read
+
+
+def _make_list_reader(chunk: Any) -> Callable[[int], Any]:
+    """Lists of texts, structs or such lists, as lists."""
+
+    def read(row: int) -> list[Any]:
+        scalar = chunk[row]
+        if not scalar.is_valid:
+            raise MissingValue("is null")
+        values = scalar.values
+        reader = _make_reader(values)
+        return [reader(each) for each in range(len(values))]
+
+    return read
+
+
+def _is_numeric(kind: Any) -> bool:
+    from pyarrow import types
+
+    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))

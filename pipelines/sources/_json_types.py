@@ -1,0 +1,194 @@
+"""Types of JSON values: what all values of a field are, and one value as that type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import PipelineError
+
+_NUMBERS = {bool: "bool", int: "int64", float: "float64"}
+_FITTING = {"bool": "b", "int64": "iuf", "float64": "f"}  # kinds of dtypes that hold them
+
+
+class Mismatch(Exception):
+    """A value is not of its field's type; the message says how."""
+
+
+@dataclass(frozen=True)
+class JsonType:
+    """The type of a field's values.
+
+    Attributes:
+        kind: "none" (nothing is known), "number", "text", "array" (of numbers), "list" (of other things), "dict",
+            "any" (as it is), or "dtype" (declared: a number, or an array of any depth).
+        dtype: of numbers and arrays, numpy's name.
+        depth: of arrays, the number of axes; 0 if every list so far was empty.
+        parts: of a dict, the types of its values; of a list, that of its elements under the name "".
+    """
+
+    kind: str
+    dtype: str = ""
+    depth: int = 0
+    parts: dict[str, JsonType] = field(default_factory=dict)
+
+    @classmethod
+    def declared(cls, name: str, kind: Any) -> JsonType:
+        """The type that a user declares.
+
+        Raises:
+            PipelineError: there is no such type.
+        """
+        if kind in (str, "str", "string", "text"):
+            return cls("text")
+        if kind == "any":
+            return cls("any")
+        try:
+            dtype = np.dtype(kind)
+        except TypeError:
+            dtype = np.dtype(object)
+        if dtype.kind not in "biuf":
+            raise PipelineError(
+                f"jsonl(): the type of field {name!r} must be 'str', 'bool', 'any' or the name of a dtype of "
+                f"numbers ('int64', 'float32' ...), got {kind!r}"
+            )
+        return cls("dtype", dtype.newbyteorder("=").name)
+
+    def __str__(self) -> str:
+        if self.kind == "array":
+            return f"{self.dtype}[{', '.join('?' * self.depth)}]"
+        if self.kind == "list":
+            return f"list of {self.parts['']}"
+        if self.kind == "dict":
+            return "{" + ", ".join(f"{name}: {part}" for name, part in self.parts.items()) + "}"
+        return self.dtype or self.kind
+
+    def is_surely(self, value: Any) -> bool:
+        """Whether a single number, a text or a list of numbers is of this type, for the sake of speed."""
+        if self.kind == "number":
+            return _NUMBERS.get(type(value)) == self.dtype and (type(value) is not int or abs(value) < 2**63)
+        if self.kind == "array" and self.depth == 1 and type(value) is list:
+            return bool(value) and _find_leaf(value) == self.dtype
+        return self.kind == "text" and type(value) is str
+
+    def convert(self, value: Any) -> Any:
+        """Converts a value of `json.loads`.
+
+        Raises:
+            Mismatch: it is not of this type.
+        """
+        if self.kind == "any":
+            return value
+        if value is None:
+            raise Mismatch("is null")
+        if self.kind == "text":
+            if type(value) is not str:
+                raise Mismatch(f"is {_say(value)}, not a text")
+            return value
+        if self.kind in ("number", "array", "dtype"):
+            return self._convert_numbers(value)
+        if self.kind == "dict" and isinstance(value, dict):
+            if missing := [name for name in self.parts if name not in value]:
+                raise Mismatch(f"has no {missing[0]!r}")
+            return {name: part.convert(value[name]) for name, part in self.parts.items()}
+        if self.kind == "list" and isinstance(value, list):
+            return [self.parts[""].convert(each) for each in value]
+        raise Mismatch(f"is {_say(value)}, not {self}")
+
+    def _convert_numbers(self, value: Any) -> Any:
+        is_list = isinstance(value, list)
+        leaf = _find_leaf(value)
+        is_other = is_list if self.kind == "number" else self.kind == "array" and not is_list
+        wanted = np.dtype(self.dtype or "float64")  # of lists that are empty in all lines
+        if is_other or leaf is None or (leaf and wanted.kind not in _FITTING[leaf]):
+            raise Mismatch(f"is {_say(value)}, not {self}")
+        try:
+            return np.array(value, wanted) if is_list else wanted.type(value)
+        except OverflowError:
+            raise Mismatch(f"is {_say(value)}, which is no {self.dtype}") from None
+        except ValueError:
+            raise Mismatch(
+                "has lists of different lengths in one list: an array needs them of one length"
+            ) from None
+
+
+NONE = JsonType("none")
+
+
+def describe(value: Any) -> JsonType:
+    """The type of one value.
+
+    Raises:
+        Mismatch: it has an integer of more than 64 bits, or elements that have no type in common.
+    """
+    if value is None:
+        return NONE
+    if type(value) is str:
+        return JsonType("text")
+    if type(value) in _NUMBERS:
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise Mismatch(f"is {value}, an integer of more than 64 bits")
+        return JsonType("number", _NUMBERS[type(value)])
+    if isinstance(value, dict):
+        return JsonType("dict", parts={name: describe(each) for name, each in value.items()})
+    leaf = _find_leaf(value)
+    if leaf is not None:
+        return JsonType("array", leaf, _find_depth(value) if leaf else 0)
+    parts = NONE
+    for each in value:
+        parts = merge(parts, describe(each))
+    return JsonType("list", parts={"": parts})
+
+
+def merge(one: JsonType, other: JsonType) -> JsonType:
+    """The type that holds the values of two types.
+
+    Raises:
+        Mismatch: there is none.
+    """
+    if one.kind == "none" or one == other:
+        return other
+    if other.kind == "none":
+        return one
+    if one.kind == other.kind == "dict":
+        names = [*one.parts, *(name for name in other.parts if name not in one.parts)]
+        return JsonType("dict", parts={n: merge(one.parts.get(n, NONE), other.parts.get(n, NONE)) for n in names})
+    if one.kind == other.kind == "list":
+        return JsonType("list", parts={"": merge(one.parts[""], other.parts[""])})
+    for empty, full in ((one, other), (other, one)):
+        if empty.kind == "array" and not empty.dtype and full.kind in ("array", "list"):
+            return full
+    is_alike = one.kind == other.kind and one.kind in ("number", "array") and one.depth == other.depth
+    if is_alike and {one.dtype, other.dtype} == {"int64", "float64"}:
+        return JsonType(one.kind, "float64", one.depth)
+    raise Mismatch(f"is {one} in some lines and {other} in others")
+
+
+def _find_leaf(value: Any) -> str | None:
+    """The dtype that holds all numbers in nested lists: "" if there are none, None if there is anything else."""
+    if not isinstance(value, list):
+        return _NUMBERS.get(type(value))
+    kinds = set(map(type, value))
+    if not kinds:
+        return ""
+    if kinds == {list}:
+        found = {leaf for each in value if (leaf := _find_leaf(each)) != ""}
+    elif kinds <= set(_NUMBERS):
+        found = {_NUMBERS[kind] for kind in kinds}
+        if kinds == {int} and not -(2**63) <= min(value) <= max(value) < 2**63:
+            return None
+    else:
+        return None
+    if None in found or (len(found) > 1 and "bool" in found):
+        return None
+    return "float64" if len(found) > 1 else next(iter(found), "")
+
+
+def _find_depth(value: Any) -> int:
+    return 1 + max((_find_depth(each) for each in value if isinstance(each, list)), default=0)
+
+
+def _say(value: Any) -> str:
+    return f"{value!r:.60}"

@@ -1,0 +1,134 @@
+"""Source of the lines of JSON Lines files, one JSON object each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pipelines.errors import PipelineError, SampleError
+from pipelines.fingerprint import known_as
+from pipelines.sources._file_records import FileRecords
+from pipelines.sources._files import Paths, find_files
+from pipelines.sources._json_types import NONE, JsonType, Mismatch, describe, merge
+from pipelines.sources._rows import find_rows
+
+Columns = Sequence[str] | Mapping[str, Any]
+
+
+@known_as("pipelines.sources.jsonl")
+class Jsonl(FileRecords):
+    """See `jsonl`.
+
+    Attributes:
+        files: the files that are read.
+        columns: fields of the records.
+        types: field -> what its values are, as a text.
+    """
+
+    kind = "jsonl"
+
+    def __init__(self, paths: Paths, columns: Columns | None) -> None:
+        files = find_files(self.kind, paths)
+        super().__init__(files, [find_rows(file) for file in files])
+        asked = (columns,) if isinstance(columns, str) else None if columns is None else tuple(columns)
+        if asked is not None and (not asked or len(set(asked)) < len(asked)):
+            raise PipelineError(f"jsonl(): columns must name each field once, got {columns!r}")
+        declared = dict(columns) if isinstance(columns, Mapping) else {}
+        self._types = {name: JsonType.declared(name, kind) for name, kind in declared.items()}
+        if asked is None or len(declared) < len(asked):
+            found = self._infer_types(asked)
+            if unknown := [name for name in asked or () if name not in found]:
+                has = ", ".join(self._infer_types(None))
+                raise PipelineError(
+                    f"jsonl(): no line of {files[0].path} has a field {unknown[0]!r} (it has: {has})"
+                )
+            self._types = {name: found[name] for name in asked or found}
+        self.columns = tuple(self._types)
+        self.types = {name: str(kind) for name, kind in self._types.items()}
+
+    def _infer_types(self, asked: Sequence[str] | None) -> dict[str, JsonType]:
+        """The type of each field, of all lines; lines that cannot be read are left out: reading them is an
+        error."""
+        types: dict[str, JsonType] = {}
+        for number, file in enumerate(self.files):
+            first, last = self._firsts[number], self._firsts[number + 1]
+            with open(file.path, "rb") as lines:
+                lines.seek(int(self._starts[first]) if last > first else 0)
+                row = -1
+                for line in lines:
+                    row += not line.isspace()
+                    try:
+                        values = json.loads(line)
+                    except ValueError:
+                        continue
+                    if not isinstance(values, dict):
+                        continue
+                    try:
+                        _widen(types, values, values if asked is None else asked)
+                    except Mismatch as mismatch:
+                        raise PipelineError(
+                            f"{file.path}:row {row}: field {mismatch}; declare its type, as in "
+                            "jsonl(..., columns={'label': 'int64', 'other': 'any'})"
+                        ) from None
+        return types
+
+    def _read(self, index: int) -> dict[str, Any]:
+        try:
+            values = json.loads(self._read_bytes(index))
+        except ValueError as error:
+            raise SampleError(index, self.where(index), f"is no JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise SampleError(index, self.where(index), f"is no JSON object, but {type(values).__name__}")
+        record = {}
+        for name, kind in self._types.items():
+            if name not in values:
+                raise SampleError(index, self.where(index), f"has no field {name!r}")
+            try:
+                record[name] = kind.convert(values[name])
+            except Mismatch as mismatch:
+                raise SampleError(index, self.where(index), f"field {name!r} {mismatch}") from None
+        return record
+
+    def identity(self) -> Any:
+        return {**super().identity(), "columns": [[name, str(kind)] for name, kind in self._types.items()]}
+
+
+def _widen(types: dict[str, JsonType], values: dict[str, Any], names: Iterable[str]) -> None:
+    """Widens the types of fields so that they hold the values of a line, too."""
+    for name in names:
+        if name not in values:
+            continue
+        kind = types.get(name, NONE)
+        try:
+            types[name] = kind if kind.is_surely(values[name]) else merge(kind, describe(values[name]))
+        except Mismatch as mismatch:
+            raise Mismatch(f"{name!r} {mismatch}") from None
+
+
+def jsonl(paths: Paths, columns: Columns | None = None) -> Jsonl:
+    """Makes a source of JSON Lines files (UTF-8): each line is a JSON object, a record.
+
+    A field that is not declared has the type that holds its values in all lines: bool, int64, float64, text, an
+    array of numbers (lists, nested to one depth), a list of other values, or a dict of such. A field of integers
+    in some lines and other numbers in others is float64. Empty lines are no records. A line that lacks a field,
+    has null there, or is no JSON object is an error when it is read, which `Pipeline(on_error="skip")` leaves out.
+
+    Args:
+        paths: a path, a glob pattern (matches in sorted order), or several of either.
+        columns: names of the fields to read; unless given, all that a line has. A mapping name -> type declares
+            their types: `"str"`, `"bool"`, numpy's name of a dtype of numbers, such as `"float32"`, for single
+            numbers and for arrays, or `"any"` for values as `json.loads` returns them. Then no line is read to
+            find them out.
+
+    Returns:
+        A source of records with a field for each column: a numpy scalar, `str`, array, list or dict.
+
+    Raises:
+        PipelineError: a file is missing, compressed or without lines; no line has a field; the values of a field
+            have no type in common; a type is unknown.
+
+    Examples:
+        >>> source = jsonl("train-*.jsonl", columns=("text", "label"))
+    """
+    return Jsonl(paths, columns)

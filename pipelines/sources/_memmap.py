@@ -1,0 +1,125 @@
+"""Source of arrays in files: `.npy`, and raw files behind an `np.memmap`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.errors import PipelineError, SampleError
+from pipelines.fingerprint import known_as
+from pipelines.sources._base import Source
+from pipelines.sources._files import File
+from pipelines.sources._mapped import FileMappings, MappedArray, is_memmap, locate
+from pipelines.sources._values import copy_element
+
+
+@known_as("pipelines.sources.memmap")
+class Memmap(Source):
+    """See `memmap`.
+
+    Attributes:
+        columns: field -> the array in its file.
+    """
+
+    kind = "memmap"
+    is_fork_safe = True
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        if not columns:
+            raise PipelineError("memmap(): no column was given")
+        self.columns = {name: _map_column(name, values) for name, values in columns.items()}
+        lengths = {name: len(values) for name, values in self.columns.items()}
+        said = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        if len(set(lengths.values())) > 1:
+            raise PipelineError(f"memmap(): the columns differ in length: {said}")
+        self._count = next(iter(lengths.values()))
+        if self._count == 0:
+            raise PipelineError(f"memmap(): holds no record: {said}")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _read(self, index: int) -> dict[str, Any]:
+        try:
+            return {name: copy_element(values[index]) for name, values in self.columns.items()}
+        except PipelineError as error:
+            raise SampleError(index, self.where(index), str(error)) from error
+
+    def column(self, field: str) -> npt.NDArray[Any]:
+        if field not in self.columns:
+            raise self._missing_field(field, self.columns)
+        values = self.columns[field].array
+        is_plain = values.dtype.kind in "biufc"
+        return copy_element(values) if is_plain else super().column(field)
+
+    def where(self, index: int) -> str:
+        files = dict.fromkeys(values.file.path for values in self.columns.values())
+        return f"{', '.join(files)}:row {index}"
+
+    def identity(self) -> Any:
+        columns = {name: values.identity() for name, values in self.columns.items()}
+        return {"source": self._describe_class(), "columns": columns}
+
+
+def memmap(**columns: str | os.PathLike[str] | np.memmap[Any, Any]) -> Memmap:
+    """Makes a source of arrays in files, which every process maps: record i holds row i of each.
+
+    Processes share the pages of the files, and no data are pickled. A changed file is detected when a process maps
+    it; while it is mapped nothing may be written to it, and it must not be cut.
+
+    Args:
+        columns: field -> path of an `.npy` file (`np.save`), or an `np.memmap` or a view of one, for raw files.
+
+    Returns:
+        A source of records with a field for each column: an array [*shape] of the column's dtype in native byte
+        order, a scalar, a text, or a dict for an element of a structured dtype.
+
+    Raises:
+        PipelineError: a file is missing, of another format, cut off or has Python objects; an `np.memmap` is not
+            in a file (mode "c", or the file was deleted); the columns differ in length or are empty.
+
+    Examples:
+        >>> source = memmap(image="images.npy", label="labels.npy")
+    """
+    return Memmap(columns)
+
+
+def _map_column(name: str, values: Any) -> MappedArray:
+    if isinstance(values, str | os.PathLike):
+        column = _open_npy(os.path.expanduser(os.fspath(values)))
+    else:
+        column = _locate(name, values)
+    if not column.shape:
+        raise PipelineError(f"memmap(): column {name!r} must have its records along the first axis, got a scalar")
+    return column
+
+
+def _open_npy(path: str) -> MappedArray:
+    try:
+        file = File.of(path)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise PipelineError(f"memmap({path!r}): {(error.strerror or str(error)).lower()}") from None
+    except (ValueError, EOFError) as error:
+        reason = "no .npy header" if "pickled data" in str(error) else str(error).partition(" when ")[0]
+        raise PipelineError(f"memmap({path!r}): is no .npy file that can be mapped: {reason}") from None
+    if not isinstance(array, np.memmap):
+        array.close()
+        raise PipelineError(f"memmap({path!r}): is an archive of arrays; save each with np.save, or use arrays()")
+    return MappedArray(file, array.offset, array.dtype, array.shape, array.strides)
+
+
+def _locate(name: str, values: Any) -> MappedArray:
+    if not isinstance(values, np.ndarray) or not is_memmap(values):
+        what = f"column {name!r} must be a path or an np.memmap, got {type(values).__name__}"
+        raise PipelineError(f"memmap(): {what}; data in memory are for arrays()")
+    found = locate(np.asarray(values), FileMappings())
+    if found is None:
+        raise PipelineError(
+            f"memmap(): column {name!r} is not in a file (mode 'c', an empty array, a result of arithmetic, or "
+            "the file was deleted); use arrays()"
+        )
+    return found

@@ -1,0 +1,196 @@
+"""csv() and jsonl(): rows of text files by index, with types that hold for all of them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines import sources
+from pipelines.errors import PipelineError, SampleError
+from pipelines.sources._csv import _make_splitter
+from pipelines.sources._rows import RowScanner
+
+
+@given(text=st.text('ab,"\n\r', max_size=30), size=st.integers(1, 9))
+@settings(max_examples=800, deadline=None)
+def test_rows_and_values_are_those_of_pythons_csv_however_the_file_is_cut_into_chunks(
+    text: str, size: int
+) -> None:
+    data, scanner, starts = text.encode(), RowScanner(b",", b'"'), list[int]()
+    for offset in range(0, len(data), size):
+        chunk = np.frombuffer(data[offset : offset + size], np.uint8)
+        starts += (scanner.scan(chunk) + offset).tolist()
+    if scanner.is_quoted:
+        return  # such a file is refused
+    split = _make_splitter(",", '"')
+    found = [split(text[a:b].rstrip("\r\n")) for a, b in pairwise([*starts, len(text)])]
+    assert found == [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, newline="")
+    return path
+
+
+def test_a_columns_type_holds_all_of_its_values(tmp_path: Path) -> None:
+    text = (
+        "\ufeffid,x,flag,name,zip,big,mixed,none\r\n"
+        '1,1.5,true,"a, ""b""\r\nc",007,12345678901234567890,1,\r\n\r\n'
+        "2,nan,False,NA,010,1,2.5,NA\r\n-3, 1e3 ,true,é,1,1,7,\r\n"
+    )
+    source = sources.csv(
+        write(tmp_path / "a.csv", text), columns=["id", "x", "flag", "name", "zip", "big", "mixed"]
+    )
+    numbers = {"id": "int64", "x": "float64", "flag": "bool", "mixed": "float64"}
+    assert source.types == {**numbers, "name": "str", "zip": "str", "big": "str"}
+    assert len(source) == 3
+    first = source[0]
+    assert (first["id"], first["id"].dtype, first["mixed"].dtype) == (1, np.int64, np.float64)
+    assert (first["name"], first["zip"], first["big"]) == ('a, "b"\r\nc', "007", "12345678901234567890")
+    assert first["flag"].dtype == bool and source[2]["x"] == 1000 and np.isnan(source[1]["x"])
+    assert source[1]["name"] == "NA", "no number is missing among texts"
+
+
+def test_a_type_that_changes_late_is_found(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{i % 3}\n" for i in range(300_000))
+    path = write(tmp_path / "a.csv", f"x,y\n{rows}0.5,unknown\n")
+    source = sources.csv(path)
+    assert source.types == {"x": "float64", "y": "str"}
+    assert source[0] == {"x": 0.0, "y": "0"} and isinstance(source[0]["x"], np.float64)
+    declared = sources.csv(path, columns={"y": "int8", "x": "float32"})
+    assert declared[7] == {"y": 1, "x": 7.0} and declared[7]["y"].dtype == np.int8
+    with pytest.raises(
+        SampleError, match=rf"sample 300000 \({path}:row 300000\): column 'y' is 'unknown', .* no int8"
+    ):
+        declared[300_000]
+
+
+def test_rows_that_are_no_records_are_sample_errors(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"a,b\n1,x\n,y\n3\n4,z,9\n5,\xff\n6_0,u\n")
+    source = sources.csv(path, columns={"a": "int64", "b": "str"})
+    assert source[0] == {"a": 1, "b": "x"}
+    for row, said in enumerate(("", "no value", "1 values, .* 2 columns", "3 values", "not UTF-8", "'6_0'")):
+        if said:
+            with pytest.raises(SampleError, match=rf"sample {row} \({path}:row {row}\): .*{said}"):
+                source[row]
+
+
+def test_several_files_names_delimiters_and_quotes(tmp_path: Path) -> None:
+    write(tmp_path / "b.tsv", '3\t"x\n4\ty')
+    write(tmp_path / "a.tsv", "1\tu\n2\tv\n")
+    source = sources.csv(str(tmp_path / "*.tsv"), names=("n", "t"), delimiter="\t", quote=None)
+    assert list(source) == [{"n": 1, "t": "u"}, {"n": 2, "t": "v"}, {"n": 3, "t": '"x'}, {"n": 4, "t": "y"}]
+    assert source.where(3) == f"{tmp_path}/b.tsv:row 1"
+    with pytest.raises(
+        PipelineError, match=r"b\.tsv: row 0 \(byte 0\) opens a quoted field that is never closed.*quote=None"
+    ):
+        sources.csv(tmp_path / "b.tsv", names=("n", "t"), delimiter="\t")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("a,a\n1,2\n", {}, "two columns are called 'a'"),
+        ("a,b\n1,2\n", {"columns": ["c"]}, r"no column 'c' \(it has: a, b\)"),
+        ("a,b\n1,2\n", {"columns": {"a": "complex64"}}, "type of column 'a' must be"),
+        ("a,b\n1,2\n", {"columns": []}, "must name each column once"),
+        ("a,b\n", {}, "holds no record"),
+        ("", {}, "is empty"),
+        ("a\n1\n", {"delimiter": "||"}, "delimiter must be one ASCII character"),
+    ],
+)
+def test_files_and_arguments_without_a_clear_meaning_are_refused(
+    tmp_path: Path, text: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PipelineError, match=said):
+        sources.csv(write(tmp_path / "a.csv", text), **options)
+
+
+def test_another_header_and_a_compressed_file_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "a,b\n1,2\n")
+    write(tmp_path / "b.csv", "b,a\n1,2\n")
+    with pytest.raises(PipelineError, match=r"b\.csv begins with b, a, but .*a\.csv with a, b"):
+        sources.csv(str(tmp_path / "*.csv"))
+    for kind in (sources.csv, sources.jsonl):
+        (tmp_path / "c.gz").write_bytes(gzip.compress(b"a,b\n1,2\n"))
+        with pytest.raises(PipelineError, match=r"c\.gz: is compressed with gzip.*decompress it"):
+            kind(tmp_path / "c.gz")
+
+
+def lines(path: Path, *rows: Any) -> Path:
+    return write(path, "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+
+
+def test_a_fields_type_holds_all_of_its_values(tmp_path: Path) -> None:
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"a": 1, "t": "x", "v": [], "m": [[1, 2], [3, 4]], "n": {"p": 1, "q": "z"}, "l": ["a", "b"], "f": True},
+        "",
+        {"a": 2.5, "t": "é\n", "v": [1, 2.5], "m": [[1], [2]], "n": {"p": 0.5, "q": ""}, "l": [], "f": False},
+    )
+    source = sources.jsonl(path)
+    assert source.types["a"] == "float64" and source.types["n"] == "{p: float64, q: text}" and len(source) == 2
+    one, two = source
+    assert (one["a"], one["a"].dtype, two["t"], one["f"].dtype) == (1.0, np.float64, "é\n", bool)
+    assert one["v"].dtype == two["v"].dtype == np.float64 and (one["v"].shape, two["v"].tolist()) == (
+        (0,),
+        [1, 2.5],
+    )
+    assert one["m"].dtype == np.int64 and (one["m"].shape, two["m"].shape) == ((2, 2), (2, 1))
+    assert one["n"]["p"].dtype == np.float64 and (two["n"]["q"], one["l"], two["l"]) == ("", ["a", "b"], [])
+
+
+def test_a_field_of_two_kinds_is_refused_with_its_row_unless_it_is_declared(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"x": 1}, {"x": 2}, {"x": "three"})
+    with pytest.raises(
+        PipelineError, match=rf"{path}:row 2: field 'x' is int64 in some lines and text in others; dec"
+    ):
+        sources.jsonl(path)
+    declared = sources.jsonl(path, {"x": "int16"})
+    assert declared[1]["x"].dtype == np.int16
+    with pytest.raises(SampleError, match=r"sample 2 \(.*row 2\): field 'x' is 'three', not int16"):
+        declared[2]
+    assert [record["x"] for record in sources.jsonl(path, {"x": "any"})] == [1, 2, "three"]
+
+
+def test_lines_that_are_no_records_are_sample_errors(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"x": 1}, "{bad", [1], {"y": 1}, {"x": None}, {"x": 300})
+    source = sources.jsonl(path, {"x": "uint8"})
+    assert source[0] == {"x": 1}
+    for row, said in enumerate(
+        ("", "no JSON: ", "no JSON object, but list", "no field 'x'", "'x' is null", "300, which")
+    ):
+        if said:
+            with pytest.raises(SampleError, match=rf"sample {row} \({path}:row {row}\): .*{said}"):
+                source[row]
+    assert sources.jsonl(path, ["x"])[0] == {"x": 1}, "bad lines are left out of the types"
+
+
+def test_unknown_fields_and_types_are_named(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"x": 1, "y": 2})
+    with pytest.raises(PipelineError, match=r"has a field 'z' \(it has: x, y\)"):
+        sources.jsonl(path, ["z"])
+    with pytest.raises(PipelineError, match="must be 'str', 'bool', 'any'"):
+        sources.jsonl(path, {"x": "number"})
+    with pytest.raises(PipelineError, match=r"field 'x' is 1\d+, an integer of more than 64 bits"):
+        sources.jsonl(lines(tmp_path / "b.jsonl", {"x": 10**30}))
+
+
+def test_a_changed_file_is_not_read(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"x": 1}, {"x": 2})
+    source = sources.jsonl(path)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(SampleError, match=r"a\.jsonl: was changed after its records were indexed"):
+        source[1]
