@@ -28,6 +28,8 @@ from pipelines.order import Indices, Words, derive_bytes, mix, permute
 if TYPE_CHECKING:
     from pipelines.sources import Source
 
+__all__ = ["SampledOrder", "Sampling", "balanced", "weighted"]
+
 _BITS = 53  # of a double's mantissa
 _CHUNK = 1 << 16
 _LN2_HIGH, _LN2_LOW = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")

@@ -173,7 +173,7 @@ class Source(ABC):
 
         The division depends on (number of records, fraction, seed, values of `stratify` or `group`) alone, for
         all versions of numpy: records are ranked by the raw output of the Philox generator, whose stream numpy
-        guarantees (NEP 19). Each part keeps its records in ascending order. Needs about 30 bytes of memory per
+        guarantees (NEP 19). Each part keeps its records in ascending order. Needs about 40 bytes of memory per
         record, of which 8 stay in use.
 
         Args:
