@@ -160,7 +160,7 @@ def test_a_run_with_a_collate_function_predicts_and_says_why_it_is_no_artifact(t
     assert table["index"].to_pylist() == list(range(20))
     batch = next(iter(texts().valid.resident().loader(20)))  # type: ignore[union-attr]
     made = ensemble.load(tmp_path / "run")(tokenize(batch, None))
-    assert made.argmax(dim=1).tolist() == [int(each) for each in table["prediction"].to_pylist()]
+    assert made.argmax(dim=1).tolist() == table["class"].to_pylist()
 
 
 def test_the_code_of_a_collate_function_is_known() -> None:
