@@ -71,7 +71,12 @@ def open_file(file: File) -> Any:
     file.open().close()  # it is unchanged
     try:
         # No lock on the file: many processes read it, and some file systems have none.
-        return h5py.File(file.path, "r", locking=False)
+        try:
+            return h5py.File(file.path, "r", locking=False)
+        except OSError as error:
+            if "locking flag" not in str(error):
+                raise
+            return h5py.File(file.path, "r")  # as the caller has it open already
     except OSError as error:
         raise PipelineError(
             f"{file.path}: is no HDF5 file, or is cut off: {' '.join(str(error).split())}"
