@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-for folder in ("executors", "reporting", "train"):
+for folder in ("executors", "fixtures", "reporting", "train"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 # Machines that run tests are shared: how long one example takes says nothing.

@@ -59,7 +59,8 @@ def run_page(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     command = tools / "ensemble"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ensemble.cli "$@"\n')
     command.chmod(0o755)
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'docs'}", "PATH": f"{tools}:{os.environ['PATH']}"}
+    path = (ROOT, ROOT / "tests" / "docs", ROOT / "tests" / "fixtures" / "torchvision_on_cpu")
+    env = os.environ | {"PYTHONPATH": ":".join(map(str, path)), "PATH": f"{tools}:{os.environ['PATH']}"}
     runner = [sys.executable, str(ROOT / "tests" / "docs" / "run_pages.py")]
     with subprocess.Popen(runner, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import simplejpeg
+from tv import HOOK, import_torchvision
 
 from ensemble import Recipe
 from ensemble.meter import ledger
@@ -24,6 +25,8 @@ from ensemble.store import RunState, fold, read_events
 from ensemble.train.optimizers import make_optimizer
 
 ROOT = Path(__file__).parents[2]
+PYTHONPATH = os.pathsep.join(map(str, (ROOT, HOOK)))
+import_torchvision()  # load_spec() of examples that use it
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if "def spec(" in path.read_text())
 DATA = os.environ.get("ENSEMBLE_DATA")
 needs_data = pytest.mark.skipif(
@@ -47,7 +50,7 @@ def run(example: str, run_dir: Path, **settings: Any) -> tuple[RunState, list[di
     done = subprocess.run(
         [*command, "--run-dir", str(run_dir), "--json", "-"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         timeout=120,
@@ -157,6 +160,34 @@ def test_cifar10_trains_on_photographs(tmp_path: Path) -> None:
     check_trained(state, rows, tmp_path)
 
 
+def test_members_share_what_torchvision_augments_and_add_noise_of_their_own(
+    downloads: Path, tmp_path: Path
+) -> None:
+    state, rows = run("augment", tmp_path, data=downloads / "cifar10", samples=100, epochs=1)
+    assert [row["state"] for row in rows] == ["finished"] * 3
+    reuse = ledger(read_events(tmp_path / "events.jsonl")).reuse
+    assert (reuse.prepared, reuse.consumed) == (90, 270), "each image is augmented once"
+    assert state.combined is not None
+
+
+@pytest.mark.parametrize("script", ["plain", "attach_only", "train_function", "recipe"])
+def test_a_ported_script_finds_what_it_searches_for(script: str, downloads: Path, tmp_path: Path) -> None:
+    small = ["--trials=2", "--epochs=1", "--samples=120", "--together=2", f"--out={tmp_path}/found.json"]
+    done = subprocess.run(
+        [sys.executable, ROOT / f"examples/port/{script}.py", downloads / "cifar10", *small],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["trials"] == 2 and set(found["params"]) == {"width", "lr"} and 0 <= found["best"] <= 1
+    assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
+
+
 @pytest.mark.slow
 @needs_data
 def test_imdb_trains_on_text(tmp_path: Path) -> None:
@@ -232,7 +263,7 @@ def test_the_best_trials_of_a_search_become_an_artifact_that_answers_with_torch_
     done = subprocess.run(
         [sys.executable, ROOT / "examples/search_to_artifact.py", "digits", "--trials=5", "--epochs=4"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         timeout=120,
