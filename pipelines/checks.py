@@ -112,6 +112,43 @@ def check_pipeline(what: str, value: object) -> None:
         raise PipelineError(f"{what} must be a Pipeline, got {shorten_repr(value)}{hint}")
 
 
+def check_source(value: Any) -> None:
+    """Check that a value is a source of at least one record, by its methods."""
+    if not hasattr(value, "where"):
+        raise PipelineError(f"a Pipeline starts from a pipelines.sources source, got {type(value).__name__}")
+    if len(value) == 0:
+        raise PipelineError(f"the source is empty: {value!r}")
+
+
+def check_seed(value: Any) -> int:
+    """Check an integer of any size and sign, and return it as int."""
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        raise PipelineError(f"seed must be an integer, got {value!r}") from None
+
+
+def check_shuffle(value: Any, source: Any) -> None:
+    """Check `shuffle` of a pipeline: blocks are for sources that are read in groups."""
+    if value not in (True, False, "blocks"):
+        raise PipelineError(f"shuffle must be True, False or 'blocks', got {value!r}")
+    if value == "blocks" and getattr(source, "groups", None) is None:
+        raise PipelineError(
+            f"shuffle='blocks' is for a source that is read in groups (parquet, tar), not for {source!r}, "
+            "which gives any record at the same cost: leave shuffle=True"
+        )
+
+
+def check_repeatable(pipeline: Any) -> None:
+    """Check that a pipeline gives each record once and the same in each epoch, for a set that is prepared once."""
+    if pipeline.sampling is not None:
+        raise PipelineError(
+            f"a resident set has each record once, not drawn by {pipeline.sampling!r}: leave sampling= out"
+        )
+    if (stage := pipeline.random_stage) is not None:
+        raise PipelineError(f"a resident set is prepared once, but the stage {stage.name} is random: leave it out")
+
+
 def check_threads(value: object, pipeline: Any) -> None:
     """Check `threads`: True is refused for a pipeline with stages that draw from global generators."""
     check_flag("threads", value)

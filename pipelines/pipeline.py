@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import functools
-import operator
 import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines import comparison, fingerprint
-from pipelines.checks import check_integer
+from pipelines.checks import (
+    check_choice,
+    check_integer,
+    check_repeatable,
+    check_seed,
+    check_shuffle,
+    check_source,
+)
 from pipelines.comparison import Difference
 from pipelines.errors import ForeignRandomness, PipelineError
 from pipelines.order import BlockOrder, Indices, epoch_indices
@@ -73,23 +79,10 @@ class Pipeline:
         on_error: Literal["raise", "skip"] = "raise",
         id: str | None = None,
     ) -> None:
-        if on_error not in ("raise", "skip"):
-            raise PipelineError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
-        if not hasattr(source, "where"):
-            raise PipelineError(f"a Pipeline starts from a pipelines.sources source, got {type(source).__name__}")
-        if len(source) == 0:
-            raise PipelineError(f"the source is empty: {source!r}")
-        try:
-            seed = int(operator.index(seed))
-        except TypeError:
-            raise PipelineError(f"seed must be an integer, got {seed!r}") from None
-        if shuffle not in (True, False, "blocks"):
-            raise PipelineError(f"shuffle must be True, False or 'blocks', got {shuffle!r}")
-        if shuffle == "blocks" and getattr(source, "groups", None) is None:
-            raise PipelineError(
-                f"shuffle='blocks' is for a source that is read in groups (parquet, tar), not for {source!r}, "
-                "which gives any record at the same cost: leave shuffle=True"
-            )
+        check_choice("on_error", on_error, ("raise", "skip"))
+        check_source(source)
+        seed = check_seed(seed)
+        check_shuffle(shuffle, source)
         shuffle_window = check_integer("shuffle_window", shuffle_window, 1)
         if sampling is not None:
             check_sampling(sampling, shuffle)
@@ -341,15 +334,7 @@ class Pipeline:
         Raises:
             PipelineError: a stage draws random numbers, or the pipeline has `sampling`.
         """
-        if self.sampling is not None:
-            raise PipelineError(
-                f"a resident set has each record once, not drawn by {self.sampling!r}: leave sampling= out"
-            )
-        stage = self.random_stage
-        if stage is not None:
-            raise PipelineError(
-                f"a resident set is prepared once, but the stage {stage.name} is random: leave it out"
-            )
+        check_repeatable(self)
         if not self.shuffle:
             return self
         ordered = self._copy()
