@@ -24,6 +24,7 @@ import enum
 import functools
 import hashlib
 import json
+import os
 import re
 import sys
 import types
@@ -248,10 +249,18 @@ def _describe_function(function: types.FunctionType, path: tuple[int, ...]) -> A
                 continue
             if isinstance(bound, list | dict | set):
                 raise Unsure(f"{function.__qualname__}, which reads the mutable global {name!r}")
-            used[name] = _describe(bound, path, home)
+            used[name] = _describe(
+                _find_script_name() if name == "__name__" and bound == "__main__" else bound, path, home
+            )
     defaults = _describe([function.__defaults__, function.__kwdefaults__], path, home)
     # A script's functions live in __main__ for itself and under the script's name for others.
     return ["function", function.__qualname__, _describe_code(function.__code__), defaults, closure, used]
+
+
+def _find_script_name() -> str:
+    """The name under which others import the script that this process runs."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return "__main__" if file is None else os.path.splitext(os.path.basename(file))[0]
 
 
 # fmt: off

@@ -23,7 +23,7 @@ from pipelines.fingerprint import known_as
 from pipelines.sources import _pages
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._columns import MissingValue, is_image, make_reader
-from pipelines.sources._files import File, Paths, find_files
+from pipelines.sources._files import OPEN_FILES, File, Paths, find_files
 from pipelines.sources._group_cache import CACHE_BYTES, GroupCache
 
 _LARGE_BYTES = 16 << 20
@@ -82,14 +82,16 @@ class Parquet(Source):
         self._cache_bytes = cache_bytes
         self._cache = GroupCache(cache_bytes)
         self._statistics = _DecodeStatistics()
+        self._metadata: dict[int, Any] = {}  # of files that were decoded from
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": None, "_statistics": None}
+        return {**self.__dict__, "_cache": None, "_statistics": None, "_metadata": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._cache = GroupCache(self._cache_bytes)
         self._statistics = _DecodeStatistics()
+        self._metadata = {}
 
     def __len__(self) -> int:
         return self._count
@@ -121,7 +123,11 @@ class Parquet(Source):
         # No threads: the cores are shared out among processes. No buffering ahead: Arrow does it in a thread pool
         # that a fork may leave in any state.
         with self.files[number].open() as handle:
-            file = pyarrow.parquet.ParquetFile(handle, pre_buffer=False)
+            # The file's metadata name all its row groups: they are parsed once, and not for each group anew.
+            file = pyarrow.parquet.ParquetFile(handle, metadata=self._metadata.get(number), pre_buffer=False)
+            if len(self._metadata) >= OPEN_FILES:
+                self._metadata.clear()
+            self._metadata[number] = file.metadata
             _pages.check_row_group(handle.fileno(), file.metadata, within, self._leaves)
             table = file.read_row_group(within, columns=self._leaves, use_threads=False)
         if table.nbytes > _LARGE_BYTES:  # decoding took several times as much, which Arrow would keep

@@ -412,3 +412,24 @@ def test_a_cache_of_another_scheme_is_not_taken_up_and_that_is_said(tmp_path: Pa
         batches = [batch["x"].numpy().copy() for batch in attach(feeder.address, pipe, 4, epochs=1)]
         assert sorted(np.concatenate(batches).tolist()) == list(range(8))
     assert {each.name for each in kept.iterdir()} == {"of-before", own.name}
+
+
+NAMED = """
+import sys
+from pipelines.fingerprint import describe, digest
+
+def stage(sample):
+    return {**sample, "kind": len(type(sample).__name__)}
+
+if __name__ == "__main__":
+    import named
+    print(digest(describe(stage)), digest(describe(named.stage)))
+"""
+
+
+def test_a_function_of_a_script_that_reads_a_name_is_the_same_when_imported(tmp_path: Path) -> None:
+    (tmp_path / "named.py").write_text(NAMED)  # `__name__` is an attribute of types and a global of modules
+    environment = {**os.environ, "PYTHONPATH": str(Path(pipelines.__file__).parents[1])}
+    said = subprocess.check_output([sys.executable, "named.py"], env=environment, cwd=tmp_path, text=True)
+    run, imported = said.split()
+    assert run == imported

@@ -47,6 +47,10 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
+#: Sources whose data stay in files.
+OF_FILES = [name for name, case in CASES.items() if case.file]
+
+
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> str:
     name: str = request.param
@@ -108,9 +112,8 @@ def test_a_pickled_source_reads_the_same_records(case: str, tmp_path: Path) -> N
         os.close(payload)
 
 
+@pytest.mark.parametrize("case", OF_FILES, indirect=True)
 def test_a_pickle_of_files_has_none_of_their_data(case: str, tmp_path: Path) -> None:
-    if not CASES[case].file:
-        pytest.skip("the data are in memory, which processes share by its buffers")
     sizes = []
     for nbytes in (12, 4096):
         folder = tmp_path / str(nbytes)
@@ -155,9 +158,8 @@ def drop_noise(sample: dict[str, Any]) -> dict[str, Any]:
     return {"digest": sample["digest"]}
 
 
+@pytest.mark.parametrize("case", OF_FILES, indirect=True)
 def test_a_file_that_was_changed_since_is_not_read(case: str, tmp_path: Path) -> None:
-    if not CASES[case].file:
-        pytest.skip("the data are in memory")
     folder = write(case, tmp_path)
     source = pickle.loads(cloudpickle.dumps(CASES[case].open(folder)))  # as in a preparation worker
     changed = folder / CASES[case].file
@@ -177,7 +179,7 @@ def read_private_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss_Anon:"):
             return int(line.split()[1]) * 1024
-    pytest.skip("this kernel does not tell what memory is anonymous")
+    raise OSError("this kernel does not tell what memory is anonymous")
 
 
 def measure_worker(case: str, folder: Path) -> int:
@@ -191,10 +193,6 @@ def measure_worker(case: str, folder: Path) -> int:
 
 
 def test_a_workers_own_memory_does_not_grow_with_the_data(case: str, tmp_path: Path) -> None:
-    if case == "parquet":
-        pytest.skip(
-            "a shuffle decodes each group many times, and the worker keeps more of that than these data are"
-        )
     used = []
     for n in (SMALL, BIG):
         folder = tmp_path / str(n)
