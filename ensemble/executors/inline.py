@@ -64,8 +64,10 @@ class InlineExecutor:
         from ensemble.meter import PowerMeter
         from ensemble.meter.gpu_activity import GpuActivity
         from ensemble.meter.power import list_gpus
+        from ensemble.train.reporter import reset_usage
 
         check_widths(ensemble)
+        reset_usage()
         self._ensemble, self._handle = ensemble, handle
         meter = PowerMeter(NODE, energy=ensemble.energy)
         try:

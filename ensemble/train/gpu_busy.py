@@ -79,8 +79,13 @@ class GpuBusy:
         return self._seconds
 
 
-#: Of this process by device, over all members that it trained: `usage` events are cumulative.
+#: Of this process by device, over all members of a run: `usage` events are cumulative within a run.
 _BY_DEVICE: dict[torch.device, GpuBusy] = {}
+
+
+def reset_gpu_busy() -> None:
+    """Measure all devices from 0: another run begins in this process."""
+    _BY_DEVICE.clear()
 
 
 def open_gpu_busy(device: torch.device) -> GpuBusy | None:

@@ -16,13 +16,19 @@ from typing import Any, Protocol
 from ensemble.meter.cpu import report_interval_s
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory, share_file_with_group
-from ensemble.train.gpu_busy import describe_gpu_busy
+from ensemble.train.gpu_busy import describe_gpu_busy, reset_gpu_busy
 from ensemble.train.job import Job
 
-#: CPU-seconds of this process by role, over all members that it trained: `usage` events are cumulative.
+#: CPU-seconds of this process by role, over all members of a run: `usage` events are cumulative within a run.
 _CPU_S_BY_ROLE: dict[str, float] = {}
 #: Seconds between two reports of usage, at least; epochs may be shorter.
 LEAST_S = 10.0
+
+
+def reset_usage() -> None:
+    """Count the CPU time and GPU time of this process from 0: another run begins in it."""
+    _CPU_S_BY_ROLE.clear()
+    reset_gpu_busy()
 
 
 class Reporter(Protocol):

@@ -49,6 +49,15 @@ def test_runs_are_listed_newest_first_with_what_they_reached_and_used(folder: Pa
     assert first.wall_s == pytest.approx(results["run"]["wall_s"], rel=1e-6)
 
 
+def test_a_second_run_in_one_process_is_not_charged_for_the_first(tmp_path: Path) -> None:
+    inspected_runs.train(tmp_path / "first", epochs=60)
+    began = time.process_time()
+    inspected_runs.train(tmp_path / "second", epochs=1)
+    used = time.process_time() - began
+    rows = {Path(row.run_dir).name: row for row in ensemble.list_runs(tmp_path)}
+    assert 0 < rows["second"].cpu_s < 1.05 * used, "CPU-seconds of the run, and of the process meanwhile"
+
+
 def test_the_list_of_the_page_says_the_same(folder: Path) -> None:
     page = {row["dir"]: row for row in RunList(folder, is_one=False).update({})}
     for row in ensemble.list_runs(folder):
