@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,8 +54,13 @@ def _format_cell(value: Any) -> str:
     return str(value)
 
 
-def write_json(options: argparse.Namespace, rows: Rows) -> None:
-    """Write rows as JSON to the file of `--json`, if it is given."""
+def find_width() -> int | None:
+    """The columns of the terminal; None where standard output is none: each row of a table is then one line."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def write_json(options: argparse.Namespace, rows: Rows | dict[str, Any]) -> None:
+    """Write rows, or an object, as JSON to the file of `--json`, if it is given."""
     if not options.json:
         return
     text = json.dumps(rows, indent=1) + "\n"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ensemble.cli.console import print_lines, write_json
+from ensemble.cli.console import find_width, print_lines, write_json
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -22,11 +19,12 @@ def dry_run(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace) ->
     """Show what a run would do, need and cost; the exit status says whether first steps of members fail."""
     from ensemble.api import choose_free_path
     from ensemble.inspection import dry_run as try_run
+    from ensemble.inspection.dry_run_text import format_dry_run
 
     path = choose_free_path(run_dir.path) if options.fresh else run_dir.path
     found = try_run(ensemble, path, options.executor, options.spec, accept_code=options.accept_code)
-    print_lines(options, *str(found).splitlines())
-    _write_object(options, found.as_dict())
+    print_lines(options, *format_dry_run(found, find_width()).splitlines())
+    write_json(options, found.as_dict())
     failed = [row["error"] is not None for row in found.members]
     if all(failed):
         return EXIT_FAILED
@@ -36,7 +34,7 @@ def dry_run(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace) ->
 def list_runs(options: argparse.Namespace) -> int:
     """Show the runs in a folder."""
     from ensemble.inspection import list_runs as find_runs
-    from ensemble.inspection.compare_text import format_table
+    from ensemble.inspection.text_table import format_table
     from ensemble.reporting import text
 
     rows = find_runs(options.folder)
@@ -60,7 +58,7 @@ def list_runs(options: argparse.Namespace) -> int:
             f"{row['finished']}/{row['members']}",
             str(row["failed"]),
             text.score(row["best"]),
-            text.score(row["combined"]),
+            text.ABSENT if row["combined"] is None else f"{text.score(row['combined'])} ({row['combined_split']})",
             row["objective"] or text.ABSENT,
             text.cpu(row["cpu_s"]),
             text.ABSENT if row["energy_j"] is None else f"{text.joules(row['energy_j'])} {row['energy_origin']}",
@@ -71,7 +69,10 @@ def list_runs(options: argparse.Namespace) -> int:
         ]
         for row in rows
     ]
-    print_lines(options, *(format_table(heads, cells) if rows else f"no runs in {options.folder}").splitlines())
+    print_lines(
+        options,
+        *(format_table(heads, cells, find_width()) if rows else f"no runs in {options.folder}").splitlines(),
+    )
     write_json(options, [dict(row) for row in rows])
     return 0
 
@@ -79,19 +80,9 @@ def list_runs(options: argparse.Namespace) -> int:
 def compare(options: argparse.Namespace) -> int:
     """Show runs side by side."""
     from ensemble.inspection import compare as compare_runs
+    from ensemble.inspection.compare_text import format_comparison
 
     found = compare_runs(*options.runs, quality=options.quality)
-    print_lines(options, *str(found).splitlines())
-    _write_object(options, found.as_dict())
+    print_lines(options, *format_comparison(found, find_width()).splitlines())
+    write_json(options, found.as_dict())
     return 0
-
-
-def _write_object(options: argparse.Namespace, value: dict[str, Any]) -> None:
-    """Write an object as JSON to the file of `--json`, if it is given."""
-    if not options.json:
-        return
-    content = json.dumps(value, indent=1) + "\n"
-    if options.json == "-":
-        sys.stdout.write(content)
-    else:
-        Path(options.json).write_text(content)

@@ -31,7 +31,8 @@ class Comparison:
 
     Attributes:
         runs: a row for each run: `run` (its name here), `run_dir`, `state`, `members`, `finished`, `objective`,
-            `direction`, `best_member`, `best` and `combined` (the objective), `cpu_s`, `energy_j` and
+            `direction`, `best_member`, `best` (the objective as that member reported it, usually of the validation
+            split), `combined` (the objective of the combined model, of the split `split`), `cpu_s`, `energy_j` and
             `energy_origin`, `wall_s`, `quality_s`.
         declared: what differs in the declarations: rows of `what` and `values`.
         figures: rows of `model` ("combined" or "best"), `metric`, `better` ("higher" or "lower"), `values`, and
@@ -97,7 +98,7 @@ def _name_runs(runs: Sequence[Declared]) -> list[str]:
 
 def _explain_differences(runs: Sequence[Declared], names: Sequence[str]) -> list[str]:
     """What forbids to compare the runs as equals."""
-    from ensemble.train.data_identity import describe_difference, why_unsure
+    from ensemble.train.data_identity import describe_difference, is_identified, why_unsure
 
     notes = []
     first = runs[0]
@@ -109,7 +110,13 @@ def _explain_differences(runs: Sequence[Declared], names: Sequence[str]) -> list
                 "best values and times to a quality are not comparable"
             )
         data, other = first.state.header.get("data") or {}, run.state.header.get("data") or {}
-        difference = describe_difference({"samples": None, "drop_last": None, **data}, _complete(other))
+        if unknown := [who for who, what in ((names[0], data), (name, other)) if not is_identified(what)]:
+            notes.append(
+                f"whether {name} was trained with the data of {names[0]} is not known: the log of {unknown[0]} "
+                "does not say with which data it began"
+            )
+            continue
+        difference = describe_difference(_complete(data), _complete(other))
         if difference is not None:
             notes.append(f"{name} was trained with other data than {names[0]}: {difference}")
         elif (why := why_unsure(data, other)) is not None:

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ensemble.inspection.text_table import format_table
 from ensemble.reporting import text
 
 if TYPE_CHECKING:
     from ensemble.inspection.compare import Comparison
 
 LONGEST = 48  # characters of a value
+FIGURES = "figures; a difference is that of the same samples, and absent where they are not the same"
 MODELS = {"combined": "combined", "best": "best member"}
 
 
-def format_comparison(found: Comparison) -> str:
-    """The comparison as text: runs, what differs in their declarations, figures, notes."""
+def format_comparison(found: Comparison, width: int | None = None) -> str:
+    """The comparison as text: runs, what differs in their declarations, figures, notes.
+
+    Args:
+        width: columns of a table; None: as many as it needs.
+    """
     names = [row["run"] for row in found.runs]
-    parts = [format_table(["", *names], _list_costs(found))]
+    parts = [format_table(["", *names], _list_costs(found), width)]
     if found.declared:
         rows = [[row["what"], *map(_shorten, row["values"])] for row in found.declared]
-        parts.append("declared otherwise\n" + format_table(["", *names], rows))
+        parts.append("declared otherwise\n" + format_table(["", *names], rows, width))
     else:
         parts.append("the declarations, data, code and versions are the same")
     if found.figures:
         heads = ["model", "figure", *names, *(f"{name} - {names[0]}, 95 % interval" for name in names[1:])]
         rows = [_describe_figure(row) for row in found.figures]
-        parts.append("figures on the same samples\n" + format_table(heads, rows))
+        parts.append(f"{FIGURES}\n{format_table(heads, rows, width)}")
     return "\n\n".join([*parts, *(["\n".join(f"note: {note}" for note in found.notes)] if found.notes else [])])
 
 
@@ -41,8 +46,8 @@ def _list_costs(found: Comparison) -> list[list[str]]:
         row("state", *(each["state"] for each in runs)),
         row("members finished", *(f"{each['finished']}/{each['members']}" for each in runs)),
         row("objective", *(f"{each['objective']}, {each['direction']}" for each in runs)),
-        row("best member", *(f"{text.score(each['best'])} ({each['best_member']})" for each in runs)),
-        row("combined", *(text.score(each["combined"]) for each in runs)),
+        row("best member, as it reported", *(_note(each["best"], each["best_member"]) for each in runs)),
+        row("combined model", *(_note(each["combined"], f"{each['split']} split") for each in runs)),
         row("took", *(text.duration(each["wall_s"]) for each in runs)),
         row(quality, *(text.duration(each["quality_s"]) for each in runs)),
         row("CPU time", *(text.cpu(each["cpu_s"]) for each in runs)),
@@ -56,6 +61,10 @@ def _list_costs(found: Comparison) -> list[list[str]]:
             ),
         ),
     ]
+
+
+def _note(value: float | None, note: str | None) -> str:
+    return text.ABSENT if value is None else f"{text.score(value)} ({note})"
 
 
 def _describe_figure(row: dict[str, Any]) -> list[str]:
@@ -83,12 +92,3 @@ def _shorten(value: Any) -> str:
         return text.ABSENT
     said = value if isinstance(value, str) else json.dumps(value)
     return said if len(said) <= LONGEST else said[: LONGEST - 1] + "…"
-
-
-def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts, the columns aligned on the left."""
-    cells = [[text.visible(cell) for cell in row] for row in [list(head), *map(list, rows)]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-    )

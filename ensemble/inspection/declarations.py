@@ -64,6 +64,7 @@ class Declared:
             "best_member": best.id if best is not None else None,
             "best": metric(best, state.objective) if best is not None else None,
             "combined": self.read_metrics("combined").get(state.objective),
+            "split": self.split if state.combined else None,
             "cpu_s": used.cpu_s,
             "energy_j": used.energy_j,
             "energy_origin": used.origin,
@@ -129,7 +130,9 @@ def list_differences(runs: Sequence[Declared]) -> list[dict[str, Any]]:
     columns = [_describe(run) for run in runs]
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [{"what": name, "values": [column.get(name) for column in columns]} for name in names]
-    return [row for row in rows if any(value != row["values"][0] for value in row["values"])]
+    rows = [row for row in rows if any(value != row["values"][0] for value in row["values"])]
+    # A run tells how it combines when it does.
+    return [row for row in rows if row["what"] != "combine" or all(run.state.combined for run in runs)]
 
 
 def _describe(run: Declared) -> dict[str, Any]:

@@ -49,8 +49,9 @@ class DryRun:
         run_state: how the run in that directory stands, which this one would continue; None: it would be new.
         node: this machine: `cpus`, `memory_gb`, `gpus`, `power` (source of energy).
         splits: samples of "train", "valid", "test" and "shifted", those that are declared.
-        fields: a row for each field of a batch: `name`, `shape` (of a sample), `dtype`, and of the first batch,
-            which was really prepared, `min`, `mean`, `max` (None where it is empty).
+        fields: a row for each field of a batch: `name`; `shape` of a sample, None for an axis that differs between
+            samples; `dtype`; and of the first batch, which was really prepared, `min`, `mean`, `max` of the finite
+            values, and `not_finite`, how many others there are (None where a field has no numbers).
         labels: how often each label is in that batch (of targets of several 0s and 1s, how many samples have each
             label), `None` where the data have no integer target.
         pipeline: `shared` (stages that are prepared once for all), `unshared` (why nothing is, or None), `own` (by

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ensemble.inspection.compare_text import format_table
+from ensemble.inspection.text_table import format_table
 from ensemble.reporting import text
 
 if TYPE_CHECKING:
@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 MOST_LABELS = 20
 
 
-def format_dry_run(found: DryRun) -> str:
-    """The dry run as text: data, members, the run as a whole, notes."""
-    return "\n\n".join("\n".join(part) for part in (_head(found), _data(found), _members(found), _run(found)))
+def format_dry_run(found: DryRun, width: int | None = None) -> str:
+    """The dry run as text: data, members, the run as a whole, notes.
+
+    Args:
+        width: columns of a table; None: as many as it needs.
+    """
+    parts = (_head(found), _data(found, width), _members(found, width), _run(found))
+    return "\n\n".join("\n".join(part) for part in parts)
 
 
 def _head(found: DryRun) -> Iterator[str]:
@@ -26,18 +31,19 @@ def _head(found: DryRun) -> Iterator[str]:
     yield f"run directory: {found.run_dir} ({found.run_state or 'new'})"
 
 
-def _data(found: DryRun) -> Iterator[str]:
+def _data(found: DryRun, width: int | None) -> Iterator[str]:
     yield "samples: " + ", ".join(f"{name} {many:,}" for name, many in found.splits.items())
     rows = [
         [
             row["name"],
-            str(row["shape"]),
+            str(row["shape"]).replace("None", "*"),
             row["dtype"],
             *(text.number(row[name]) for name in ("min", "mean", "max")),
+            text.number(row["not_finite"]) if row["not_finite"] else text.ABSENT,
         ]
         for row in found.fields
     ]
-    yield format_table(["field", "shape", "dtype", "min", "mean", "max"], rows)
+    yield format_table(["field", "shape", "dtype", "min", "mean", "max", "NaN or infinite"], rows, width)
     if found.labels is not None:
         shown = list(found.labels.items())[:MOST_LABELS]
         more = f", and {len(found.labels) - len(shown)} more" if len(found.labels) > len(shown) else ""
@@ -56,12 +62,12 @@ def _data(found: DryRun) -> Iterator[str]:
         yield f"preparation: {1e3 * pipeline['prepare_s']:.3g} ms of CPU time a sample, measured"
 
 
-def _members(found: DryRun) -> Iterator[str]:
+def _members(found: DryRun, width: int | None) -> Iterator[str]:
     heads = [
         "members", "hyperparameters", "workers", "parameters", "checkpoint", "batch", "steps x epochs",
         "s/step measured", "memory measured", "time estimated", "J estimated",
     ]  # fmt: skip
-    yield format_table(heads, [_describe_group(row) for row in found.members])
+    yield format_table(heads, [_describe_group(row) for row in found.members], width)
     for row in found.members:
         if row["error"] is not None:
             yield f"{row['members'][0]} fails in its first steps: {row['error']}"

@@ -22,9 +22,9 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> Rows:
         A row for each run: `run_dir`; `name`; `state` ("running", "paused", "finished", "finished, with failures",
         "stopped", "failed": no member finished, "interrupted": nothing drives it any more, "not started",
         "unreadable"); `members`, `finished`, `failed` (counts; members of a search that are still to come count,
-        too); `best_member`; `best`, `combined` (the objective of the best member and of the combined model);
-        `objective`; `cpu_s`; `energy_j` and `energy_origin`; `started` (Unix seconds); `wall_s`. None where it is
-        not known.
+        too); `best_member`; `best` (the objective as that member reported it, usually of the validation split);
+        `combined` (the objective of the combined model) and `combined_split` (of which split); `objective`;
+        `cpu_s`; `energy_j` and `energy_origin`; `started` (Unix seconds); `wall_s`. None where it is not known.
 
     Raises:
         StoreError: there is no such folder.
@@ -48,6 +48,7 @@ def _flatten(folder: Path, row: Mapping[str, Any]) -> dict[str, Any]:
         "best_member": best.get("member"),
         "best": best.get("value"),
         "combined": row["combined_value"],
+        "combined_split": row["combined_split"],
         "objective": row["objective"],
         "cpu_s": used.get("cpu_s"),
         "energy_j": used.get("energy_j"),

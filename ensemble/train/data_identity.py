@@ -43,6 +43,13 @@ def why_unsure(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     return None
 
 
+def is_identified(data: Mapping[str, Any]) -> bool:
+    """Whether a `training_data` says anything of the data: a log without a start, or of a search whose trials each
+    have data of their own and of which none was recorded, does not.
+    """
+    return bool(data) and data.get("fingerprints") != {}
+
+
 def _is_comparable(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return bool(before.get("scheme", 1) == now.get("scheme", 1))
 

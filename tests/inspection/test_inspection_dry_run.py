@@ -21,7 +21,7 @@ import ensemble
 from ensemble import Ensemble, Member, Recipe, Resources, Search, SpecError, choice, loguniform
 from ensemble.cli.parser import main
 from ensemble.store import RunDir, StoreError, fold, load_checkpoint, read_events
-from pipelines import Pipeline, sources
+from pipelines import Pipeline, sources, stages
 
 HELPER = Path(inspected_runs.__file__).read_text()
 SPEC = (
@@ -36,6 +36,16 @@ def spec(width: int = 8, workers: int = 1, cpus: float = 1.0):
     return declare(members=members, resources=resources)
 """
 )
+
+
+def _add_forms(sample: dict[str, Any]) -> dict[str, Any]:
+    box = {"corner": np.ones(2, np.float32)}
+    return {**sample, "name": "ab", "steps": np.zeros((int(sample["label"]), 2), np.float32), "box": box}
+
+
+def _loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    outputs = model(torch.nan_to_num(batch["x"]))
+    return torch.nn.functional.cross_entropy(outputs, batch["label"], reduction="none")
 
 
 def list_tree(folder: Path) -> dict[str, int]:
@@ -276,3 +286,26 @@ def test_of_several_labels_a_sample_the_samples_of_each_are_counted() -> None:
     declared = inspected_runs.declare(train=data, valid=None, test=None, batch_size=64)
     _, counts = describe_first_batch(declared, declared.identify(0))
     assert counts == dict(enumerate(labels.sum(axis=0).tolist()))
+
+
+def test_values_that_are_not_finite_are_counted_and_fields_of_any_form_described(tmp_path: Path) -> None:
+    x, label = inspected_runs.make_data()
+    x[5, 2] = np.nan
+    records = sources.arrays(x=x[:64], label=label[:64])
+    pipe = Pipeline(records, seed=0).map(_add_forms, id="forms").map(stages.text("name", most_bytes=8))
+    pipe = pipe.map(stages.ragged("steps", most=4, shape=(2,), dtype="float32"))
+    declared = inspected_runs.declare(
+        train=pipe,
+        valid=None,
+        test=None,
+        batch_size=64,
+        recipe=Recipe(model=inspected_runs.build_model, loss=_loss),
+    )
+    found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
+    fields = {row["name"]: row for row in found.fields}
+    assert fields["x"]["not_finite"] == 1 and np.isfinite(fields["x"]["mean"])
+    assert fields["name"]["dtype"] == "str" and fields["name"]["mean"] is None
+    assert fields["box.corner"]["shape"] == [2] and fields["box.corner"]["max"] == 1.0
+    assert fields["steps"]["shape"] == [None, 2] and fields["steps"]["dtype"] == "float32"
+    json.dumps(found.as_dict(), allow_nan=False)
+    assert "NaN or infinite" in str(found)

@@ -19,6 +19,7 @@ import run_events
 import ensemble
 from ensemble import SpecError
 from ensemble.cli.parser import main
+from ensemble.inspection.compare_text import format_comparison
 from ensemble.reporting.dashboard.runs import RunList
 from ensemble.store import RunDir, StoreError, load_predictions, save_predictions
 
@@ -112,6 +113,34 @@ def test_the_command_lists_runs(folder: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out) == ensemble.list_runs(folder)
     assert main(["list", str(folder / "nowhere")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_a_name_over_two_lines_is_one_row_of_the_list(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "two\nlines \u7a7a")
+    assert main(["list", str(tmp_path)]) == 0
+    _, row = capsys.readouterr().out.splitlines()
+    assert row.startswith(str(tmp_path / "two")) and "\\nlines \u7a7a" in row
+    (found,) = ensemble.list_runs(tmp_path)
+    assert (found.combined_split, Path(found.run_dir).name) == ("test", "two\nlines \u7a7a")
+
+
+def test_in_a_narrow_terminal_tables_are_folded(folder: Path) -> None:
+    found = ensemble.compare(folder / "first", folder / "slow")
+    narrow = format_comparison(found, 60)
+    assert max(len(line) for line in narrow.splitlines() if not line.startswith(("figures;", "note:"))) <= 60
+    assert max(map(len, str(found).splitlines())) > 60
+
+
+def test_data_of_a_log_without_a_start_are_not_known_rather_than_other(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "events.jsonl").write_text("")
+    found = ensemble.compare(folder / "first", tmp_path / "empty")
+    (note,) = (note for note in found.notes if "trained with the data" in note)
+    assert "is not known: the log of empty does not say" in note
+    assert found.runs[1]["split"] is None and "None" not in str(found)
+    assert "combine" not in [row["what"] for row in found.declared], "it may combine as the first does"
 
 
 def find(found: Any, model: str, metric: str) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def describe_head(
         "best": None if best is None else {"member": best.id, "value": metric(best, state.objective)},
         "objective": state.objective,
         "combined_value": finite_or_none(measured.get(state.objective)),
+        "combined_split": (state.combined or {}).get("split") if measured else None,
         "wall_s": state.wall_s,
         "used": None if ledger is None else _describe_used(ledger),
     }

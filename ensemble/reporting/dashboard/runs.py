@@ -36,8 +36,8 @@ HEAD_BYTES = 256
 
 #: What the list shows, from the section `run` of a run's document.
 FIELDS = (
-    "name", "state", "started", "updated", "counts", "done", "best", "objective", "combined_value", "wall_s",
-    "used",
+    "name", "state", "started", "updated", "counts", "done", "best", "objective", "combined_value",
+    "combined_split", "wall_s", "used",
 )  # fmt: skip
 
 
