@@ -6,7 +6,7 @@ prepared. It is given as an array, or as the name of a field that is read once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,10 +56,14 @@ def pack_values(values: Any) -> Array:
     Raises:
         PipelineError: `values` is no sequence.
     """
-    if isinstance(values, bytes) or not hasattr(values, "__len__"):
+    if isinstance(values, bytes | Mapping | Set) or not hasattr(values, "__len__"):
         raise PipelineError(f"values of records must be an array or a sequence, got {values!r:.60}")
+    if hasattr(values, "detach"):  # a tensor, perhaps of a float dtype that numpy has not
+        values = values.detach().cpu()
+        return np.asarray(values.double() if values.is_floating_point() else values)
     if not isinstance(values, list | tuple):
         return np.asarray(values)
+    values = [value.item() if hasattr(value, "detach") and value.ndim == 0 else value for value in values]
     if values and all(isinstance(value, bool | int | float | np.generic) for value in values):
         return np.asarray(values)
     arrays = [value for value in values if isinstance(value, np.ndarray)]
@@ -84,7 +88,7 @@ def encode_classes(values: Array, what: str) -> tuple[npt.NDArray[np.int64], lis
         PipelineError: a value is missing, or cannot be a class.
     """
     if values.dtype.kind == "f":
-        wrong = np.flatnonzero(values != np.floor(values))  # NaN is unequal to itself
+        wrong = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)))
         if wrong.size:
             first = int(wrong[0])
             raise PipelineError(

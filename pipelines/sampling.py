@@ -151,8 +151,10 @@ class WeightedSubsetOrder(SampledOrder):
             stop = min(n, start + _CHUNK)
             words = _draw_words(start, stop, "subset", self._seed, epoch) >> np.uint64(64 - _BITS)
             uniform = (words.astype(np.float64) + 0.5) * 2.0**-_BITS
-            with np.errstate(divide="ignore"):
+            with np.errstate(divide="ignore", over="ignore"):
                 keys[start:stop] = -_log(uniform) / self._weights[start:stop]
+        # The keys of tiny weights overflow; only those of weight 0 may stay infinite.
+        np.minimum(keys, np.finfo(np.float64).max, out=keys, where=self._weights > 0)
         last = np.partition(keys, self.positions - 1)[self.positions - 1]
         chosen = np.flatnonzero(keys < last)
         ties = np.flatnonzero(keys == last)[: self.positions - len(chosen)]

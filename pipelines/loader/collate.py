@@ -125,7 +125,8 @@ class Collator:
             kept: what the batch had.
 
         Raises:
-            PipelineError: its index is not that of the batch's samples, in whichever order.
+            PipelineError: its index is not that of the batch's samples, in whichever order, or its weights are
+                not theirs.
         """
         import torch
 
@@ -140,7 +141,12 @@ class Collator:
         if self._weighted:
             weight = kept[_WEIGHT].clone()
             weight[found.cpu().sort().indices] = kept[_WEIGHT][own.sort().indices]
-            result[_WEIGHT] = weight
+            given = result.setdefault(_WEIGHT, weight)
+            if not isinstance(given, torch.Tensor) or not torch.equal(given.cpu(), weight):
+                raise PipelineError(
+                    f"{self._name} changed 'weight', which holds the weights= of the samples: leave it out, and "
+                    "keep what you compute in a field of another name"
+                )
 
 
 def make_collator(

@@ -24,7 +24,7 @@ from pipelines.prepare.draw_watch import DrawWatch
 from pipelines.prepare.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, Columns
 from pipelines.prepare.global_generators import SEEDED, preserve_states, seed_for_sample
 from pipelines.prepare.memory_order import has_layout, is_channels_last, normalize_sample
-from pipelines.prepare.structure import StructureMisfit
+from pipelines.prepare.structure import StructureMisfit, describe_misfit
 from pipelines.prepare.torch_threads import limit_torch_threads
 
 if TYPE_CHECKING:
@@ -272,10 +272,7 @@ class Preparer:
         elif wanted is None:
             said = f"the field {name!r} is not one of the pipeline's ({', '.join(self._fields)})"
         else:
-            got = type(sample[name]).__name__ if value is None else f"{value.dtype}{list(value.shape)}"
-            said = f"the field {name!r} is {got}, the pipeline's fields say {wanted.dtype}{list(wanted.shape)}"
-            if value is not None and value.shape != wanted.shape and value.shape[1:] == wanted.shape[1:]:
-                said += f"; if its length varies: .map(stages.ragged({name!r}, most=...)), or stages.pad"
+            said = describe_misfit(name, sample[name], value, wanted)
         return SampleError(index, self.pipeline.source.where(index), said)
 
 

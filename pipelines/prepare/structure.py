@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.errors import PipelineError
 from pipelines.nested import Kind, Path, Slot, iterate_leaves, join_path
@@ -220,24 +221,33 @@ def _store_value(leaf: Leaf, given: Any, value: Any, field: Field, columns: Colu
             raise StructureMisfit(f"the field {name!r} has {len(value)} bytes, more than most_bytes={shape[0]}")
     elif leaf.kind == "array":
         if value is None or value.shape != shape or value.dtype != columns[name].dtype:
-            got = type(given).__name__ if value is None else f"{value.dtype}{list(value.shape)}"
-            raise StructureMisfit(
-                f"the field {name!r} is {got}, the pipeline's fields say {field.dtype}{list(shape)}; if its "
-                f"length varies: .map(stages.ragged({name!r}, most=...)), or stages.pad"
-            )
+            raise StructureMisfit(describe_misfit(name, given, value, field))
         columns[name][slot] = value
         return
     elif value is None or value.shape[1:] != shape[1:] or value.ndim != len(shape) or value.dtype != field.dtype:
         got = type(given).__name__ if value is None else f"{value.dtype}{list(value.shape)}"
         raise StructureMisfit(
-            f"the field {name!r} is {got}, the pipeline's fields say {field.dtype}{['n', *shape[1:]]}".replace(
-                "'n'", "n"
-            )
+            f"the field {name!r} is {got}, the pipeline's fields say "
+            f"{field.dtype}[{', '.join(map(str, ('n', *shape[1:])))}]"
         )
     elif len(value) > shape[0]:
         raise StructureMisfit(f"the field {name!r} has {len(value)} entries, more than most={shape[0]}")
     columns[name][slot, : len(value)] = value
     columns[leaf.length][slot] = len(value)
+
+
+def describe_misfit(name: str, given: Any, value: npt.NDArray[Any] | None, field: Field) -> str:
+    """Says how a value differs from the shape and dtype of its field.
+
+    Args:
+        given: the value.
+        value: as an array; None if it is none.
+    """
+    got = type(given).__name__ if value is None else f"{value.dtype}{list(value.shape)}"
+    said = f"the field {name!r} is {got}, the pipeline's fields say {field.dtype}{list(field.shape)}"
+    if value is not None and value.shape != field.shape and value.shape[1:] == field.shape[1:]:
+        said += f"; if its length varies: .map(stages.ragged({name!r}, most=...)), or stages.pad"
+    return said
 
 
 def column_fields(leaf: Leaf, field: Field | None, slot: Slot | None) -> dict[str, Field]:

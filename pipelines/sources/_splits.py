@@ -199,7 +199,7 @@ def _rank(values: npt.NDArray[Any]) -> Indices:
 def _check_fractions(fractions: float | Sequence[float]) -> list[float]:
     given: list[Any] = list(fractions) if isinstance(fractions, list | tuple | np.ndarray) else [fractions]
     try:
-        shares = [float(each) for each in given]
+        shares = [math.nan if isinstance(each, str) else float(each) for each in given]
     except (TypeError, ValueError):
         shares = [math.nan]
     if not isinstance(fractions, list | tuple | np.ndarray):

@@ -7,17 +7,21 @@ the declared kind.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.nested import Slot, get_at, require_path, set_at
 from pipelines.stage import Stage as PipelineStage
 from pipelines.stages._sample import SIDES, Sample, Side, Stage
+
+_NUMBERS = "biufc"  # kinds of dtypes
 
 
 def find_slots(stages: Iterable[PipelineStage]) -> dict[str, Slot]:
@@ -113,9 +117,9 @@ class RaggedField(Stage):
             raise PipelineError(f"field {self.field!r} is no array: {error}") from None
         if self.shape is not None and not values.size and values.ndim == 1:
             values = values.reshape(0, *self.shape)
-        if self.dtype is not None and values.dtype != self.dtype:
-            values = values.astype(self.dtype)
-        if not values.ndim or values.dtype.kind not in "biufc":
+        if self.dtype is not None and values.dtype != self.dtype and values.dtype.kind in _NUMBERS:
+            values = self._convert(values)
+        if not values.ndim or values.dtype.kind not in _NUMBERS:
             raise PipelineError(
                 f"field {self.field!r} is of {values.dtype}{list(values.shape)}, not an array [n, ...]"
             )
@@ -131,6 +135,24 @@ class RaggedField(Stage):
                 )
             values = values[: self.most] if self.truncate == "end" else values[len(values) - self.most :]
         return _replace(sample, path, values)
+
+    def _convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The values in the declared dtype, rounded where it is one of floats.
+
+        Raises:
+            PipelineError: the dtype cannot hold a value.
+        """
+        with np.errstate(invalid="ignore", over="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
+            made = values.astype(self.dtype)
+        is_rounded = made.dtype.kind == "c" or (made.dtype.kind == "f" and values.dtype.kind != "c")
+        wrong = np.isinf(made) & np.isfinite(values) if is_rounded else made != values
+        if wrong.any():
+            raise PipelineError(
+                f"field {self.field!r} holds {values[wrong][0]}, which {self.dtype} cannot: declare another "
+                "dtype, or convert it before, as numpy does, with stages.cast"
+            )
+        return made
 
     def change_slots(self, slots: dict[str, Slot], within: str) -> dict[str, Slot]:
         return {**slots, within + self.field: Slot("ragged", self.most)}
@@ -188,6 +210,7 @@ def ragged(
         most: entries of a sample; a sample with more fails.
         shape: of one entry; needed where samples may be empty lists, which do not say it. `()` for a number.
         dtype: numpy's name of the dtype to which values are converted; needed where samples may be empty lists.
+            Floats are rounded to it; a value that it cannot hold fails the sample.
         truncate: which side of a longer array to cut, "end" or "start", instead of failing.
 
     Raises:
@@ -200,9 +223,12 @@ def ragged(
     if truncate is not None and truncate not in SIDES:
         raise PipelineError(f"ragged: truncate must be 'end', 'start' or None, got {truncate!r}")
     try:
-        name = None if dtype is None else np.dtype(dtype).name
+        declared = None if dtype is None else np.dtype(dtype)
     except TypeError:
         raise PipelineError(f"ragged: dtype {dtype!r} is not known to numpy") from None
+    if declared is not None and declared.kind not in _NUMBERS:
+        raise PipelineError(f"ragged: dtype {dtype!r} is none of numbers")
+    name = None if declared is None else declared.name
     entry = None if shape is None else tuple(_check_size("ragged: an axis of shape", each, 0) for each in shape)
     return RaggedField(field, _check_size("ragged: most", most), entry, name, truncate)
 

@@ -92,6 +92,22 @@ def test_weights_follow_their_samples() -> None:
             assert batch["weight"].tolist() == [0.5 + i % 3 / 2 for i in batch["index"].tolist()]
 
 
+def halve_weights(batch: Batch) -> dict[str, Any]:
+    return {"label": batch["label"], "weight": batch["weight"] / 2}
+
+
+def permute_all_but_weights(batch: Batch) -> dict[str, Any]:
+    return {"index": batch["index"].flip(0), "weight": batch["weight"]}
+
+
+@pytest.mark.parametrize("collate", [halve_weights, permute_all_but_weights])
+def test_weights_that_are_not_those_of_the_samples_are_refused(collate: Any) -> None:
+    with pytest.raises(PipelineError, match=r"changed 'weight', which holds the weights= of the samples: leave"):
+        list(texts().loader(8, 1, weights=light, collate=collate))
+    kept = texts().loader(8, 1, weights=light, collate=lambda batch: {"weight": batch["weight"]})
+    assert all(len(batch["weight"]) == len(batch["index"]) for batch in kept)
+
+
 def test_outside_training_there_is_no_generator() -> None:
     still = texts().resident()
     for _ in range(2):

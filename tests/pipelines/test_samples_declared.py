@@ -63,6 +63,13 @@ def test_a_text_is_cut_between_two_characters(text: str, most: int) -> None:
             r"an empty list, which says neither dtype nor shape .*give ragged shape=",
         ),
         ([[[1, 2]], [[1]]], stages.ragged("x", 4, shape=(2,)), r"entries of \[1\], not \[2\]"),
+        ([[1], [256]], stages.ragged("x", 4, dtype="uint8"), r"'x' holds 256, which uint8 cannot: .*stages\.cast"),
+        ([[1], [-1]], stages.ragged("x", 4, dtype="uint64"), r"'x' holds -1, which uint64 cannot"),
+        ([[1.0], [2.0, 1.5]], stages.ragged("x", 4, dtype="int64"), r"'x' holds 1\.5, which int64 cannot"),
+        ([[1.0], [np.nan]], stages.ragged("x", 4, dtype="int32"), r"'x' holds nan, which int32 cannot"),
+        ([[1.0], [1e5]], stages.ragged("x", 4, dtype="float16"), r"'x' holds 100000\.0, which float16 cannot"),
+        ([[1], [1j]], stages.ragged("x", 4, dtype="float32"), r"'x' holds 1j, which float32 cannot"),
+        ([[1], ["1"]], stages.ragged("x", 4, dtype="int64"), r"'x' is of <U1\[1\], not an array"),
         ([[[1, 2]], [[1], [2, 3]]], stages.ragged("x", 4), r"'x' is no array"),
     ],
 )
@@ -87,6 +94,19 @@ def test_a_list_that_may_be_empty_is_declared_with_shape_and_dtype() -> None:
     assert all(row.dtype == torch.float32 for row in batch["x"])
     kept = [stages.ragged("x", most=2, truncate=side)({"x": [1, 2, 3]})["x"].tolist() for side in ("end", "start")]
     assert kept == [[1, 2], [2, 3]]
+
+
+@pytest.mark.parametrize("dtype", ["object", "datetime64[s]", "U3"])
+def test_a_dtype_of_no_numbers_is_refused_where_it_is_declared(dtype: str) -> None:
+    with pytest.raises(PipelineError, match="is none of numbers"):
+        stages.ragged("x", most=4, dtype=dtype)
+
+
+def test_values_that_the_declared_dtype_holds_are_converted() -> None:
+    pairs: Any = [([0.1, np.nan, np.inf], "float16"), ([1.0, 2.0], "uint8"), ([0, 1], "bool"), ([1], "complex64")]
+    for values, dtype in pairs:
+        made = stages.ragged("x", most=4, dtype=dtype)({"x": values})["x"]
+        assert made.dtype == dtype and np.array_equal(made, np.array(values).astype(dtype), equal_nan=True)
 
 
 def test_a_declaration_ends_where_the_value_is_of_another_kind() -> None:

@@ -353,6 +353,12 @@ def test_what_cannot_stand_in_a_batch_is_refused_with_what_to_do(sample: Any, sa
         _ = pipeline_of([sample], []).fields
 
 
+def test_a_number_of_another_dtype_is_not_said_to_be_of_another_length() -> None:
+    samples = [{"target": {"size": 1}}, {"target": {"size": 1.5}}]
+    with pytest.raises(SampleError, match=r"'target\.size' is float64\[\], the pipeline's fields say int64\[\]$"):
+        list(pipeline_of(samples, []).loader(2, 1))
+
+
 def test_a_sample_of_another_structure_is_an_error_that_names_it() -> None:
     first = {"x": {"a": np.zeros(2), "b": (1, 2)}}
     for other, said in [

@@ -242,6 +242,30 @@ def test_a_source_with_cheap_labels_reads_no_record_for_them(
     assert rows[0].keys() == {"image", "label"}, "the source is as it was"
 
 
+def test_labels_and_weights_may_be_tensors_of_any_dtype_and_lists_of_them() -> None:
+    import torch
+
+    def order(made: Any) -> list[int]:
+        return Pipeline(source(4), seed=0, sampling=made).order()(0, 0, 4).tolist()
+
+    wanted = order(sampling.balanced(FOUR))
+    tensor = torch.from_numpy(FOUR)
+    for labels in (tensor, tensor.bfloat16(), tensor.float().requires_grad_(), list(tensor)):
+        assert order(sampling.balanced(labels)) == wanted
+    assert order(sampling.balanced(lambda record: torch.tensor(int(record["x"]) > 0))) == wanted
+    weights = torch.tensor([0.5, 0.25, 1.0, 0.0])
+    for made in (weights.bfloat16(), weights.clone().requires_grad_(), list(weights)):
+        assert order(sampling.weighted(made)) == order(sampling.weighted(weights))
+
+
+@pytest.mark.parametrize("weight", [5e-324, 1e-310, 1e-300])
+def test_a_record_of_weight_0_is_not_drawn_where_the_others_are_tiny(weight: float) -> None:
+    weights = np.array([0.0] * 9 + [weight] * 3)
+    for seed in range(5):
+        made = sampling.weighted(weights, samples=3, replacement=False)
+        assert sorted(Pipeline(source(12), seed=seed, sampling=made).order()(0, 0, 3).tolist()) == [9, 10, 11]
+
+
 # --- what is refused --------------------------------------------------------------------------------------------
 
 FOUR = np.array([0, 1, 1, 1])
@@ -263,6 +287,8 @@ REFUSED = [
     (lambda: sampling.balanced([0, 0, 0, 0]), "at least two classes; all records have 0"),
     (lambda: sampling.balanced([0.5, 1, 2, 3]), "but record 0 has"),
     (lambda: sampling.balanced([0, np.nan, 1, 1]), "but record 1 has"),
+    (lambda: sampling.balanced([0, np.inf, 1, 1]), "but record 1 has"),
+    (lambda: sampling.balanced({0: "a", 1: "b", 2: "b", 3: "b"}), "must be an array or a sequence, got {0:"),
     (lambda: sampling.balanced([None, "a", "b", "b"]), "but record 0 has None"),
     (lambda: sampling.balanced(["a", 1, "b", "b"]), "classes of one type"),
     (lambda: sampling.balanced(FOUR, samples=1.5), "samples must be an integer"),  # type: ignore[arg-type]

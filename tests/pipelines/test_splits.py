@@ -187,6 +187,7 @@ def test_a_division_by_time_has_the_earlier_records_first() -> None:
         ((("a", "b"),), "at least two fractions between 0 and 1"),
         ((1.0,), "a fraction between 0 and 1"),
         (("0.x",), "a fraction between 0 and 1"),
+        (("0.5",), "a fraction between 0 and 1, or several, got '0.5'"),
         ((0.5, -1), "a seed that is an integer of at least 0, got -1"),
         ((0.5, 0.5), "a seed that is an integer of at least 0, got 0.5"),
     ],
