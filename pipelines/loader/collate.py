@@ -8,6 +8,7 @@ training it is None. The number of samples of a batch is that of its `index`, wh
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -62,7 +63,7 @@ class Collator:
 
         Raises:
             PipelineError: the function fails, or returns no dict, or other samples than it got.
-            ForeignRandomness: it draws from a global generator that nobody seeds.
+            ForeignRandomness: it draws from a global generator that nobody seeds; noticed in the main thread only.
         """
         if not len(batch[INDEX]):
             return batch
@@ -90,8 +91,10 @@ class Collator:
             rng = self._generators.at(batch.epoch, batch.step, _PLACE + self._rank) if is_training else None
             return self._function(batch, rng)
 
+        # Beside a main thread that trains, and draws, a change says nothing (`DrawWatch`).
+        is_watching = threading.current_thread() is threading.main_thread()
         with global_generators.lock_generators():
-            before = global_generators.read_states()
+            before = global_generators.read_states() if is_watching else {}
             try:
                 made = call()
             except PipelineError:
@@ -102,7 +105,8 @@ class Collator:
                     "tensors [b, ...]; a collate_fn for torch's DataLoader, which takes a list of samples, is "
                     "collate=pipelines.from_samples(collate_fn)"
                 ) from error
-            changed = global_generators.find_changes(before, global_generators.read_states())
+            after = global_generators.read_states() if is_watching else {}
+            changed = global_generators.find_changes(before, after)
         if changed:
             drawn = " and ".join(sorted(changed))
             raise ForeignRandomness(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import UserDict
 from typing import Any
 
@@ -147,6 +148,25 @@ def drawing_python(batch: Batch) -> Any:
 def test_draws_from_a_global_generator_are_refused(collate: Any, whose: str) -> None:
     with pytest.raises(ForeignRandomness, match=rf"collate=drawing_\w+ draws from {whose}: .*f\(batch, rng\)"):
         next(iter(texts().loader(8, 1, collate=collate)))
+
+
+def test_a_main_thread_may_draw_while_another_thread_reads() -> None:
+    begun, drawn = threading.Event(), threading.Event()
+
+    def wait_for_draw(batch: Batch) -> Any:
+        begun.set()
+        assert drawn.wait(60)
+        return {"label": batch["label"]}
+
+    read: list[list[int]] = []
+    loader = texts().loader(8, 1, collate=wait_for_draw)
+    reader = threading.Thread(target=lambda: read.extend(batch["label"].tolist() for batch in loader))
+    reader.start()
+    assert begun.wait(60)
+    torch.rand(1)  # as dropout does
+    drawn.set()
+    reader.join()
+    assert sorted(sum(read, [])) == list(range(N))
 
 
 def lose_a_sample(batch: Batch) -> Any:
