@@ -49,7 +49,7 @@ def common_prefix(pipelines: Iterable[Pipeline]) -> Pipeline:
         if agreed < 0:
             difference = first.find_difference(other.describe_for_peers())
             why = difference.reason if difference else "their sources cannot be compared"
-            raise PipelineError(f"these pipelines have nothing in common, not even the source: {why}")
+            raise PipelineError(f"these pipelines have nothing in common: {why}")
     if all(len(pipeline.stages) == agreed for pipeline in pipelines):
         return first
     reasons: list[str] = []

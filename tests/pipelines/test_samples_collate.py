@@ -166,7 +166,7 @@ def test_a_main_thread_may_draw_while_another_thread_reads() -> None:
     torch.rand(1)  # as dropout does
     drawn.set()
     reader.join()
-    assert sorted(sum(read, [])) == list(range(N))
+    assert sorted(label for labels in read for label in labels) == list(range(N))
 
 
 def lose_a_sample(batch: Batch) -> Any:

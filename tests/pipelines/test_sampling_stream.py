@@ -184,7 +184,7 @@ def test_members_with_ends_of_their_own_key_a_repeated_record_by_its_position_to
 
 
 def test_members_with_other_weights_do_not_share_and_are_told_why() -> None:
-    with pytest.raises(PipelineError, match=r"nothing in common.*sampling"):
+    with pytest.raises(PipelineError, match=r"have nothing in common: the pipelines differ: sampling at"):
         common_prefix([pipe("balanced"), pipe("weighted")])
     with Feeder(pipe("balanced"), capacity=16) as feeder, pytest.raises(PipelineError, match="another sampling"):
         attach(feeder.address, pipe("weighted"), 8, 1)
