@@ -11,8 +11,10 @@ import contextlib
 import dataclasses
 import logging
 import os
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,10 +61,12 @@ class DryRun:
             (CPU-seconds a sample, measured).
         members: a row for each group of members of one architecture and one set of options: `members` (names),
             `params` (of the first), `varied` (other hyperparameters in the group), `workers`, `parameters`,
-            `checkpoint_bytes`, `batch_size`, `steps` (of an epoch), `epochs`; measured: `step_s`, `memory_gb`,
-            `gpu_memory_gb`, `cpus`; estimated of one member: `seconds`, `cpu_s`, `energy_j`; `error`: why nothing
-            was measured, as its first steps failed.
-        run: estimated of the run: `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that train at
+            `checkpoint_bytes`, `batch_size`, `steps` (of an epoch), `epochs`, `evaluations` (batches of splits
+            that it evaluates in a run); measured: `step_s`, `evaluate_s` (of a batch, None where the first epoch
+            evaluates nothing), `memory_gb`, `gpu_memory_gb`, `cpus`; estimated of one member: `seconds`, `cpu_s`,
+            `energy_j`; `error`: why nothing was measured, as its first steps failed.
+        run: estimated of the run: `startup_cpu_s` (measured: one process with its imports, for each that imports
+            them), `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that train at
             one time), `origin` ("estimated"), `energy_origin` ("estimated" or "unavailable"), `how`.
         notes: what to know of the figures.
     """
@@ -129,9 +133,16 @@ def dry_run(
     notes = _list_notes(ensemble, executor, state, code)
     with tempfile.TemporaryDirectory(prefix="ensemble-dry-run-") as folder, _open_meter(ensemble, notes) as meter:
         groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, meter)
-        estimate_members(ensemble, groups, power)
+        estimate_members(groups, power)
         run = estimate_run(
-            ensemble, groups, node, prepare_s, power, is_serial=executor == "inline", shares=stream is None
+            ensemble,
+            groups,
+            node,
+            prepare_s,
+            power,
+            startup=_measure_startup(Path(folder), imports=1 if executor == "inline" else 2),
+            is_serial=executor == "inline",
+            shares=stream is None,
         )
     return DryRun(
         name=ensemble.name,
@@ -243,15 +254,41 @@ def _measure(
                 ]
             row |= _read_figures(measured.figures) | {"_figures": measured.figures}
             row |= {"parameters": measured.parameters, "checkpoint_bytes": measured.checkpoint_bytes}
+            row |= {
+                "_evaluation": measured.evaluation,
+                "evaluate_s": (measured.evaluation or {}).get("evaluate_s"),
+            }
             prepared.append(measured.figures["prepare_s"])
         except (Exception, SystemExit) as error:
             log.debug("a step of %s failed", first.member, exc_info=True)
-            row |= dict.fromkeys(
-                ("step_s", "memory_gb", "gpu_memory_gb", "cpus", "parameters", "checkpoint_bytes")
-            )
+            row |= dict.fromkeys((*FIGURES, "evaluate_s", "parameters", "checkpoint_bytes"))
             row |= {"error": " ".join(f"{type(error).__name__}: {error}".split()), "_figures": None}
         rows.append(row)
     return rows, max(prepared, default=None), _read_power(meter)
+
+
+def _measure_startup(folder: Path, imports: int) -> tuple[float, float]:
+    """Seconds and CPU-seconds until the processes of a run have imported what they need: the one that drives it,
+    and the one of which members are copies.
+
+    Args:
+        folder: temporary, for what libraries keep when they are imported.
+        imports: how many processes import it, one after the other.
+    """
+    from ensemble.executors.forkserver import PRELOADED
+    from ensemble.executors.spawn import make_node_environment
+
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, **make_node_environment(folder), "PYTHONPATH": paths}
+    began = time.monotonic()
+    with subprocess.Popen([sys.executable, "-c", f"import {', '.join(PRELOADED)}"], env=environment) as process:
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+        except BaseException:  # an interrupt
+            process.kill()
+            raise
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return imports * (time.monotonic() - began), imports * (used.ru_utime + used.ru_stime)
 
 
 def _describe_group(ensemble: Ensemble, members: Sequence[Identity]) -> dict[str, Any]:
@@ -260,6 +297,12 @@ def _describe_group(ensemble: Ensemble, members: Sequence[Identity]) -> dict[str
     varied = [name for name in names if any(each.params.get(name) != first.params.get(name) for each in members)]
     samples = ensemble.samples
     steps = samples // first.batch_size if ensemble.drop_last else -(-samples // first.batch_size)
+    held_out = {name: -(-many // first.batch_size) for name, many in _count_splits(ensemble).items()}
+    within = steps // first.validate_every if first.validate_every else 0
+    # The validation split after each epoch, and within it; at the end each split is predicted once.
+    evaluations = (
+        first.epochs * (1 + within) * held_out.get("valid", 0) + sum(held_out.values()) - held_out["train"]
+    )
     return {
         "members": [each.member for each in members],
         "params": first.params,
@@ -268,6 +311,7 @@ def _describe_group(ensemble: Ensemble, members: Sequence[Identity]) -> dict[str
         "batch_size": first.batch_size,
         "steps": steps,
         "epochs": first.epochs,
+        "evaluations": evaluations,
     }
 
 

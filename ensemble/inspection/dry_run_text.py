@@ -65,7 +65,7 @@ def _data(found: DryRun, width: int | None) -> Iterator[str]:
 def _members(found: DryRun, width: int | None) -> Iterator[str]:
     heads = [
         "members", "hyperparameters", "workers", "parameters", "checkpoint", "batch", "steps x epochs",
-        "s/step measured", "memory measured", "time estimated", "J estimated",
+        "s/step measured", "s/evaluated batch", "memory measured", "time estimated", "J estimated",
     ]  # fmt: skip
     yield format_table(heads, [_describe_group(row) for row in found.members], width)
     for row in found.members:
@@ -90,6 +90,7 @@ def _describe_group(row: dict[str, Any]) -> list[str]:
         str(row["batch_size"]),
         f"{row['steps']} x {row['epochs']}",
         text.number(row["step_s"]),
+        text.number(row["evaluate_s"]),
         text.ABSENT if memory is None else text.memory(2**30 * (memory + (row["gpu_memory_gb"] or 0.0))),
         text.duration(row["seconds"]),
         "unavailable" if joules is None else text.joules(joules),

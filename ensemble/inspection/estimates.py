@@ -1,9 +1,11 @@
 """Estimates time, memory and energy of members and of a run from a few measured steps; each figure is an estimate.
 
-A member alone takes steps x epochs x the measured seconds of a step. A run is played through with the packing of
+A member alone takes steps x epochs x the measured seconds of a step, and those of evaluating the validation split
+after each epoch and every split at the end. A run is played through with the packing of
 the schedule (`ensemble.schedule.pack`): members start where they have room; those that train at one time on CPUs
-share the cores, so that all of them slow down where together they keep more cores busy than there are. Start-up,
-evaluation, checkpoints, waiting for data and the exchange between workers are not in it.
+share the cores, so that all of them slow down where together they keep more cores busy than there are. The imports
+of processes and the preparation of all splits come on top of that. Checkpoints, the combination, the report,
+waiting for data and the exchange between workers are not in it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from ensemble.spec import PREDICTED_SPLITS
 
 if TYPE_CHECKING:
     from ensemble.schedule import Node
@@ -21,12 +25,13 @@ MOST_PLAYED = 400
 """Members of a run that is played through; of more, the time is the work divided by the room."""
 
 HOW = (
-    "steps x epochs x seconds of a step, measured alone on this machine, members packed as the schedule does; "
-    "without start-up, evaluation, checkpoints and the exchange between workers"
+    "steps x epochs x seconds of a step and evaluations, measured alone on this machine, members packed as the "
+    "schedule does, and the imports of processes; without checkpoints, combination, report and the exchange "
+    "between workers"
 )
 
 
-def estimate_members(ensemble: Ensemble, groups: Table, power: dict[str, Any]) -> None:
+def estimate_members(groups: Table, power: dict[str, Any]) -> None:
     """Add to each row what one of its members takes: `seconds`, `cpu_s`, `energy_j`; None where not known."""
     for row in groups:
         row |= dict.fromkeys(("seconds", "cpu_s", "energy_j"))
@@ -35,6 +40,9 @@ def estimate_members(ensemble: Ensemble, groups: Table, power: dict[str, Any]) -
         seconds = row["steps"] * row["epochs"] * row["step_s"]
         workers = row["_members"][0].workers
         cpu_s = seconds * row["cpus"] * workers
+        if row["_evaluation"] is not None:
+            seconds += row["evaluations"] * row["_evaluation"]["evaluate_s"]
+            cpu_s += row["evaluations"] * row["_evaluation"]["evaluate_cpu_s"] * workers
         on_gpu = bool(row["gpu_memory_gb"])
         row |= {"seconds": seconds, "cpu_s": cpu_s}
         row["energy_j"] = _estimate_dynamic_j(power, cpu_s, seconds * workers if on_gpu else None)
@@ -57,6 +65,7 @@ def estimate_run(
     prepare_s: float | None,
     power: dict[str, Any],
     *,
+    startup: tuple[float, float],
     is_serial: bool,
     shares: bool,
 ) -> dict[str, Any]:
@@ -65,11 +74,12 @@ def estimate_run(
     Args:
         groups: rows after `estimate_members`; of a search, of a few of its trials.
         prepare_s: CPU-seconds of preparing a sample.
+        startup: seconds and CPU-seconds until the processes of the run have begun.
         is_serial: whether members train one after the other.
         shares: whether each sample is prepared once for all members.
     """
     unknown: dict[str, Any] = dict.fromkeys(("seconds", "cpu_s", "energy_j", "memory_gb", "at_once"))
-    unknown |= {"origin": "unavailable", "energy_origin": "unavailable"}
+    unknown |= {"startup_cpu_s": startup[1], "origin": "unavailable", "energy_origin": "unavailable"}
     if any(row["_figures"] is None for row in groups):
         failed = next(row for row in groups if row["_figures"] is None)
         return unknown | {"how": f"the steps of {failed['members'][0]} could not be measured"}
@@ -78,7 +88,9 @@ def estimate_run(
     epochs = [identity.epochs for identity, _ in known]
     scale = ensemble.search.trials / len(known) if ensemble.search is not None else 1.0
     prepared = max(epochs) if shares else scale * sum(epochs)
-    prepare_cpu_s = (prepare_s or 0.0) * samples * prepared
+    held_out = sum(len(split) for name in PREDICTED_SPLITS if (split := getattr(ensemble, name)) is not None)
+    held_out *= 1 if shares else round(scale * len(known))  # each split is kept in memory once it is prepared
+    prepare_cpu_s = (prepare_s or 0.0) * (samples * prepared + held_out)
     cpu_s = scale * sum(row["cpu_s"] for _, row in known) + prepare_cpu_s
     on_cpu = not any(row["gpu_memory_gb"] for row in groups)
     played = known * max(1, round(scale))
@@ -89,10 +101,12 @@ def estimate_run(
         seconds, at_once, memory_gb = _play(played, node, ensemble.devices, prepare_cpu_s, on_cpu=on_cpu)
     else:
         seconds, at_once, memory_gb = _divide(played, node, ensemble.devices, cpu_s, on_cpu=on_cpu)
-    energy_j = _estimate_energy(power, [row for _, row in played], prepare_cpu_s, seconds)
+    seconds += startup[0]
+    energy_j = _estimate_energy(power, [row for _, row in played], prepare_cpu_s + startup[1], seconds)
     return {
+        "startup_cpu_s": startup[1],
         "seconds": seconds,
-        "cpu_s": cpu_s,
+        "cpu_s": cpu_s + startup[1],
         "energy_j": energy_j,
         "memory_gb": memory_gb,
         "at_once": at_once,

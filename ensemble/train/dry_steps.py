@@ -17,6 +17,8 @@ from ensemble.train.profile import Session
 from ensemble.train.seeding import process_settings
 from ensemble.train.stopwatch import Gpu
 
+EVALUATIONS = 4  # of a batch; the first takes longer
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -26,12 +28,14 @@ class Measured:
         members: names of the members that have it.
         figures: of a `Profile`, for one worker.
         parameters: of the model; checkpoint_bytes: tensors of a checkpoint.
+        evaluation: `evaluate_s` and `evaluate_cpu_s` of a batch of a split; None where none was evaluated.
     """
 
     members: list[str]
     figures: dict[str, Any]
     parameters: int
     checkpoint_bytes: int
+    evaluation: dict[str, float] | None
 
 
 def measure_here(ensemble: Ensemble, members: list[Identity], directory: str, steps_s: float) -> list[Measured]:
@@ -56,7 +60,7 @@ def measure_here(ensemble: Ensemble, members: list[Identity], directory: str, st
         interface=None,
         device=str(device),
         feeder=None,
-        profile=ProfileRequest(members=alone, known=[], steps_s=steps_s),
+        profile=ProfileRequest(members=alone, known=[], steps_s=steps_s, evaluations=EVALUATIONS),
     )
     events: list[dict[str, Any]] = []
     gpu = Gpu(device) if device.type == "cuda" else None
@@ -67,4 +71,8 @@ def measure_here(ensemble: Ensemble, members: list[Identity], directory: str, st
         finally:
             gc.unfreeze()
     measured = (event for event in events if event["type"] == "profiled")
-    return [Measured(each["of"], each["measured"], *session.sizes[each["of"][0]]) for each in measured]
+    return [
+        Measured(each["of"], each["measured"], *session.sizes[first], session.evaluations[first])
+        for each in measured
+        for first in each["of"][:1]
+    ]

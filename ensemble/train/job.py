@@ -61,11 +61,13 @@ class ProfileRequest:
         members: to be measured; of those with equal signatures, one.
         known: signatures that were measured before with as many workers on such a device.
         steps_s: seconds of steps to measure of each, approximately.
+        evaluations: how often a batch of a split is evaluated; once suffices to measure memory.
     """
 
     members: list[Identity]
     known: list[str]
     steps_s: float
+    evaluations: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

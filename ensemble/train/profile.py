@@ -103,6 +103,7 @@ class Session:
         self._job, self._request, self._ensemble, self._comm, self._emit = job, job.profile, ensemble, comm, emit
         self._gpu, self._ready = gpu, _PreparedBatches(ensemble, comm)
         self.sizes: dict[str, tuple[int, int]] = {}  # member -> parameters, bytes of a checkpoint
+        self.evaluations: dict[str, dict[str, float] | None] = {}  # member -> see `Stopwatch.evaluation`
         self._reported_at = 0.0
 
     def measure(self) -> None:
@@ -137,7 +138,7 @@ class Session:
         reset_peak_memory()
         if self._gpu is not None:
             self._gpu.begin()
-        watch = Stopwatch(self._comm, device, self._request.steps_s, self._gpu)
+        watch = Stopwatch(self._comm, device, self._request.steps_s, self._gpu, self._request.evaluations)
         own = dataclasses.replace(identity, workers=self._comm.world)
         job = dataclasses.replace(self._job, identity=own, profile=None)
         with process_settings(identity.threads, device):
@@ -150,6 +151,7 @@ class Session:
                 pass
             finally:
                 self.sizes[identity.member] = member.parameters, member.checkpoint_bytes
+                self.evaluations[identity.member] = watch.evaluation()
                 member.close()
         figures: dict[str, Any] = watch.figures() | {"prepare_s": self._ready.prepare_s}
         # The prepared batches are the session's; the one in use is the member's.
@@ -250,9 +252,9 @@ class _PreparedData(Data):
             self._watch.stop()
 
     def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
-        """Yield one batch, which suffices to measure memory."""
+        """Yield one batch, as often as the stopwatch wants; once suffices to measure memory."""
         self.pipeline(name)
-        batches = (batch.clone() for batch in self._ready.batches(name, self._identity))
+        batches = self._watch.time_evaluations(self._ready.batches(name, self._identity))
         return self._on_device(self._apply_collate(batches, collate, is_training=False))
 
     @functools.cached_property

@@ -1,9 +1,10 @@
-"""Measures a member's steps: seconds, cores, memory and load of a GPU."""
+"""Measures a member's steps and evaluations: seconds, cores, memory and load of a GPU."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,8 +29,12 @@ GPU_S = 0.6  # the driver samples a GPU's load a few times a second
 class Stopwatch:
     """Times a member's steps and decides how many to measure; all ranks call it together."""
 
-    def __init__(self, comm: Communicator, device: torch.device, steps_s: float, gpu: Gpu | None) -> None:
+    def __init__(
+        self, comm: Communicator, device: torch.device, steps_s: float, gpu: Gpu | None, evaluations: int = 1
+    ) -> None:
         self.samples = 0
+        self._evaluations = evaluations
+        self._evaluated: list[tuple[float, float]] = []
         self._comm, self._device, self._gpu = comm, device, gpu
         self._steps_s = steps_s
         self._min_s = MIN_MEASURED_S if gpu is None else GPU_S
@@ -55,10 +60,28 @@ class Stopwatch:
 
     def stop(self) -> None:
         """End a step: the training loop asks for the next batch."""
+        self._laps.append(self._read_lap())
+
+    def _read_lap(self) -> tuple[float, float]:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         wall_s, cpu_s, queued_s = (now - then for now, then in zip(read_clocks(), self._began, strict=True))
-        self._laps.append((max(wall_s - queued_s, 1e-9), cpu_s))
+        return max(wall_s - queued_s, 1e-9), cpu_s
+
+    def time_evaluations(self, batches: Sequence[Batch]) -> Iterator[Batch]:
+        """Yield copies of batches of a split, each as often as evaluations are to be measured, and time them."""
+        for batch in batches:
+            for _ in range(self._evaluations):
+                self._began = read_clocks()
+                yield batch.clone()  # members may write into it
+                self._evaluated.append(self._read_lap())
+
+    def evaluation(self) -> dict[str, float] | None:
+        """`evaluate_s` and `evaluate_cpu_s` of a batch, the least of all; None where nothing was evaluated."""
+        if not self._evaluated:
+            return None
+        wall_s, cpu_s = min(self._evaluated)  # the first call allocates, and imports what it needs
+        return {"evaluate_s": wall_s, "evaluate_cpu_s": cpu_s}
 
     def figures(self) -> dict[str, float]:
         """Seconds of a step and cores kept busy, time in the run queue excluded.

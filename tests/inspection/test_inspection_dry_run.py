@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,11 @@ def test_it_says_what_the_run_then_does_and_leaves_nothing_behind(tmp_path: Path
         width = row["params"]["width"]
         assert row["parameters"] == 8 * width + width + 4 * width + 4
         assert (row["batch_size"], row["steps"], row["epochs"]) == (32, 10, 2)
-        assert row["step_s"] > 0 and row["seconds"] == pytest.approx(20 * row["step_s"]) and row["memory_gb"] > 0
+        assert row["evaluations"] == 2 * 4 + 4 + 7, "valid after each epoch; valid and test at the end"
+        seconds = 20 * row["step_s"] + 19 * row["evaluate_s"]
+        assert row["step_s"] > 0 and row["seconds"] == pytest.approx(seconds) and row["memory_gb"] > 0
     assert found.run["origin"] == "estimated" and found.run["seconds"] >= 2 * small["seconds"] + large["seconds"]
-    assert "estimated" in str(found) and "without start-up" in found.run["how"]
+    assert "estimated" in str(found) and "without checkpoints" in found.run["how"]
 
     ensemble.submit(declared, tmp_path / "run", executor="inline").wait()
     run = RunDir(tmp_path / "run")
@@ -122,7 +125,9 @@ def test_members_on_few_cores_take_as_long_as_their_work(tmp_path: Path) -> None
     (row,) = found.members
     cores = found.node["cpus"]
     assert found.run["at_once"] == min(40, int(cores))
-    assert found.run["seconds"] == pytest.approx(row["seconds"] * -(-40 // int(cores)), rel=0.2)
+    assert found.run["seconds"] == pytest.approx(
+        row["seconds"] * -(-40 // int(cores)) + found.run["startup_cpu_s"], rel=0.5
+    )
     assert found.pipeline["unshared"] is None and found.run["memory_gb"] > 0
 
 
@@ -309,3 +314,43 @@ def test_values_that_are_not_finite_are_counted_and_fields_of_any_form_described
     assert fields["steps"]["shape"] == [None, 2] and fields["steps"]["dtype"] == "float32"
     json.dumps(found.as_dict(), allow_nan=False)
     assert "NaN or infinite" in str(found)
+
+
+class _SlowInEvaluation(torch.nn.Linear):
+    """A layer that takes far longer in evaluation than in training."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            until = time.process_time() + 0.02
+            while time.process_time() < until:
+                pass
+        return super().forward(input)
+
+
+def _build_slow_in_evaluation(params: dict[str, Any]) -> torch.nn.Module:
+    return _SlowInEvaluation(8, 4)
+
+
+def test_the_estimate_has_the_evaluation_and_the_start_of_processes(tmp_path: Path) -> None:
+    recipe = Recipe(model=_build_slow_in_evaluation, loss="cross_entropy")
+    declared = inspected_runs.declare(recipe=recipe, epochs=20)
+    found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
+    (row,) = found.members
+    assert row["evaluations"] == 20 * 4 + 4 + 7 and row["evaluate_s"] > 0.02
+    assert 0.5 < found.run["startup_cpu_s"] < found.run["cpu_s"]
+    began = time.process_time()
+    ensemble.submit(declared, tmp_path / "run", executor="inline").wait()
+    used = time.process_time() - began
+    assert found.run["cpu_s"] - found.run["startup_cpu_s"] == pytest.approx(used, rel=0.25), "CPU-seconds"
+
+
+@pytest.mark.parametrize("task", ["multilabel", "classification"])
+def test_figures_of_a_whole_split_are_measured_in_the_dry_run_too(tmp_path: Path, task: Any) -> None:
+    x, label = inspected_runs.make_data(96)
+    target = np.eye(4, dtype=np.int64)[label] if task == "multilabel" else label
+    pipe = Pipeline(sources.arrays(x=x, label=target), seed=0)
+    name = {"multilabel": "binary_cross_entropy", "classification": "cross_entropy"}[task]
+    recipe = Recipe(model=inspected_runs.build_model, loss=name, task=task, split_metrics=("f1_macro",))
+    declared = inspected_runs.declare(recipe=recipe, train=pipe, valid=pipe, test=None)
+    found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
+    assert [row["error"] for row in found.members] == [None] and found.members[0]["evaluate_s"] > 0
