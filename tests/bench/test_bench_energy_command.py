@@ -104,7 +104,7 @@ def test_a_study_that_is_ended_leaves_no_process_and_no_file(
         command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as study:
         while not (
-            any(module in each.cmdline() for each in list_processes(temporary))
+            any(module in command for _, command in list_processes(temporary))
             and len(list(temporary.glob("bench-*"))) == folders
         ):
             assert study.poll() is None
@@ -120,10 +120,9 @@ def test_a_study_that_is_ended_leaves_no_process_and_no_file(
     assert list(temporary.iterdir()) == []
 
 
-def list_processes(temporary: Path) -> Iterator[psutil.Process]:
-    """Processes with that directory for temporary files."""
+def list_processes(temporary: Path) -> Iterator[tuple[psutil.Process, list[str]]]:
+    """Processes with that directory for temporary files, and their command lines."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get("TMPDIR") == str(temporary):
-                process.cmdline()
-                yield process
+                yield process, process.cmdline()

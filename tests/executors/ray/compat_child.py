@@ -67,10 +67,10 @@ def drain() -> tuple[dict[str, float | None], dict[str, float | None]]:
     before = _compat.list_draining_nodes(20.0)
     preemption = 2  # DRAIN_NODE_REASON_PREEMPTION of autoscaler.proto
     client.drain_node(node["NodeID"], preemption, "notice", 4_000_000_000_000)
-    return before, {
-        "this" if ray_id == node["NodeID"] else ray_id: t
-        for ray_id, t in _compat.list_draining_nodes(20.0).items()
-    }
+    until = time.monotonic() + 20
+    while not (after := _compat.list_draining_nodes(20.0)) and time.monotonic() < until:
+        time.sleep(0.05)  # the head says so when its node has agreed
+    return before, {"this" if ray_id == node["NodeID"] else ray_id: t for ray_id, t in after.items()}
 
 
 def thread_state(pid: int, thread: int) -> str:
