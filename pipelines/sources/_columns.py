@@ -8,6 +8,15 @@ from typing import Any
 import numpy as np
 
 
+def find_number_dtype(kind: Any) -> str | None:
+    """The name of the dtype of numbers that a user declares as a type; None if it is something else."""
+    try:
+        dtype = np.dtype(kind)
+    except TypeError:
+        return None
+    return str(dtype.newbyteorder("=").name) if dtype.kind in "biuf" else None
+
+
 class MissingValue(Exception):
     """A value is missing in the file, or does not fit into an array; the message says which."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
+from pipelines.sources._columns import find_number_dtype
 
 #: What is no value, in a column of numbers. In a column of texts they are texts.
 MISSING = frozenset(("", "NA", "N/A", "n/a", "#N/A", "NULL", "null"))
@@ -33,16 +34,13 @@ def resolve_type(name: str, kind: Any) -> str:
     """
     if kind in (str, "str", "string", "text"):
         return "str"
-    try:
-        dtype = np.dtype(kind)
-    except TypeError:
-        dtype = np.dtype(object)
-    if dtype.kind not in "biuf":
+    dtype = find_number_dtype(kind)
+    if dtype is None:
         raise PipelineError(
             f"csv(): the type of column {name!r} must be 'str', 'bool' or the name of a dtype of numbers "
             f"('int64', 'float32' ...), got {kind!r}"
         )
-    return str(dtype.newbyteorder("=").name)
+    return dtype
 
 
 def convert(text: str, kind: str) -> Any:

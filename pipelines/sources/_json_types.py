@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
+from pipelines.sources._columns import find_number_dtype
 
 _NUMBERS = {bool: "bool", int: "int64", float: "float64"}
 _FITTING = {"bool": "b", "int64": "iuf", "float64": "f"}  # kinds of dtypes that hold them
@@ -45,16 +46,13 @@ class JsonType:
             return cls("text")
         if kind == "any":
             return cls("any")
-        try:
-            dtype = np.dtype(kind)
-        except TypeError:
-            dtype = np.dtype(object)
-        if dtype.kind not in "biuf":
+        dtype = find_number_dtype(kind)
+        if dtype is None:
             raise PipelineError(
                 f"jsonl(): the type of field {name!r} must be 'str', 'bool', 'any' or the name of a dtype of "
                 f"numbers ('int64', 'float32' ...), got {kind!r}"
             )
-        return cls("dtype", dtype.newbyteorder("=").name)
+        return cls("dtype", dtype)
 
     def __str__(self) -> str:
         if self.kind == "array":

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from ensemble.bench.charts import Panel, Series
 from ensemble.bench.pipelines import training
-from ensemble.bench.pipelines.processes import process_tree
+from ensemble.bench.pipelines.processes import process_tree, read_memory
 from ensemble.bench.results import Report, Rows, group_by, median_row
 from ensemble.store import read_events_from
 from pipelines import PipelineError
@@ -192,13 +192,6 @@ def _read_all(roots: Sequence[int]) -> dict[int, dict[str, int]]:
                 if memory := read_memory(pid):
                     found[pid] = memory
     return found
-
-
-def read_memory(pid: int) -> dict[str, int]:
-    """What smaps_rollup says of a process's memory: name -> bytes."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    words = [line.split() for line in lines]
-    return {each[0].removesuffix(":"): int(each[1]) * 1024 for each in words if each[-1] == "kB"}
 
 
 def _find_part(pid: int, side: str) -> str:

@@ -182,12 +182,19 @@ def process_clock_s(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
+def read_memory(pid: int) -> dict[str, int]:
+    """What smaps_rollup says of a process's memory (proc_pid_smaps(5)): name -> bytes."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    words = [line.split() for line in lines]
+    return {each[0].removesuffix(":"): int(each[1]) * 1024 for each in words if each[-1] == "kB"}
+
+
 def proportional_set_bytes(pid: int) -> int:
     """A process's proportional set size (proc_pid_smaps(5)).
 
     Resident sizes count shared memory in every process that maps it, so they cannot be summed.
     """
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise PipelineError(f"process {pid} has no proportional set size")
+    memory = read_memory(pid)
+    if "Pss" not in memory:
+        raise PipelineError(f"process {pid} has no proportional set size")
+    return memory["Pss"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ensemble.bench.pipelines.config import MODEL, Config
 
-_CLASSES, _LEARNING_RATE = 10, 1e-3
+if TYPE_CHECKING:
+    from torch import nn
+
+CLASSES, _LEARNING_RATE = 10, 1e-3
 
 
 class Step:
@@ -43,25 +46,31 @@ class Step:
         return 1000 * self.total_s / self.count if self.count else 0.0
 
 
+def make_net() -> nn.Module:
+    """A small convolutional net for images of any size."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.AvgPool2d(4),
+        nn.Conv2d(3, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, CLASSES),
+    )
+
+
 class Model:
     """A step of SGD on a small convolutional net, on CUDA where it is available, else on one CPU thread."""
 
     def __init__(self, size: int) -> None:
         import torch
-        from torch import nn
 
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(0)
-        self.net = nn.Sequential(
-            nn.AvgPool2d(4),
-            nn.Conv2d(3, 16, 3, stride=2),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 3, stride=2),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(32, _CLASSES),
-        ).to(self.device)
+        self.net = make_net().to(self.device)
         self(torch.zeros((2, 3, size, size), dtype=torch.uint8))  # warm-up
 
     def __call__(self, images: Any) -> None:
@@ -69,7 +78,7 @@ class Model:
         import torch
 
         images = torch.as_tensor(images).to(self.device, non_blocking=True).float() / 255
-        labels = torch.arange(len(images), device=self.device) % _CLASSES
+        labels = torch.arange(len(images), device=self.device) % CLASSES
         loss = torch.nn.functional.cross_entropy(self.net(images), labels)
         weights = list(self.net.parameters())
         with torch.no_grad():

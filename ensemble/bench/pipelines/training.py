@@ -10,6 +10,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ensemble.bench.pipelines.step import CLASSES, make_net
 from pipelines import Pipeline, sources, stages
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from ensemble import Ensemble
 
-CLASSES, LEARNING_RATE = 10, 1e-3
+LEARNING_RATE = 1e-3
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 WORKERS = 2  # preparation workers: of the shared pipeline, and of each DataLoader
 
@@ -36,19 +37,8 @@ def make_pipeline(data: str, size: int) -> Pipeline:
 
 
 def model(params: dict[str, Any]) -> nn.Module:
-    """A small convolutional net for images of any size."""
-    from torch import nn
-
-    return nn.Sequential(
-        nn.AvgPool2d(4),
-        nn.Conv2d(3, 16, 3, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, stride=2),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(32, CLASSES),
-    )
+    """The net of each member."""
+    return make_net()
 
 
 def loss(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
