@@ -113,7 +113,7 @@ class ProcessPool:
             worker.close()  # if the fork server still forks it, it ends because its socket is closed
             raise
         self._workers[worker.number] = worker
-        self._send(worker, job.as_json())
+        self._send(worker, job.as_json())  # a forked worker receives it when its process id is known here
         return worker
 
     def _fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> bool:
@@ -198,6 +198,7 @@ class ProcessPool:
 
     def close(self) -> None:
         """End all workers."""
+        self._ended = self.list_processes()  # the node's last power is still to be attributed
         for worker in self._workers.values():
             worker.kill()
         if self._forks is not None:
@@ -225,6 +226,7 @@ class ProcessPool:
             worker.pid, worker.pidfd = message["pid"], pidfd
             if worker.kill_pending:
                 worker.kill()
+            self._flush(worker)
             self._emit(forks.usage(self.node))
         else:
             self._emit(forks.usage(self.node))
@@ -249,6 +251,8 @@ class ProcessPool:
         self._flush(worker)
 
     def _flush(self, worker: WorkerProcess) -> None:
+        if _find_pid(worker) is None:  # without a job it does nothing that could not be attributed to it
+            return
         if worker.connection not in self._selector.get_map():
             return  # it has closed its end
         try:

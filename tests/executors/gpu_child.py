@@ -66,6 +66,8 @@ def run(job, ensemble, send, inbox, startup_cpu_s):
     return "finished"
 
 if "ensemble.executors.forkserver" in sys.orig_argv:
+    if "FORKS_REPORTED_AFTER_S" in os.environ:
+        os.register_at_fork(after_in_parent=lambda: time.sleep(float(os.environ["FORKS_REPORTED_AFTER_S"])))
     sys.modules["ensemble.train.worker"] = types.SimpleNamespace(run=run)
 """
 

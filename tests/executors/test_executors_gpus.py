@@ -21,7 +21,6 @@ from ensemble.reporting import status_notes
 from ensemble.schedule import Node
 from ensemble.store import RunState, read_events
 
-BOTH = ["local", pytest.param("ray", marks=pytest.mark.ray)]
 # What is the same code on both is tried on Ray, whose start takes half a minute, in the long tests only.
 EXECUTORS = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
 
@@ -66,8 +65,18 @@ def test_ranks_of_a_member_get_instances_of_different_gpus(executor: str, tmp_pa
     assert set(alone) == {"MIG-0-0", "MIG-0-1", "MIG-1-0", "MIG-1-1"}
 
 
-@pytest.mark.parametrize("executor", BOTH)
-def test_who_keeps_gpus_busy_is_in_the_power_events(executor: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("executor", "reported_after_s"),
+    [
+        ("local", 0.0),
+        pytest.param("local", 1.2, id="forks-reported-late"),
+        pytest.param("ray", 0.0, marks=pytest.mark.ray),
+    ],
+)
+def test_who_keeps_gpus_busy_is_in_the_power_events(
+    executor: str, reported_after_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORKS_REPORTED_AFTER_S", str(reported_after_s))  # power is read once a second
     run = Run(tmp_path, "A100:80,A100:80", "", executor, "active")
     assert set(run.states.values()) == {"finished"}
     assert {event["power"]["gpu_activity"] for event in run.of_kind("node")} == {IN_USE}
