@@ -69,17 +69,17 @@ def make_stage(
         valid = "; ".join(f"{name!r}: {meaning}" for name, meaning in _RANDOMNESS.items())
         raise PipelineError(f"random must be left out, False, or one of {valid}; got {random!r}")
     known = find_randomness(call)
-    if random == "own" and known != "own":
+    if random == "own" and not hasattr(call, "set_random_seed"):
         raise PipelineError(f"random='own' is for objects with a method set_random_seed(seed), got {call!r}")
     if random is None:
         random = "numpy" if known is None and has_generator_parameter(call) else known
-    elif random in ("torch", "python", "global") and known is False:
+    elif random not in (False, "numpy") and known is False:
         warnings.warn(
             f"{_name(call)} draws nothing at random: leave out random={random!r}, with which what it makes cannot "
             "be cached, nor a validation set be prepared once",
             stacklevel=3,
         )
-    return Stage(adapt(call, field), field, random or None, id)
+    return Stage(adapt(call, field, is_still=not random), field, random or None, id)
 
 
 def _name(call: Any) -> str:

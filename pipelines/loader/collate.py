@@ -24,6 +24,7 @@ from pipelines.order import Generators
 from pipelines.prepare import global_generators
 from pipelines.prepare.fields import INDEX
 from pipelines.prepare.global_generators import SEEDED, preserve_states, seed_for_sample
+from pipelines.prepare.own_generators import find_generators
 from pipelines.stage import has_generator_parameter
 
 if TYPE_CHECKING:
@@ -57,13 +58,16 @@ class Collator:
         self._rank = rank
         self._weighted = weighted
         self._is_random = has_generator_parameter(function)
+        self._own = find_generators(function)
+        self._has_begun = False
 
     def __call__(self, batch: Batch, *, is_training: bool = True) -> Batch:
         """The batch that the function makes of a batch; that of a rank without samples stays as it is.
 
         Raises:
             PipelineError: the function fails, or returns no dict, or other samples than it got.
-            ForeignRandomness: it draws from a global generator that nobody seeds; noticed in the main thread only.
+            ForeignRandomness: it draws from a generator that nobody seeds; of a global one, this is noticed in the
+                main thread only.
         """
         if not len(batch[INDEX]):
             return batch
@@ -85,36 +89,39 @@ class Collator:
         return result
 
     def _call(self, batch: Batch, is_training: bool) -> Any:
-        def call() -> Any:
+        # Beside a main thread that trains, and draws, a change of a global generator says nothing (`DrawWatch`).
+        names = None if threading.current_thread() is threading.main_thread() else ()
+        with global_generators.lock_generators():
+            before = global_generators.read_states(names, self._own)
+            made = self._apply(batch, is_training)
+            if not self._has_begun:  # some make their generator when they are called first
+                self._own, self._has_begun = find_generators(self._function), True
+            changed = global_generators.find_changes(before, global_generators.read_states(names, self._own))
+        if changed:
+            drawn = " and ".join(sorted(changed))
+            raise ForeignRandomness(
+                f"{self._name} draws from {drawn}: its batches would differ from run to run, or after a resume; "
+                "draw from the generator of f(batch, rng), or leave a seed= out and use pipelines.from_samples(f, "
+                'random="torch") for a function that draws from torch'
+            )
+        return made
+
+    def _apply(self, batch: Batch, is_training: bool) -> Any:
+        try:
             if not self._is_random:
                 return self._function(batch)
             rng = self._generators.at(batch.epoch, batch.step, _PLACE + self._rank) if is_training else None
             return self._function(batch, rng)
-
-        # Beside a main thread that trains, and draws, a change says nothing (`DrawWatch`).
-        is_watching = threading.current_thread() is threading.main_thread()
-        with global_generators.lock_generators():
-            before = global_generators.read_states() if is_watching else {}
-            try:
-                made = call()
-            except PipelineError:
-                raise
-            except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-                raise PipelineError(
-                    f"{self._name} failed: {type(error).__name__}: {error}. It is given a Batch, a dict of "
-                    "tensors [b, ...]; a collate_fn for torch's DataLoader, which takes a list of samples, is "
-                    "collate=pipelines.from_samples(collate_fn)"
-                ) from error
-            after = global_generators.read_states() if is_watching else {}
-            changed = global_generators.find_changes(before, after)
-        if changed:
-            drawn = " and ".join(sorted(changed))
-            raise ForeignRandomness(
-                f"{self._name} draws from {drawn}: its batches would differ from run to run; draw from the "
-                'generator of f(batch, rng), or use pipelines.from_samples(f, random="torch") for a function that '
-                "draws from torch"
+        except PipelineError:
+            raise
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            said = (
+                f"Each sample that it is given has the fields {', '.join(self._function.choose_fields(batch))}"
+                if isinstance(self._function, FromSamples)
+                else "It is given a Batch, a dict of tensors [b, ...]; a collate_fn for torch's DataLoader, which "
+                "takes a list of samples, is collate=pipelines.from_samples(collate_fn)"
             )
-        return made
+            raise PipelineError(f"{self._name} failed: {type(error).__name__}: {error}. {said}") from error
 
     @property
     def _name(self) -> str:
@@ -176,13 +183,13 @@ class FromSamples:
     function: Callable[[list[Any]], Any]
     fields: tuple[str, ...] | None
     names: tuple[str, ...] | None
-    random: Literal["torch"] | None
+    random: Literal["torch", "python", "global"] | None
 
     def __call__(self, batch: Batch, rng: np.random.Generator | None = None) -> Any:
         """What the function returns for the samples of a batch, as a dict."""
         with preserve_states(SEEDED.get(self.random, frozenset())):
-            if self.random == "torch":
-                seed_for_sample("torch", rng or np.random.default_rng([1, *batch[INDEX].tolist()]))
+            if self.random is not None:
+                seed_for_sample(self.random, rng or np.random.default_rng([1, *batch[INDEX].tolist()]))
             made = self.function(self._split(batch))
         if self.names is None or isinstance(made, Mapping):
             if isinstance(made, tuple | list):
@@ -196,8 +203,12 @@ class FromSamples:
             raise PipelineError(f"the collate_fn returned {len(values)} values for names={self.names!r}")
         return dict(zip(self.names, values, strict=True))
 
+    def choose_fields(self, batch: Batch) -> Sequence[str]:
+        """The fields that each sample has."""
+        return [name for name in batch if name not in (INDEX, _WEIGHT)] if self.fields is None else self.fields
+
     def _split(self, batch: Batch) -> list[Any]:
-        taken = [name for name in batch if name not in (INDEX, _WEIGHT)] if self.fields is None else self.fields
+        taken = self.choose_fields(batch)
         missing = next((name for name in taken if name not in batch), None)
         if missing is not None:
             raise PipelineError(f"from_samples: the batch has no field {missing!r} (it has {', '.join(batch)})")
@@ -212,7 +223,7 @@ def from_samples(
     *,
     fields: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
-    random: Literal["torch"] | None = None,
+    random: Literal["torch", "python", "global"] | None = None,
 ) -> FromSamples:
     """Adapts a `collate_fn` of torch's DataLoader, which takes a list of samples, as a `collate=` function.
 
@@ -223,8 +234,9 @@ def from_samples(
         collate_fn: returns a dict, as `transformers.DataCollatorWithPadding` and `default_collate` of dicts do.
         fields: hand each sample as a tuple of these fields instead, as a torch Dataset of tuples gives it.
         names: of the values, where the function returns a tuple.
-        random: "torch" if it draws from torch's global generator (`DataCollatorForLanguageModeling`), which is
-            then seeded for each batch, and restored. Outside training, the samples of a batch are the seed.
+        random: "torch" if it draws from torch's global generator (`DataCollatorForLanguageModeling`), "python" if
+            from Python's or numpy's, "global" if from any of them: they are then seeded for each batch, and
+            restored. Outside training, the samples of a batch are the seed.
 
     Raises:
         PipelineError: an argument is invalid.
@@ -235,8 +247,10 @@ def from_samples(
     check_function("from_samples: collate_fn", collate_fn)
     if collate_fn is None:
         raise PipelineError("from_samples takes a function of a list of samples, got None")
-    if random not in (None, "torch"):
-        raise PipelineError(f"from_samples: random must be 'torch' or left out, got {random!r}")
+    if random is not None and random not in SEEDED:
+        raise PipelineError(
+            f"from_samples: random must be {', '.join(map(repr, SEEDED))} or left out, got {random!r}"
+        )
     given = [
         None if each is None else (each,) if isinstance(each, str) else tuple(each) for each in (fields, names)
     ]

@@ -41,7 +41,7 @@ class Resize(Stage):
     interpolation: str
 
     def __call__(self, sample: Sample) -> Sample:
-        image = get_image(sample, self.field)
+        image = _get_picture(sample, self.field)
         size = self.size
         if size is None:
             assert self.shorter is not None
@@ -64,7 +64,7 @@ class CenterCrop(Stage):
     size: tuple[int, int]
 
     def __call__(self, sample: Sample) -> Sample:
-        image = get_image(sample, self.field)
+        image = _get_picture(sample, self.field)
         height, width = self.size
         _check_fits(self.field, image, self.size, 0)
         top, left = (image.shape[1] - height) // 2, (image.shape[2] - width) // 2
@@ -86,7 +86,7 @@ class RandomCrop(Stage):
     padding: int
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        image = get_image(sample, self.field)
+        image = _get_picture(sample, self.field)
         _check_fits(self.field, image, self.size, self.padding)
         height, width = self.size
         _, rows, columns = image.shape
@@ -107,7 +107,7 @@ class RandomResizedCrop(Stage):
     interpolation: str
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        image = get_image(sample, self.field)
+        image = _get_picture(sample, self.field)
         top, left, height, width = self._draw_part(image.shape[1], image.shape[2], rng)
         part = image[:, top : top + height, left : left + width]
         return {**sample, self.field: _resize(self.field, part, self.size, self.interpolation)}
@@ -139,7 +139,7 @@ class RandomFlip(Stage):
     p: float
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        image = get_image(sample, self.field)
+        image = _get_picture(sample, self.field)
         if rng.random() >= self.p:
             return sample
         return {**sample, self.field: _flip(image)}
@@ -262,6 +262,21 @@ def _check_interpolation(stage: str, name: str) -> str:
 def _draw_integer(rng: np.random.Generator, n: int) -> int:
     # Uniform to one part in 2**53 / n, at a quarter of the time of rng.integers.
     return int(rng.random() * n)
+
+
+def _get_picture(sample: Sample, field: str) -> Array:
+    """`get_image` of one whose rows and columns can be told from its channels.
+
+    Raises:
+        PipelineError: there is none, or it looks like [H, W, C], whose channels would be flipped or cut.
+    """
+    image = get_image(sample, field)
+    if image.shape[2] <= 4 < image.shape[0] and image.shape[2] != 2:
+        raise PipelineError(
+            f"field {field!r} has shape {list(image.shape)}, which looks like [H, W, C]: an image has [C, H, W]; "
+            "transpose it first"
+        )
+    return image
 
 
 def _check_fits(field: str, image: Array, size: tuple[int, int], padding: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
+from pipelines.nested import map_arrays, require_path, set_at
 from pipelines.stages._pictures import image_to_array, is_pil_image
 from pipelines.stages._sample import Sample, get_image, get_value
 
@@ -33,24 +35,20 @@ class TvTransform:
         import torch
         from torchvision import tv_tensors
 
-        given: Sample = {}
+        canvas = get_image(sample, self.images[0]).shape[-2:]
+        boxes = functools.partial(tv_tensors.BoundingBoxes, format=self.box_format, canvas_size=canvas)
+        points = functools.partial(tv_tensors.KeyPoints, canvas_size=canvas)
+        # Labels of boxes are thinned with them (SanitizeBoundingBoxes).
+        given = map_arrays(sample, lambda array: torch.from_numpy(array) if array.dtype.kind in "biuf" else array)
         for name in self.images:
-            given[name] = tv_tensors.Image(torch.from_numpy(get_image(sample, name)))
-        canvas = tuple(given[self.images[0]].shape[-2:])
-        for name in self.masks:
-            given[name] = tv_tensors.Mask(_to_tensor(sample, name))
-        for name in self.boxes:
-            found = _to_tensor(sample, name)
-            given[name] = tv_tensors.BoundingBoxes(found, format=self.box_format, canvas_size=canvas)
-        for name in self.keypoints:
-            given[name] = tv_tensors.KeyPoints(_to_tensor(sample, name), canvas_size=canvas)
-        for name, value in sample.items():  # labels of boxes are thinned with them (SanitizeBoundingBoxes)
-            if name not in given and isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-                given[name] = torch.from_numpy(value)
-        made = self.transform({**sample, **given})
+            given = _replace(given, name, tv_tensors.Image(torch.from_numpy(get_image(sample, name))))
+        for names, make in ((self.masks, tv_tensors.Mask), (self.boxes, boxes), (self.keypoints, points)):
+            for name in names:
+                given = _replace(given, name, make(torch.from_numpy(np.asarray(get_value(sample, name)))))
+        made = self.transform(given)
         if not isinstance(made, dict):
             raise PipelineError(f"the transform returned {type(made).__name__}, not the sample")
-        return {name: _to_array(value) for name, value in made.items()}
+        return {name: _to_arrays(value) for name, value in made.items()}
 
 
 def tv_transform(
@@ -69,7 +67,8 @@ def tv_transform(
 
     Args:
         transform: a transform, usually a `v2.Compose`.
-        images: names of fields that hold images [C, H, W]; the first gives the size that boxes refer to.
+        images: names of fields that hold images [C, H, W]; the first gives the size that boxes refer to. A path
+            such as "target.boxes" names a value inside another field.
         masks: of fields with masks [H, W] or [masks, H, W].
         boxes: of fields with bounding boxes [boxes, 4].
         keypoints: of fields with points [..., 2], as (x, y).
@@ -86,22 +85,24 @@ def tv_transform(
         raise PipelineError("tv_transform() needs the name of a field with an image: images=...")
     if box_format not in _FORMATS:
         raise PipelineError(f"box_format must be one of {', '.join(_FORMATS)}, got {box_format!r}")
-    return TvTransform(
-        transform, _to_tuple(images), _to_tuple(masks), _to_tuple(boxes), _to_tuple(keypoints), box_format
-    )
+    parts = [(each,) if isinstance(each, str) else tuple(each) for each in (images, masks, boxes, keypoints)]
+    named = [name for part in parts for name in part]
+    if len(set(named)) < len(named):
+        raise PipelineError(f"tv_transform() takes each field once, got {', '.join(named)}")
+    return TvTransform(transform, parts[0], parts[1], parts[2], parts[3], box_format)
 
 
-def _to_tuple(names: Names) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+def _replace(sample: Sample, name: str, value: Any) -> Sample:
+    replaced: Sample = set_at(sample, require_path(sample, name), value)
+    return replaced
 
 
-def _to_tensor(sample: Sample, name: str) -> Any:
-    import torch
-
-    return torch.from_numpy(np.asarray(get_value(sample, name)))
-
-
-def _to_array(value: Any) -> Any:
+def _to_arrays(value: Any) -> Any:
+    """A value with its tensors and images as arrays, those inside dicts and tuples included."""
+    if isinstance(value, dict):
+        return {name: _to_arrays(each) for name, each in value.items()}
+    if type(value) is tuple:
+        return tuple(map(_to_arrays, value))
     if is_pil_image(value):
         return image_to_array(value)
     return value.detach().numpy() if hasattr(value, "detach") else value

@@ -17,16 +17,16 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
+from pipelines.nested import iterate_leaves
 from pipelines.stages._transforms import (
-    is_albumentations,
+    converts_arrays,
+    find_library,
     is_all_torchvision,
-    is_kornia,
-    is_torchvision,
     takes_tensors_only,
 )
 
 _CHANNELS = (1, 3, 4)  # L, RGB, RGBA
-_IMAGES = ("image",)  # albumentations' name of it
+_CHANNELED = {"image": 3, "mask": 3, "images": 4}  # albumentations' names -> axes of arrays that have channels
 
 
 @known_as("pipelines.Imaged")
@@ -35,8 +35,9 @@ class Imaged:
     """A transform of torchvision's as a stage of arrays.
 
     uint8 `[C, H, W]` of 1, 3 or 4 channels is given to it as a PIL image, or as a tensor if a part of it leaves
-    PIL images alone or refuses them (`ToDtype`, `Normalize`, `RandomErasing` ...); an array that can only be
-    `[H, W, C]` as it is; any other as a tensor. An image that it returns becomes uint8 `[C, H, W]` again.
+    PIL images alone or refuses them (`ToDtype`, `Normalize`, `RandomErasing` ...); any other as a tensor. An array
+    that looks like `[H, W, C]` is given to those alone that begin by converting it. Images that it returns become
+    uint8 `[C, H, W]` again.
     """
 
     transform: Callable[[Any], Any]
@@ -45,9 +46,33 @@ class Imaged:
         return {"transform": self.transform}
 
     def __call__(self, value: Any) -> Any:
-        given = _to_torchvision_input(value, self._as_tensor) if isinstance(value, np.ndarray) else value
-        made = self.transform(given)
+        made = self.transform(self._convert(value) if isinstance(value, np.ndarray) else value)
+        if isinstance(made, tuple):  # FiveCrop
+            return tuple(image_to_array(each) if is_pil_image(each) else each for each in made)
         return image_to_array(made) if is_pil_image(made) else made
+
+    def _convert(self, array: npt.NDArray[Any]) -> Any:
+        """What the transform takes for an array.
+
+        Raises:
+            PipelineError: it is no image `[C, H, W]`, and would be left as it is.
+        """
+        if array.ndim == 3 and array.shape[0] not in _CHANNELS and array.shape[2] in _CHANNELS:
+            if converts_arrays(self.transform):
+                return array
+            raise PipelineError(
+                f"torchvision's transforms take an image [C, H, W] and leave an array {list(array.shape)} as it "
+                "is: if it is [H, W, C], begin with v2.ToImage(); else make a tensor of it first"
+            )
+        if array.ndim == 3 and array.shape[0] in _CHANNELS and array.dtype == np.uint8 and not self._as_tensor:
+            import PIL.Image  # torchvision needs it, too
+
+            return PIL.Image.fromarray(
+                np.ascontiguousarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0))
+            )
+        import torch
+
+        return torch.from_numpy(array)
 
     @functools.cached_property
     def _as_tensor(self) -> bool:
@@ -59,16 +84,19 @@ class Imaged:
 class NoArrays:
     """A transform of torchvision's as a stage of whole samples, which have to hold images or tensors.
 
-    It would leave arrays as they are, and so do nothing, in silence.
+    It would leave arrays as they are, in silence: all of them, or a mask beside its image.
     """
 
     transform: Callable[[Any], Any]
 
     def __call__(self, sample: Any) -> Any:
-        if isinstance(sample, dict) and not any(is_pil_image(v) or hasattr(v, "detach") for v in sample.values()):
+        values = [(".".join(map(str, path)), value) for path, value in iterate_leaves(sample)]
+        left = [name for name, value in values if isinstance(value, np.ndarray) and value.ndim > 1]
+        if left or not any(is_pil_image(value) or hasattr(value, "detach") for _, value in values):
+            what = f"the array {left[0]!r}" if left else "this sample"
             raise PipelineError(
-                "torchvision's transforms leave arrays as they are, so this one would do nothing: name the image, "
-                'map(..., field="image"), or the parts of the sample, '
+                f"torchvision's transforms leave arrays as they are, so this one would do nothing to {what}: name "
+                'the image, map(..., field="image"), or the parts of the sample, '
                 'map(stages.tv_transform(..., images="image", masks="mask", boxes="boxes"))'
             )
         return self.transform(sample)
@@ -77,20 +105,20 @@ class NoArrays:
 @known_as("pipelines.KorniaModule")
 @dataclass(frozen=True)
 class KorniaModule:
-    """A module of kornia's as a stage of arrays: it is given a tensor; `[1, C, H, W]` is one image."""
+    """A module or function of kornia's as a stage of one image: it is given a tensor, as a batch of one."""
 
     transform: Callable[[Any], Any]
 
     def __call__(self, value: Any) -> Any:
         import torch
 
-        if not isinstance(value, np.ndarray):
-            return self.transform(value)
-        made = self.transform(torch.from_numpy(value))
-        if not isinstance(made, torch.Tensor):
-            return made
-        alone = made.ndim == value.ndim + 1 and len(made) == 1
-        return (made[0] if alone else made).detach().numpy()
+        given = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        if given.ndim != 3:
+            return self.transform(given)
+        made = self.transform(given[None])
+        if not isinstance(made, torch.Tensor) or len(made) != 1:
+            raise PipelineError("the transform of a batch of one image returned something else than one image")
+        return made[0].detach().numpy() if isinstance(value, np.ndarray) else made[0]
 
 
 @known_as("pipelines.Albumentation")
@@ -98,31 +126,64 @@ class KorniaModule:
 class Albumentation:
     """A transform of albumentations' as a stage of one image, or of whole samples with its names for targets.
 
-    It is given `[H, W, C]`. An array of 3 axes that it returns as the image becomes `[C, H, W]`, a tensor stays.
+    Images and masks `[C, H, W]` are given to it as `[H, W, C]`, and become `[C, H, W]` again; a tensor that it
+    returns stays.
+
+    Attributes:
+        is_whole: whether it is given whole samples.
+        is_still: whether it does the same to each image, although it may draw whether it is applied.
     """
 
     transform: Callable[..., Any]
     is_whole: bool = False
+    is_still: bool = False
 
     def set_random_seed(self, seed: int) -> None:
         """Seeds the generators of the transform, and of all in it."""
         self.transform.set_random_seed(seed)  # type: ignore[attr-defined]
 
     def __call__(self, value: Any) -> Any:
-        if not self.is_whole:
-            return _from_hwc(self.transform(image=_to_hwc(value))["image"])
-        given = {name: _to_hwc(each) if name in _IMAGES else each for name, each in value.items()}
-        made = self.transform(**given)
-        return {name: _from_hwc(each) if name in _IMAGES else each for name, each in made.items()}
+        if self.is_still:
+            self.set_random_seed(0)
+        given = value if self.is_whole else {"image": value}
+        made = self.transform(**{name: self._to_last(name, each) for name, each in given.items()})
+        found = {name: self._to_first(name, each, given.get(name)) for name, each in made.items()}
+        return found if self.is_whole else found["image"]
+
+    def _to_last(self, name: str, value: Any) -> Any:
+        """An array `[..., C, H, W]` as `[..., H, W, C]`; any other value as it is."""
+        if not isinstance(value, np.ndarray) or value.ndim != self._count_axes(name):
+            return value
+        return np.ascontiguousarray(np.moveaxis(value, -3, -1))
+
+    def _to_first(self, name: str, value: Any, given: Any) -> Any:
+        """What has been made of an array with channels, which may have lost them, as `[..., C, H, W]`."""
+        axes = self._count_axes(name)
+        if not isinstance(value, np.ndarray) or axes is None or getattr(given, "ndim", axes) != axes:
+            return value
+        return np.ascontiguousarray(np.moveaxis(value, -1, -3) if value.ndim == axes else value[..., None, :, :])
+
+    def _count_axes(self, name: str) -> int | None:
+        targets: dict[str, str] = getattr(self.transform, "additional_targets", {})
+        return _CHANNELED.get(targets.get(name, name))
 
 
-def adapt(call: Callable[..., Any], field: str | None) -> Callable[..., Any]:
-    """What a stage calls for a transform of another library, so that it gets what it takes; else `call` itself."""
-    if is_torchvision(call):
-        return Imaged(call) if field is not None else NoArrays(call) if is_all_torchvision(call) else call
-    if is_albumentations(call):
-        return Albumentation(call, is_whole=field is None)
-    return KorniaModule(call) if field is not None and is_kornia(call) else call
+def adapt(call: Callable[..., Any], field: str | None, *, is_still: bool) -> Callable[..., Any]:
+    """What a stage calls for a transform of another library, so that it gets what it takes; else `call` itself.
+
+    Args:
+        is_still: whether it does the same to each image.
+    """
+    match find_library(call):
+        case "torchvision" if field is not None:
+            return Imaged(call)
+        case "torchvision" if is_all_torchvision(call):
+            return NoArrays(call)
+        case "albumentations" if hasattr(call, "set_random_seed"):
+            return Albumentation(call, is_whole=field is None, is_still=is_still)
+        case "kornia" if field is not None:
+            return KorniaModule(call)
+    return call
 
 
 def is_pil_image(value: Any) -> bool:
@@ -137,27 +198,3 @@ def image_to_array(picture: Any) -> npt.NDArray[Any]:
         image = image.astype(np.uint8) * np.uint8(255)
     image = image[:, :, None] if image.ndim == 2 else image
     return image.transpose(2, 0, 1).copy()
-
-
-def _to_torchvision_input(array: npt.NDArray[Any], as_tensor: bool) -> Any:
-    """What a transform of torchvision's takes for an array."""
-    if not as_tensor and array.ndim == 3 and array.shape[0] in _CHANNELS and array.dtype == np.uint8:
-        import PIL.Image  # torchvision needs it, too
-
-        return PIL.Image.fromarray(np.ascontiguousarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0)))
-    if array.ndim == 3 and array.shape[0] not in _CHANNELS and array.shape[2] in _CHANNELS:
-        return array
-    import torch
-
-    return torch.from_numpy(array)
-
-
-def _to_hwc(value: Any) -> Any:
-    is_image = isinstance(value, np.ndarray) and value.ndim == 3
-    return np.ascontiguousarray(value.transpose(1, 2, 0)) if is_image else value
-
-
-def _from_hwc(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value
-    return np.ascontiguousarray(value[None] if value.ndim == 2 else value.transpose(2, 0, 1))

@@ -1,8 +1,8 @@
 """What is known of other libraries' transforms: which generators they draw from, and what they take.
 
-torchvision's draw from torch's global generator; `RandomChoice` and `RandomOrder` of its first version also from
-Python's. albumentations' have generators of their own and a method that seeds them. Of functions and objects from
-elsewhere nothing is known: what they draw is found when they are called.
+torchvision's and kornia's draw from torch's global generator; `RandomChoice` and `RandomOrder` of torchvision's
+first version also from Python's. albumentations' have generators of their own and a method that seeds them. Of
+functions and objects from elsewhere nothing is known: what they draw is found when they are called.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ _DRAWING = frozenset(
     (
         *("AugMix", "AutoAugment", "ColorJitter", "CutMix", "ElasticTransform", "GaussianBlur"),
         *("GaussianNoise", "JPEG", "MixUp", "RandAugment", "ScaleJitter", "TrivialAugmentWide"),
+        *("ColorJiggle", "TrivialAugment"),  # kornia's
     )
 )  # and all whose name begins with Random
 _STILL = frozenset(
@@ -24,6 +25,13 @@ _STILL = frozenset(
         *("Pad", "PILToTensor", "Resize", "RGB", "SanitizeBoundingBoxes", "SanitizeKeyPoints"),
         *("TenCrop", "ToDtype", "ToImage", "ToPILImage", "ToPureTensor", "ToTensor"),
         *("ImageClassification"),
+    )
+)
+# albumentations' that do the same to each image if they are always applied; they draw whether they are.
+_STILL_OF_ALBUMENTATIONS = frozenset(
+    (
+        *("CenterCrop", "Compose", "Crop", "FromFloat", "LongestMaxSize", "Normalize", "Resize"),
+        *("Pad", "PadIfNeeded", "SmallestMaxSize", "ToFloat", "ToRGB", "ToTensor3D", "ToTensorV2"),
     )
 )
 _DRAWING_FROM_PYTHON = ("RandomChoice", "RandomOrder")  # of transforms, not of transforms.v2
@@ -37,37 +45,32 @@ _TENSOR_ONLY = frozenset(
     )
 )
 _TO_TENSOR = frozenset(("ToTensor", "PILToTensor", "ToImage", "to_tensor", "pil_to_tensor", "to_image"))
+_FROM_ARRAY = frozenset(("ToTensor", "ToImage", "ToPILImage", "to_tensor", "to_image", "to_pil_image"))
+
+Library = Literal["torchvision", "albumentations", "kornia"]
+_LIBRARIES: tuple[Library, ...] = ("torchvision", "albumentations", "kornia")
 
 
-def is_torchvision(call: Any) -> bool:
-    """Whether something to call is torchvision's: a transform, one derived from it, a function, a partial one.
+def find_library(call: Any) -> Library | None:
+    """Whose transform something to call is: a transform, one derived from it, a function, a partial one.
 
-    `torch.nn.Sequential` is, if all in it are.
+    `torch.nn.Sequential` is of the library that its transforms are of.
     """
     if isinstance(call, functools.partial):
-        return is_torchvision(call.func)
+        return find_library(call.func)
     if _is_sequential(call):
-        parts = list(call)
-        return bool(parts) and all(map(is_torchvision, parts))
-    return _top_level(call) == "torchvision" or any(_top_level(cls) == "torchvision" for cls in type(call).__mro__)
+        inside = set(map(find_library, call)) - {None}
+        return inside.pop() if len(inside) == 1 else None
+    named = (_top_level(call), *map(_top_level, type(call).__mro__))
+    return next((library for library in _LIBRARIES if library in named), None)
 
 
 def is_all_torchvision(call: Any) -> bool:
     """Whether something to call is torchvision's and has nothing of others in it, such as a user's function."""
-    return is_torchvision(call) and all(
+    return find_library(call) == "torchvision" and all(
         (_top_level(type(part)) == "torchvision" and type(part).__name__ != "Lambda") or _is_sequential(part)
         for part in _iterate_parts(call)
     )
-
-
-def is_albumentations(call: Any) -> bool:
-    """Whether something to call is a transform of albumentations, or derived from one."""
-    return any(_top_level(cls) == "albumentations" for cls in type(call).__mro__)
-
-
-def is_kornia(call: Any) -> bool:
-    """Whether something to call is a module of kornia, or derived from one."""
-    return any(_top_level(cls) == "kornia" for cls in type(call).__mro__)
 
 
 def find_randomness(call: Any) -> Literal["torch", "global", "own", False] | None:
@@ -77,7 +80,7 @@ def find_randomness(call: Any) -> Literal["torch", "global", "own", False] | Non
         False if it certainly draws nothing, None if that is not known.
     """
     if callable(getattr(call, "set_random_seed", None)):
-        return "own"
+        return False if all(map(_is_still_albumentation, _iterate_parts(call))) else "own"
     found = {_classify(part) for part in _iterate_parts(call)}
     for kind in ("global", "torch", None):
         if kind in found:
@@ -85,13 +88,18 @@ def find_randomness(call: Any) -> Literal["torch", "global", "own", False] | Non
     return False
 
 
+def converts_arrays(call: Any) -> bool:
+    """Whether a transform of torchvision's begins with one that takes an array `[H, W, C]`."""
+    part = next(part for part in _iterate_parts(call) if type(part).__name__ not in ("Compose", "Sequential"))
+    return _get_name(part) in _FROM_ARRAY
+
+
 def takes_tensors_only(call: Any) -> bool:
     """Whether a transform of torchvision's has to be given a tensor: a part of it takes no PIL image."""
     for part in _iterate_parts(call):
-        name = getattr(part, "__name__", None) or type(part).__name__
-        if name in _TO_TENSOR:
+        if _get_name(part) in _TO_TENSOR:
             return False
-        if name in _TENSOR_ONLY:
+        if _get_name(part) in _TENSOR_ONLY:
             return True
     return False
 
@@ -105,8 +113,8 @@ def _iterate_parts(call: Any) -> Iterator[Any]:
     inside: Any = getattr(call, "transforms", None)
     if isinstance(inside, list | tuple) or _is_sequential(inside):
         parts = list(inside)
-    elif _is_sequential(call):
-        parts = list(call)
+    elif _is_sequential(call) or (_top_level(type(call)) == "kornia" and hasattr(call, "children")):
+        parts = list(call.children())
     else:
         # What an adapter of ours adapts; torchvision's own have a method of this name.
         wrapped = getattr(call, "transform", None) if _top_level(type(call)) == "pipelines" else None
@@ -119,9 +127,9 @@ def _classify(part: Any) -> Literal["torch", "global", False] | None:
     """Of one transform, without those in it."""
     if _top_level(type(part)) == "pipelines":  # an adapter of ours: what it adapts is another part
         return False if callable(getattr(part, "transform", None)) else None
-    theirs = [cls for cls in type(part).__mro__ if _top_level(cls) == "torchvision"]
+    theirs = [cls for cls in type(part).__mro__ if _top_level(cls) in ("torchvision", "kornia")]
     names = [cls.__name__ for cls in theirs]
-    is_first_version = not any(cls.__module__.startswith("torchvision.transforms.v2") for cls in theirs)
+    is_first_version = all(cls.__module__.startswith("torchvision.transforms.transforms") for cls in theirs)
     if is_first_version and any(name in _DRAWING_FROM_PYTHON for name in names):
         return "global"
     if any(name.startswith("Random") or name in _DRAWING for name in names):
@@ -129,6 +137,21 @@ def _classify(part: Any) -> Literal["torch", "global", False] | None:
     if _is_sequential(part) or (theirs and type(part) is theirs[0] and names[0] in _STILL):
         return False
     return None
+
+
+def _is_still_albumentation(part: Any) -> bool:
+    """Whether one transform of albumentations', without those in it, certainly does the same to each image."""
+    return (
+        _top_level(type(part)) == "albumentations"
+        and type(part).__name__ in _STILL_OF_ALBUMENTATIONS
+        and getattr(part, "p", 0) >= 1
+        and not isinstance(getattr(part, "max_size", None), list | tuple)  # of which it draws one
+        and "random" not in (getattr(part, "position", None), getattr(part, "pad_position", None))
+    )
+
+
+def _get_name(part: Any) -> str:
+    return str(getattr(part, "__name__", None) or type(part).__name__)
 
 
 def _is_sequential(value: Any) -> bool:

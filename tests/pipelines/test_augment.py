@@ -151,6 +151,23 @@ def test_tensors_go_from_one_transform_to_the_next_and_into_our_stages() -> None
     assert (images(cropped)[0] == IMAGES[:, :, 7:17, 7:13]).all()
 
 
+def test_an_array_with_its_channels_last_is_never_left_as_it_is() -> None:
+    rows = Pipeline(sources.arrays(image=np.ascontiguousarray(IMAGES.transpose(0, 2, 3, 1))), shuffle=False)
+    for transform in (v2.RandomHorizontalFlip(), v2.ColorJitter(0.5), v2.RandomErasing(p=1.0)):
+        with pytest.raises(PipelineError, match=r"leave an array \[24, 20, 3\] as it is: .*begin with v2.ToI"):
+            rows.map(transform, field="image").fields  # noqa: B018
+    flipped = rows.map(v2.Compose([v2.ToImage(), v2.RandomHorizontalFlip(p=1.0)]), field="image")
+    assert (next(iter(flipped.loader(N)))["image"].numpy() == IMAGES[..., ::-1]).all()
+    for ours in (stages.random_flip("image"), stages.center_crop("image", 2), stages.resize("image", 8)):
+        with pytest.raises(PipelineError, match=r"shape \[24, 20, 3\], which looks like \[H, W, C\]"):
+            rows.map(ours).fields  # noqa: B018
+
+
+def test_each_of_several_images_that_a_transform_returns_is_an_array() -> None:
+    crops = next(iter(pipe(shuffle=False).map(v2.FiveCrop(8), field="image").loader(N)))["image"]
+    assert len(crops) == 5 and (crops[0].numpy() == IMAGES[:, :, :8, :8]).all()
+
+
 # The whole sample
 
 
@@ -176,9 +193,26 @@ def test_boxes_and_masks_are_moved_with_their_image() -> None:
     assert not torch.equal(batch["image"], plain["image"]), "but the jitter is the image's alone"
 
 
+def test_targets_inside_a_field_are_moved_with_their_image() -> None:
+    def nest(sample: dict[str, Any]) -> dict[str, Any]:
+        target = {"boxes": sample["boxes"], "labels": np.arange(2), "pair": (sample["mask"], 7)}
+        return {"image": sample["image"], "target": target}
+
+    flip = stages.tv_transform(
+        v2.RandomHorizontalFlip(p=1.0), images="image", masks="target.pair.0", boxes="target.boxes"
+    )
+    batch, plain = next(iter(targets().map(nest).map(flip).loader(N))), next(iter(targets().loader(N)))
+    assert torch.equal(batch["target"]["pair"][0], plain["mask"].flip(-1))
+    box = plain["boxes"]
+    moved = torch.stack([20 - box[..., 2], box[..., 1], 20 - box[..., 0], box[..., 3]], -1)
+    assert torch.equal(batch["target"]["boxes"], moved) and batch["target"]["labels"].tolist() == [[0, 1]] * N
+    with pytest.raises(PipelineError, match="takes each field once, got image, mask, mask"):
+        stages.tv_transform(abs, images="image", masks="mask", boxes="mask")
+
+
 def test_a_whole_sample_of_arrays_is_refused_where_a_transform_would_leave_it_as_it_is() -> None:
     with pytest.raises(
-        PipelineError, match=r'would do nothing: name the image, map\(..., field="image"\).*tv_tran'
+        PipelineError, match=r'would do nothing to .* name the image, map\(..., field="image"\).*tv_t'
     ):
         targets().map(v2.RandomHorizontalFlip()).fields  # noqa: B018
 
@@ -186,7 +220,10 @@ def test_a_whole_sample_of_arrays_is_refused_where_a_transform_would_leave_it_as
         return {**sample, "image": tv_tensors.Image(torch.from_numpy(sample["image"]))}
 
     own = targets().map(make).map(v2.RandomHorizontalFlip(p=1.0))
-    assert torch.equal(next(iter(own.loader(N)))["image"], torch.from_numpy(IMAGES).flip(-1))
+    alone = targets().map(stages.select("image", "label")).map(make).map(v2.RandomHorizontalFlip(p=1.0))
+    assert torch.equal(next(iter(alone.loader(N)))["image"], torch.from_numpy(IMAGES).flip(-1))
+    with pytest.raises(PipelineError, match="would do nothing to the array 'mask'"):
+        own.fields  # noqa: B018
     with pytest.raises(PipelineError, match="box_format must be one of XYXY, XYWH"):
         stages.tv_transform(abs, images="image", box_format="xyxy")
     with pytest.raises(PipelineError, match="needs the name of a field with an image"):

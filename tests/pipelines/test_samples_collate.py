@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections import UserDict
@@ -10,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # torchvision imports it, and it makes a folder where TMPDIR then points
 from core_pipes import leaves_nothing  # noqa: F401
 from torch.utils.data import default_collate
+from tv import import_torchvision
 
 from pipelines import Batch, Feeder, Pipeline, PipelineError, attach, from_samples, sources, stages
 from pipelines.errors import ForeignRandomness
@@ -74,6 +77,61 @@ def test_it_is_the_same_shared_alone_after_a_resume_and_for_each_rank(collate: A
     assert all(one[3]["draw"] != two[3]["draw"] for one, two in zip(*ranks, strict=True))
     read = [i for rank in ranks for batch in rank for i in batch[3]["index"]]
     assert sorted(read) == list(range(N))
+
+
+def images() -> Pipeline:
+    values = np.random.default_rng(1).random((N, 3, 8, 8), np.float32)
+    return Pipeline(sources.arrays(image=values, label=np.arange(N) % 5), seed=4)
+
+
+def mix_up(batch: Batch, rng: np.random.Generator | None) -> dict[str, Any]:
+    """Mixup (Zhang et al. 2018) of a batch with a permutation of it."""
+    target = torch.nn.functional.one_hot(batch["label"], 5).float()
+    if rng is None:
+        return {"image": batch["image"], "target": target}
+    share, other = float(rng.beta(0.4, 0.4)), torch.from_numpy(rng.permutation(len(target)))
+    mixed = {name: share * x + (1 - share) * x[other] for name, x in (("image", batch["image"]), ("t", target))}
+    return {"image": mixed["image"], "target": mixed["t"]}
+
+
+def cut_mix(batch: Batch, rng: np.random.Generator | None) -> dict[str, Any]:
+    """CutMix (Yun et al. 2019): a rectangle of each image is that of another; written into the batch."""
+    if rng is not None:
+        other, (top, left) = torch.from_numpy(rng.permutation(len(batch["label"]))), rng.integers(0, 5, 2)
+        batch["image"][:, :, top : top + 4, left : left + 4] = batch["image"][other][
+            :, :, top : top + 4, left : left + 4
+        ]
+        batch["other"] = batch["label"][other]
+    return batch
+
+
+def mix_by_torchvision(pairs: list[Any]) -> Any:
+    v2 = import_torchvision()
+    return v2.RandomChoice([v2.MixUp(num_classes=5), v2.CutMix(num_classes=5)])(*default_collate(pairs))
+
+
+BY_TORCHVISION = from_samples(
+    mix_by_torchvision, fields=("image", "label"), names=("image", "target"), random="torch"
+)
+
+
+@pytest.mark.parametrize("collate", [mix_up, cut_mix, BY_TORCHVISION], ids=["mixup", "cutmix", "torchvision"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_mixing_is_seeded_by_batch_and_resumed_bitwise(collate: Any, workers: int) -> None:
+    whole = [describe(batch) for batch in images().loader(8, range(2), collate=collate)]
+    assert len({str(batch[3]["image"]) for batch in whole}) == 8
+    with contextlib.closing(images().loader(8, range(2), collate=collate, workers=workers)) as stopped:
+        begun = []
+        for batch in stopped:
+            begun.append(describe(batch))
+            if len(begun) == 3:
+                state = stopped.state_dict()
+                break
+    torch.manual_seed(8)
+    with contextlib.closing(images().loader(8, range(2), collate=collate, workers=workers)) as resumed:
+        resumed.load_state_dict(state)
+        rest = [describe(batch) for epoch in resumed.epochs() for batch in epoch]
+    assert begun + rest == whole
 
 
 def test_another_seed_epoch_or_step_draws_otherwise() -> None:
@@ -148,6 +206,27 @@ def drawing_python(batch: Batch) -> Any:
 def test_draws_from_a_global_generator_are_refused(collate: Any, whose: str) -> None:
     with pytest.raises(ForeignRandomness, match=rf"collate=drawing_\w+ draws from {whose}: .*f\(batch, rng\)"):
         next(iter(texts().loader(8, 1, collate=collate)))
+
+
+class Mixer:
+    """Draws from a generator of its own, which it makes when it is called first, or has."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def __call__(self, batch: Any) -> Any:
+        if self.generator is None:
+            self.generator = torch.Generator().manual_seed(3)
+        draw = getattr(self.generator, "random", lambda: torch.rand((), generator=self.generator).item())()
+        return {"draw": draw}
+
+
+@pytest.mark.parametrize("make", [lambda: None, torch.Generator, lambda: np.random.default_rng(0)])
+@pytest.mark.parametrize("adapt", [lambda mixer: mixer, from_samples])
+def test_draws_from_a_generator_of_its_own_are_refused(make: Any, adapt: Any) -> None:
+    """Which a resume would begin anew."""
+    with pytest.raises(ForeignRandomness, match=r"collate=Mixer draws from Mixer.generator, .* after a resume"):
+        next(iter(texts().loader(8, 1, collate=adapt(Mixer(make())))))
 
 
 def test_a_main_thread_may_draw_while_another_thread_reads() -> None:
@@ -229,6 +308,10 @@ def test_an_adapted_function_that_returns_a_tuple_needs_names() -> None:
         next(iter(numbers.loader(4, 1, collate=from_samples(default_collate, fields=("x", "y")))))
     with pytest.raises(PipelineError, match=r"returned 2 values for names=\('x',\)"):
         next(iter(numbers.loader(4, 1, collate=from_samples(default_collate, fields=("x", "y"), names="x"))))
+    with pytest.raises(PipelineError, match=r"KeyError: 'a'. Each sample that it is given has the fields x, y$"):
+        next(iter(numbers.loader(4, 1, collate=from_samples(lambda samples: samples[0]["a"]))))
+    with pytest.raises(PipelineError, match="random must be 'torch', 'python', 'global' or left out, got 'numpy'"):
+        from_samples(default_collate, random="numpy")  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match=r"the batch has no field 'z' \(it has x, y, index\)"):
         next(iter(numbers.loader(4, 1, collate=from_samples(default_collate, fields=("z",)))))
 
@@ -236,6 +319,16 @@ def test_an_adapted_function_that_returns_a_tuple_needs_names() -> None:
 def mask_some(features: list[dict[str, Any]]) -> dict[str, Any]:
     """As transformers.DataCollatorForLanguageModeling does: draws from torch's global generator."""
     return {"mask": torch.rand(len(features)), "label": torch.stack([each["label"] for each in features])}
+
+
+def mask_by_python(features: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"mask": torch.tensor([random.random() + np.random.rand() for _ in features])}
+
+
+def test_an_adapted_function_may_draw_from_python_and_numpy_where_that_is_declared() -> None:
+    masking = from_samples(mask_by_python, random="python")
+    first, again = ([describe(batch) for batch in texts().loader(8, 2, collate=masking)] for _ in range(2))
+    assert first == again and len({tuple(batch[3]["mask"]) for batch in first}) == 8
 
 
 def test_an_adapted_function_may_draw_from_torch_where_that_is_declared() -> None:

@@ -1,0 +1,80 @@
+"""Collators of transformers as `collate=` functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo  # transformers imports it, and it makes a folder where TMPDIR then points
+from core_pipes import leaves_nothing  # noqa: F401
+
+from pipelines import Feeder, Pipeline, attach, from_samples, sources, stages
+from pipelines.errors import ForeignRandomness
+
+transformers = pytest.importorskip("transformers")
+TEXTS = [f"{'a good film ' * (n % 4)}or bad number {n}" for n in range(12)]
+MOST = 16
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"}
+    words.train_from_iterator(TEXTS, trainers.WordLevelTrainer(special_tokens=list(special.values())))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special)
+
+
+def encoded(tokenizer: Any) -> Pipeline:
+    def encode(sample: dict[str, Any]) -> dict[str, Any]:
+        found = tokenizer(TEXTS[int(sample["label"])])
+        return {"label": sample["label"], **{name: np.array(found[name]) for name in NAMES}}
+
+    pipeline = Pipeline(sources.arrays(label=np.arange(len(TEXTS))), seed=2).map(encode, id="encode")
+    for name in NAMES:
+        pipeline = pipeline.map(stages.ragged(name, most=MOST))
+    return pipeline
+
+
+NAMES = ("input_ids", "attention_mask")
+
+
+def test_a_padding_collator_pads_to_the_longest_as_it_does_for_a_data_loader(tokenizer: Any) -> None:
+    pad = transformers.DataCollatorWithPadding(tokenizer)
+    pipeline = encoded(tokenizer)
+    batches = [dict(batch) for batch in pipeline.loader(5, 1, collate=from_samples(pad))]
+    for batch in batches:
+        features = [{**tokenizer(TEXTS[int(i)]), "label": int(i)} for i in batch["index"]]
+        expected = pad([{name: each[name] for name in (*NAMES, "label")} for each in features])
+        assert batch.keys() == {*expected, "index"}
+        assert all(torch.equal(batch[name], expected[name]) for name in expected)
+    with Feeder(pipeline, capacity=10) as feeder:
+        shared = attach(feeder.address, pipeline, 5, 1, collate=from_samples(pad))
+        for batch, alone in zip(shared, batches, strict=True):
+            assert all(torch.equal(batch[name], alone[name]) for name in alone)
+
+
+def test_the_default_collator_stacks(tokenizer: Any) -> None:
+    fixed = Pipeline(sources.arrays(input_ids=np.arange(24).reshape(6, 4), label=np.arange(6)), shuffle=False)
+    batch = next(iter(fixed.loader(4, collate=from_samples(transformers.default_data_collator))))
+    assert batch["labels"].tolist() == [0, 1, 2, 3] and batch["input_ids"].shape == (4, 4)
+
+
+def test_masking_is_seeded_by_batch_and_goes_on_after_a_resume(tokenizer: Any) -> None:
+    def read(collator: Any, **options: Any) -> list[Any]:
+        adapted = from_samples(collator, random="torch")
+        return [
+            b["input_ids"].tolist() for b in encoded(tokenizer).loader(4, range(2), collate=adapted, **options)
+        ]
+
+    whole = read(transformers.DataCollatorForLanguageModeling(tokenizer))
+    torch.manual_seed(1)
+    assert read(transformers.DataCollatorForLanguageModeling(tokenizer), start_step=2) == whole[2:]
+    plain = [b["input_ids"].padded().tolist() for b in encoded(tokenizer).loader(4, range(2))]
+    assert whole[:3] != plain[:3] and whole[:3] != whole[3:]
+    with pytest.raises(ForeignRandomness, match=r"Collator\w+.generator, a torch.* of its own: .*leave a seed="):
+        read(transformers.DataCollatorForLanguageModeling(tokenizer, seed=1))
