@@ -28,13 +28,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     cloudpickle pickles these by name only. Here they are pickled by value wherever cloudpickle would pickle the
     undecorated function by value: in `__main__`, in a module registered for it, in a module that is not imported.
     The values in the cache are not pickled.
+
+    A class that is pickled by value keeps its qualified name, which fingerprints contain.
     """
 
     def reducer_override(self, obj: Any) -> Any:
         """Returns how to rebuild an object (see `pickle.Pickler.reducer_override`)."""
         if isinstance(obj, functools._lru_cache_wrapper) and not _is_importable(obj):
             return restore_cached, (obj.__wrapped__, *obj.cache_parameters().values())
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and obj.__qualname__ != obj.__name__:
+            (attributes, _) = reduced[2]  # of a class by value, which set them one after the other
+            attributes["__qualname__"] = obj.__qualname__
+        return reduced
 
 
 def restore_cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:

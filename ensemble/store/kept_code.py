@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import filecmp
 import io
 import json
 import logging
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.store.files import StoreError, write_bytes, write_json
-from ensemble.user_code.fingerprint import Code
+from ensemble.user_code.fingerprint import PYTHON, Code
 from ensemble.user_code.imports import users_modules
 
 if TYPE_CHECKING:
@@ -78,6 +79,29 @@ def load_code(folder: Path) -> Code | None:
         return Code(stored["python"], dict(stored["parts"]), scheme=stored.get("scheme", 1))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def check_python(declaration: Path, folders: Path) -> None:
+    """Check that this Python can run the functions that a declaration holds by value.
+
+    Instructions of another minor version end the process, or compute something else.
+
+    Args:
+        declaration: `ensemble.pkl`, in a folder of code or a copy of it or a link to it.
+        folders: `code`, with a folder for each version of the code.
+
+    Raises:
+        StoreError: another Python compiled them.
+    """
+    kept = folders.glob("*/ensemble.pkl")
+    copies = (k for k in kept if os.path.samefile(k, declaration) or filecmp.cmp(k, declaration, shallow=False))
+    code = load_code(next(copies, declaration).parent)
+    if code is None or code.python == PYTHON or b"CodeType" not in declaration.read_bytes():
+        return
+    raise StoreError(
+        f"{declaration} holds functions as Python {code.python} compiled them, which Python {PYTHON} cannot run: "
+        f"use Python {code.python}, or submit the declaration again (ensemble run SPEC), which compiles them anew"
+    )
 
 
 def remove_unused_code(folder: Path, but: Collection[str]) -> None:

@@ -42,7 +42,7 @@ from ensemble.store.files import (
     write_bytes,
     write_json,
 )
-from ensemble.store.kept_code import modules_folder, pickle_ensemble, save_code
+from ensemble.store.kept_code import check_python, modules_folder, pickle_ensemble, save_code
 from ensemble.store.old_names import Unpickler
 from ensemble.store.trust import check_ownership, explain_distrust
 from ensemble.user_code.bytecode import without_bytecode
@@ -247,7 +247,7 @@ class RunDir:
 
         Raises:
             StoreError: the directory or the file is not the user's own, or others may write it, or its code cannot
-                be imported here.
+                be imported here, or another Python compiled it.
         """
         path = self.code(code) / "ensemble.pkl" if code is not None else self.ensemble_file
         path = path if path.exists() else self.ensemble_file
@@ -255,6 +255,7 @@ class RunDir:
         try:
             for each in (self.path, *(parent for parent in path.parents if self.path in parent.parents)):
                 check_ownership(each, os.stat(each))
+            check_python(path, self.path / "code")
             distrusted = self._add_code_to_path()
             with open(path, "rb") as file:
                 check_ownership(path, os.fstat(file.fileno()))

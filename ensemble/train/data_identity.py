@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ensemble.spec import Ensemble
+from ensemble.user_code.fingerprint import PYTHON
 from pipelines.fingerprint import SCHEME
 
 
@@ -16,6 +17,7 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     """All that determines the batches beside the members' identities, as JSON values.
 
     `scheme` is the form of fingerprints (`pipelines.fingerprint`); a run of before it was recorded had the first.
+    `python` is the version that compiled the user's functions in them.
     `fingerprint` is the training pipeline's (source, seed, order, stages), None where it cannot be determined;
     `samples` its length. Arrays without an `id=` are read once for it. Where each member has a pipeline of its own
     (`train=` is a function), `fingerprints` has that of each declared member instead.
@@ -23,7 +25,7 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     Args:
         params: of a single member; None for the run.
     """
-    common = {"scheme": SCHEME, "samples": ensemble.samples, "drop_last": ensemble.drop_last}
+    common = {"scheme": SCHEME, "python": PYTHON, "samples": ensemble.samples, "drop_last": ensemble.drop_last}
     if not callable(ensemble.train) or params is not None:
         return {"fingerprint": ensemble.pipeline(params or {}).fingerprint, **common}
     numbers = range(len(ensemble.members or ()))
@@ -38,8 +40,13 @@ def why_unsure(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """
     if not _is_comparable(before, now):
         return "they were recorded by another version of ray-ensemble, which describes data otherwise"
-    if any(None in pair for pair in _pair_fingerprints(before, now).values()):
+    pairs = _pair_fingerprints(before, now).values()
+    if any(None in pair for pair in pairs):
         return "the fingerprint could not be determined when the run began"
+    if _is_of_another_python(before, now) and any(one != other for one, other in pairs):
+        return (
+            f"Python {before['python']} compiled the functions of its stages then, Python {now['python']} does now"
+        )
     return None
 
 
@@ -52,6 +59,10 @@ def is_identified(data: Mapping[str, Any]) -> bool:
 
 def _is_comparable(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return bool(before.get("scheme", 1) == now.get("scheme", 1))
+
+
+def _is_of_another_python(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    return "python" in before and bool(before["python"] != now["python"])
 
 
 def _pair_fingerprints(
@@ -74,12 +85,13 @@ def _pair_fingerprints(
 def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """The first difference between two `training_data`, for the user; None where there is none.
 
-    Fingerprints of another scheme are not compared: `why_unsure` says so.
+    Fingerprints of another scheme or Python are not compared: `why_unsure` says so.
     """
     for name, meaning in (("samples", "samples of train"), ("drop_last", "drop_last")):
         if name in before and before[name] != now[name]:
             return f"{meaning} was {before[name]}, is {now[name]}"
-    pairs = _pair_fingerprints(before, now) if _is_comparable(before, now) else {}
+    comparable = _is_comparable(before, now) and not _is_of_another_python(before, now)
+    pairs = _pair_fingerprints(before, now) if comparable else {}
     for name, (then, here) in pairs.items():
         if None not in (then, here) and then != here:
             of = f" of {name}" if name else ""

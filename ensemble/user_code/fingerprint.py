@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 #: Version of the descriptions. Version 1, which is not recorded, named our own code by its module.
 SCHEME = 2
+#: The minor version of this Python: instructions of another one cannot be compared, nor run.
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 #: Attributes that Python and torch, not its author, put into a class.
 _MACHINERY = prints.MACHINERY | {
     "__name__",
@@ -110,8 +112,7 @@ def code_of(ensemble: Ensemble) -> Code:
     visitor = _visit_ensemble(ensemble, frozenset())
     if visitor.written:  # their values are state, which changes while the code runs
         visitor = _visit_ensemble(ensemble, frozenset(visitor.written))
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return Code(python, visitor.parts, dict(sorted(visitor.imports.files.items())), ours=frozenset(visitor.ours))
+    return Code(PYTHON, visitor.parts, dict(sorted(visitor.imports.files.items())), ours=frozenset(visitor.ours))
 
 
 def _visit_ensemble(ensemble: Ensemble, written: frozenset[str]) -> _Visitor:

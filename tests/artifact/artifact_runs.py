@@ -101,9 +101,9 @@ def link_torch(folder: Path) -> Path:
         if found.name in seen:
             continue
         seen.add(found.name)
-        tops = {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}
-        for top in tops:
-            (folder / top).symlink_to(Path(str(found.locate_file(top))).resolve())
+        for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not (folder / top).exists():  # several packages may lie in one folder, such as nvidia
+                (folder / top).symlink_to(Path(str(found.locate_file(top))).resolve())
         wanted = [each for each in found.requires or () if "extra ==" not in each]
         waiting += [re.split(r"[^\w.-]", each)[0] for each in wanted]
     return folder

@@ -24,6 +24,7 @@ from ensemble.store import (
     read_events,
     save_checkpoint,
 )
+from ensemble.user_code.fingerprint import PYTHON
 
 torch = pytest.importorskip("torch")
 
@@ -218,25 +219,55 @@ def test_a_resume_goes_on_with_the_code_that_is_kept_and_says_what_was_edited(pr
     assert min(trained) > 0.0, "a scale of 0 is what the file says now"
 
 
-def made_by_another_version(project: Project, samples: int = 12) -> None:
-    """Let what the run and its checkpoints say be of another scheme: nothing of it can be what is computed now."""
+def replace_prints(project: Project, field: str, *, recorded: Any, by: dict[str, Any], samples: int = 12) -> None:
+    """Let what the run and its checkpoints say be of others, who say so in a field: nothing of it can be what is
+    computed now.
+
+    Args:
+        recorded: what the field says. by: what the others say instead; nothing, where the field came later.
+    """
     run = RunDir(project.run_dir)
     code = project.state().header["code"]
     kept = run.code(code) / "code.json"
-    said = json.loads(kept.read_text())
-    del said["scheme"]
-    kept.write_text(json.dumps(said))
+
+    def change(said: dict[str, Any]) -> dict[str, Any]:
+        assert said[field] == recorded
+        return {**{name: value for name, value in said.items() if name != field}, **by}
+
+    kept.write_text(json.dumps(change(json.loads(kept.read_text()))))
     run.code(code).rename(run.code("0" * 16))
-    log = run.events.read_text().replace(code, "0" * 16)
-    log = re.sub(r'"scheme": ?2, ?', "", log)
-    log = re.sub(r'"fingerprint": ?"[0-9a-f]+"', f'"fingerprint": "{"0" * 32}"', log)
-    run.events.write_text(re.sub(r'"samples": ?12, ?"drop_last"', f'"samples": {samples}, "drop_last"', log))
-    assert "scheme" not in project.state().header["data"]
-    for path in run.path.glob("members/*/checkpoint.safetensors"):
+    events = []
+    for line in run.events.read_text().replace(code, "0" * 16).splitlines():
+        event = json.loads(line)
+        if "data" in event:
+            event["data"] = {**change(event["data"]), "fingerprint": "0" * 32, "samples": samples}
+        events.append(json.dumps(event) + "\n")
+    run.events.write_text("".join(events))
+    checkpoints = list(run.path.glob("members/*/checkpoint-*.safetensors"))
+    assert checkpoints
+    for path in checkpoints:
         state = load_checkpoint(path)
-        state["data"] = {**state["data"], "fingerprint": "0" * 32, "samples": samples}
-        del state["data"]["scheme"]
+        state["data"] = {**change(state["data"]), "fingerprint": "0" * 32, "samples": samples}
         save_checkpoint(path, state)
+
+
+def made_by_another_version(project: Project, samples: int = 12) -> None:
+    replace_prints(project, "scheme", recorded=2, by={}, samples=samples)
+
+
+def test_a_run_of_another_python_goes_on_with_a_declaration_that_this_one_compiled(project: Project) -> None:
+    project.run_and_stop()
+    replace_prints(project, "python", recorded=PYTHON, by={"python": "3.0"})
+    status, said = project.command("resume", str(project.run_dir))
+    assert status == 2 and f"holds functions as Python 3.0 compiled them, which Python {PYTHON} cannot run" in said
+    with pytest.raises(StoreError, match=r"use Python 3\.0, or submit"):
+        ensemble.load(project.run_dir)
+    status, said = project.run()
+    assert status == 0 and project.states() == {"finished"}
+    assert "a change of code cannot be detected: another version of Python recorded it" in said
+    assert f"Python 3.0 compiled the functions of its stages then, Python {PYTHON} does now" in said
+    trained = [event["epoch"] for event in project.events("epoch") if event["member"] == "member-0"]
+    assert trained == [0, 1, 2], "it goes on from its checkpoint"
 
 
 @pytest.mark.parametrize("command", ["run", "resume"])

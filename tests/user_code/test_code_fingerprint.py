@@ -278,6 +278,31 @@ def test_the_declaration_that_is_kept_has_the_same_and_needs_no_module_any_more(
     assert again.changed(before) == [] and again.fingerprint == before.fingerprint
 
 
+MAKE_MODEL = """
+def make_model():
+    class Here(Net):
+        def forward(self, x):
+            return super().forward(x)
+
+    return lambda params: Here(4)
+
+
+"""
+
+
+def test_a_class_within_a_function_is_the_same_in_the_process_that_loads_it(tmp_path: Path) -> None:
+    made = SPEC.replace("def make_loss", MAKE_MODEL + "def make_loss")
+    spec = write(tmp_path / "here", a_spec=made.replace("model=model", "model=make_model()"))
+    before = code(spec)
+    assert "a_spec.make_model.<locals>.Here" in before.parts
+    run = RunDir.create(tmp_path / "run", load_spec(spec), spec)
+    say = "import sys; from ensemble.store import RunDir; from ensemble.user_code.fingerprint import code_of; "
+    say += "print(code_of(RunDir(sys.argv[1]).load_ensemble()).fingerprint)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    said = subprocess.check_output([sys.executable, "-c", say, str(run.path)], env=environment, text=True)
+    assert said.strip() == before.fingerprint
+
+
 OURS = """
 import functools, json, sys
 import ensemble, pipelines
