@@ -1,17 +1,20 @@
 """Runs plain.py and its three ports on the same data and trials, in turn, and writes what each needed.
 
-python examples/port/measure.py DATA --out port.json [--repeats 3] [--trials 8] [--epochs 3] [--samples 6000]
+python examples/port/measure.py DATA [--out FILE.json] [--repeats 3] [--trials 8] [--epochs 3] ...
 
-Seconds, CPU-seconds and memory are of the whole process tree: CPU time as the kernel adds it up when processes
-end, or as last seen where one is nobody's child any more; memory as the highest sum of PSS (pages divided by the
-processes that share them), looked at twice a second. It prints the table of docs/how-to/port-a-script.md.
+Runs are added to those that the file of figures has (figures.json, unless given); without DATA it prints what they
+say, the table of docs/how-to/port-a-script.md. Seconds, CPU-seconds and memory are of the whole process tree, from
+the start of Python to its end: CPU time as the kernel adds it up when processes end, orphans included; memory as
+the highest sum of PSS (each page divided by the processes that share it), looked at twice a second.
 """
 
 import argparse
 import contextlib
+import ctypes
 import difflib
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -20,9 +23,12 @@ import time
 from pathlib import Path
 
 import psutil
+import torch
 
 HERE = Path(__file__).parent
 SCRIPTS = ("plain", "attach_only", "train_function", "recipe")
+OPTIONS = {"trials": 8, "epochs": 3, "samples": 12000, "together": 4}
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def count_changes(name):
@@ -32,82 +38,129 @@ def count_changes(name):
     return changes.count("+"), changes.count("-")
 
 
-def look(process, cpu_s):
-    """MiB of a process and all below it; their CPU-seconds so far go into `cpu_s`, by process."""
+def sum_memory():
+    """MiB of all processes below this one."""
     total = 0
-    with contextlib.suppress(psutil.Error):
-        for each in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error, OSError):
-                total += each.memory_full_info().pss
-                cpu_s[each.pid] = sum(each.cpu_times()[:2])
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, OSError):
+            total += each.memory_full_info().pss
     return total / 2**20
 
 
-def run(name, options):
+def run(name, data, options):
+    """One run of a script in a process of its own: seconds, CPU-seconds, peak memory, and what it found."""
     with tempfile.TemporaryDirectory() as folder:
-        out = f"{folder}/result.json"
-        command = [sys.executable, str(HERE / f"{name}.py"), options.data, "--out", out]
-        for option in ("trials", "epochs", "samples", "together"):
-            command += [f"--{option}", str(getattr(options, option))]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        began, peak, seen = time.monotonic(), 0.0, {}
-        before = os.times()
+        command = [sys.executable, str(HERE / f"{name}.py"), data, "--out", f"{folder}/result.json"]
+        for option, value in options.items():
+            command += [f"--{option}", str(value)]
+        before, began, peak = os.times(), time.monotonic(), 0.0
         with open(f"{folder}/log", "w+") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-            watched = psutil.Process(process.pid)
+            process = subprocess.Popen(command, stdout=log, stderr=log)
             while True:
-                peak = max(peak, look(watched, seen))
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(0.5)
                     break
+                peak = max(peak, sum_memory())
+            seconds = time.monotonic() - began
             if process.returncode:
                 log.seek(0)
                 raise SystemExit(f"{name}.py failed:\n{log.read()}")
+        with contextlib.suppress(ChildProcessError):
+            while True:  # those that it leaves are ours: their time counts when we have waited for them
+                os.wait()
         after = os.times()
-        cpu = after.children_user + after.children_system - before.children_user - before.children_system
-        result = json.loads(Path(out).read_text())
-        seconds = time.monotonic() - began
-    return {"seconds": seconds, "cpu_s": max(cpu, sum(seen.values())), "pss_mib": peak, **result}
+        cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+        return {
+            "seconds": seconds,
+            "cpu_s": cpu_s,
+            "pss_mib": peak,
+            **json.loads(Path(folder, "result.json").read_text()),
+        }
+
+
+def describe_machine():
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "cpu": model,
+        "cores": cores,
+        "gpu": device,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
 
 
 def summarize(runs):
+    """A row per script: its lines, as the file is now, and the medians of its runs."""
     rows = []
     for name in SCRIPTS:
         added, removed = count_changes(name)
-        own = runs[name]
-        medians = {key: statistics.median(r[key] for r in own) for key in ("seconds", "cpu_s", "pss_mib", "best")}
-        rows.append({"script": name, "lines_added": added, "lines_removed": removed, **medians})
+        medians = {key: statistics.median(r[key] for r in runs[name]) for key in ("seconds", "cpu_s", "pss_mib")}
+        accuracy = statistics.mean(compare_trials(runs)[name].values())
+        rows.append({"script": name, "added": added, "removed": removed, **medians, "accuracy": accuracy})
     return rows
 
 
-def format_table(rows):
-    """The table of the page."""
+def compare_trials(runs):
+    """Of each script, accuracy by hyperparameters: the mean over its runs."""
+    found = {}
+    for name in SCRIPTS:
+        values = {}
+        for trial in (trial for each in runs[name] for trial in each["trials"]):
+            values.setdefault(json.dumps(trial["params"], sort_keys=True), []).append(trial["value"])
+        found[name] = {point: statistics.mean(values[point]) for point in sorted(values)}
+    return found
+
+
+def format_table(figures):
+    """What the page shows: the table, and what it is of."""
     lines = [
-        "| script | lines added | lines removed | seconds | CPU-seconds | peak memory, MiB | best accuracy |",
+        "| script | lines added | lines removed | seconds | CPU-seconds | peak memory, MiB | mean accuracy |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        figures = f"{row['seconds']:.0f} | {row['cpu_s']:.0f} | {row['pss_mib']:.0f} | {row['best']:.3f}"
-        lines.append(f"| `{row['script']}.py` | {row['lines_added']} | {row['lines_removed']} | {figures} |")
+    for row in summarize(figures["runs"]):
+        values = f"{row['seconds']:.1f} | {row['cpu_s']:.0f} | {row['pss_mib']:.0f} | {row['accuracy']:.3f}"
+        lines.append(f"| `{row['script']}.py` | {row['added']} | {row['removed']} | {values} |")
+    options, machine, repeats = figures["options"], figures["machine"], len(figures["runs"]["plain"])
+    lines += [
+        "",
+        f"Runs of each: {repeats}, in turn; medians. {options['trials']} trials, {options['together']} at a time, "
+        f"{options['epochs']} epochs of {options['samples']:,} images of CIFAR-10, of which a tenth validates.",
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}; torch {machine['torch']}.",
+    ]
     return "\n".join(lines)
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("data")
-    parser.add_argument("--out", required=True)
-    defaults = {"repeats": 3, "trials": 8, "epochs": 3, "samples": 6000, "together": 4}
-    for name, default in defaults.items():
+    parser.add_argument("data", nargs="?")
+    parser.add_argument("--out", type=Path, default=HERE / "figures.json")
+    for name, default in {"repeats": 3, **OPTIONS}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    options = parser.parse_args()
-    runs = {name: [] for name in SCRIPTS}
-    for repeat in range(options.repeats):
-        for name in SCRIPTS[repeat % 4 :] + SCRIPTS[: repeat % 4]:
-            runs[name].append(run(name, options))
-    rows = summarize(runs)
-    used = {name: getattr(options, name) for name in defaults}
-    Path(options.out).write_text(json.dumps({"options": used, "rows": rows, "runs": runs}, indent=1) + "\n")
-    print(format_table(rows))
+    given = parser.parse_args()
+    about = {"options": {name: getattr(given, name) for name in OPTIONS}, "machine": describe_machine()}
+    figures = (
+        json.loads(given.out.read_text()) if given.out.exists() else {**about, "runs": {s: [] for s in SCRIPTS}}
+    )
+    if given.data is not None:
+        if {key: figures[key] for key in about} != about:
+            raise SystemExit(f"{given.out} has runs with other options or of another machine: give another --out")
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        for _ in range(given.repeats):
+            first = len(figures["runs"]["plain"]) % len(SCRIPTS)
+            measured = {
+                name: run(name, given.data, about["options"]) for name in SCRIPTS[first:] + SCRIPTS[:first]
+            }
+            for name in SCRIPTS:
+                figures["runs"][name].append(measured[name])
+            given.out.write_text(json.dumps(figures, indent=1) + "\n")
+    elif not given.out.exists():
+        parser.error(f"there is no {given.out}: name the folder of the data")
+    print(format_table(figures))
 
 
 if __name__ == "__main__":
