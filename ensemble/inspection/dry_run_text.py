@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.inspection.text_table import format_table
@@ -54,8 +54,7 @@ def _data(found: DryRun, width: int | None) -> Iterator[str]:
     else:
         yield "prepared once for all members: " + " -> ".join([pipeline["source"], *pipeline["shared"]])
     for own in pipeline["own"]:
-        who = own["members"][0] + (f" and {len(own['members']) - 1} more" if len(own["members"]) > 1 else "")
-        yield f"by {who} alone: {' -> '.join(own['stages'])}"
+        yield f"by {_name_group(own['members'])} alone: {' -> '.join(own['stages'])}"
     sure = pipeline["why_unsure"] or ("sure" if pipeline["fingerprint"] else "sure, of each member its own")
     yield f"fingerprint of the data: {sure}"
     if pipeline["prepare_s"] is not None:
@@ -68,21 +67,26 @@ def _members(found: DryRun, width: int | None) -> Iterator[str]:
         "s/step measured", "s/evaluated batch", "memory measured", "time estimated", "J estimated",
     ]  # fmt: skip
     yield format_table(heads, [_describe_group(row) for row in found.members], width)
+    failed: dict[str, list[str]] = {}
     for row in found.members:
         if row["error"] is not None:
-            yield f"{row['members'][0]} fails in its first steps: {row['error']}"
+            failed.setdefault(row["error"], []).extend(row["members"])
+    for error, names in failed.items():
+        yield f"{_name_group(names)} {'fails' if len(names) == 1 else 'fail'} in the first steps: {error}"
+
+
+def _name_group(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _describe_group(row: dict[str, Any]) -> list[str]:
-    names = row["members"]
-    who = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     params = ", ".join(
         f"{name} varied" if name in row["varied"] else f"{name} {text.value(value)}"
         for name, value in row["params"].items()
     )
     size, memory, joules = row["checkpoint_bytes"], row["memory_gb"], row["energy_j"]
     return [
-        who,
+        _name_group(row["members"]),
         params or text.ABSENT,
         str(row["workers"]),
         text.number(row["parameters"], 4),

@@ -56,7 +56,7 @@ def train(seed, params, options, address):
     for batches in train_loader.epochs():
         model.train()
         for batch in batches:
-            batch.to(DEVICE)
+            batch = batch.to(DEVICE)
             loss = F.cross_entropy(model(batch["image"]), batch["label"])
             optimizer.zero_grad()
             loss.backward()

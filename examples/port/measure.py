@@ -15,6 +15,7 @@ import difflib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -55,12 +56,16 @@ def run(name, data, options):
             command += [f"--{option}", str(value)]
         before, began, peak = os.times(), time.monotonic(), 0.0
         with open(f"{folder}/log", "w+") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-            while True:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(0.5)
-                    break
-                peak = max(peak, sum_memory())
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            try:
+                while True:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(0.5)
+                        break
+                    peak = max(peak, sum_memory())
+            finally:
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGTERM)
             seconds = time.monotonic() - began
             if process.returncode:
                 log.seek(0)
@@ -76,6 +81,11 @@ def run(name, data, options):
             "pss_mib": peak,
             **json.loads(Path(folder, "result.json").read_text()),
         }
+
+
+def choose_next(counts):
+    """The script to run next: of those with the fewest runs, beginning with another one in each round."""
+    return min(SCRIPTS, key=lambda name: (counts[name], (SCRIPTS.index(name) - counts[name]) % len(SCRIPTS)))
 
 
 def describe_machine():
@@ -150,13 +160,10 @@ def main():
         if {key: figures[key] for key in about} != about:
             raise SystemExit(f"{given.out} has runs with other options or of another machine: give another --out")
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        for _ in range(given.repeats):
-            first = len(figures["runs"]["plain"]) % len(SCRIPTS)
-            measured = {
-                name: run(name, given.data, about["options"]) for name in SCRIPTS[first:] + SCRIPTS[:first]
-            }
-            for name in SCRIPTS:
-                figures["runs"][name].append(measured[name])
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped: the runs that have ended are in the file"))
+        for _ in range(given.repeats * len(SCRIPTS)):
+            name = choose_next({name: len(runs) for name, runs in figures["runs"].items()})
+            figures["runs"][name].append(run(name, given.data, about["options"]))
             given.out.write_text(json.dumps(figures, indent=1) + "\n")
     elif not given.out.exists():
         parser.error(f"there is no {given.out}: name the folder of the data")

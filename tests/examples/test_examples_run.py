@@ -184,7 +184,7 @@ def test_a_ported_script_finds_what_it_searches_for(script: str, downloads: Path
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["trials"] == 2 and set(found["params"]) == {"width", "lr"} and 0 <= found["best"] <= 1
+    assert len(found["trials"]) == 2 and {"params": found["params"], "value": found["best"]} in found["trials"]
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
 
 

@@ -193,7 +193,16 @@ def test_members_whose_first_steps_fail_are_named(tmp_path: Path) -> None:
     good, bad = found.members
     assert good["step_s"] > 0 and bad["error"] == "ValueError: no model of this width" and bad["seconds"] is None
     assert found.run["seconds"] is None and found.run["origin"] == "unavailable"
-    assert "member-1 fails in its first steps: ValueError: no model of this width" in str(found)
+    assert "member-1 fails in the first steps: ValueError: no model of this width" in str(found)
+
+
+def test_an_error_of_several_architectures_is_shown_once(tmp_path: Path) -> None:
+    members = [{"width": width, "depth": depth, "lr": 0.1} for width, depth in ((13, 1), (8, 1), (13, 2))]
+    declared = inspected_runs.declare(members=members, recipe=Recipe(model=fail, loss="cross_entropy"))
+    found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
+    assert [row["error"] is None for row in found.members] == [False, True, False]
+    shown = [line for line in str(found).splitlines() if "fail" in line]
+    assert shown == ["member-0 and 1 more fail in the first steps: ValueError: no model of this width"]
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
