@@ -138,8 +138,9 @@ def format_table(figures):
     options, machine, repeats = figures["options"], figures["machine"], len(figures["runs"]["plain"])
     lines += [
         "",
-        f"Runs of each: {repeats}, in turn; medians. {options['trials']} trials, {options['together']} at a time, "
-        f"{options['epochs']} epochs of {options['samples']:,} images of CIFAR-10, of which a tenth validates.",
+        "One run of each." if repeats == 1 else f"Medians of {repeats} runs of each, in turn.",
+        f"{options['trials']} trials, {options['together']} at a time, {options['epochs']} epochs of "
+        f"{options['samples']:,} images of CIFAR-10, of which a tenth validates.",
         f"{machine['cpu']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}; torch {machine['torch']}.",
     ]
     return "\n".join(lines)
