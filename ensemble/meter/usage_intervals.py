@@ -121,7 +121,7 @@ class Samples:
     """Counts of samples.
 
     Attributes:
-        prepared, consumed, skipped: of all feeders.  private: prepared by members for themselves.
+        prepared, consumed: of all feeders.  private: prepared by members for themselves.  skipped: by either.
         by_member: consumed from a shared stream, by (member, cohort).
         by_stream: prepared, consumed and skipped of all feeders that a stream has had, by (node, cohort).
     """
@@ -321,6 +321,7 @@ class Reader:
     def _add_epoch(self, event: Event) -> None:
         member, private = event["member"], private_samples(event)
         self.samples.private += private
+        self.samples.skipped += event.get("private_skipped") or 0
         key = (member, self.cohorts.get(member))
         shared = max(0, (event.get("samples") or 0) - private)
         self.samples.by_member[key] = self.samples.by_member.get(key, 0) + shared

@@ -9,7 +9,7 @@ from typing import Any
 
 from ensemble.meter import PeakMemory, read_clocks
 
-_LOADER_COUNTERS = ("shared_batches", "private_batches", "waited_s")
+_LOADER_COUNTERS = ("shared_batches", "private_batches", "private_skipped", "waited_s")
 
 
 class Throughput:

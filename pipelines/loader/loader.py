@@ -105,7 +105,8 @@ class Loader(Resumable):
         self._batches_before = 0  # batches of earlier passes
         self._joined_epoch = 0
         self._attach_error: str | None = None
-        self._counts = {"samples": 0, "batches": 0, "shared_batches": 0, "private_batches": 0, "skipped": 0}
+        names = ("samples", "batches", "shared_batches", "private_batches", "skipped", "private_skipped")
+        self._counts = dict.fromkeys(names, 0)
         self._waited_s = 0.0
         if address is not None:
             first = reading.epochs.start if join_next is None else None
@@ -168,7 +169,7 @@ class Loader(Resumable):
         """What has been read so far.
 
         `samples` of this rank and its `batches`, of them `shared_batches` and `private_batches`; `skipped`
-        samples of the global batches; seconds waited for the feeder or for workers, CPU-seconds of preparation in
+        samples of the global batches, and of the private ones `private_skipped`; seconds waited for the feeder or for workers, CPU-seconds of preparation in
         this process and its workers.
         """
         prepared = self._preparer.cpu_s if self._preparer is not None else 0.0
@@ -191,6 +192,7 @@ class Loader(Resumable):
     def _batches(self, epoch: int) -> Iterator[Batch]:
         for step in range(self.reading.first_step(epoch), self.reading.steps):
             start, stop = self.reading.places(step)
+            private = self._counts["private_batches"]
             try:
                 batch = self._next_batch(epoch, step, start, stop)
             except BaseException:
@@ -199,7 +201,9 @@ class Loader(Resumable):
                 raise
             self._counts["batches"] += 1
             self._counts["samples"] += len(batch[INDEX])
-            self._counts["skipped"] += stop - start - batch.global_size
+            skipped = stop - start - batch.global_size
+            self._counts["skipped"] += skipped
+            self._counts["private_skipped"] += skipped if self._counts["private_batches"] > private else 0
             self._next = (epoch, step + 1)
             yield batch
         self._workers.end_epoch(epoch)

@@ -22,7 +22,7 @@ from pipelines.stages._transforms import (
     converts_arrays,
     find_library,
     is_all_torchvision,
-    takes_tensors_only,
+    takes_tensors,
 )
 
 _CHANNELS = (1, 3, 4)  # L, RGB, RGBA
@@ -76,7 +76,7 @@ class Imaged:
 
     @functools.cached_property
     def _as_tensor(self) -> bool:
-        return takes_tensors_only(self.transform)
+        return takes_tensors(self.transform)
 
 
 @known_as("pipelines.NoArrays")

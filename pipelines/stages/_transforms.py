@@ -45,6 +45,7 @@ _TENSOR_ONLY = frozenset(
     )
 )
 _TO_TENSOR = frozenset(("ToTensor", "PILToTensor", "ToImage", "to_tensor", "pil_to_tensor", "to_image"))
+_FROM_TENSOR = frozenset(("ToImage", "to_image"))  # from a PIL image, too, which is a detour
 _FROM_ARRAY = frozenset(("ToTensor", "ToImage", "ToPILImage", "to_tensor", "to_image", "to_pil_image"))
 
 Library = Literal["torchvision", "albumentations", "kornia"]
@@ -90,18 +91,25 @@ def find_randomness(call: Any) -> Literal["torch", "global", "own", False] | Non
 
 def converts_arrays(call: Any) -> bool:
     """Whether a transform of torchvision's begins with one that takes an array `[H, W, C]`."""
-    part = next(part for part in _iterate_parts(call) if type(part).__name__ not in ("Compose", "Sequential"))
-    return _get_name(part) in _FROM_ARRAY
+    return _get_name(_get_first(call)) in _FROM_ARRAY
 
 
-def takes_tensors_only(call: Any) -> bool:
-    """Whether a transform of torchvision's has to be given a tensor: a part of it takes no PIL image."""
+def takes_tensors(call: Any) -> bool:
+    """Whether a transform of torchvision's is given a tensor: a part takes no PIL image, or the first makes one."""
+    if _get_name(_get_first(call)) in _FROM_TENSOR:
+        return True
     for part in _iterate_parts(call):
         if _get_name(part) in _TO_TENSOR:
             return False
         if _get_name(part) in _TENSOR_ONLY:
             return True
     return False
+
+
+def _get_first(call: Any) -> Any:
+    """The transform that is applied first."""
+    parts = (part for part in _iterate_parts(call) if type(part).__name__ not in ("Compose", "Sequential"))
+    return next(parts, call)
 
 
 def _iterate_parts(call: Any) -> Iterator[Any]:

@@ -576,6 +576,8 @@ def test_reuse_counts_private_preparation_as_prepared() -> None:
     assert ledger(shared).reuse.factor == 4.0
     alone = ledger([started(0.0), epoch(100, 0, 10), epoch(100, 0, 10)]).reuse
     assert (alone.prepared, alone.consumed, alone.factor) == (200, 200, 1.0)
+    left_out = ledger([*shared, epoch(100, 5, 5, private_skipped=3), epoch(100, 0, 10, private_skipped=4)])
+    assert left_out.reuse.skipped == ledger(shared).reuse.skipped + 7
     mixed = ledger([*shared, epoch(100, 5, 5), epoch(100, 5, 5, private_samples=40)]).reuse
     assert (mixed.prepared, mixed.consumed, mixed.private) == (190, 490, 90)
     again = ledger([started(0.0), feeder(1.0, 100, 400), feeder(2.0, 10, 40)]).reuse  # a new feeder in its place

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import tempfile
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from core_pipes import leaves_nothing  # noqa: F401
+from core_pipes import leaves_nothing, together  # noqa: F401
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines import (
     Batch,
     Feeder,
+    Peers,
     Pipeline,
     PipelineError,
     Ragged,
@@ -268,6 +271,40 @@ def test_shared_batches_of_nested_samples_equal_private_ones(how: str) -> None:
         assert all(reader.stats()["private_batches"] == 0 for reader in readers)
         if how == "cached":
             assert feeder.stats()["cache"]["samples"] == N
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_workers_of_a_loader_prepare_the_same_nested_samples(rank: int) -> None:
+    whole = pipeline_of([detection(k) for k in range(N)], DECLARED, seed=4).map(jitter)
+    reading: dict[str, Any] = {"batch_size": 5, "epochs": range(3), "rank": rank, "world": 3}
+    with contextlib.closing(whole.loader(**reading, workers=2)) as loader:
+        for one, own in zip(loader, whole.loader(**reading), strict=True):
+            assert equal(dict(one), dict(own)) and type(one["target"]["boxes"]) is Ragged
+            spoil(one)
+        assert loader.num_workers == 2, "they have prepared it"
+
+
+@pytest.mark.parametrize("design", ["all", "single", "node"])
+def test_nodes_send_each_other_nested_samples(design: Any, tmp_path: Path) -> None:
+    whole = pipeline_of([detection(k) for k in range(N)], DECLARED, seed=4).map(jitter)
+    own = [dict(batch.clone()) for batch in whole.loader(4, range(3))]
+
+    def read(feeder: Feeder) -> tuple[list[Any], dict[str, Any]]:
+        loader = attach(feeder.address, whole, 4, range(3))
+        return [dict(batch.clone()) for batch in loader], loader.stats()
+
+    with contextlib.ExitStack() as stack:
+        feeders = []
+        for node in range(2):
+            peers = Peers(str(tmp_path / "peers"), node, 2, "lo")
+            options: dict[str, Any] = {"capacity": 16, "expect": 1, "gate_timeout_s": 600.0, "poison": True}
+            feeders.append(stack.enter_context(Feeder(whole, peers=peers, design=design, **options)))
+        found = together([functools.partial(read, feeder) for feeder in feeders])
+        prepared = [feeder.stats()["prepared"] for feeder in feeders]
+    for batches, stats in found:
+        assert equal(batches, own) and stats["private_batches"] == 0
+    assert sum(prepared) == 3 * N * (2 if design == "node" else 1)
+    assert design != "all" or all(prepared), "each has what the other sent"
 
 
 def test_rows_of_ranks_and_skipped_records() -> None:

@@ -177,6 +177,11 @@ def test_notices_tell_failures_restarts_and_skipped_records_in_order() -> None:
     ]
     assert sum("2 records could not be prepared" in n for n in told) == 2, "once for each cohort, not each report"
     assert collect_notices(runs.just_started()) == []
+    alone = {"type": "epoch", "t": 9.0, "member": "member-1", "epoch": 1, "skipped_steps": 1, "private_skipped": 2}
+    assert [n.text for n in collect_notices([alone])] == [
+        "member-1, epoch 2: 1 step skipped, gradients were not finite",
+        "member-1, epoch 2: 2 records could not be prepared",
+    ]
     replaced = {"type": "agent_replaced", "t": 9.0, "node": "node-1", "detail": "OSError: no power to be had"}
     assert [n.text for n in collect_notices([replaced])] == [
         "node-1: its agent ended, another took its place: OSError: no power to be had"

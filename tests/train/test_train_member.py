@@ -322,6 +322,7 @@ def test_skipped_records_are_left_out_of_the_mean(tmp_path: Path) -> None:
     outcome, events = train(tmp_path, train=pipe)
     assert outcome == "finished" and bad > 0
     assert [e["samples"] for e in of(events, "epoch")] == [cases.N - bad] * 3
+    assert [e["private_skipped"] for e in of(events, "epoch")] == [bad] * 3, "it has prepared them itself"
 
 
 def test_without_a_validation_set_a_member_trains_all_the_same(tmp_path: Path) -> None:

@@ -136,9 +136,12 @@ class NoticeCollector:
             yield "info", f"{member}: cancelled"
         elif kind in ("paused", "resumed"):
             yield "info", f"{member}: {kind}"
-        elif kind == "epoch" and event.get("skipped_steps"):
-            what = f"{text.count(event['skipped_steps'], 'step')} skipped, gradients were not finite"
-            yield "info", f"{member}, epoch {event['epoch'] + 1}: {what}"
+        elif kind == "epoch":
+            where = f"{member}, epoch {event['epoch'] + 1}"
+            if steps := event.get("skipped_steps"):
+                yield "info", f"{where}: {text.count(steps, 'step')} skipped, gradients were not finite"
+            if records := event.get("private_skipped"):
+                yield "warning", f"{where}: {text.count(records, 'record')} could not be prepared"
         elif kind == "feeder":
             where = _where(event)
             before, self._feeders[where] = self._feeders.get(where, {}), event
