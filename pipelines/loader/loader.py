@@ -169,8 +169,8 @@ class Loader(Resumable):
         """What has been read so far.
 
         `samples` of this rank and its `batches`, of them `shared_batches` and `private_batches`; `skipped`
-        samples of the global batches, and of the private ones `private_skipped`; seconds waited for the feeder or for workers, CPU-seconds of preparation in
-        this process and its workers.
+        samples of the global batches, and of the private ones `private_skipped`; seconds waited for the feeder or
+        for workers, CPU-seconds of preparation in this process and its workers.
         """
         prepared = self._preparer.cpu_s if self._preparer is not None else 0.0
         prepared += self._workers.cpu_s

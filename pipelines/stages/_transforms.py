@@ -95,7 +95,7 @@ def converts_arrays(call: Any) -> bool:
 
 
 def takes_tensors(call: Any) -> bool:
-    """Whether a transform of torchvision's is given a tensor: a part takes no PIL image, or the first makes one."""
+    """Whether a transform of torchvision's is given tensors: a part takes no PIL image, or the first makes one."""
     if _get_name(_get_first(call)) in _FROM_TENSOR:
         return True
     for part in _iterate_parts(call):

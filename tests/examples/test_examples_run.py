@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,28 @@ def test_members_share_what_torchvision_augments_and_add_noise_of_their_own(
     reuse = ledger(read_events(tmp_path / "events.jsonl")).reuse
     assert (reuse.prepared, reuse.consumed) == (90, 270), "each image is augmented once"
     assert state.combined is not None
+
+
+def test_the_speed_of_augmentation_is_measured(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "photos.tar", "w") as archive:
+        for number in range(2):
+            image = np.random.default_rng(number).integers(0, 256, (70, 90, 3), np.uint8)
+            file = tarfile.TarInfo(f"{number}.jpeg")
+            content = simplejpeg.encode_jpeg(image)
+            file.size = len(content)
+            archive.addfile(file, io.BytesIO(content))
+    script = [
+        sys.executable,
+        ROOT / "examples/augment_speed.py",
+        tmp_path / "photos.tar",
+        "--rounds=1",
+        "--size=24",
+    ]
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    table = subprocess.run(script, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    assert [row[0] for row in rows[1:]] == ["our stages", "torchvision, PIL images", "torchvision, tensors"]
+    assert all(int(figure) > 0 for row in rows[1:] for figure in row[1:])
 
 
 @pytest.mark.parametrize("script", ["plain", "attach_only", "train_function", "recipe"])

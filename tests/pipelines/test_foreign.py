@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import random
-import sys
-import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
+from tv import import_torchvision
 
 from pipelines import Feeder, Pipeline, PipelineError, sources
 from pipelines.errors import ForeignRandomness
+
+import_torchvision()
+from torchvision import transforms as v1  # noqa: E402
 
 PYTHON, NUMPY, TORCH = "Python's random", "numpy's global generator", "torch's global generator"
 
@@ -118,82 +119,33 @@ def test_what_is_seeded_may_draw_and_leaves_the_callers_generators_alone(stage: 
     assert once == again
 
 
-# Pictures
+# Images of a Dataset
 
 
-class Picture:
-    """As much of a PIL image as it takes here."""
-
-    mode = "RGB"
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-
-    def getbands(self) -> tuple[str, ...]:
-        return tuple(self.mode)
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return self.array
-
-
-class ToTensor:
-    """torchvision's, to the letter: what is no picture is `[H, W, C]`."""
-
-    def __call__(self, picture: Any) -> torch.Tensor:
-        if not isinstance(picture, np.ndarray | sys.modules["PIL.Image"].Image):
-            raise TypeError(f"pic should be PIL Image or ndarray. Got {type(picture)}")
-        return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous() / 255
-
-
-class Mirrored:
-    """Picture to picture, at random."""
-
-    def __call__(self, picture: Any) -> Any:
-        array = np.array(picture)
-        return sys.modules["PIL.Image"].fromarray(array[:, ::-1] if torch.rand(()) < 0.5 else array)
-
-
-@pytest.fixture
-def standins(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """Pillow where it is installed, else a stand-in; transforms that say that they are torchvision's."""
-    if importlib.util.find_spec("PIL") is None:
-        package, image = types.ModuleType("PIL"), types.ModuleType("PIL.Image")
-        monkeypatch.setattr(Picture, "__module__", "PIL.Image")
-        vars(package).update(Image=image)
-        vars(image).update(Image=Picture, fromarray=Picture)
-        monkeypatch.setitem(sys.modules, "PIL", package)
-        monkeypatch.setitem(sys.modules, "PIL.Image", image)
-    for transform in (ToTensor, Mirrored):
-        monkeypatch.setattr(transform, "__module__", "torchvision.transforms.transforms")
-    return importlib.import_module("PIL.Image")
-
-
-def test_a_transform_of_torchvisions_gets_a_picture_where_the_dataset_gave_one(standins: Any) -> None:
+def test_a_transform_of_torchvisions_gets_an_image_where_the_dataset_gave_one() -> None:
     arrays = np.random.default_rng(0).integers(0, 256, (6, 5, 3, 3), np.uint8)  # of a width that may be channels
-    pictures = [(standins.fromarray(array), number) for number, array in enumerate(arrays)]
-    pipe = Pipeline(sources.dataset(pictures), shuffle=False)
-    (batch,) = pipe.map(ToTensor(), field="image").loader(6)
-    assert torch.equal(batch["image"], torch.from_numpy(arrays).permute(0, 3, 1, 2) / 255)
+    pairs = [(PIL.Image.fromarray(array), number) for number, array in enumerate(arrays)]
+    pipe = Pipeline(sources.dataset(pairs), shuffle=False)
+    (batch,) = pipe.map(v1.ToTensor(), field="image").loader(6)
+    expected = torch.from_numpy(arrays).permute(0, 3, 1, 2) / 255
+    assert torch.equal(batch["image"], expected)
     # One after the other, and by name in what is said of them.
-    two = pipe.map(Mirrored(), field="image", random="torch").map(ToTensor(), field="image")
+    two = pipe.map(v1.RandomHorizontalFlip(), field="image").map(v1.ToTensor(), field="image")
     (batch,) = two.loader(6)
-    alike = [
-        torch.equal(image, torch.from_numpy(a).permute(2, 0, 1) / 255)
-        for image, a in zip(batch["image"], arrays, strict=True)
-    ]
+    alike = [torch.equal(image, given) for image, given in zip(batch["image"], expected, strict=True)]
     assert 0 < sum(alike) < 6 and batch["image"].shape == (6, 3, 5, 3)
-    assert "Mirrored('image') -> ToTensor('image')" in repr(two)
-    with pytest.raises(ForeignRandomness, match=r"the stage Mirrored\('image'\) draws from torch's"):
-        pipe.map(Mirrored(), field="image").fields  # noqa: B018
+    assert "RandomHorizontalFlip('image') -> ToTensor('image')" in repr(two)
+    with pytest.raises(ForeignRandomness, match=r"the stage RandomHorizontalFlip\('image'\) draws from torch's"):
+        pipe.map(v1.RandomHorizontalFlip(), field="image", random=False).fields  # noqa: B018
 
 
-def test_an_array_that_is_no_picture_is_not_transposed_in_silence(standins: Any) -> None:
+def test_an_array_that_is_no_image_is_not_transposed_in_silence() -> None:
     planes = np.zeros((4, 3, 8, 9), np.float32)
     with pytest.raises(
         PipelineError, match=r"ToTensor\('image'\): pic should be PIL Image or ndarray. Got .*Tensor"
     ):
-        Pipeline(sources.arrays(image=planes)).map(ToTensor(), field="image").fields  # noqa: B018
-    rows = Pipeline(sources.arrays(image=planes.transpose(0, 2, 3, 1))).map(ToTensor(), field="image")
+        Pipeline(sources.arrays(image=planes)).map(v1.ToTensor(), field="image").fields  # noqa: B018
+    rows = Pipeline(sources.arrays(image=planes.transpose(0, 2, 3, 1))).map(v1.ToTensor(), field="image")
     assert rows.fields["image"].shape == (3, 8, 9)
 
 
