@@ -1,10 +1,11 @@
-"""Measures how many photographs a second one process augments, by our stages and by torchvision's, in turn.
+"""Measures how many photographs a second of CPU time augments, by our stages and by torchvision's, in turn.
 
 python examples/augment_speed.py PHOTOS.tar [--rounds 5] [--size 224]
 
 The archive holds JPEG files. Each row is a pipeline: decode, random resized crop, flip, colour jitter (or none),
 normalize. It is read by one process and thread, once in each round, one row after the other; the figure is the
-median of the rounds. It prints the table of docs/how-to/augment.md.
+median of the rounds, of CPU time, which other processes change little. It prints the table of
+docs/how-to/augment.md.
 """
 
 import argparse
@@ -47,11 +48,11 @@ def pipelines(archive, size):
 
 
 def rate(pipeline):
-    """Samples of an epoch by its seconds."""
-    started, count = time.perf_counter(), 0
+    """Samples of an epoch by its CPU-seconds."""
+    started, count = time.process_time(), 0
     for batch in pipeline.loader(32, range(1)):
         count += len(batch["index"])
-    return count / (time.perf_counter() - started)
+    return count / (time.process_time() - started)
 
 
 def main():
@@ -67,7 +68,7 @@ def main():
         for key, pipeline in made.items():
             rates[key].append(rate(pipeline))
     found = {key: statistics.median(each[1:]) for key, each in rates.items()}
-    print("| | samples/s | with colour jitter |\n|---|---:|---:|")
+    print("| samples per CPU-second | | with colour jitter |\n|---|---:|---:|")
     for name in dict.fromkeys(name for name, _ in made):
         figures = (f"{found[name, some]:.0f}" if (name, some) in found else "" for some in (False, True))
         print(f"| {name} | {' | '.join(figures)} |")
