@@ -72,12 +72,8 @@ def test_what_the_page_says_of_the_figures_is_so() -> None:
     assert "two fifths" in PAGE and all(
         0.35 < row["pss_mib"] / plain["pss_mib"] < 0.45 for row in (train_function, recipe)
     )
-    assert "a tenth less" in PAGE and 0.85 < attach_only["cpu_s"] / plain["cpu_s"] < 0.95
-    assert "as much CPU time" in PAGE and all(
-        0.9 < row["cpu_s"] / plain["cpu_s"] < 1.1 for row in (train_function, recipe)
-    )
-    assert "no time" in PAGE and attach_only["seconds"] > 0.9 * plain["seconds"]
-    assert "longer" in PAGE and min(train_function["seconds"], recipe["seconds"]) > 1.1 * plain["seconds"]
+    assert "by an eighth at most" in PAGE and all(7 / 8 < row["cpu_s"] / plain["cpu_s"] < 9 / 8 for row in rows)
+    assert "take longer" in PAGE and min(train_function["seconds"], recipe["seconds"]) > 1.1 * plain["seconds"]
 
 
 def test_lines_are_counted_as_a_reader_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
