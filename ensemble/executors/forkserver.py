@@ -34,6 +34,7 @@ from typing import Any
 from ensemble.executors import worker_main
 from ensemble.executors.spawn import kill_group, make_worker_command
 from ensemble.interrupts import exit_process
+from ensemble.meter.memory import release_memory
 from pipelines import ipc
 
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch reads it when it is asked whether there are GPUs
@@ -128,12 +129,12 @@ def _become_worker(environment: dict[str, str], log: str) -> None:
 
 def _preload() -> None:
     """Import what workers need, without beginning CUDA."""
-    from ensemble.train.optimizers import load_optimizers
+    from ensemble.train.optimizers import warm_up
 
     usual, os.environ[_ASK_NVML] = os.environ.get(_ASK_NVML), "1"
     for name in PRELOADED:
         importlib.import_module(name)
-    load_optimizers()
+    warm_up()
     if usual is None:
         del os.environ[_ASK_NVML]
     else:
@@ -166,6 +167,7 @@ def main(descriptor: int) -> int:
     control.set_inheritable(False)
     _preload()
     gc.collect()
+    release_memory()
     gc.freeze()  # for good: collections in the workers do not write to, and thus copy, the shared pages
     worker = serve(control)
     return 0 if worker is None else _work(worker, executor)

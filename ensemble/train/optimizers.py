@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from ensemble.comm.sparse_gradients import find_sparse_parameters
 from ensemble.spec import Identity, Recipe
 from ensemble.spec.options import OPTIMIZERS, NamedOptions, resolve_with_hyperparameters
 from ensemble.train.job import TrainingError
 from ensemble.train.lars import LARS, bias_and_norm
+from pipelines.prepare.torch_threads import limit_torch_threads
 
 _CLASSES: dict[str, Any] = {
     "sgd": torch.optim.SGD,
@@ -22,12 +24,22 @@ _CLASSES: dict[str, Any] = {
 }
 
 
-def load_optimizers() -> None:
-    """Import what torch imports when the first optimizer of a process is made: some hundred modules.
+def warm_up() -> None:
+    """Do what torch does once a process: what it imports for its first optimizer, and sets up in its first step.
 
-    For a process from which others are forked, which then share them.
+    For a process from which others are forked, which then share some hundred modules, and the memory that a first
+    forward and backward pass writes (10 MB of each member). No random number is drawn and no thread started. A
+    backward pass asks for devices: where torch is built for any, nothing is computed, because to ask begins CUDA.
     """
-    torch.optim.SGD([nn.Parameter(torch.empty(0))], lr=0.0)
+    kernel, matrix = (nn.Parameter(torch.zeros(shape)) for shape in ((4, 3, 3, 3), (2, 4)))
+    optimizer = torch.optim.SGD([kernel, matrix], lr=0.1)
+    if torch.accelerator.current_accelerator() is not None:
+        return
+    with limit_torch_threads():
+        images = functional.relu(functional.conv2d(torch.zeros(2, 3, 16, 16), kernel))
+        scores = functional.linear(images.mean((2, 3)), matrix)
+        functional.cross_entropy(scores, torch.zeros(2, dtype=torch.int64)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
 
 
 def make_recipe_optimizer(

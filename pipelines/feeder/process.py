@@ -271,6 +271,13 @@ class _ReportWriter:
     def __init__(self) -> None:
         self._fd = os.dup(1)
         os.dup2(2, 1)
+        os.register_at_fork(after_in_child=self._close_copy)
+
+    def _close_copy(self) -> None:
+        """Close a forked worker's copy of the pipe: with it the parent would not notice this process ending."""
+        if self._fd >= 0:  # else in a process that the worker has forked
+            os.close(self._fd)
+            self._fd = -1
 
     def send(self, kind: str, **fields: Any) -> None:
         """Write one report."""
@@ -301,7 +308,7 @@ def main(arguments: list[str]) -> int:
         if directory is not None:
             cleanup.callback(shutil.rmtree, directory, ignore_errors=True)
         try:
-            feeder = cleanup.enter_context(Feeder(pipeline, listener=listener, **options))
+            feeder = cleanup.enter_context(Feeder(pipeline, listener=listener, forks=True, **options))
         except Exception as error:
             reports.send("failed", error=f"{type(error).__name__}: {error}")
             return 1

@@ -41,6 +41,7 @@ from pipelines.pipeline import Pipeline
 from pipelines.shm import ring
 from pipelines.stream import Block, Stream, default_block_size, default_capacity
 from pipelines.workers.buffers import Buffers
+from pipelines.workers.forked import prepare_to_fork
 from pipelines.workers.worker_pool import WorkerPool
 
 _RETRY_S = 1.0
@@ -86,6 +87,7 @@ class Feeder:
         design: who prepares and who sends (`pipelines.multinode.designs`): `"node"`, `"single"`, `"multi"`,
             `"all"`, or `"auto"`, which chooses from measurements.
         preparers: how many nodes prepare in `"single"` and `"multi"`; by default one and all.
+        forks: whether worker processes are forked from this one, which then does nothing but feed.
 
     Raises:
         PipelineError: an argument is invalid, or the pipeline cannot be prepared.
@@ -116,6 +118,7 @@ class Feeder:
         peers: Peers | None = None,
         design: str = "auto",
         preparers: int | None = None,
+        forks: bool = False,
     ) -> None:
         check_pipeline("a Feeder's pipeline", pipeline)
         check_choice("policy", policy, ("wait", "detach"))
@@ -139,22 +142,18 @@ class Feeder:
         if peers is not None:
             capacity = max(2, -(-capacity // block)) * block
         self.pipeline = pipeline
-        self.expect = expect
-        self.gate_timeout_s = gate_timeout_s
+        self.expect, self.gate_timeout_s = expect, gate_timeout_s
         self._stall_limit_s = stall_limit_s if policy == "wait" else 0.0
         self._stream = Stream(capacity, block, max_lead=max(capacity, len(pipeline)))
         self._prepared = {"prepared": 0, "resident": 0}
-        self._cpu_s = 0.0
-        self._started_at = time.monotonic()
+        self._cpu_s, self._started_at = 0.0, time.monotonic()
         self._is_gate_open = expect == 0 and peers is None
         self._group: NodeGroup | None = None
         self._is_replacement = replacement
-        self._is_closing = False
+        self._is_closing = self._has_warned_memory = False
         self._failure: str | None = None
-        self._has_warned_memory = False
         self._thread = threading.Thread(target=self._serve, name="feeder", daemon=True)
-        self._listener = listener
-        self._resources = contextlib.ExitStack()
+        self._listener, self._resources = listener, contextlib.ExitStack()
         try:
             self.address = self._open_listener(address)
             self._cache: manager.CacheManager | None = None
@@ -173,6 +172,7 @@ class Feeder:
             self._pool = WorkerPool(
                 self._buffers, self._selector, self._next_block, self._on_done,
                 threads=threads, cache=self._cache, timeout_s=prepare_timeout_s,
+                is_forked=forks and not threads and prepare_to_fork(pipeline),
             )  # fmt: skip
             self._resources.callback(self._pool.close)
             self._statistics = FeederStatistics(self._stream, self._consumers, self._pool)

@@ -19,8 +19,34 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pipelines.child_processes import SINGLE_THREADED
+from pipelines.errors import SampleError
+from pipelines.order import Generators
+from pipelines.prepare.global_generators import preserve_states
+from pipelines.prepare.preparer import prepare_sample
+from pipelines.prepare.torch_threads import limit_torch_threads
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
+
+_OWN_THREADS = 2  # of a feeder's process before it serves: the main thread, and the one that watches its parent
+
+
+def prepare_to_fork(pipeline: Pipeline) -> bool:
+    """Get a feeder's process ready to fork its workers: prepare a sample, to import here once what stages need.
+
+    Returns:
+        Whether it may fork them: no stage or library has begun a thread, which a fork would end.
+    """
+    with contextlib.suppress(SampleError), limit_torch_threads(), preserve_states():  # a worker meets the error
+        prepare_sample(pipeline, Generators(pipeline.seed), 0, 0)
+    if len(os.listdir("/proc/self/task")) > _OWN_THREADS:
+        return False
+    gc.collect()
+    gc.freeze()  # a collection here would write to pages that the workers share
+    return True
 
 
 class ForkedProcess:

@@ -27,7 +27,7 @@ from ensemble.bench.charts import write
 from ensemble.bench.launch import hosts
 from ensemble.bench.pipelines.config import DATALOADER, DESIGNS
 from ensemble.bench.pipelines.figures import TITLE, notes, panels
-from ensemble.bench.pipelines.processes import process_tree
+from ensemble.bench.pipelines.processes import is_preparation_worker, process_tree
 from ensemble.bench.pipelines.rows import Row, findings
 from ensemble.bench.pipelines.study import study
 from ensemble.bench.results import median_row
@@ -326,8 +326,5 @@ def test_an_interrupted_study_ends_with_one_line(photos: str, tmp_path: Path) ->
 
 def _prepares(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return any(
-            "pipelines.workers.worker_main" in each.cmdline()
-            for each in psutil.Process(pid).children(recursive=True)
-        )
+        return any(is_preparation_worker(each.pid) for each in psutil.Process(pid).children(recursive=True))
     return False

@@ -178,8 +178,8 @@ def test_what_lars_does_not_take_is_refused() -> None:
 
 def test_after_the_first_no_optimizer_imports_a_module_and_no_thread_has_begun() -> None:
     code = (
-        "import sys, os, torch; from ensemble.train.optimizers import load_optimizers; before = len(sys.modules); "
-        "threads = os.listdir('/proc/self/task'); load_optimizers(); after = set(sys.modules); "
+        "import sys, os, torch; from ensemble.train.optimizers import warm_up; before = len(sys.modules); "
+        "threads = os.listdir('/proc/self/task'); warm_up(); after = set(sys.modules); "
         "assert os.listdir('/proc/self/task') == threads; "
         "torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]); "
         "print(len(after) - before, sorted(set(sys.modules) - after))"

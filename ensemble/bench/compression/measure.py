@@ -18,12 +18,12 @@ from ensemble.bench.compression.schemes import PLAIN
 from ensemble.bench.timing import BARRIER_S, fitting_iterations, interface_sent, time_iterations
 from ensemble.bench.training import Trainer, TrainingSetup
 from ensemble.comm.gradients import GradientExchange
-from ensemble.train.optimizers import load_optimizers
+from ensemble.train.optimizers import warm_up
 
 if TYPE_CHECKING:
     from ensemble.comm import Communicator
 
-load_optimizers()  # before they are forked, too
+warm_up()  # before they are forked, too
 
 _TIMED_STEPS = 3
 _MESSAGES = 16

@@ -50,6 +50,12 @@ _PARTS = (
     ("workers.worker_main", "preparation worker"),
     ("ensemble.bench.pipelines.training", "training process"),
 )
+#: A part -> what is forked from it.
+_FORKED = {
+    "fork server": "member",
+    "feeder": "preparation worker",
+    "training process": "DataLoader worker",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +209,7 @@ def _find_part(pid: int, side: str) -> str:
         return "ended"
     part = next((part for words, part in _PARTS if words in command), "controller")
     if command == parents:  # forked
-        return {"fork server": "member", "training process": "DataLoader worker"}.get(part, part)
+        return _FORKED.get(part, part)
     return part
 
 

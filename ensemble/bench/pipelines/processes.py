@@ -24,6 +24,7 @@ from ensemble.bench.pipelines.config import ACROSS, Config
 from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
 
+_FEEDER = "pipelines.feeder.process"
 # (node, command) -> the command that runs it on that node.
 PlaceCommand = Callable[[int, Sequence[str]], list[str]]
 
@@ -146,12 +147,7 @@ class StudyProcesses:
 
     def preparation_pids(self) -> set[int]:
         """The processes that prepare samples."""
-        workers = {
-            pid
-            for pid in self._pids()
-            if b"pipelines.workers.worker_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        }
-        return workers | self._producers
+        return {pid for pid in self._pids() if is_preparation_worker(pid)} | self._producers
 
     def memory_mb(self) -> float:
         """Proportional set size of all processes, 10^6 bytes: a page that n processes map counts 1/n in each."""
@@ -175,6 +171,19 @@ def process_tree(pid: int) -> list[int]:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
                 found += map(int, children.read_text().split())
     return found
+
+
+def is_preparation_worker(pid: int) -> bool:
+    """Whether a process is a feeder's worker: an interpreter of its own, or a fork of the feeder's process.
+
+    Raises:
+        psutil.NoSuchProcess: it has ended.
+    """
+    process = psutil.Process(pid)
+    if "pipelines.workers.worker_main" in process.cmdline():
+        return True
+    parent = process.parent()
+    return parent is not None and all(_FEEDER in each.cmdline() for each in (process, parent))
 
 
 def process_clock_s(pid: int) -> float:

@@ -11,12 +11,12 @@ import sklearn.datasets  # noqa: F401 - what every rank needs is imported before
 
 from ensemble.bench.training import Trainer, TrainingSetup
 from ensemble.comm import SingleRank
-from ensemble.train.optimizers import load_optimizers
+from ensemble.train.optimizers import warm_up
 
 if TYPE_CHECKING:
     from ensemble.comm import Communicator
 
-load_optimizers()  # before they are forked, too
+warm_up()  # before they are forked, too
 
 # In a precision's first two steps kernels are chosen and memory is allocated.
 _WARM_UP_STEPS = 2

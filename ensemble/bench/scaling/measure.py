@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import sklearn.datasets  # noqa: F401 - what every rank needs is imported before they are forked
 
 from ensemble.bench.training import Trainer, TrainingSetup
-from ensemble.train.optimizers import load_optimizers
+from ensemble.train.optimizers import warm_up
 
 if TYPE_CHECKING:
     from ensemble.comm import Communicator
 
-load_optimizers()  # before they are forked, too
+warm_up()  # before they are forked, too
 
 _WARM_UP = 2
 _BARRIER_S = 600.0
