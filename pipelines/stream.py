@@ -75,13 +75,16 @@ class Stream:
     @property
     def low(self) -> int:
         """All readers have released the positions below this one."""
-        return min((reader.position for reader in self.active_readers), default=self.ready)
+        # A list is quicker than a generator, and this is asked for at each message of each reader.
+        positions = [reader.position for reader in self.readers.values() if reader.position < reader.stop]
+        return min(positions) if positions else self.ready
 
     @property
     def retained_from(self) -> int:
         """The positions from here on are needed or being written: the ring has room for `capacity` of them."""
         # Not past `ready`: a worker may still be writing there, even if no reader is left.
-        return min([self.low, self.ready, *(start for start, _ in self.sending)])
+        low = min(self.low, self.ready)
+        return min(low, *(start for start, _ in self.sending)) if self.sending else low
 
     def max_batch_size(self) -> int:
         """The largest global batch for which the ring always has room, in samples."""
@@ -154,8 +157,8 @@ class Stream:
         active_readers = self.active_readers
         if not active_readers:
             return None
-        slowest = min(r.position for r in active_readers)
-        end = max(r.stop for r in active_readers)
+        slowest = min([r.position for r in active_readers])
+        end = max([r.stop for r in active_readers])
         if not self.has_started:
             self.base = self.head = self.ready = slowest
             self.has_started = True

@@ -88,9 +88,9 @@ class FeederStatistics:
         if not reading:
             self.levels.record()
             return
-        low = min(reader.position for reader in reading)
+        low = min([reader.position for reader in reading])
         levels = {
-            RING: (stream.ready - min(low, stream.ready)) / stream.capacity,
+            RING: max(0, stream.ready - low) / stream.capacity,
             WORKERS: self._pool.busy_fraction,
             WAITING: float(self._consumers.is_any_waiting()),
         }
