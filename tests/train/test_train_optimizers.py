@@ -190,6 +190,38 @@ def test_after_the_first_no_optimizer_imports_a_module_and_no_thread_has_begun()
     assert others.strip() == "[]"
 
 
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="nothing is computed where torch is built for CUDA")
+def test_forked_processes_share_what_torch_sets_up_in_its_first_step() -> None:
+    code = """
+import os, sys, torch
+from ensemble.bench.pipelines.processes import read_memory
+from ensemble.train.optimizers import warm_up
+
+drawn = torch.get_rng_state()
+if sys.argv[1] == "warm":
+    warm_up()
+else:
+    torch.optim.SGD([torch.nn.Parameter(torch.empty(0))], lr=0.0)
+assert torch.equal(torch.get_rng_state(), drawn) and len(os.listdir("/proc/self/task")) == 1
+if os.fork():
+    os.wait()
+else:
+    torch.set_num_threads(1)
+    layers = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(1568, 2)
+    net = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = read_memory(os.getpid())["Private_Dirty"]
+    torch.nn.functional.cross_entropy(net(torch.ones(4, 3, 16, 16)), torch.zeros(4, dtype=torch.int64)).backward()
+    optimizer.step()
+    print(read_memory(os.getpid())["Private_Dirty"] - before, flush=True)
+"""
+    written = [
+        int(subprocess.run([sys.executable, "-c", code, each], capture_output=True, text=True, check=True).stdout)
+        for each in ("warm", "cold")
+    ]
+    assert written[0] < written[1] / 2, written
+
+
 class Normed(nn.Module):
     """Every kind of parameter, a normalization over several dimensions among them."""
 
