@@ -33,7 +33,8 @@ def warm_up() -> None:
     """
     kernel, matrix = (nn.Parameter(torch.zeros(shape)) for shape in ((4, 3, 3, 3), (2, 4)))
     optimizer = torch.optim.SGD([kernel, matrix], lr=0.1)
-    if torch.backends.cuda.is_built() or torch.accelerator.current_accelerator() is not None:
+    is_for_cuda = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+    if is_for_cuda or torch.accelerator.current_accelerator() is not None:
         return
     with limit_torch_threads():
         images = functional.relu(functional.conv2d(torch.zeros(2, 3, 16, 16), kernel))
