@@ -15,7 +15,7 @@ JOBS ?= auto
 .PHONY: help setup horovod demo docs check compiled test test-all chaos dist lock clean
 
 help:
-	@echo "make demo      train, share, meter and combine an ensemble; about a minute"
+	@echo "make demo      train, share, meter and combine an ensemble; half a minute"
 	@echo "make test      lint, types and tests: what a change must pass"
 	@echo "make docs      the documentation as a site, build/site/index.html"
 	@echo "make check     lint and types only"
@@ -43,7 +43,7 @@ $(READY): pyproject.toml constraints.txt
 	if ! $(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	  "$$found" -m venv --clear .venv; \
 	fi
-	@echo "Setting up .venv with $$($(BIN)/python --version): a minute or two, once"
+	@echo "Setting up .venv with $$($(BIN)/python --version): some minutes, once"
 	@$(BIN)/python -m pip install -qq -c constraints.txt -e ".[dev]"
 	@touch $@
 

@@ -19,7 +19,7 @@ from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, rai
 from ensemble.reporting.notebook import LiveView
 from ensemble.result import Result, make_result
 from ensemble.run import POLL_S, Event, LogFollower, Request, Run
-from ensemble.spec import Ensemble, check_installed
+from ensemble.spec import Ensemble, check_ensemble, check_installed
 from ensemble.spec.validation import check_number
 from ensemble.store import (
     EventLog,
@@ -170,6 +170,7 @@ def submit(
         StoreError: the directory has another run, or other files, is in use, or cannot be written; or members of
             the run were trained with other hyperparameters, data or code.
     """
+    check_ensemble("submit", ensemble)
     path = Path(run_dir) if run_dir is not None else Path("runs") / ensemble.name
     check_installed(ensemble.loggers)
     runner = make_executor(executor)

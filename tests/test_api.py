@@ -152,3 +152,12 @@ def test_a_run_is_private_unless_its_group_is_to_read_it(tmp_path: Path, shared:
         assert {f"run/{name}" for name in looked_at} <= group
     assert not modes["run/ensemble.pkl"] & 0o077 and not modes["run/requests"] & 0o077
     assert not any(mode & 0o022 for mode in modes.values()), "and nobody else writes"
+
+
+@pytest.mark.parametrize("call", [ensemble.submit, ensemble.dry_run])
+def test_the_function_that_makes_an_ensemble_is_not_taken_for_one(call: Any, tmp_path: Path) -> None:
+    with pytest.raises(ensemble.SpecError, match=r"takes an Ensemble, got function: call it"):
+        call(an_ensemble, tmp_path / "run")
+    with pytest.raises(ensemble.SpecError, match=r"takes an Ensemble, got dict$"):
+        call({}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -142,7 +143,15 @@ class EnsembleModel(nn.Module):
             raise CombineError(f"{name} gives {len(values)} rows for a batch of another size; {ONE_SAMPLE}")
 
     def _check_axes(self, batch: Mapping[str, Any]) -> None:
+        if not isinstance(batch, Mapping):
+            names = ", ".join(f"{name!r}: ..." for name in self.fields)
+            raise CombineError(
+                f"the model is called with a batch, a dict of tensors such as {{{names}}}, not with a "
+                f"{type(batch).__name__}"
+            )
         for field, value in batch.items():
+            if isinstance(value, np.ndarray):
+                raise CombineError(f"the batch's {field!r} is a numpy array: give torch.from_numpy(...) of it")
             if isinstance(value, Tensor) and value.dim() != self.axes.get(field, max(1, value.dim())):
                 shape = list(value.shape)
                 wanted = f"{self.axes[field]} axes" if field in self.axes else "one axis or more"

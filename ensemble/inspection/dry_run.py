@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.inspection.batches import describe_first_batch, describe_pipelines
 from ensemble.inspection.estimates import estimate_members, estimate_run
-from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, check_installed
+from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, check_ensemble, check_installed
 from ensemble.spec.identity import compute_cost_key
 from ensemble.spec.member_pipelines import sample_space
 from ensemble.store import RunDir, RunState, StoreError, fold, is_locked, read_events
@@ -120,6 +120,7 @@ def dry_run(
     from ensemble.train.data_identity import training_data
     from ensemble.user_code.fingerprint import code_of
 
+    check_ensemble("dry_run", ensemble)
     check_installed(ensemble.loggers)
     make_executor(executor)
     path = Path(run_dir) if run_dir is not None else Path("runs") / ensemble.name

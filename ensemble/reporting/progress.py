@@ -240,7 +240,10 @@ class _Lines:
             lines += [f"{member} {what}{tail if kind == 'epoch' else ''}" for kind, member, what, _ in changes]
         else:
             for kind in dict.fromkeys(kind for kind, *_ in changes):
-                lines.append(_join_changes(kind, [(m, short) for k, m, _, short in changes if k == kind]))
+                of_kind = [change for change in changes if change[0] == kind]
+                lines.append(_join_changes(kind, [(member, short) for _, member, _, short in of_kind]))
+                if kind == "failed":
+                    lines.append(f"  {of_kind[0][1]} {of_kind[0][2]}")
             lines[-1] += tail
         if state.combining and not self._combining:
             lines.append(f"combining {text.count(state.combining, 'member')}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ GAP = 3  # columns between two of the table
 UNFINISHED = ("pruned", "failed", "cancelled")
 #: What writes the lines below the table, in their order.
 SUMMARIES = (
+    training.summarize_failures,
     training.summarize_search,
     quality.summarize,
     feeders.summarize,
@@ -90,9 +92,14 @@ def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None
         report = os.path.join(where, "report.html")
         if os.path.exists(report):
             lines.append(("report", report))
+        failed = next((member.id for member in state.members.values() if member.state == "failed"), None)
+        if failed is not None:
+            lines.append(("log", f"`ensemble logs {shlex.quote(where)} {failed}` shows where it failed"))
     if state.ended is not None and state.ended["type"] == "run_stopped":
         reason = state.ended.get("reason") or "no reason given"
-        lines.append(("stopped", reason if where is None else f"{reason}; `ensemble resume {where}` goes on"))
+        lines.append(
+            ("stopped", reason if where is None else f"{reason}; `ensemble resume {shlex.quote(where)}` goes on")
+        )
     return lines
 
 

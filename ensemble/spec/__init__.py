@@ -12,6 +12,7 @@ from ensemble.spec.ensemble import PREDICTED_SPLITS as PREDICTED_SPLITS
 from ensemble.spec.ensemble import SHARING as SHARING
 from ensemble.spec.ensemble import STALL_POLICIES as STALL_POLICIES
 from ensemble.spec.ensemble import Ensemble
+from ensemble.spec.ensemble import check_ensemble as check_ensemble
 from ensemble.spec.identity import PRECISIONS as PRECISIONS
 from ensemble.spec.identity import Identity
 from ensemble.spec.identity import Precision as Precision

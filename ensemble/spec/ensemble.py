@@ -377,3 +377,10 @@ class Ensemble(MemberPipelines):
             **training,
             **needs | {name: _UNMEASURED[name] for name in auto},
         )
+
+
+def check_ensemble(where: str, given: object) -> None:
+    """Raise SpecError for what is no `Ensemble`, such as the function that makes one."""
+    if not isinstance(given, Ensemble):
+        call = ": call it, and give what it returns" if callable(given) else ""
+        raise SpecError(f"{where}() takes an Ensemble, got {type(given).__name__}{call}")

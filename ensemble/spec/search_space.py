@@ -128,6 +128,11 @@ class Search:
         if not isinstance(self.space, Mapping) or not self.space:
             raise SpecError("Search.space must be a dict of hyperparameters, got " + repr(self.space))
         object.__setattr__(self, "space", {key: _as_dimension(key, value) for key, value in self.space.items()})
+        if not any(isinstance(given, Dimension) for given in self.space.values()):
+            raise SpecError(
+                "Search.space varies nothing: a list or tuple is one fixed value; give choice(...), "
+                "uniform(low, high), loguniform(low, high) or integer(low, high)"
+            )
         check_number("Search.trials", self.trials, low=1, integer=True)
         check_number("Search.seed", self.seed, low=0, integer=True)
         check_choice("Search.sampler", self.sampler, SAMPLERS)

@@ -330,6 +330,8 @@ def prepare_sample(
                 sample = set_at(sample, path, value)
             else:
                 sample = value if fresh is None else {**sample, fresh: value}
+            if sample is None:
+                raise PipelineError("it returned None: let it return the sample, a dict")
     except SampleError as error:
         if error.index == index:
             raise

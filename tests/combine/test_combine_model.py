@@ -338,3 +338,14 @@ def test_a_function_combines_what_nothing_is_known_of(tmp_path: Path, project: A
         assert model.method == "function" and torch.equal(model({"x": x}), outputs.amax(dim=0))
         program = export(model, {"x": x})
         assert torch.equal(program({"x": x[:1]}), model({"x": x[:1]}))
+
+
+def test_what_is_no_batch_of_tensors_is_refused_with_the_form_of_one() -> None:
+    model = ensemble_of("mlp")
+    with pytest.raises(
+        CombineError, match=r"with a batch, a dict of tensors such as \{'x': \.\.\.\}, not with a Tensor"
+    ):
+        model(batch_of(2)["x"])
+    batch = {name: value.numpy() for name, value in batch_of(2).items()}
+    with pytest.raises(CombineError, match=r"is a numpy array: give torch\.from_numpy"):
+        model(batch)

@@ -129,6 +129,32 @@ def test_each_event_that_is_folded_or_was_ever_logged_is_documented_with_its_fie
     assert logs and missing == set()
 
 
+def test_the_keys_inside_the_fields_of_ever_logged_events_are_documented() -> None:
+    import json
+
+    page = (REFERENCE / "events.md").read_text().split("\n## Inside fields")[1]
+    keys: dict[str, set[str]] = {}
+    for fields, text in re.findall(r"^\| (`\w+\..*?`) \| (.*) \|$", page, re.MULTILINE):
+        event = ""
+        for named, field in re.findall(r"`(\w*)\.(\w+)`", fields):
+            event = named or event
+            keys[f"{event}.{field}"] = set(re.findall(r"`(\w+)`", text)) | ({"*"} if "*" in text else set())
+    assert len(keys) > 25
+    of_options = {f"member.{name}" for name in ("optimizer", "schedule", "compression", "communicator", "params")}
+    seen, missing = set(), set()
+    for log in (ROOT / "tests" / "fixtures" / "old_runs").rglob("events.jsonl"):
+        for line in log.read_text().splitlines():
+            event = json.loads(line) if line.endswith("}") else {}
+            for field, value in event.items():
+                name = f"{event['type']}.{field}"
+                if not isinstance(value, dict) or not value or name in of_options | {"started.last_epoch"}:
+                    continue
+                seen.add(name)
+                known = keys.get(name, set())
+                missing |= {(name, key) for key in value if key not in known and "*" not in known}
+    assert len(seen) > 10 and missing == set()
+
+
 def test_entries_of_several_names_become_entries_of_each() -> None:
     import docstrings
 
@@ -136,3 +162,36 @@ def test_entries_of_several_names_become_entries_of_each() -> None:
     mended = docstrings.mend(f"Reads.\n\n{args}\nExample:\n    >>> 1\n")
     each = "of this worker,\n        and how many.\n"
     assert f"    rank: {each}    world: {each}    copy: whether.\n" in mended and "\nExamples:\n" in mended
+
+
+def test_the_page_of_options_has_every_name_and_option_with_its_default() -> None:
+    import ast
+
+    from ensemble.spec import loops, options
+
+    tables = {
+        "optimizer": options.OPTIMIZERS,
+        "schedule": options.SCHEDULES,
+        "compression": options.COMPRESSIONS,
+        "communicator": options.COMMUNICATORS,
+        "averaging": loops.AVERAGES,
+        "compile": loops.COMPILES,
+        "Search.pruner": options.PRUNERS,
+        "Search.objective": options.OBJECTIVES,
+    }
+    sections = (REFERENCE / "options.md").read_text().split("\n## ")[1:]
+    shown = {}
+    for section in sections:
+        title, _, text = section.partition("\n")
+        rows = re.findall(r"^\| `(.*?)` \| (?:`(.*?)`)? ?\| (?:`(.*?)`)? ?\| ?(.*?) ?\|$", text, re.MULTILINE)
+        shown[title] = [(name, option, default and ast.literal_eval(default)) for name, option, default, _ in rows]
+        assert all(meaning for _, option, _, meaning in rows if option)
+    wanted = {
+        title: [
+            row
+            for name, known in table.items()
+            for row in ([(name, option, given.default) for option, given in known.items()] or [(name, "", "")])
+        ]
+        for title, table in tables.items()
+    }
+    assert shown == wanted

@@ -56,7 +56,12 @@ def turned_to_list(sample: dict[str, Any]) -> Any:
     return [1] if sample["y"] == 5 else sample
 
 
+def forgot_to_return(sample: dict[str, Any]) -> Any:
+    return None if sample["y"] == 5 else sample
+
+
 MISTAKES = [
+    (forgot_to_return, r"sample 5 .*: forgot_to_return: it returned None: let it return the sample"),
     (whatever, r"sample 5 \(arrays\(x, y\):row 5\): whatever: too green"),
     (reshaped, r"sample 5 .*'x' is float32\[3\], the pipeline's fields say float32\[\]"),
     (retyped, r"sample 5 .*'x' is float64\[\], the pipeline's fields say float32\[\]"),

@@ -107,6 +107,18 @@ def test_a_failure_is_announced_as_one_that_is_tried_again_though_the_next_attem
     assert "it will be tried again" in stream.getvalue()
 
 
+def test_of_many_failures_at_once_the_first_is_told_with_its_cause() -> None:
+    state, stream, clock = fold(runs.list_run(members=8, until=0.3)), io.StringIO(), Clock()
+    with Progress(stream, clock=clock) as progress:
+        progress.update(state)
+        for number in range(5):
+            event = {"v": 1, "t": runs.START + 9, "type": "failed", "member": f"member-{number}", "attempt": 0}
+            apply_event(state, event | {"error": f"KeyError: {number}", "reason": "error", "retry": False})
+        clock.now = 60.0
+        progress.update(state)
+    assert "member-0 failed (error): KeyError: 0\n" in stream.getvalue() and "KeyError: 1" not in stream.getvalue()
+
+
 def test_one_member_and_one_epoch_are_not_many() -> None:
     events = runs.just_started()
     events[0] = events[0] | {"members": 1, "epochs": 1}

@@ -218,3 +218,33 @@ def test_members_that_do_not_differ_show_their_hyperparameters() -> None:
         rows = [line for line in lines if re.match(r" +\d +member-\d ", line)]
         assert len(rows) == members
         assert all("width 8, lr 0.5" in row for row in rows)
+
+
+def test_causes_of_failures_are_named_once_with_the_log_that_shows_more(events: Any, tmp_path: Path) -> None:
+    name = tmp_path / "a run"
+    lines = summary_text(fold(events), ledger(events), name).splitlines()
+    (cause,) = [line for line in lines if line.startswith("failed")]
+    assert "member-6 (nan): loss is nan at epoch 5, step 12" in cause and "lost" not in "".join(lines[-20:])
+    assert any(
+        line.split() == ["log"] or f"`ensemble logs '{name}' member-6`" in " ".join(lines) for line in lines
+    )
+
+    def fail(event: Event) -> Event:
+        member = int(event["member"].removeprefix("member-"))
+        return event | {
+            "type": "failed",
+            "error": f"no file\nfor {min(member, 3)}",
+            "reason": "error",
+            "retry": False,
+        }
+
+    failed = [fail(event) if event["type"] == "finished" else event for event in runs.list_run()]
+    text = summary_text(fold(failed), ledger(failed))
+    assert re.findall(r"^(?:failed)? +(member-\d.*\(.*)$", text, re.MULTILINE) == [
+        "member-3 and 3 others (error): no file for 3",
+        "member-0 (error): no file for 0",
+        "member-1 (error): no file for 1",
+    ]
+    assert "and 2 others, for other causes: see `ensemble status`" in text
+    finished = runs.list_run(members=2)
+    assert "failed" not in summary_text(fold(finished), ledger(finished), name)

@@ -65,6 +65,8 @@ def test_what_is_negated_is_better_the_other_way_round_as_scikit_learns_scores_a
     ]  # fmt: skip
     assert infer_mode("negative_log_likelihood") == infer_mode("neg_log_likelihood") == "min"
     assert (infer_mode("1-shot accuracy"), infer_mode("one-step-loss")) == ("max", "min"), "nothing is subtracted"
+    with pytest.raises(SpecError, match=r"mode='max' or mode='min' .*Did you mean 'accuracy'\?$"):
+        declared(objective="acuracy")
     with pytest.raises(SpecError, match="mode='max' or mode='min'"):
         declared(objective="neg_class_accuracy")
 

@@ -126,5 +126,11 @@ def test_a_search_may_propose_the_learning_rate() -> None:
     assert ensemble.identify(0, {"lr": 0.2}).optimizer is not None
 
 
+@pytest.mark.parametrize("space", [{"lr": (0.1, 0.2)}, {"lr": [0.1, 0.2], "width": 8}])
+def test_a_search_in_which_nothing_varies_is_refused(space: Any) -> None:
+    with pytest.raises(SpecError, match=r"varies nothing: a list or tuple is one fixed value; give choice"):
+        Search(space, trials=2)
+
+
 def test_l2_norm_takes_error_feedback_where_residuals_stay_small() -> None:
     declare(compression={"name": "qsgd8", "norm": "l2", "error_feedback": True})

@@ -13,6 +13,24 @@ if TYPE_CHECKING:
     from ensemble.store import RunState
 
 MOST_ON_FRONT = 12  # named in the closing summary
+MOST_CAUSES = 3  # of failures, named in the closing summary
+
+
+def summarize_failures(state: RunState, ledger: Ledger) -> list[Line]:
+    """Returns a line for each cause for which members failed, the most frequent first."""
+    failed: dict[str, list[str]] = {}
+    for member in state.members.values():
+        if member.state == "failed":
+            failed.setdefault(f"({member.reason}): {member.error}", []).append(member.id)
+    causes = sorted(failed.items(), key=lambda cause: -len(cause[1]))
+    said = []
+    for cause, members in causes[:MOST_CAUSES]:
+        others = f" and {text.count(len(members) - 1, 'other')}" if len(members) > 1 else ""
+        said.append(f"{members[0]}{others} {cause}")
+    if len(causes) > MOST_CAUSES:
+        rest = sum(len(members) for _, members in causes[MOST_CAUSES:])
+        said.append(f"and {text.count(rest, 'other')}, for other causes: see `ensemble status`")
+    return [("" if at else "failed", text.visible(" ".join(line.split()))) for at, line in enumerate(said)]
 
 
 def summarize_search(state: RunState, ledger: Ledger) -> list[Line]:
