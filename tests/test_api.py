@@ -161,3 +161,19 @@ def test_the_function_that_makes_an_ensemble_is_not_taken_for_one(call: Any, tmp
     with pytest.raises(ensemble.SpecError, match=r"takes an Ensemble, got dict$"):
         call({}, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("made", "said"), [(None, "None"), (torch.nn.Flatten, "<class 'torch.nn.modules.flatten")]
+)
+def test_a_model_function_without_a_model_fails_once_and_says_what_it_returned(
+    made: Any, said: str, tmp_path: Path
+) -> None:
+    wrong = Ensemble(
+        name="wrong", recipe=Recipe(model=lambda params: made, loss=loss), members=[{"lr": 0.1}], train=samples(),
+        epochs=1, batch_size=8, retries=2,
+    )  # fmt: skip
+    ensemble.submit(wrong, tmp_path / "run", "inline").wait()
+    failed = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["type"] == "failed"]
+    assert [event["retry"] for event in failed] == [False]
+    assert f"Recipe.model must return a torch.nn.Module, and returned {said}" in failed[0]["error"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ensemble.spec import Recipe
+from ensemble.spec import Recipe, SpecError
 from ensemble.spec.task import Task
 from ensemble.train.call import Observation, find_target
 from ensemble.train.data import as_stored_target
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 def train(recipe: Recipe, member: TrainContext) -> None:
     """Train one member by its recipe; evaluate it after each epoch, and save its predictions at the end."""
-    model = recipe.model(member.params).to(member.device)
+    model = recipe.model(member.params)
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"Recipe.model must return a torch.nn.Module, and returned {model!r:.60}")
+    model = model.to(member.device)
     optimizer = make_recipe_optimizer(recipe, member.identity, model, member.params)
     schedule = _make_schedule(recipe, member, optimizer)
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
