@@ -128,7 +128,8 @@ class Search:
         if not isinstance(self.space, Mapping) or not self.space:
             raise SpecError("Search.space must be a dict of hyperparameters, got " + repr(self.space))
         object.__setattr__(self, "space", {key: _as_dimension(key, value) for key, value in self.space.items()})
-        if not any(isinstance(given, Dimension) for given in self.space.values()):
+        fixed = [given for given in self.space.values() if not isinstance(given, Dimension)]
+        if len(fixed) == len(self.space) and any(isinstance(given, list) for given in fixed):
             raise SpecError(
                 "Search.space varies nothing: a list or tuple is one fixed value; give choice(...), "
                 "uniform(low, high), loguniform(low, high) or integer(low, high)"
