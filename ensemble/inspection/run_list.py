@@ -16,7 +16,8 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> Rows:
     """The runs in a folder, the newest first.
 
     Args:
-        folder: up to two levels below it runs are found; or a run directory.
+        folder: up to two levels below it runs are found, except in directories that this user may not enter; or a
+            run directory.
 
     Returns:
         A row for each run: `run_dir`; `name`; `state` ("running", "paused", "finished", "finished, with failures",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -77,6 +79,32 @@ def test_states_of_runs_that_did_not_finish(tmp_path: Path) -> None:
     assert rows["whole"].state == "finished, with failures" and rows["whole"].failed == 1
     assert rows["odd"].state == "unreadable" and rows["odd"].best is None
     assert rows["cut"].state in ("running", "interrupted")
+
+
+def test_runs_of_other_users_hide_no_run_and_are_not_written_to(tmp_path: Path) -> None:
+    for name in ("mine", "closed", "unread"):
+        run_events.write_run(tmp_path / name, run_events.list_run())
+    (tmp_path / "closed").chmod(0)
+    (tmp_path / "unread" / "events.jsonl").chmod(0)
+    code = f"""
+import ensemble, numpy
+from pipelines import Pipeline, sources
+print([(row.name, row.state) for row in ensemble.list_runs({str(tmp_path)!r})])
+pipe = Pipeline(sources.arrays(x=numpy.zeros((8, 2), "float32"), label=numpy.arange(8) % 2))
+recipe = ensemble.Recipe(model=lambda params: None, loss="cross_entropy")
+declared = ensemble.Ensemble(name="other", recipe=recipe, members=[{{"lr": 0.1}}], train=pipe, optimizer="sgd")
+try:
+    ensemble.submit(declared, {str(tmp_path / "closed")!r}, "inline")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    under = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []  # root may all
+    done = subprocess.run([*under, sys.executable, "-c", code], capture_output=True, text=True)
+    (tmp_path / "closed").chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    listed, refused = done.stdout.splitlines()
+    assert "finished, with failures" in listed and "'unreadable')" in listed and listed.count("(") == 2
+    assert refused.startswith(f"StoreError {tmp_path / 'closed'} is not yours to read and write: give another")
 
 
 def test_the_list_reads_a_hundred_runs_in_well_below_a_second(trained: Path, tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def _read_summary(run_dir: RunDir, log_bytes: int) -> dict[str, Any] | None:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory is a run's."""
-    return any((path / name).is_file() for name in ("run.json", "events.jsonl"))
+    """Whether a directory is a run's; one that may not be entered is none."""
+    return any(os.path.isfile(path / name) for name in ("run.json", "events.jsonl"))
 
 
 def make_key(path: Path) -> str:
@@ -198,10 +198,10 @@ class RunList:
             row = describe_head(
                 path.name, status.state, lost, present(status.account) if self._with_used else None
             )
-        except OSError:
+        except FileNotFoundError:
             self._known[key] = _Known(_name_row(key, path, "not started"), read_at=known.read_at)
             return
-        except (StoreError, *EVENT_ERRORS):
+        except (OSError, StoreError, *EVENT_ERRORS):
             self._known[key] = _Known(_name_row(key, path, "unreadable"), stamp, read_at=known.read_at)
             return
         known.row = {**row, "key": key, "dir": str(path)}
