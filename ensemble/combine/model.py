@@ -142,7 +142,7 @@ class EnsembleModel(nn.Module):
         if rows and len(values) not in rows:
             raise CombineError(f"{name} gives {len(values)} rows for a batch of another size; {ONE_SAMPLE}")
 
-    def _check_axes(self, batch: Mapping[str, Any]) -> None:
+    def _check_axes(self, batch: Any) -> None:
         if not isinstance(batch, Mapping):
             names = ", ".join(f"{name!r}: ..." for name in self.fields)
             raise CombineError(
