@@ -14,6 +14,7 @@ from pipelines.labels import pack_values
 from pipelines.sources._base import Source
 from pipelines.sources._mapped import FileMappings, MappedArray, is_memmap, locate
 from pipelines.sources._strings import Strings
+from pipelines.sources._values import copy_element, tensor_to_array
 
 Column = np.ndarray[Any, Any] | MappedArray | Strings[Any] | list[Any]
 
@@ -50,7 +51,7 @@ class Arrays(Source):
     def _read(self, index: int) -> dict[str, Any]:
         # Copies: a stage that writes into its sample must not change the data for the next epoch.
         record = {name: values[index] for name, values in self.columns.items()}
-        return {name: v.copy() if isinstance(v, np.ndarray) else v for name, v in record.items()}
+        return {name: copy_element(v) if isinstance(v, np.ndarray | np.void) else v for name, v in record.items()}
 
     def column(self, field: str) -> npt.NDArray[Any]:
         if field not in self.columns:
@@ -82,13 +83,15 @@ def arrays(id: str | None = None, **columns: Any) -> Arrays:
     Args:
         id: identifies the records in fingerprints, instead of a digest that reads all of their content once.
         columns: field -> array, tensor or sequence with the records along the first axis. Texts and bytes stay as
-            they are; rows of different lengths become one array each.
+            they are; rows of different lengths become one array each. Tensors of dtypes that numpy has not, such
+            as bfloat16, become float32.
 
     Returns:
-        A source of records with a field for each column: an array [*shape] of the column's dtype, a text or bytes.
+        A source of records with a field for each column: an array [*shape] of the column's dtype in native byte
+        order, a scalar, a text, bytes, or a dict for an element of a structured dtype.
 
     Raises:
-        PipelineError: there is no column or no record, or the columns differ in length.
+        PipelineError: there is no column or no record, the columns differ in length, or values are masked.
 
     Examples:
         >>> source = arrays(image=np.zeros((10, 3, 8, 8), np.uint8), label=np.arange(10))
@@ -104,9 +107,13 @@ def _convert_column(name: str, values: Any) -> Column:
     if isinstance(values, list | tuple) and any(isinstance(value, str | bytes) for value in values):
         return _pack_texts(list(values))
     try:
-        array = np.asarray(values)
-    except (ValueError, TypeError):
+        array = tensor_to_array(values) if hasattr(values, "detach") else np.asarray(values)
+    except ValueError:
         return _convert_rows(values)
+    except TypeError as error:
+        raise PipelineError(f"arrays(): column {name!r} cannot be an array: {error}") from None
+    if np.ma.is_masked(values):
+        raise PipelineError(f"arrays(): column {name!r} has masked values; fill them, or leave their records out")
     if array.ndim == 0:
         raise PipelineError(f"arrays(): column {name!r} must have its records along the first axis, got a scalar")
     return _pack_texts(array.tolist()) if array.dtype.kind in "OSU" else array
@@ -120,7 +127,7 @@ def _pack_texts(values: list[Any]) -> Column:
 
 def _convert_rows(values: Any) -> Column:
     """Converts rows of different lengths to one array each; rows given as lists all get one dtype."""
-    rows = [np.asarray(value) for value in values]
+    rows = [tensor_to_array(value) if hasattr(value, "detach") else np.asarray(value) for value in values]
     lists = {i for i, value in enumerate(values) if isinstance(value, list | tuple)}
     kinds = {rows[i].dtype for i in lists if rows[i].size}
     if kinds and all(kind.kind in "biuf" for kind in kinds):

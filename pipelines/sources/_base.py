@@ -16,6 +16,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.checks import check_integer
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Unsure, describe, is_ours, known_as
 from pipelines.labels import Values, pack_values
@@ -244,9 +245,9 @@ class Source(ABC):
         Raises:
             PipelineError: there are fewer than `n`, or `n` is below 1.
         """
-        if not 0 < n <= len(self):
-            raise PipelineError(f"take({n!r}) of a source of {len(self)} records")
-        return Subset(self, range(n))
+        return Subset(
+            self, range(check_integer(f"take(n) of a source of {len(self)} records: n", n, 1, len(self)))
+        )
 
 
 def _names_in(cls: type) -> set[str]:

@@ -17,6 +17,19 @@ def find_number_dtype(kind: Any) -> str | None:
     return str(dtype.newbyteorder("=").name) if dtype.kind in "biuf" else None
 
 
+def make_number(dtype: np.dtype[Any], value: float | bool) -> Any:
+    """A number as a numpy scalar.
+
+    Raises:
+        OverflowError: the dtype does not hold it.
+    """
+    with np.errstate(over="ignore"):
+        made = dtype.type(value)
+    if dtype.kind == "f" and np.isinf(made) and not np.isinf(value):
+        raise OverflowError
+    return made
+
+
 class MissingValue(Exception):
     """A value is missing in the file, or does not fit into an array; the message says which."""
 

@@ -7,6 +7,7 @@ that a row is one `pread` at a known offset, in any order.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,12 +18,13 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._csv_types import TypeFinder, convert, resolve_type
 from pipelines.sources._file_records import FileRecords
-from pipelines.sources._files import File, Paths, find_files
+from pipelines.sources._files import File, Paths, check_columns, find_files
 from pipelines.sources._rows import find_rows, iterate_blocks
 
 Columns = Sequence[str] | Mapping[str, Any]
 
 _INFERENCE_BYTES = 8 << 20
+_DELIMITERS = (";", "\t", "|", ",")
 
 
 @known_as("pipelines.sources.csv")
@@ -48,6 +50,8 @@ class Csv(FileRecords):
         for name, value in (("delimiter", delimiter), ("quote", quote)):
             if value is not None and (len(value) != 1 or not value.isascii() or value in "\r\n"):
                 raise PipelineError(f"csv(): {name} must be one ASCII character, got {value!r}")
+        if delimiter == quote:
+            raise PipelineError(f"csv(): delimiter and quote must differ, got {delimiter!r} for both")
         self.delimiter, self.quote = delimiter, quote
         self._split = _make_splitter(delimiter, quote)
         files = find_files(self.kind, paths)
@@ -90,13 +94,29 @@ class Csv(FileRecords):
                     f"csv(): {file.path} begins with {', '.join(headers[-1])}, but {files[0].path} with "
                     f"{', '.join(headers[0])}"
                 )
+        self._check_header(files[0], headers[0])
         return headers[0]
+
+    def _check_header(self, file: File, header: list[str]) -> None:
+        """Refuses a header that another delimiter divides, and warns of one that looks like a record."""
+        others = [each for each in _DELIMITERS if each in header[0]]
+        if len(header) == 1 and others:
+            raise PipelineError(
+                f"csv({file.path!r}): the header is one column, {header[0][:60]!r}; if {others[0]!r} divides the "
+                f"columns, give delimiter={others[0]!r}, else rename the column"
+            )
+        # Columns that are numbered from 0 are what pandas writes for an array.
+        named = [name for name in header if name]
+        if all(map(_is_number, named)) and named != [str(number) for number in range(len(named))]:
+            warnings.warn(
+                f"csv({file.path!r}): the first row, {', '.join(header)[:60]}, is taken for a header; if it is a "
+                "record, give names=",
+                stacklevel=5,
+            )
 
     def _choose(self, columns: Columns | None) -> None:
         declared = dict(columns) if isinstance(columns, Mapping) else {}
-        asked = (columns,) if isinstance(columns, str) else tuple(self._header if columns is None else columns)
-        if not asked or len(set(asked)) < len(asked):
-            raise PipelineError(f"csv(): columns must name each column once, got {columns!r}")
+        asked = check_columns(self.kind, columns) or tuple(self._header)
         if unknown := [name for name in asked if name not in self._header]:
             raise PipelineError(
                 f"{self.files[0].path}: has no column {unknown[0]!r} (it has: {', '.join(self._header)})"
@@ -156,10 +176,12 @@ def csv(
     """Makes a source of the rows of CSV files (RFC 4180, UTF-8), without loading them.
 
     A column that is not declared has the type that holds all of its values in all rows: int64, float64, bool
-    (`true`, `false`) or else text. Integers of more than 64 bits or with leading zeros (`007`) are text, because
-    digits would be lost. An empty value, `NA`, `N/A`, `NULL` or `null` among numbers is missing: reading that row
-    is an error, which `Pipeline(on_error="skip")` leaves out. So is a row of more or fewer values than columns.
-    Empty lines are no rows.
+    (`true`, `false`) or else text. Where digits would be lost, the column is text: integers of more than 64 bits
+    or with leading zeros (`007`), and integers among other numbers that a float64 does not hold. A blank
+    value, `NA`, `N/A`, `NULL` or `null` among numbers is missing: reading that row is an error, which
+    `Pipeline(on_error="skip")` leaves out. So is a row of more or fewer values than columns, and a number that
+    the declared type does not hold. Empty lines are no rows. A header of numbers is warned of, because it may
+    be a record.
 
     Args:
         paths: a path, a glob pattern (matches in sorted order), or several of either. All have the same columns.
@@ -175,13 +197,22 @@ def csv(
         A source of records with a field for each column: a numpy scalar or `str`.
 
     Raises:
-        PipelineError: a file is missing, compressed, without rows or with another header than the first; a quoted
-            value is never closed; a column does not exist; a type is unknown.
+        PipelineError: a file is missing, compressed, without rows or with another header than the first; the
+            header is one column that holds another usual delimiter; a quoted value is never closed; a column does
+            not exist; a type is unknown.
 
     Examples:
         >>> source = csv("train-*.csv", columns={"text": "str", "label": "int64"})
     """
     return Csv(paths, columns, names, delimiter, quote)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _make_splitter(delimiter: str, quote: str | None) -> Callable[[str], list[str]]:

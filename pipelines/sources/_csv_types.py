@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pipelines.errors import PipelineError
-from pipelines.sources._columns import find_number_dtype
+from pipelines.sources._columns import find_number_dtype, make_number
 
 #: What is no value, in a column of numbers. In a column of texts they are texts.
 MISSING = frozenset(("", "NA", "N/A", "n/a", "#N/A", "NULL", "null"))
@@ -16,13 +17,14 @@ MISSING = frozenset(("", "NA", "N/A", "n/a", "#N/A", "NULL", "null"))
 _BLANK = r"[ \t]*"
 _DIGITS = r"(0|[1-9][0-9]*)"
 _EXPONENT = r"([eE][+-]?[0-9]+)?"
-_INTEGER = rf"^{_BLANK}[+-]?{_DIGITS}{_BLANK}$"
-_FLOAT = (
+INTEGER = rf"^{_BLANK}[+-]?{_DIGITS}{_BLANK}$"
+FLOAT = (
     rf"^{_BLANK}[+-]?({_DIGITS}{_EXPONENT}|[0-9]+\.[0-9]*{_EXPONENT}|\.[0-9]+{_EXPONENT}"
     rf"|[nN][aA][nN]|[iI][nN][fF]([iI][nN][iI][tT][yY])?){_BLANK}$"
 )
 _BOOL = rf"^{_BLANK}([tT]rue|TRUE|[fF]alse|FALSE){_BLANK}$"
-_LONG = r"[0-9]{19}"
+_LONG = r"[0-9]{16}"  # what an int64 or a float64 may not hold
+_MISSING = rf"^{_BLANK}({'|'.join(map(re.escape, sorted(MISSING)))}){_BLANK}$"
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 
@@ -49,14 +51,14 @@ def convert(text: str, kind: str) -> Any:
     Raises:
         ValueError: the text is no such number; says so.
     """
-    if text in MISSING:
+    if text.strip(" \t") in MISSING:
         raise ValueError("has no value")
     try:
         if kind == "bool":
             return np.bool_(_BOOLS[text.strip(" \t")])
         if "_" in text or not text.isascii():
             raise ValueError
-        return np.dtype(kind).type(float(text) if kind.startswith("float") else int(text))
+        return make_number(np.dtype(kind), float(text) if kind.startswith("float") else int(text))
     except (ValueError, KeyError, OverflowError):
         raise ValueError(f"is {text!r:.60}, which is no {kind}") from None
 
@@ -79,6 +81,7 @@ class TypeFinder:
         # The types that hold all values so far, the narrowest first.
         self._left = {name: ["int64", "float64", "bool"] for name in names}
         self._is_seen = dict.fromkeys(names, False)  # whether there was a value at all
+        self._is_exact = dict.fromkeys(names, True)  # whether a float64 holds all integers
         self._read = pyarrow.csv.ReadOptions(column_names=keys, use_threads=False)
         self._parse = pyarrow.csv.ParseOptions(
             delimiter=delimiter,
@@ -87,7 +90,6 @@ class TypeFinder:
             invalid_row_handler=lambda _: "skip",  # it is an error when it is read
         )
         self._binary = pyarrow.binary()
-        self._missing = pyarrow.array([each.encode() for each in sorted(MISSING)], self._binary)
 
     def add(self, rows: bytes) -> None:
         """Takes some whole rows into account."""
@@ -112,8 +114,7 @@ class TypeFinder:
     def _narrow(self, name: str, column: Any) -> None:
         from pyarrow import compute
 
-        is_missing = compute.is_in(column, value_set=self._missing)
-        column = column.filter(compute.invert(is_missing))
+        column = column.filter(compute.invert(compute.match_substring_regex(column, _MISSING)))
         if not len(column):
             return
         self._is_seen[name] = True
@@ -122,12 +123,14 @@ class TypeFinder:
             return bool(compute.all(compute.match_substring_regex(column, pattern)).as_py())
 
         left = self._left[name]
-        if "int64" in left and not (is_all(_INTEGER) and _fit_64_bits(column)):
+        if "int64" in left and not is_all(INTEGER):
             left.remove("int64")
-            # Of too many digits: a float would lose some.
-            if is_all(_INTEGER):
+        if "int64" in left or "float64" in left:
+            is_in_64_bits, is_exact = _check_long_integers(column)
+            self._is_exact[name] &= is_exact
+            if "int64" in left and not is_in_64_bits:
                 left.clear()
-        if "float64" in left and not is_all(_FLOAT):
+        if "float64" in left and not (("int64" in left or self._is_exact[name]) and is_all(FLOAT)):
             left.remove("float64")
         if "bool" in left and not is_all(_BOOL):
             left.remove("bool")
@@ -137,8 +140,11 @@ class TypeFinder:
         return {name: left[0] if left and self._is_seen[name] else "str" for name, left in self._left.items()}
 
 
-def _fit_64_bits(column: Any) -> bool:
+def _check_long_integers(column: Any) -> tuple[bool, bool]:
+    """Whether all integers of many digits fit into 64 bits, and whether a float64 holds them."""
     from pyarrow import compute
 
-    long = column.filter(compute.match_substring_regex(column, _LONG)).to_pylist()
-    return all(-(2**63) <= int(text) < 2**63 for text in long)
+    for pattern in (_LONG, INTEGER):
+        column = column.filter(compute.match_substring_regex(column, pattern))
+    found = [int(text) for text in column.to_pylist()]
+    return all(-(2**63) <= each < 2**63 for each in found), all(int(float(each)) == each for each in found)

@@ -6,9 +6,9 @@ import glob
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pipelines.errors import PipelineError
 
@@ -61,9 +61,9 @@ def find_files(kind: str, paths: Paths) -> list[File]:
     Matches of a pattern are sorted; the order of a sequence is kept.
 
     Raises:
-        PipelineError: a file is missing or given twice, a pattern matches nothing.
+        PipelineError: a file is missing or given twice, a pattern matches nothing, or something is no path.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given = [paths] if isinstance(paths, str | os.PathLike) else _list_paths(kind, paths)
     if not given:
         raise PipelineError(f"{kind}(): no path was given")
     found: dict[str, File] = {}
@@ -86,6 +86,30 @@ def find_files(kind: str, paths: Paths) -> list[File]:
                 raise PipelineError(f"{kind}({path!r}): the file is given twice")
             found[file.path] = file
     return list(found.values())
+
+
+def _list_paths(kind: str, paths: Any) -> list[str | os.PathLike[str]]:
+    is_sequence = (
+        isinstance(paths, Iterable) and not isinstance(paths, Mapping | bytes) and not hasattr(paths, "read")
+    )
+    given = list(paths) if is_sequence else [paths]
+    if wrong := [each for each in given if not isinstance(each, str | os.PathLike)]:
+        raise PipelineError(f"{kind}(): needs the path of a file, or several, got {type(wrong[0]).__name__}")
+    return given
+
+
+def check_columns(kind: str, columns: Any, what: str = "columns") -> tuple[str, ...] | None:
+    """The names that a user gives, in order; None if he gives none.
+
+    Raises:
+        PipelineError: they are no texts, or not distinct, or there is none.
+    """
+    if columns is None:
+        return None
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
+        raise PipelineError(f"{kind}(): {what} must name each column once, got {columns!r}")
+    return names
 
 
 class ThreadLock:

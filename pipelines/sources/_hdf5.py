@@ -16,7 +16,7 @@ import numpy as np
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._base import Groups, Source
-from pipelines.sources._files import File, Paths, find_files
+from pipelines.sources._files import File, Paths, check_columns, find_files
 from pipelines.sources._group_cache import CACHE_BYTES, GroupCache
 from pipelines.sources._hdf5_sets import DataSet, Handles, describe_sets, list_sets, open_file
 from pipelines.sources._values import copy_element
@@ -38,7 +38,7 @@ class Hdf5(Source):
 
     def __init__(self, paths: Paths, columns: Sequence[str] | Mapping[str, str] | None, cache_bytes: int) -> None:
         self.files = find_files(self.kind, paths)
-        asked: Sequence[str] | Mapping[str, str] | None = [columns] if isinstance(columns, str) else columns
+        asked = columns if isinstance(columns, Mapping) else check_columns(self.kind, columns)
         self.columns: dict[str, str] = {}
         self._sets: list[dict[str, DataSet]] = []  # of each file, by field
         firsts, bounds = [0], [0]
@@ -156,23 +156,13 @@ def hdf5(
 
 def _choose(file: File, handle: Any, asked: Sequence[str] | Mapping[str, str] | None) -> dict[str, str]:
     """The data sets to read: field -> path."""
-    found = list_sets(handle)
-    if not found:
-        raise PipelineError(f"{file.path}: has no data set")
-    if asked is None:
-        columns = {path: path for path in found}
+    if isinstance(asked, Mapping):
+        columns = dict(asked)
     else:
-        columns = dict(asked) if isinstance(asked, Mapping) else {path.strip("/"): path for path in asked}
+        columns = {path.strip("/"): path for path in (list_sets(handle) if asked is None else asked)}
     if not columns:
-        raise PipelineError("hdf5(): columns must name a data set")
-    for path in columns.values():
-        if path.strip("/") not in found:
-            raise PipelineError(f"{file.path}: has no data set {path!r} (it has: {', '.join(found)})")
-    lengths = {path: found[path.strip("/")][0] if found[path.strip("/")] else None for path in columns.values()}
-    if len(set(lengths.values())) > 1 or None in lengths.values():
-        said = ", ".join(f"{path} {'is a single value' if n is None else n}" for path, n in lengths.items())
         raise PipelineError(
-            f"{file.path}: the data sets differ in length: {said}; say which to read with columns="
+            f"{file.path}: has no data set" if asked is None else "hdf5(): columns must name a data set"
         )
     return columns
 

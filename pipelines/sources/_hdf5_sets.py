@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -114,17 +115,12 @@ class Handles:
             self._open.clear()
 
 
-def list_sets(handle: Any) -> dict[str, tuple[int, ...]]:
-    """Path -> shape of all data sets in a file; () for a single value."""
+def list_sets(handle: Any) -> list[str]:
+    """Paths of all data sets in a file, without further links to them."""
     import h5py
 
-    found: dict[str, tuple[int, ...]] = {}
-
-    def visit(path: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            found[path] = tuple(item.shape or ())
-
-    handle.visititems(visit)
+    found: list[str] = []
+    handle.visititems(lambda path, item: found.append(path) if isinstance(item, h5py.Dataset) else None)
     return found
 
 
@@ -132,25 +128,41 @@ def describe_sets(file: File, handle: Any, columns: Mapping[str, str]) -> dict[s
     """Describes the data sets of a file, by field.
 
     Raises:
-        PipelineError: one does not exist, has values that cannot be read, or another length than the others.
+        PipelineError: one does not exist, has values that cannot be read, is stored in another file, or has
+            another length than the others.
     """
+    import h5py
+
     sets = {}
     for name, path in columns.items():
-        try:
-            sets[name] = _describe(file, handle[path], path)
-        except KeyError:
+        item = handle.get(path)
+        if not isinstance(item, h5py.Dataset):
             has = ", ".join(list_sets(handle))
-            raise PipelineError(f"{file.path}: has no data set {path!r} (it has: {has})") from None
-    lengths = {each.path: each.shape[0] for each in sets.values()}
-    if len(set(lengths.values())) > 1:
+            raise PipelineError(f"{file.path}: has no data set {path!r} (it has: {has})")
+        sets[name] = _describe(file, item, path)
+    lengths = {each.path: each.shape[0] if each.shape else "is a single value" for each in sets.values()}
+    if len(set(lengths.values())) > 1 or "is a single value" in lengths.values():
         said = ", ".join(f"{path} {length}" for path, length in lengths.items())
-        raise PipelineError(f"{file.path}: the data sets differ in length: {said}")
+        raise PipelineError(
+            f"{file.path}: the data sets differ in length: {said}; say which to read with columns="
+        )
     return sets
 
 
 def _describe(file: File, item: Any, path: str) -> DataSet:
     import h5py
 
+    # What lies elsewhere may change, or be lost, unnoticed: HDF5 reads fill values in place of a missing file.
+    sources = item.virtual_sources() if item.is_virtual else []
+    others = [each.file_name for each in sources if each.file_name != "."]
+    others += [name for name, *_ in item.external or ()]
+    if not os.path.samefile(item.file.filename, file.path):
+        others.append(item.file.filename)
+    if others:
+        raise PipelineError(
+            f"{file.path}: the data set {path!r} is stored in other files ({others[0]} ...), whose changes or "
+            "loss would not be noticed; give these files to hdf5(), or copy the data set into one"
+        )
     dtype = item.dtype
     if h5py.check_ref_dtype(dtype) is not None:
         raise PipelineError(f"{file.path}: the data set {path!r} has references to others, which are no values")
@@ -160,24 +172,12 @@ def _describe(file: File, item: Any, path: str) -> DataSet:
     said = (
         f"text ({texts.encoding})" if texts else f"{np.dtype(element)}[?]" if element is not None else str(dtype)
     )
-    encoding = None if texts is None else texts.encoding
-    rows = int(item.chunks[0]) if item.chunks else 0
+    shape = tuple(item.shape or ())
     mapped = None
-    offset = item.id.get_offset()
-    is_plain = not item.chunks and not item.external and not item.is_virtual and texts is None
-    if is_plain and offset is not None and not dtype.hasobject:
-        strides = np.empty(item.shape, np.dtype("V1")).strides if 0 in item.shape else _find_strides(item)
-        mapped = MappedArray(file, int(offset) + _user_block(item), dtype, tuple(item.shape), strides)
-    return DataSet(path, tuple(item.shape), said, encoding, rows, mapped)
-
-
-def _find_strides(item: Any) -> tuple[int, ...]:
-    strides = [item.dtype.itemsize]
-    for length in reversed(item.shape[1:]):
-        strides.append(strides[-1] * length)
-    return tuple(reversed(strides))
-
-
-def _user_block(item: Any) -> int:
-    """Bytes before the HDF5 data of a file, which offsets do not count."""
-    return int(item.file.userblock_size)
+    offset = item.id.get_offset()  # from the beginning of the file, with a user block
+    is_plain = not item.chunks and not item.is_virtual and texts is None and not dtype.hasobject
+    if is_plain and shape and offset is not None:
+        strides = tuple(dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        mapped = MappedArray(file, int(offset), dtype, shape, strides)
+    encoding = None if texts is None else texts.encoding
+    return DataSet(path, shape, said, encoding, int(item.chunks[0]) if item.chunks else 0, mapped)

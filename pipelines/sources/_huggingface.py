@@ -7,6 +7,7 @@ function, and says nothing of files that were overwritten.
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from pipelines.sources._arrow_files import ArrowColumn, digest_indices, unwrap
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._columns import MissingValue, is_image, make_reader
 from pipelines.sources._compat import get_indices
+from pipelines.sources._files import check_columns
+from pipelines.sources._outside_files import OutsideFiles, split_file
 
 # Formats in which a Dataset returns what is stored, in another container. The others change dtypes or run code.
 _PLAIN_FORMATS = (None, "arrow", "pandas", "polars")
@@ -58,6 +61,11 @@ class HuggingFace(Source):
         }
         self.classes = next(iter(self.class_names.values())) if len(self.class_names) == 1 else ()
         self._name = " ".join(filter(None, (dataset.info.dataset_name, str(dataset.split or "")))) or "Dataset"
+        self._outside = {
+            name: OutsideFiles(column, self._indices)
+            for name, column in self._columns.items()
+            if column.starts and is_image(column.chunk(0).type)
+        }
         self._start()
 
     def _start(self) -> None:
@@ -68,7 +76,7 @@ class HuggingFace(Source):
         return {**self.__dict__, "_readers": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({"_outside": {}, **state})
         self._start()
 
     def __len__(self) -> int:
@@ -76,33 +84,28 @@ class HuggingFace(Source):
 
     def _read(self, index: int) -> dict[str, Any]:
         row = index if self._indices is None else int(self._indices[index])
-        record = {}
-        for name, column in self._columns.items():
-            number = bisect_right(column.starts, row) - 1
-            try:
-                reader = self._readers.get((name, number))
-                if reader is None:
-                    reader = self._readers[name, number] = _make_reader(column.chunk(number))
-                record[name] = reader(row - column.starts[number])
-            except (MissingValue, PipelineError, OSError) as error:
-                said = f"column {name!r} {error}" if isinstance(error, MissingValue) else str(error)
-                raise SampleError(index, self.where(index), said) from None
-        return record
+        return {name: self._read_value(index, row, name) for name in self._columns}
+
+    def _read_value(self, index: int, row: int, name: str) -> Any:
+        """The value of a column in a row of the data; `index` is what the user calls it."""
+        column = self._columns[name]
+        number = bisect_right(column.starts, row) - 1
+        try:
+            reader = self._readers.get((name, number))
+            if reader is None:
+                outside = self._outside.get(name)
+                found = None if outside is None else functools.partial(outside.read, column.starts[number])
+                reader = self._readers[name, number] = _make_reader(column.chunk(number), found)
+            return reader(row - column.starts[number])
+        except (MissingValue, PipelineError, OSError) as error:
+            said = f"column {name!r} {error}" if isinstance(error, MissingValue) else str(error)
+            raise SampleError(index, self.where(index), said) from None
 
     def column(self, field: str) -> npt.NDArray[Any]:
         if field not in self._columns:
             raise self._missing_field(field, self._columns)
-        readers = {number: _make_reader(chunk) for number, chunk in self._columns[field].chunks()}
         rows = range(self._count) if self._indices is None else self._indices.tolist()
-        starts = self._columns[field].starts
-        values = []
-        for index, row in enumerate(rows):
-            number = bisect_right(starts, row) - 1
-            try:
-                values.append(readers[number](row - starts[number]))
-            except MissingValue as missing:
-                raise SampleError(index, self.where(index), f"column {field!r} {missing}") from None
-        return pack_values(values)
+        return pack_values([self._read_value(index, row, field) for index, row in enumerate(rows)])
 
     @property
     def groups(self) -> Groups | None:
@@ -123,7 +126,9 @@ class HuggingFace(Source):
         if self._id is not None:
             return {"source": self._describe_class(), "id": self._id}
         columns = [[name, column.identity()] for name, column in self._columns.items()]
-        return {"source": self._describe_class(), "columns": columns, "indices": digest_indices(self._indices)}
+        outside = {name: files.digest for name, files in self._outside.items() if files.digest}
+        whole = {"source": self._describe_class(), "columns": columns, "indices": digest_indices(self._indices)}
+        return {**whole, "outside": outside} if outside else whole
 
 
 def huggingface(dataset: Any, columns: Sequence[str] | None = None, id: str | None = None) -> HuggingFace:
@@ -138,7 +143,8 @@ def huggingface(dataset: Any, columns: Sequence[str] | None = None, id: str | No
                 seeded.
         columns: names of the columns to read; unless given, all, or those of the Dataset's format.
         id: identifies the records in fingerprints. Without it, files are identified by path, size, time of change
-            and where in them the data lie, and data in memory by their content, which is read once for that.
+            and where in them the data lie, and data in memory by their content, which is read once for that. Image
+            files that the Dataset only names (`load_dataset("imagefolder")`) are identified as files.
 
     Returns:
         A source of records with a field for each column. Numbers are numpy scalars of the stored dtype, also
@@ -181,24 +187,24 @@ def _check_kind(dataset: Any) -> None:
 
 
 def _choose_columns(dataset: Any, columns: Sequence[str] | None) -> tuple[str, ...]:
-    asked = (columns,) if isinstance(columns, str) else columns
-    chosen = tuple(dataset.format["columns"] if asked is None else asked)
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise PipelineError(f"huggingface(): columns must name each column once, got {columns!r}")
+    chosen = check_columns("huggingface", dataset.format["columns"] if columns is None else columns) or ()
     if unknown := [name for name in chosen if name not in dataset.column_names]:
         has = ", ".join(dataset.column_names)
         raise PipelineError(f"huggingface(): there is no column {unknown[0]!r} (there are: {has})")
     return chosen
 
 
-def _make_reader(chunk: Any) -> Callable[[int], Any]:
+ReadOutside = Callable[[int, str], bytes]
+
+
+def _make_reader(chunk: Any, read_outside: ReadOutside | None = None) -> Callable[[int], Any]:
     """Returns a function row -> value for a chunk; it raises `MissingValue` if there is none."""
     import pyarrow
     from pyarrow import types
 
     chunk = unwrap(chunk)
     if is_image(chunk.type):
-        return _make_file_reader(chunk)
+        return _make_file_reader(chunk, read_outside)
     if types.is_struct(chunk.type):
         names = [field.name for field in chunk.type]
         parts = {name: _make_reader(part) for name, part in zip(names, chunk.flatten(), strict=True)}
@@ -209,9 +215,9 @@ def _make_reader(chunk: Any) -> Callable[[int], Any]:
     return make_reader(pyarrow.chunked_array([chunk]))
 
 
-def _make_file_reader(chunk: Any) -> Callable[[int], Any]:
+def _make_file_reader(chunk: Any, read_outside: ReadOutside | None) -> Callable[[int], Any]:
     """Images, and other files: their bytes, from the table or from the path that it names."""
-    data, paths = chunk.flatten()[chunk.type.get_field_index("bytes")], chunk.field("path")
+    data, paths = split_file(chunk)
 
     def read(row: int) -> bytes:
         value = data[row].as_py()
@@ -219,6 +225,8 @@ def _make_file_reader(chunk: Any) -> Callable[[int], Any]:
             path = paths[row].as_py()
             if path is None:
                 raise MissingValue("is null")
+            if read_outside is not None:
+                return read_outside(row, path)
             raise MissingValue(f"is kept outside of the data, in {path}; dataset.save_to_disk(...) takes it in")
         return value  # type: ignore[no-any-return]
 

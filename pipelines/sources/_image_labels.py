@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
+from pipelines.sources._csv_types import FLOAT, INTEGER
 
 Labels = Mapping[str, Any] | Callable[[str], Any] | str | os.PathLike[str]
 
@@ -27,20 +30,28 @@ def find_labels(labels: Labels, names: Sequence[str]) -> tuple[np.ndarray[Any, A
     Raises:
         PipelineError: a file has no label, labels are of several kinds, or the CSV file cannot be read.
     """
-    if callable(labels) and not isinstance(labels, Mapping):
-        found = [labels(name) for name in names]
-        where = getattr(labels, "__name__", "labels")
+    if isinstance(labels, Mapping):
+        found, where = _look_up(labels, names, "labels"), "labels"
+    elif isinstance(labels, str | os.PathLike):
+        where = os.fspath(labels)
+        found = _look_up(_read_csv(os.path.expanduser(where), names), names, where)
+    elif callable(labels):
+        found, where = [labels(name) for name in names], getattr(labels, "__name__", "labels")
     else:
-        known = labels if isinstance(labels, Mapping) else _read_csv(os.path.expanduser(os.fspath(labels)), names)
-        where = "labels" if isinstance(labels, Mapping) else os.fspath(labels)
-        found = _look_up(known, names, where)
-    missing = [name for name, label in zip(names, found, strict=True) if label is None]
-    if missing:
         raise PipelineError(
-            f"image_folder(): {where}: no label for {missing[0]!r}, nor for {len(missing) - 1} of the other "
-            f"{len(names) - 1} files"
+            "image_folder(): labels must be a mapping file name -> label (of pandas, series.to_dict()), the path "
+            f"of a CSV file, or a function of the name, got {type(labels).__name__}"
         )
+    found = [each.item() if isinstance(each, np.generic) else each for each in found]
+    missing = [name for name, each in zip(names, found, strict=True) if each is None or _is_nan(each)]
+    if missing:
+        more = f", nor for {len(missing) - 1} more of the {len(names)} files" if len(missing) > 1 else ""
+        raise PipelineError(f"image_folder(): {where}: no label for {missing[0]!r}{more}")
     return _convert(found, names, where)
+
+
+def _is_nan(label: Any) -> bool:
+    return isinstance(label, float) and math.isnan(label)
 
 
 def _look_up(known: Mapping[str, Any], names: Sequence[str], where: str) -> list[Any]:
@@ -73,6 +84,7 @@ def _read_csv(path: str, names: Sequence[str]) -> dict[str, Any]:
         rows = rows[1:]
     found: dict[str, str] = {}
     for row in rows:
+        row = [value.strip() for value in row]
         if len(row) != 2:
             raise PipelineError(
                 f"image_folder(): labels {path!r}: a row of {len(row)} values, where a file's name and its label "
@@ -86,28 +98,30 @@ def _read_csv(path: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _convert_texts(found: dict[str, str]) -> dict[str, Any]:
-    """Labels of a CSV file as integers if all are, else as floats if all are, else as the texts that they are."""
-    for kind in (int, float):
-        try:
-            return {name: kind(label) for name, label in found.items()}
-        except ValueError:
-            continue
-    return dict(found)
+    """Labels of a CSV file as integers if all are, else as floats if all are, else as texts; None where there is
+    none."""
+    given = {name: label for name, label in found.items() if label}
+    for kind, pattern in ((int, INTEGER), (float, FLOAT)):
+        if all(re.match(pattern, label) for label in given.values()):
+            return {name: kind(label) if label else None for name, label in found.items()}
+    return {name: label or None for name, label in found.items()}
 
 
 def _convert(found: list[Any], names: Sequence[str], where: str) -> tuple[np.ndarray[Any, Any], tuple[str, ...]]:
-    kinds = {
-        str if isinstance(each, str) else int if isinstance(each, int | np.integer) else type(each)
-        for each in found
-    }
+    kinds = {next((kind for kind in (str, int, float) if isinstance(each, kind)), type(each)) for each in found}
     if kinds == {str}:
         classes = tuple(sorted(set(found)))
         numbers = {name: number for number, name in enumerate(classes)}
         return np.array([numbers[each] for each in found], np.int32), classes
-    if kinds == {int}:
-        return np.array(found, np.int64), ()
-    if all(kind is int or issubclass(kind, float | np.floating) for kind in kinds):
-        return np.array(found, np.float64), ()
+    if kinds <= {int, float}:
+        wrong = [
+            i for i, each in enumerate(found) if abs(each) == math.inf or (kinds == {int} and abs(each) >= 2**63)
+        ]
+        if wrong:
+            raise PipelineError(
+                f"image_folder(): {where}: the label of {names[wrong[0]]!r} is {found[wrong[0]]!r:.60}"
+            )
+        return np.array(found, np.int64 if kinds == {int} else np.float64), ()
     first = type(found[0])
     odd = next(i for i, each in enumerate(found) if type(each) is not first or not isinstance(each, int | float))
     raise PipelineError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,10 @@ class ImageFolder(Source):
         if not os.path.isdir(self.path):
             what = "is not a folder" if os.path.exists(self.path) else "no such folder"
             raise PipelineError(f"image_folder({os.fspath(path)!r}): {what}")
-        files, self.classes = _scan_folder(self.path)
+        try:
+            files, self.classes = _scan_folder(self.path)
+        except OSError as error:
+            raise PipelineError(f"image_folder({self.path!r}): {error.filename}: {error.strerror}") from None
         self._names = Strings([name for name, _, _, _ in files])
         self._labels = np.array([label for _, label, _, _ in files], np.int32)
         self._as_indexed = np.array([(size, mtime_ns) for _, _, size, mtime_ns in files], np.int64)
@@ -94,15 +98,15 @@ class ImageFolder(Source):
 def image_folder(path: str | os.PathLike[str], names: bool = False, labels: Labels | None = None) -> ImageFolder:
     """Makes a source of the image files in a folder, in sorted order.
 
-    If sub-folders hold the images (at any depth), each is a class. Hidden files and files without the extension of
-    an image are ignored.
+    If sub-folders hold the images (at any depth), each is a class; where all images lie deeper, a warning says so.
+    Hidden files and files without the extension of an image are ignored.
 
     Args:
         path: the folder.
         names: whether records have the name of their file as the field `key`: its path inside the folder.
         labels: of a flat folder: a mapping file name -> label, a function of the name, or the path of a CSV file
             of these two columns, with or without a header. Names may be without extension. Labels are integers,
-            floats (for a regression), or texts, which are numbered in sorted order.
+            finite floats (for a regression), or texts, which are numbered in sorted order.
 
     Returns:
         A source of records with `image` (the bytes of the file) and, if there are classes or labels, `label` (int,
@@ -111,7 +115,7 @@ def image_folder(path: str | os.PathLike[str], names: bool = False, labels: Labe
 
     Raises:
         PipelineError: the folder is missing, it or a sub-folder holds no image, images are both beside and inside
-            sub-folders, or a file has no label.
+            sub-folders, a file cannot be found, or a file has no label, or labels are of several kinds.
 
     Examples:
         >>> pipe = Pipeline(image_folder("photos")).map(stages.decode_image("image"))
@@ -136,6 +140,13 @@ def _scan_folder(root: str) -> tuple[list[tuple[str, int, int, int]], tuple[str,
         found += [(name, label, size, mtime_ns) for name, size, mtime_ns in inside]
     if not found:
         raise PipelineError(f"image_folder({root!r}): holds no image ({', '.join(EXTENSIONS)})")
+    if not flat and all(os.sep in name.partition(os.sep)[2] for name, *_ in found):
+        inner = found[0][0].split(os.sep)
+        warnings.warn(
+            f"image_folder({root!r}): the classes are {', '.join(classes)[:60]}, and no image lies in them but "
+            f"deeper; if {inner[1]!r} is a class, give the folder {os.path.join(root, inner[0])!r}",
+            stacklevel=4,
+        )
     return found, () if flat else classes
 
 
@@ -148,9 +159,6 @@ def _list_images(root: str, folder: str, *, deep: bool) -> list[tuple[str, int, 
         if entry.is_dir():
             images += _list_images(root, name, deep=True) if deep else []
         elif entry.name.lower().endswith(EXTENSIONS):
-            try:
-                status = entry.stat()
-            except OSError as error:
-                raise PipelineError(f"image_folder({root!r}): {name}: {error.strerror}") from None
+            status = entry.stat()
             images.append((name, status.st_size, status.st_mtime_ns))
     return images

@@ -47,8 +47,7 @@ class IterableRecords(FileRecords):
         super().__init__([found], [self._spool.offsets])
 
     def _iterate(self) -> Iterator[dict[str, Any]]:
-        items = self._items() if not hasattr(self._items, "__iter__") else self._items
-        for count, item in enumerate(check_iterated(iter(items))):
+        for count, item in enumerate(check_iterated(self._items)):
             try:
                 yield make_record(item, self._called)
             except UnnamedValues as error:

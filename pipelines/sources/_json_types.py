@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
-from pipelines.sources._columns import find_number_dtype
+from pipelines.sources._columns import find_number_dtype, make_number
 
 _NUMBERS = {bool: "bool", int: "int64", float: "float64"}
 _FITTING = {"bool": "b", "int64": "iuf", "float64": "f"}  # kinds of dtypes that hold them
+
+
+_EXACT = 2**53  # a float64 holds all integers up to it
+_LOSSY = "integers of which a float64 loses digits, beside other numbers"
 
 
 class Mismatch(Exception):
@@ -28,12 +32,14 @@ class JsonType:
         dtype: of numbers and arrays, numpy's name.
         depth: of arrays, the number of axes; 0 if every list so far was empty.
         parts: of a dict, the types of its values; of a list, that of its elements under the name "".
+        is_exact: whether a float64 holds all numbers.
     """
 
     kind: str
     dtype: str = ""
     depth: int = 0
     parts: dict[str, JsonType] = field(default_factory=dict)
+    is_exact: bool = True
 
     @classmethod
     def declared(cls, name: str, kind: Any) -> JsonType:
@@ -66,9 +72,10 @@ class JsonType:
     def is_surely(self, value: Any) -> bool:
         """Whether a single number, a text or a list of numbers is of this type, for the sake of speed."""
         if self.kind == "number":
-            return _NUMBERS.get(type(value)) == self.dtype and (type(value) is not int or abs(value) < 2**63)
+            return _NUMBERS.get(type(value)) == self.dtype and (type(value) is not int or abs(value) <= _EXACT)
         if self.kind == "array" and self.depth == 1 and type(value) is list:
-            return bool(value) and _find_leaf(value) == self.dtype
+            is_flat = bool(value) and type(value[0]) is not list and _find_leaf(value) == self.dtype
+            return is_flat and (self.dtype == "bool" or -_EXACT <= min(value) <= max(value) <= _EXACT)
         return self.kind == "text" and type(value) is str
 
     def convert(self, value: Any) -> Any:
@@ -103,13 +110,25 @@ class JsonType:
         if is_other or leaf is None or (leaf and wanted.kind not in _FITTING[leaf]):
             raise Mismatch(f"is {_say(value)}, not {self}")
         try:
-            return np.array(value, wanted) if is_list else wanted.type(value)
+            return self._make_array(value, wanted) if is_list else make_number(wanted, value)
         except OverflowError:
             raise Mismatch(f"is {_say(value)}, which is no {self.dtype}") from None
         except ValueError:
             raise Mismatch(
                 "has lists of different lengths in one list: an array needs them of one length"
             ) from None
+
+    def _make_array(self, value: list[Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        with np.errstate(over="ignore"):
+            array = np.array(value, dtype)
+        if (
+            dtype.kind == "f"
+            and dtype.itemsize < 8
+            and (np.isinf(array) & ~np.isinf(np.array(value, float))).any()
+        ):
+            raise OverflowError
+        # Lists without elements do not show the axes in them.
+        return array.reshape(array.shape + (0,) * (self.depth - array.ndim)) if array.ndim < self.depth else array
 
 
 NONE = JsonType("none")
@@ -119,21 +138,22 @@ def describe(value: Any) -> JsonType:
     """The type of one value.
 
     Raises:
-        Mismatch: it has an integer of more than 64 bits, or elements that have no type in common.
+        Mismatch: it has an integer that an int64 does not hold, or elements that have no type in common.
     """
     if value is None:
         return NONE
     if type(value) is str:
         return JsonType("text")
     if type(value) in _NUMBERS:
-        if type(value) is int and not -(2**63) <= value < 2**63:
-            raise Mismatch(f"is {value}, an integer of more than 64 bits")
-        return JsonType("number", _NUMBERS[type(value)])
+        return JsonType("number", _NUMBERS[type(value)], is_exact=_is_exact(value))
     if isinstance(value, dict):
         return JsonType("dict", parts={name: describe(each) for name, each in value.items()})
     leaf = _find_leaf(value)
     if leaf is not None:
-        return JsonType("array", leaf, _find_depth(value) if leaf else 0)
+        is_exact = _is_exact(value)
+        if not is_exact and leaf == "float64":
+            raise Mismatch(f"has {_LOSSY}")
+        return JsonType("array", leaf, _find_depth(value) if leaf else 0, is_exact=is_exact)
     parts = NONE
     for each in value:
         parts = merge(parts, describe(each))
@@ -159,7 +179,12 @@ def merge(one: JsonType, other: JsonType) -> JsonType:
         if empty.kind == "array" and not empty.dtype and full.kind in ("array", "list"):
             return full
     is_alike = one.kind == other.kind and one.kind in ("number", "array") and one.depth == other.depth
+    is_exact = one.is_exact and other.is_exact
+    if is_alike and one.dtype == other.dtype:
+        return JsonType(one.kind, one.dtype, one.depth, is_exact=is_exact)
     if is_alike and {one.dtype, other.dtype} == {"int64", "float64"}:
+        if not is_exact:
+            raise Mismatch(f"has {_LOSSY}")
         return JsonType(one.kind, "float64", one.depth)
     raise Mismatch(f"is {one} in some lines and {other} in others")
 
@@ -175,8 +200,6 @@ def _find_leaf(value: Any) -> str | None:
         found = {leaf for each in value if (leaf := _find_leaf(each)) != ""}
     elif kinds <= set(_NUMBERS):
         found = {_NUMBERS[kind] for kind in kinds}
-        if kinds == {int} and not -(2**63) <= min(value) <= max(value) < 2**63:
-            return None
     else:
         return None
     if None in found or (len(found) > 1 and "bool" in found):
@@ -186,6 +209,23 @@ def _find_leaf(value: Any) -> str | None:
 
 def _find_depth(value: Any) -> int:
     return 1 + max((_find_depth(each) for each in value if isinstance(each, list)), default=0)
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether a float64 holds a number, or all numbers in nested lists.
+
+    Raises:
+        Mismatch: one is an integer that an int64 does not hold.
+    """
+    if isinstance(value, list):
+        if set(map(type, value)) == {int} and -_EXACT <= min(value) <= max(value) <= _EXACT:
+            return True
+        return all(map(_is_exact, value))
+    if type(value) is not int or abs(value) <= _EXACT:
+        return True
+    if not -(2**63) <= value < 2**63:
+        raise Mismatch(f"is {_say(value)}, an integer that an int64 does not hold")
+    return int(float(value)) == value
 
 
 def _say(value: Any) -> str:

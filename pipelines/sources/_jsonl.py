@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._file_records import FileRecords
-from pipelines.sources._files import Paths, find_files
+from pipelines.sources._files import Paths, check_columns, find_files
 from pipelines.sources._json_types import NONE, JsonType, Mismatch, describe, merge
-from pipelines.sources._rows import find_rows
+from pipelines.sources._rows import find_rows, iterate_blocks
 
 Columns = Sequence[str] | Mapping[str, Any]
+
+_INFERENCE_BYTES = 8 << 20
 
 
 @known_as("pipelines.sources.jsonl")
@@ -31,9 +36,7 @@ class Jsonl(FileRecords):
     def __init__(self, paths: Paths, columns: Columns | None) -> None:
         files = find_files(self.kind, paths)
         super().__init__(files, [find_rows(file) for file in files])
-        asked = (columns,) if isinstance(columns, str) else None if columns is None else tuple(columns)
-        if asked is not None and (not asked or len(set(asked)) < len(asked)):
-            raise PipelineError(f"jsonl(): columns must name each field once, got {columns!r}")
+        asked = check_columns(self.kind, columns)
         declared = dict(columns) if isinstance(columns, Mapping) else {}
         self._types = {name: JsonType.declared(name, kind) for name, kind in declared.items()}
         if asked is None or len(declared) < len(asked):
@@ -51,35 +54,35 @@ class Jsonl(FileRecords):
         """The type of each field, of all lines; lines that cannot be read are left out: reading them is an
         error."""
         types: dict[str, JsonType] = {}
+        reason = ""
         for number, file in enumerate(self.files):
             first, last = self._firsts[number], self._firsts[number + 1]
-            with open(file.path, "rb") as lines:
-                lines.seek(int(self._starts[first]) if last > first else 0)
-                row = -1
-                for line in lines:
-                    row += not line.isspace()
-                    try:
-                        values = json.loads(line)
-                    except ValueError:
-                        continue
-                    if not isinstance(values, dict):
-                        continue
-                    try:
-                        _widen(types, values, values if asked is None else asked)
-                    except Mismatch as mismatch:
-                        raise PipelineError(
-                            f"{file.path}:row {row}: field {mismatch}; declare its type, as in "
-                            "jsonl(..., columns={'label': 'int64', 'other': 'any'})"
-                        ) from None
+            offsets = np.append(self._starts[first:last], self._ends[number])
+            with file.open() as handle:
+                for start, stop in iterate_blocks(offsets, _INFERENCE_BYTES):
+                    handle.seek(int(offsets[start]))
+                    data = handle.read(int(offsets[stop] - offsets[start]))
+                    bounds = (offsets[start : stop + 1] - offsets[start]).tolist()
+                    for row, (begin, end) in enumerate(pairwise(bounds), start):
+                        try:
+                            values = _parse(data[begin:end])
+                            _widen(types, values, values if asked is None else asked)
+                        except NotObject as error:
+                            reason = reason or f"{self.where(first + row)}: {error}"
+                        except Mismatch as mismatch:
+                            raise PipelineError(
+                                f"{file.path}:row {row}: field {mismatch}; declare its type, as in "
+                                "jsonl(..., columns={'label': 'int64', 'other': 'any'})"
+                            ) from None
+        if not types and not asked:
+            raise PipelineError(f"jsonl(): no line is a JSON object with a field; {reason or self.where(0)}")
         return types
 
     def _read(self, index: int) -> dict[str, Any]:
         try:
-            values = json.loads(self._read_bytes(index))
-        except ValueError as error:
-            raise SampleError(index, self.where(index), f"is no JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise SampleError(index, self.where(index), f"is no JSON object, but {type(values).__name__}")
+            values = _parse(self._read_bytes(index))
+        except NotObject as error:
+            raise SampleError(index, self.where(index), str(error)) from None
         record = {}
         for name, kind in self._types.items():
             if name not in values:
@@ -92,6 +95,20 @@ class Jsonl(FileRecords):
 
     def identity(self) -> Any:
         return {**super().identity(), "columns": [[name, str(kind)] for name, kind in self._types.items()]}
+
+
+class NotObject(Exception):
+    """A line is no JSON object; the message says what it is."""
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise NotObject("is blank" if line.isspace() else f"is no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise NotObject(f"is no JSON object, but {type(values).__name__}")
+    return values
 
 
 def _widen(types: dict[str, JsonType], values: dict[str, Any], names: Iterable[str]) -> None:
@@ -111,8 +128,9 @@ def jsonl(paths: Paths, columns: Columns | None = None) -> Jsonl:
 
     A field that is not declared has the type that holds its values in all lines: bool, int64, float64, text, an
     array of numbers (lists, nested to one depth), a list of other values, or a dict of such. A field of integers
-    in some lines and other numbers in others is float64. Empty lines are no records. A line that lacks a field,
-    has null there, or is no JSON object is an error when it is read, which `Pipeline(on_error="skip")` leaves out.
+    in some lines and other numbers in others is float64, unless it has integers that a float64 does not hold.
+    Empty lines are no records. A line that lacks a field, has null there, is blank or is no JSON object is an
+    error when it is read, which `Pipeline(on_error="skip")` leaves out.
 
     Args:
         paths: a path, a glob pattern (matches in sorted order), or several of either.
@@ -125,8 +143,8 @@ def jsonl(paths: Paths, columns: Columns | None = None) -> Jsonl:
         A source of records with a field for each column: a numpy scalar, `str`, array, list or dict.
 
     Raises:
-        PipelineError: a file is missing, compressed or without lines; no line has a field; the values of a field
-            have no type in common; a type is unknown.
+        PipelineError: a file is missing, compressed or without lines; no line is an object, or has a field; the
+            values of a field have no type in common; a type is unknown.
 
     Examples:
         >>> source = jsonl("train-*.jsonl", columns=("text", "label"))

@@ -104,7 +104,9 @@ def _open_npy(path: str) -> MappedArray:
     except OSError as error:
         raise PipelineError(f"memmap({path!r}): {(error.strerror or str(error)).lower()}") from None
     except (ValueError, EOFError) as error:
-        reason = "no .npy header" if "pickled data" in str(error) else str(error).partition(" when ")[0]
+        reason = str(error).partition(" when ")[0]
+        if "pickle" in reason:  # numpy takes whatever has no header for a pickle
+            reason = "no .npy header; give a raw file as np.memmap(path, dtype, 'r', shape=...)"
         raise PipelineError(f"memmap({path!r}): is no .npy file that can be mapped: {reason}") from None
     if not isinstance(array, np.memmap):
         array.close()

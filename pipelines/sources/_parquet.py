@@ -23,7 +23,7 @@ from pipelines.fingerprint import known_as
 from pipelines.sources import _pages
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._columns import MissingValue, is_image, make_reader
-from pipelines.sources._files import OPEN_FILES, File, Paths, find_files
+from pipelines.sources._files import OPEN_FILES, File, Paths, check_columns, find_files
 from pipelines.sources._group_cache import CACHE_BYTES, GroupCache
 
 _LARGE_BYTES = 16 << 20
@@ -45,9 +45,7 @@ class Parquet(Source):
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None, cache_bytes: int) -> None:
         self.files = find_files(self.kind, paths)
-        asked = (columns,) if isinstance(columns, str) else columns
-        if asked is not None and (not asked or len(set(asked)) < len(asked)):
-            raise PipelineError(f"parquet(): columns must name each column once, got {columns!r}")
+        asked = check_columns(self.kind, columns)
         self._starts: list[int] = []  # of each row group, counted over all files
         self._groups: list[tuple[int, int]] = []  # (number of the file, of the row group in it)
         self._firsts: list[int] = []  # of each file
@@ -58,7 +56,7 @@ class Parquet(Source):
             metadata = _read_metadata(file)
             names = tuple(metadata.schema.to_arrow_schema().names)
             if schema is None:
-                self.columns = names if asked is None else tuple(asked)
+                self.columns = names if asked is None else asked
             elif asked is None and set(names) != set(self.columns):
                 raise PipelineError(
                     f"{file.path}: has the columns {', '.join(names)}, but {self.files[0].path} has "
@@ -250,6 +248,8 @@ def _select_columns(
     schema = metadata.schema.to_arrow_schema()
     types, leaves = [], []
     for name in columns:
+        if schema.names.count(name) > 1:
+            raise PipelineError(f"{file.path}: two columns are called {name!r}")
         if name not in schema.names:
             raise PipelineError(f"{file.path}: has no column {name!r} (it has: {', '.join(schema.names)})")
         kind = schema.field(name).type

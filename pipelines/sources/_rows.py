@@ -21,7 +21,13 @@ _CHUNK = 8 << 20
 _NEWLINE, _RETURN = ord("\n"), ord("\r")
 _BOM = b"\xef\xbb\xbf"
 # First bytes of compressed files, of which no row can be read without all that come before it.
-_COMPRESSED = ((b"\x1f\x8b", "gzip"), (b"BZh", "bzip2"), (b"\xfd7zXZ", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"))
+_COMPRESSED = (
+    (b"\x1f\x8b", "gzip"),
+    (b"BZh", "bzip2"),
+    (b"\xfd7zXZ", "xz"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"PK\x03\x04", "zip"),
+)
 
 Bytes = npt.NDArray[np.uint8]
 

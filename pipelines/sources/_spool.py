@@ -178,11 +178,13 @@ def _write(
     return offsets, digests
 
 
-def check_iterated(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Passes the items of a stream on, and says at which one it failed."""
-    count = 0
+def check_iterated(stream: Any) -> Iterator[Any]:
+    """Passes the items of a stream, or of the function that makes one, on, and says at which one it failed."""
+    count, iterator = 0, None
     while True:
         try:
+            if iterator is None:
+                iterator = iter(stream if hasattr(stream, "__iter__") else stream())
             item = next(iterator)
         except StopIteration:
             return

@@ -18,7 +18,7 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._crc32c import crc32c, crc32c_of_rows, mask
 from pipelines.sources._file_records import FileRecords, Offsets
-from pipelines.sources._files import File, OpenFiles, Paths, find_files
+from pipelines.sources._files import File, OpenFiles, Paths, check_columns, find_files
 from pipelines.sources._mapped import map_file
 from pipelines.sources._tf_example import Malformed, Values, parse_example
 
@@ -43,13 +43,13 @@ class TfRecord(FileRecords):
     def __init__(self, paths: Paths, features: Sequence[str] | Mapping[str, Form] | None) -> None:
         files = find_files(self.kind, paths)
         super().__init__(files, [_find_records(file) for file in files])
-        asked = (features,) if isinstance(features, str) else features
+        asked = check_columns(self.kind, features, "features")
         self.features: dict[str, Form] = {}
-        if isinstance(asked, Mapping):
-            for name, form in asked.items():
+        if isinstance(features, Mapping):
+            for name, form in features.items():
                 if form not in ("scalar", "list"):
                     raise PipelineError(f"tfrecord(): feature {name!r} must be 'scalar' or 'list', got {form!r}")
-            self.features = dict(asked)
+            self.features = dict(features)
         else:
             first = self._parse(0)
             self._open = OpenFiles()
@@ -59,7 +59,7 @@ class TfRecord(FileRecords):
                 values = first[name]
                 self.features[name] = "scalar" if values is not None and len(values) == 1 else "list"
         if not self.features:
-            raise PipelineError(f"tfrecord(): {files[0].path}: no feature was given, or the first record has none")
+            raise PipelineError(f"tfrecord(): {files[0].path}: the first record has no feature")
 
     def _parse(self, index: int) -> dict[str, Values | None]:
         data = self._read_bytes(index)
@@ -151,7 +151,8 @@ def _walk(data: mmap.mmap, size: int) -> tuple[list[int], str]:
         length, _ = unpack(data, offset)
         offsets.append(offset + around + length)
         if offsets[-1] > size:
-            whole = f"the record at byte {offset} claims {length} bytes, {size - offset - _HEADER.size} are left"
+            left = max(0, size - offset - around)
+            whole = f"the record at byte {offset} claims {length} bytes, {left} are left before its checksum"
             return [*offsets[:-1], min(offsets[-1], size)], whole
         offset = offsets[-1]
     return offsets, ""

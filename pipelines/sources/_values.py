@@ -30,10 +30,22 @@ def copy_value(value: Any) -> Any:
         return type(value)(map(copy_value, value))
     home = type(value).__module__.partition(".")[0]
     if home == "torch" and hasattr(value, "detach"):
-        return value.detach().cpu().numpy().copy()
+        return tensor_to_array(value).copy()
     if is_pil_image(value):
         return image_to_array(value)
     return value
+
+
+def tensor_to_array(tensor: Any) -> np.ndarray[Any, Any]:
+    """A torch tensor as an array; of a float dtype that numpy has not, such as bfloat16, as float32."""
+    tensor = tensor.detach().cpu()
+    try:
+        array: np.ndarray[Any, Any] = tensor.numpy()
+    except TypeError:
+        if not tensor.is_floating_point() or tensor.is_sparse:
+            raise
+        array = tensor.float().numpy()
+    return array
 
 
 def get_field_names(value: Any) -> tuple[str, ...] | None:
@@ -51,6 +63,8 @@ def copy_element(value: Any) -> Any:
     An element of a structured dtype becomes a dict.
     """
     dtype = value.dtype
+    if type(value) is np.ndarray and dtype.isnative and dtype.names is None and value.ndim:
+        return value.copy()
     if dtype.names is not None:
         return {name: copy_element(value[name]) for name in dtype.names}
     if value.ndim == 0 and dtype.kind in "USV":

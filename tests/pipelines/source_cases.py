@@ -123,6 +123,26 @@ def write_images(folder: Path, data: Rows) -> None:
         path.write_bytes(x.tobytes())
 
 
+def write_flat(folder: Path, data: Rows) -> None:
+    (folder / "images").mkdir(exist_ok=True)
+    for label, x in zip(data["label"], data["x"], strict=True):
+        (folder / "images" / f"{label:05}.png").write_bytes(x.tobytes())
+    write_npy(folder, data)
+
+
+def read_labelled(folder: Path) -> Any:
+    labels = {f"{label:05}": f"class {x[0]:.0f}" for x, label in zip(*read_npy(folder), strict=True)}
+    return sources.image_folder(folder / "images", labels=labels)
+
+
+def read_outside(folder: Path) -> Any:
+    import datasets
+
+    paths = sorted(map(str, (folder / "images").iterdir()))
+    made = datasets.Dataset.from_dict({"image": paths}).cast_column("image", datasets.Image())
+    return sources.huggingface(made.select(range(len(paths) - 1, -1, -1)))
+
+
 def write_parquet(folder: Path, data: Rows) -> None:
     import pyarrow
     import pyarrow.parquet
@@ -192,6 +212,8 @@ CASES = {
     ),
     "huggingface": Case(write_huggingface, read_huggingface, "set/data-00000-of-00001.arrow"),
     "huggingface, in memory": Case(write_huggingface, functools.partial(read_huggingface, in_memory=True), ""),
+    "huggingface, images outside": Case(write_flat, read_outside, "images/00026.png"),
+    "image_folder, given labels": Case(write_flat, read_labelled, "images/00026.png"),
     "image_folder": Case(
         write_images, lambda folder: sources.image_folder(folder / "images", names=True), "images/0/00026.png"
     ),

@@ -6,8 +6,10 @@ import json
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 
 from pipelines import sources
@@ -94,3 +96,89 @@ def test_it_pickles(tmp_path: Path) -> None:
     source = sources.image_folder(write(tmp_path, "x/a.jpg", "y/b.jpg"))
     copy = pickle.loads(cloudpickle.dumps(source))
     assert (copy[1], copy.classes, copy.identity()) == (source[1], source.classes, source.identity())
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected", "classes"),
+    [
+        ({"a": "poodle", "b.jpg": "beagle"}, [1, 0], ("beagle", "poodle")),
+        ({"a": np.int64(5), "b": True}, [5, 1], ()),
+        ({"a": 1, "b": np.float32(2.5)}, [1.0, 2.5], ()),
+        (lambda name: name.upper(), [0, 1], ("A.JPG", "B.JPG")),
+        ("id,breed\na,poodle\nb,beagle\n", [1, 0], ("beagle", "poodle")),
+        ("\ufeffa.jpg, 3\nb.jpg, 4\n", [3, 4], ()),
+        ("a,1.5\nb,2\n", [1.5, 2.0], ()),
+        ("a,007\nb,010\n", [0, 1], ("007", "010")),
+        ('"a"," with, comma "\nb,x\n', [0, 1], ("with, comma", "x")),
+    ],
+)
+def test_a_flat_folder_is_given_labels(tmp_path: Path, labels: Any, expected: list[float], classes: Any) -> None:
+    write(tmp_path / "images", "a.jpg", "b.jpg")
+    if isinstance(labels, str):
+        (tmp_path / "labels.csv").write_text(labels)
+        labels = tmp_path / "labels.csv"
+    source = sources.image_folder(tmp_path / "images", labels=labels, names=True)
+    found = [record["label"] for record in source]
+    assert found == expected == source.column("label").tolist() and source.classes == classes
+    assert list(map(type, found)) == list(map(type, expected))
+    assert [record["key"] for record in source] == ["a.jpg", "b.jpg"]
+    copy = pickle.loads(cloudpickle.dumps(source))
+    assert (list(copy), copy.classes, copy.identity()) == (list(source), classes, source.identity())
+    other = sources.image_folder(tmp_path / "images", labels={"a": 17, "b": 18}, names=True)
+    assert other.identity() != source.identity()
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ({"a": 1}, r"labels: no label for 'b\.jpg'$"),
+        ({}, r"no label for 'a\.jpg', nor for 1 more of the 2 files"),
+        ({"a": None, "b": 1}, "no label for 'a.jpg'"),
+        ({"a": float("nan"), "b": 1.0}, "no label for 'a.jpg'"),
+        ({"a": float("inf"), "b": 1.0}, "the label of 'a.jpg' is inf"),
+        ({"a": 2**70, "b": 1}, "the label of 'a.jpg' is 1180591620717411303424"),
+        ({"a": "x", "b": 1}, r"must be all integers, all numbers, or all texts; 'a\.jpg' has 'x'"),
+        ({"a": np.arange(2), "b": np.arange(2)}, "must be all integers"),
+        ([0, 1], r"must be a mapping file name -> label .*got list"),
+        ("a,\nb,2\n", "no label for 'a.jpg'"),
+        ("a,nan\nb,2\n", "no label for 'a.jpg'"),
+        ("a,1\na,2\nb,3\n", "'a' has the labels '1' and '2'"),
+        ("a,1,x\nb,2,y\n", "a row of 3 values"),
+    ],
+)
+def test_labels_that_are_missing_or_mixed_are_refused_by_name(tmp_path: Path, labels: Any, said: str) -> None:
+    write(tmp_path / "images", "a.jpg", "b.jpg")
+    if isinstance(labels, str):
+        (tmp_path / "labels.csv").write_text(labels)
+        labels = tmp_path / "labels.csv"
+    with pytest.raises(PipelineError, match=said):
+        sources.image_folder(tmp_path / "images", labels=labels)
+
+
+def test_labels_of_files_that_are_not_there_are_warned_of_and_two_files_of_one_stem_need_their_extension(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, "a.jpg", "a.png")
+    with pytest.warns(UserWarning, match="labels of 1 files that are not there: 'b'"):
+        source = sources.image_folder(tmp_path, labels={"a.jpg": 1, "a.png": 2, "b": 3})
+    assert [record["label"] for record in source] == [1, 2]
+    with (
+        pytest.warns(UserWarning, match="not there: 'a'"),
+        pytest.raises(PipelineError, match=r"no label for 'a\.jpg'"),
+    ):
+        sources.image_folder(tmp_path, labels={"a": 1})
+    with pytest.raises(PipelineError, match="are labels already; labels= is for a flat folder"):
+        sources.image_folder(write(tmp_path / "deep", "x/a.jpg"), labels={"a": 1})
+
+
+def test_a_folder_one_level_too_high_is_warned_of(tmp_path: Path) -> None:
+    write(tmp_path, "train/cat/a.jpg", "train/dog/b.jpg", "test/cat/c.jpg")
+    with pytest.warns(UserWarning, match=r"classes are test, train, and no image lies in them.*'cat' is a class"):
+        sources.image_folder(tmp_path)
+
+
+def test_a_link_that_goes_round_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "x/a.jpg")
+    (tmp_path / "x" / "again").symlink_to(tmp_path)
+    with pytest.raises(PipelineError, match=r"image_folder\(.*symbolic links"):
+        sources.image_folder(tmp_path)

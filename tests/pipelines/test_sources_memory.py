@@ -163,3 +163,28 @@ def test_a_stage_that_writes_into_ragged_rows_leaves_the_source_alone() -> None:
     source = sources.arrays(series=[np.arange(3), np.arange(5)])
     source[1]["series"][:] = -1
     assert source[1]["series"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_arrays_of_any_layout_come_in_native_byte_order_and_structured_ones_as_dicts() -> None:
+    made = np.array([(1, 2.5), (3, 4.5)], [("a", ">i4"), ("b", "f8")])
+    record = sources.arrays(x=made, y=np.asfortranarray(np.arange(4, dtype=">f4").reshape(2, 2)))[1]
+    assert record["x"] == {"a": 3, "b": 4.5} and record["y"].tolist() == [2, 3] and record["y"].dtype.isnative
+
+
+def test_tensors_that_numpy_cannot_hold_are_converted_exactly_or_refused() -> None:
+    torch = pytest.importorskip("torch")
+    source = sources.arrays(
+        half=torch.full((2, 3), 1.5, dtype=torch.bfloat16), graph=torch.ones(2, requires_grad=True)
+    )
+    assert source[0]["half"].dtype == np.float32 and source[0]["half"].tolist() == [1.5] * 3
+    assert source[0]["graph"] == 1
+    half = sources.dataset(Pairs([{"x": torch.ones(2, dtype=torch.bfloat16)}]))[0]["x"]
+    assert half.dtype == np.float32
+    with pytest.raises(PipelineError, match=r"column 'x' cannot be an array: .*Sparse"):
+        sources.arrays(x=torch.eye(3).to_sparse())
+
+
+def test_masked_values_are_refused() -> None:
+    with pytest.raises(PipelineError, match="column 'x' has masked values"):
+        sources.arrays(x=np.ma.array([1, 2], mask=[False, True]))
+    assert sources.arrays(x=np.ma.array([1, 2]))[1]["x"] == 2

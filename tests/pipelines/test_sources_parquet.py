@@ -301,3 +301,10 @@ def test_pages_of_every_kind_are_read_as_they_are(tmp_path: Path) -> None:
             )
             source = sources.parquet(path, ("x", "t"))
             assert [row["x"].tolist() for row in source] == lists
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pa.table([pa.array([1]), pa.array([2])], names=["a", "a"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(PipelineError, match=r"a\.parquet: two columns are called 'a'"):
+        sources.parquet(tmp_path / "a.parquet")

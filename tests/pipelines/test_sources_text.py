@@ -184,7 +184,7 @@ def test_unknown_fields_and_types_are_named(tmp_path: Path) -> None:
         sources.jsonl(path, ["z"])
     with pytest.raises(PipelineError, match="must be 'str', 'bool', 'any'"):
         sources.jsonl(path, {"x": "number"})
-    with pytest.raises(PipelineError, match=r"field 'x' is 1\d+, an integer of more than 64 bits"):
+    with pytest.raises(PipelineError, match=r"field 'x' is 1\d+, an integer that an int64 does not hold"):
         sources.jsonl(lines(tmp_path / "b.jsonl", {"x": 10**30}))
 
 
@@ -194,3 +194,129 @@ def test_a_changed_file_is_not_read(tmp_path: Path) -> None:
     os.utime(path, ns=(1, 1))
     with pytest.raises(SampleError, match=r"a\.jsonl: was changed after its records were indexed"):
         source[1]
+
+
+# --- values that would be lost in silence ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "types"),
+    [
+        (["9007199254740993", "1.5"], "str"),  # a float64 has no such integer
+        (["1.5", "9007199254740993"], "str"),
+        (["9007199254740993", "NaN"], "str"),
+        (["9007199254740992", "1.5"], "float64"),
+        (["100000000000000000000", "1.5"], "float64"),  # this one it has
+        (["9007199254740993", ""], "int64"),
+        (["9223372036854775808", "1"], "str"),
+        (["1", "  ", "2"], "int64"),  # blank: missing
+        (["1", " NA ", "2"], "int64"),
+    ],
+)
+def test_integers_keep_their_digits_and_blank_values_are_missing(
+    tmp_path: Path, rows: list[str], types: str
+) -> None:
+    source = sources.csv(write(tmp_path / "a.csv", "x,y\n" + "".join(f"{row},0\n" for row in rows)))
+    assert source.types["x"] == types
+    for row, text in enumerate(rows):
+        if types != "str" and text.strip() in ("", "NA"):
+            with pytest.raises(SampleError, match=f"row {row}.*column 'x' has no value"):
+                source[row]
+        else:
+            assert str(source[row]["x"]) == text if types in ("str", "int64") else source[row]["x"] == float(text)
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_a_header_that_another_delimiter_divides_is_refused(tmp_path: Path, delimiter: str) -> None:
+    path = write(tmp_path / "a.csv", f"a{delimiter}b\n1{delimiter}2\n")
+    with pytest.raises(PipelineError, match=r"the header is one column.* give delimiter="):
+        sources.csv(path)
+    assert sources.csv(path, delimiter=delimiter)[0] == {"a": 1, "b": 2}
+
+
+def test_a_header_of_numbers_is_warned_of_and_numbered_columns_are_not(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "5.1,3.5\n4.9,3.0\n")
+    with pytest.warns(UserWarning, match=r"the first row, 5\.1, 3\.5, is taken for a header; .*names="):
+        assert len(sources.csv(path)) == 1
+    assert len(sources.csv(path, names=["a", "b"])) == 2
+    for text in (",0,1\n0,5,6\n", "0,1\n5,6\n", "label,1\n5,6\n"):
+        assert len(sources.csv(write(tmp_path / "b.csv", text))) == 1
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32"])
+def test_a_number_that_the_declared_type_does_not_hold_is_a_sample_error(tmp_path: Path, kind: str) -> None:
+    table = sources.csv(write(tmp_path / "a.csv", "x\n1e39\n-inf\n"), columns={"x": kind})
+    text = sources.jsonl(
+        lines(tmp_path / "a.jsonl", {"x": 1e39}, '{"x": -Infinity}', {"x": [1.0, 1e39]}), {"x": kind}
+    )
+    for source, row in ((table, 0), (text, 0), (text, 2)):
+        with pytest.raises(SampleError, match=f"row {row}.*which is no {kind}"):
+            source[row]
+    assert table[1]["x"] == text[1]["x"] == -np.inf
+
+
+def test_paths_that_are_none_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "a\n1\n")
+    with open(path) as opened:
+        for given in (opened, 5, [1], {"a": 1}):
+            with pytest.raises(PipelineError, match=r"csv\(\): needs the path of a file, or several, got "):
+                sources.csv(given)  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="delimiter and quote must differ"):
+        sources.csv(path, delimiter='"')
+    (tmp_path / "a.zip").write_bytes(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(PipelineError, match="is compressed with zip"):
+        sources.csv(tmp_path / "a.zip")
+
+
+def test_a_json_field_of_long_integers_and_other_numbers_is_refused_unless_declared(tmp_path: Path) -> None:
+    long = 2**53 + 1
+    for rows in (
+        ({"x": long}, {"x": 1.5}),
+        ({"x": 1.5}, {"x": long}),
+        ({"x": [long, 1.5]},),
+        ({"x": [[1.5], [long]]},),
+    ):
+        path = lines(tmp_path / "a.jsonl", *rows)
+        with pytest.raises(
+            PipelineError, match=r"a\.jsonl:row \d: field 'x' has integers of which a float64 loses"
+        ):
+            sources.jsonl(path)
+        assert len(list(sources.jsonl(path, {"x": "float64"}))) == len(rows)
+    assert sources.jsonl(lines(tmp_path / "a.jsonl", {"x": long}, {"x": 1}))[0]["x"] == long
+    most = sources.jsonl(lines(tmp_path / "a.jsonl", {"x": [2**64 - 1, 1]}), {"x": "uint64"})[0]["x"]
+    assert most.tolist() == [2**64 - 1, 1]
+
+
+def test_arrays_of_a_json_field_have_as_many_axes_in_all_lines(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"row 1: field 'x' is int64\[\?\] in some lines and int64\[\?, \?\]"):
+        sources.jsonl(lines(tmp_path / "a.jsonl", {"x": [1]}, {"x": [[1]]}))
+    source = sources.jsonl(lines(tmp_path / "a.jsonl", {"x": []}, {"x": [[]]}, {"x": [[1, 2]]}))
+    assert [record["x"].shape for record in source] == [(0, 0), (1, 0), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1, 2]\n[3]\n", "row 0: is no JSON object, but list"),
+        ('{\n "x": 1\n}\n', "row 0: is no JSON"),
+        ("{}\n{}\n", "no line is a JSON object with a field"),
+        ('{"x": ' + "[" * 5000 + "]" * 5000 + "}", "row 0: is no JSON: maximum recursion"),
+        ('{"x": "é"}'.encode("latin1"), "row 0: is no JSON: 'utf-8' codec"),
+    ],
+    ids=["arrays", "one object in several lines", "without fields", "deep", "Latin-1"],
+)
+def test_a_file_without_a_json_object_in_a_line_is_refused(tmp_path: Path, text: str | bytes, said: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(PipelineError, match=said):
+        sources.jsonl(path)
+
+
+def test_lines_that_end_with_a_carriage_return_alone_and_blank_lines_have_their_rows(tmp_path: Path) -> None:
+    source = sources.jsonl(write(tmp_path / "a.jsonl", '{"x": 1}\r{"x": 2}\r'))
+    assert [record["x"] for record in source] == [1, 2]
+    path = write(tmp_path / "b.jsonl", '{"x": 1}\n  \n{"x": "a"}\n')
+    with pytest.raises(PipelineError, match=r"b\.jsonl:row 2: field 'x'"):
+        sources.jsonl(path)
+    with pytest.raises(SampleError, match=r"b\.jsonl:row 1\): is blank"):
+        sources.jsonl(path, {"x": "any"})[1]

@@ -1,0 +1,177 @@
+"""hdf5(): data sets of every layout and type; links, user blocks, damage, and what lies in other files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines import sources
+from pipelines.errors import PipelineError, SampleError
+from pipelines.sources import Source
+
+h5py = pytest.importorskip("h5py")
+N = 6
+
+
+def write(path: Path, **data: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, values in data.items():
+            file[name] = values
+    return path
+
+
+def values(source: Source, field: str) -> list[Any]:
+    """A field of all records, which a pickled copy reads, too."""
+    copy = pickle.loads(pickle.dumps(source))
+    found = [record[field] for record in source]
+    assert [repr(record[field]) for record in copy] == list(map(repr, found))
+    return found
+
+
+def test_a_data_set_in_chunks_and_one_in_one_piece_are_read_alike(tmp_path: Path) -> None:
+    wide = np.arange(N * 4, dtype=">i4").reshape(N, 4)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["plain"] = wide
+        file.create_dataset("packed", data=wide, chunks=(4, 3), compression="gzip", shuffle=True, fletcher32=True)
+        file.create_dataset("never_written", (N, 2), "f4", fillvalue=7)
+    source = sources.hdf5(tmp_path / "a.h5")
+    assert list(source.columns) == ["never_written", "packed", "plain"]
+    for name in ("plain", "packed"):
+        found = values(source, name)
+        assert found[0].dtype == np.int32 and np.array_equal(found, wide)
+    assert np.array_equal(values(source, "never_written"), np.full((N, 2), 7, np.float32))
+    assert source.groups is not None and source.groups.tolist() == [0, 4, 6]
+    found = source[1]["plain"]
+    found[:] = -1
+    assert source[1]["plain"].tolist() == [4, 5, 6, 7], "a record may be changed"
+
+
+def test_values_are_of_the_files_types(tmp_path: Path) -> None:
+    made = np.array([(i, i / 2, b"q") for i in range(N)], [("a", "i2"), ("b", ">f8"), ("s", "S1")])
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["text"] = ["a", "é", "", "d", "e", "f"]
+        file["fixed"] = np.array([b"aa", b"b", b"", b"d", b"e", b"f"], "S3")
+        ragged = file.create_dataset("ragged", (N,), h5py.vlen_dtype("f4"))
+        for row in range(N):
+            ragged[row] = np.arange(row)
+        file["compound"] = made
+        file["flag"] = np.arange(N) % 2 == 0
+        file.create_dataset("words", data=np.array([["x", "y"]] * N, object), dtype=h5py.string_dtype())
+    source = sources.hdf5(tmp_path / "a.h5")
+    assert values(source, "text") == ["a", "é", "", "d", "e", "f"]
+    assert values(source, "fixed") == ["aa", "b", "", "d", "e", "f"]
+    assert [each.tolist() for each in values(source, "ragged")] == [list(range(row)) for row in range(N)]
+    assert values(source, "ragged")[2].dtype == np.float32
+    third = values(source, "compound")[2]
+    assert (third["a"], third["a"].dtype, third["b"], third["b"].dtype, third["s"]) == (
+        2,
+        np.int16,
+        1,
+        np.float64,
+        b"q",
+    )
+    assert values(source, "flag")[:2] == [True, False] and values(source, "words")[0] == ["x", "y"]
+
+
+def test_links_inside_the_file_are_names_as_any(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", **{"deep/x": np.arange(N)})
+    with h5py.File(path, "a") as file:
+        file["soft"] = h5py.SoftLink("/deep/x")
+        file["hard"] = file["deep/x"]
+        file["lost"] = h5py.SoftLink("/nowhere")
+    source = sources.hdf5(path, {"a": "soft", "b": "hard", "c": "/deep/x"})
+    assert [int(source[3][name]) for name in "abc"] == [3, 3, 3]
+    for name in ("lost", "deep", "nowhere"):
+        with pytest.raises(PipelineError, match=rf"a\.h5: has no data set '{name}' \(it has: deep/x"):
+            sources.hdf5(path, [name])
+
+
+def test_a_file_with_a_user_block_as_matlab_writes_it_is_mapped_at_the_right_place(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.mat", "w", userblock_size=512) as file:
+        file["x"] = np.arange(N)
+        file["after"] = np.arange(1000)[:N] * 7
+    source = sources.hdf5(tmp_path / "a.mat")
+    assert source.groups is None, "both are mapped"
+    assert values(source, "x") == list(range(N)) and values(source, "after") == [7 * i for i in range(N)]
+
+
+def test_what_is_stored_in_other_files_is_refused_because_their_loss_would_not_be_noticed(tmp_path: Path) -> None:
+    other = write(tmp_path / "other.h5", x=np.arange(N))
+    layout = h5py.VirtualLayout((N,), "i8")
+    layout[:] = h5py.VirtualSource(other, "x", (N,))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_virtual_dataset("virtual", layout)
+        file["linked"] = h5py.ExternalLink("other.h5", "/x")
+        file.create_dataset("raw", (N,), "i8", external=[(str(tmp_path / "raw.bin"), 0, 8 * N)])
+    for name, where in (("virtual", "other.h5"), ("linked", "other.h5"), ("raw", "raw.bin")):
+        with pytest.raises(PipelineError, match=rf"data set '{name}' is stored in other files \(.*{where}"):
+            sources.hdf5(tmp_path / "a.h5", [name])
+
+
+def test_several_files_follow_each_other_and_must_be_alike(tmp_path: Path) -> None:
+    write(tmp_path / "1.h5", x=np.arange(4, dtype="i4"), y=np.arange(4))
+    with h5py.File(tmp_path / "2.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(4, 7, dtype="i4"), chunks=(2,))
+        file["y"] = np.arange(4, 7)
+    source = sources.hdf5(str(tmp_path / "[12].h5"))
+    assert values(source, "x") == values(source, "y") == list(range(7))
+    assert source.where(5) == f"{tmp_path}/2.h5:row 1"
+    write(tmp_path / "3.h5", x=np.arange(2), y=np.arange(2))
+    with pytest.raises(PipelineError, match=r"3\.h5: 'x' is int64\[\], not int32\[\], unlike in .*1\.h5"):
+        sources.hdf5([tmp_path / "1.h5", tmp_path / "3.h5"])
+    write(tmp_path / "4.h5", y=np.arange(2))
+    with pytest.raises(PipelineError, match=r"4\.h5: has no data set 'x' \(it has: y\)"):
+        sources.hdf5([tmp_path / "1.h5", tmp_path / "4.h5"])
+
+
+def test_files_and_arguments_without_a_clear_meaning_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", x=np.arange(3), y=np.arange(4), one=5, none=np.empty((0, 2)))
+    for columns, said in (
+        (None, "differ in length: none 0, one is a single value, x 3, y 4; say which"),
+        (["one"], "one is a single value"),
+        (["none"], "holds no row"),
+        (["x", "x"], "must name each column once"),
+        ({}, "columns must name a data set"),
+    ):
+        with pytest.raises(PipelineError, match=said):
+            sources.hdf5(path, columns)
+    whole = path.read_bytes()
+    for data in (b"", b"something else", whole[: len(whole) // 2]):
+        (tmp_path / "cut.h5").write_bytes(data)
+        with pytest.raises(PipelineError, match=r"cut\.h5: is no HDF5 file, or is cut off"):
+            sources.hdf5(tmp_path / "cut.h5")
+    with (
+        h5py.File(path) as opened,
+        pytest.raises(PipelineError, match="needs the path of a file, or several, got File"),
+    ):
+        sources.hdf5(opened)
+
+
+def test_a_damaged_chunk_is_a_sample_error_of_its_rows_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset(
+            "x", data=np.random.default_rng(0).random((30, 50)), chunks=(10, 50), compression="gzip"
+        )
+        place = file["x"].id.get_chunk_info(1)
+    data = bytearray(path.read_bytes())
+    data[place.byte_offset : place.byte_offset + 40] = bytes(40)
+    path.write_bytes(data)
+    source = sources.hdf5(path)
+    assert source[0]["x"].shape == source[29]["x"].shape == (50,)
+    with pytest.raises(SampleError, match=rf"sample 15 \({path}:row 15\): cannot be read"):
+        source[15]
+
+
+def test_a_changed_file_is_not_read_and_an_open_one_is_read_as_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", x=np.arange(3))
+    with h5py.File(path, "r"):
+        source = sources.hdf5(path)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(SampleError, match=r"a\.h5: was changed after its records were indexed"):
+        source[0]

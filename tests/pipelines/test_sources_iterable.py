@@ -1,0 +1,142 @@
+"""iterable(): streams, read once into a spool; streams that end, fail or change."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines import sources
+from pipelines.errors import PipelineError, SampleError
+
+
+def number(n: int = 4) -> Iterator[dict[str, Any]]:
+    for i in range(n):
+        yield {"x": np.full(3, i), "label": i}
+
+
+class Shifting:
+    """A stream whose second pass differs from record 2 on."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        self.passes += 1
+        return ({"x": i + 10 * (self.passes - 1) * (i >= 2)} for i in range(4))
+
+
+def fail() -> Iterator[dict[str, int]]:
+    yield {"x": 0}
+    yield {"x": 1}
+    raise OSError("the connection is lost")
+
+
+def test_a_stream_is_read_once_and_has_its_records_by_index_in_any_order() -> None:
+    stream = Shifting()
+    source = sources.iterable(stream, length=4)
+    assert [source[i]["x"] for i in (3, 0, 2, 1, 3)] == [3, 0, 2, 1, 3] and stream.passes == 1
+    assert [record["x"] for record in source] == [record["x"] for record in source] == [0, 1, 2, 3]
+    assert source.where(2) == "Shifting:record 2" and len(source.split(0.5)[0]) == 2
+
+
+def test_values_come_back_to_the_last_bit_and_may_be_changed() -> None:
+    torch = pytest.importorskip("torch")
+    item = {
+        "big": np.arange(3, dtype=">i4"),
+        "scalar": np.float32(1.5),
+        "flag": np.bool_(True),
+        "text": "é\ud800",
+        "raw": b"\0\xff",
+        "nan": float("nan"),
+        "huge": 2**80,
+        "none": None,
+        "nested": {"a": [1, (2.5, "b")], "when": np.datetime64("2024-01-01")},
+        "tensor": torch.ones(2),
+        "half": torch.full((2,), 1.5, dtype=torch.bfloat16),
+    }
+    record = sources.iterable([item], length=1)[0]
+    assert record["big"].dtype == np.dtype(">i4") and record["big"].tolist() == [0, 1, 2]
+    assert (record["scalar"], record["scalar"].dtype, record["flag"].dtype) == (1.5, np.float32, bool)
+    assert (record["text"], record["raw"], record["huge"], record["none"]) == ("é\ud800", b"\0\xff", 2**80, None)
+    assert np.isnan(record["nan"]) and record["nested"] == item["nested"]
+    assert record["tensor"].dtype == record["half"].dtype == np.float32 and record["half"].tolist() == [1.5, 1.5]
+    record["tensor"][:] = 0
+    assert item["tensor"].sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("stream", "length", "said"),
+    [
+        (number(), 4, "generator is an iterator, which can be read only once; give the function that makes it"),
+        (map(str, range(3)), 3, "map is an iterator"),
+        (5, 1, "int can neither be iterated over nor be called"),
+        (lambda: 5, 1, "record 0: TypeError: 'int' object is not iterable"),
+        (number, 5, "ended after 4 records, but length=5"),
+        (number, 3, "yields more records than length=3"),
+        (number, 0, "length must be at least 1"),
+        (number, 4.0, "length must be an integer"),
+        (fail, 3, "record 2: OSError: the connection is lost"),
+        ([1, 2], 2, r"record 0: an item of 1 value \(int\), .*names=\('field1',\)"),
+        ([{"x": {1, 2}}], 1, "record 0: 'x' of the record is builtins.set; yield arrays"),
+        ([{"x": np.array([None])}], 1, "'x' of the record is an array of object"),
+        ([{1: 2}], 1, "the key 1, which is no text"),
+    ],
+)
+def test_streams_that_are_none_are_refused_with_the_record(
+    stream: Any, length: Any, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PipelineError, match=said):
+        sources.iterable(stream, length, folder=tmp_path)
+    gc.collect()
+    assert not list(tmp_path.iterdir()), "no spool is left"
+
+
+def test_a_process_elsewhere_reads_the_stream_again_and_refuses_one_that_differs() -> None:
+    for stream, said in ((number, ""), (Shifting(), "record 2 is another than in the first pass")):
+        source = sources.iterable(stream, length=4)
+        copy = pickle.loads(pickle.dumps(source))
+        shutil.rmtree(source._spool.folder)
+        if not said:
+            assert [record["label"] for record in copy] == [0, 1, 2, 3]
+            continue
+        with pytest.raises(SampleError, match=rf"sample 1 \(Shifting:record 1\): .*{said}"):
+            copy[1]
+
+
+def test_the_identity_is_that_of_the_records_or_the_given_one() -> None:
+    def identify(stream: Any, **options: str) -> Any:
+        return sources.iterable(stream, length=4, **options).identity()
+
+    backwards = list(number())[::-1]
+    assert identify(number) == identify(list(number())) != identify(backwards), "the order counts"
+    assert identify(number, id="mine") == identify(backwards, id="mine")
+
+
+def test_the_spool_goes_with_the_source(tmp_path: Path) -> None:
+    source = sources.iterable(number, length=4, folder=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700 and source[3]["label"] == 3
+    del source
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_other_libraries_streams_have_their_records(tmp_path: Path) -> None:
+    torch, datasets = pytest.importorskip("torch"), pytest.importorskip("datasets")
+
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]
+        def __iter__(self) -> Iterator[Any]:
+            return iter([(torch.ones(2), 1), (torch.zeros(2), 0)])
+
+    assert sources.iterable(Stream(), length=2)[1]["label"] == 0
+    made = datasets.Dataset.from_dict({"x": list(range(6))}).to_iterable_dataset().shuffle(seed=3)
+    source = sources.iterable(made, length=6)
+    assert sorted(record["x"] for record in source) == list(range(6))
+    assert [record["x"] for record in source] == [record["x"] for record in source]
