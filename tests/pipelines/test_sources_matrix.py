@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import pytest
 from core_pipes import leaves_nothing  # noqa: F401
 from source_cases import CASES, JOBS, MEMBERS, N, arguments, canonical, make_pipeline, read, rows
 
-from pipelines import Feeder, PipelineError, attach, memory_pickle
+from pipelines import Feeder, PipelineError, attach, memory_pickle, sources
 from pipelines.child_processes import child_environment
 
 WAIT_S = 200
@@ -201,3 +202,12 @@ def test_a_workers_own_memory_does_not_grow_with_the_data(case: str, tmp_path: P
         CASES[case].write(folder, wide)
         used.append(measure_worker(case, folder))
     assert used[1] - used[0] < BIG * ROW_BYTES / 3, f"{used[0] >> 20} MiB for a little, {used[1] >> 20} for 24 MB"
+
+
+def test_every_source_has_a_case_here_and_a_row_in_both_tables_of_the_page_of_data() -> None:
+    names = set(sources.__all__) - {"Source", "Subset"}
+    assert {case.replace(",", " ").split()[0] for case in CASES} == names
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "data.md"
+    first_cells = [line.split("|")[1] for line in page.read_text().splitlines() if line.startswith("| `")]
+    rows = [name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(rows) == sorted([*names, *names])
