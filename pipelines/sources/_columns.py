@@ -79,7 +79,9 @@ def make_reader(column: Any) -> Callable[[int], Any]:
             return _as_array(scalar.values).copy()
         value = scalar.as_py()
         if is_list:
-            return np.asarray(value)
+            if None in value:
+                raise MissingValue("has a null in its list")
+            return value
         if isinstance(value, bool | int | float):
             return np.dtype(kind.to_pandas_dtype()).type(value)
         return value

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import os
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,24 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.sources._base import Groups, Source
-from pipelines.sources._files import File, OpenFiles
+from pipelines.sources._files import File, OpenFiles, read_exactly
 
 # Of a file, what a block shuffle reads together: long enough for a disk to stream, short enough for many.
 GROUP_BYTES = 8 << 20
 
 Offsets = npt.NDArray[np.int64]
+
+
+def group_by_place(firsts: Sequence[int], starts: Offsets) -> Groups:
+    """Bounds of groups of records: ranges of `GROUP_BYTES` within each file.
+
+    Args:
+        firsts: the first record of each file.
+        starts: where each record begins in its file, int64 [n].
+    """
+    file = np.searchsorted(firsts, np.arange(len(starts)), side="right")
+    changes = (np.diff(file) != 0) | (np.diff(starts // GROUP_BYTES) != 0)
+    return np.concatenate([[0], np.flatnonzero(changes) + 1, [len(starts)]]).astype(np.int64)
 
 
 class FileRecords(Source):
@@ -66,23 +79,15 @@ class FileRecords(Source):
         """
         number, start, end = self._locate(index)
         try:
-            descriptor = self._open.get(number, self.files[number]).fileno()
-            data = os.pread(descriptor, end - start, start)
-            while len(data) < end - start:  # a read above 2 GiB comes in parts
-                more = os.pread(descriptor, end - start - len(data), start + len(data))
-                if not more:
-                    raise PipelineError(f"{len(data)} of {end - start} bytes at {start}: the file is cut off")
-                data += more
-            return data
+            file = self._open.get(number, self.files[number])  # held, so that no other thread closes it
+            return read_exactly(file.fileno(), end - start, start)
         except (OSError, PipelineError) as error:
             raise SampleError(index, self.where(index), f"cannot be read: {error}") from error
 
     @functools.cached_property
     def groups(self) -> Groups:
         """Bounds of ranges of `GROUP_BYTES` within each file."""
-        file = np.searchsorted(self._firsts, np.arange(len(self)), side="right")
-        changes = (np.diff(file) != 0) | (np.diff(self._starts // GROUP_BYTES) != 0)
-        return np.concatenate([[0], np.flatnonzero(changes) + 1, [len(self)]]).astype(np.int64)
+        return group_by_place(self._firsts, self._starts)
 
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:
         """Asks the kernel to read the groups of these records into the page cache."""
@@ -91,8 +96,8 @@ class FileRecords(Source):
             number, begin, _ = self._locate(int(self.groups[group]))
             _, _, end = self._locate(int(self.groups[group + 1]) - 1)
             with contextlib.suppress(OSError, PipelineError):  # whoever reads the records says what is wrong
-                descriptor = self._open.get(number, self.files[number]).fileno()
-                os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_WILLNEED)
+                file = self._open.get(number, self.files[number])
+                os.posix_fadvise(file.fileno(), begin, end - begin, os.POSIX_FADV_WILLNEED)
         self._ahead = groups
 
     def where(self, index: int) -> str:

@@ -154,3 +154,23 @@ class OpenFiles:
             else:
                 self._files.move_to_end(number)
             return handle
+
+
+def read_exactly(descriptor: int, size: int, offset: int) -> bytes:
+    """Reads so many bytes of an open file at an offset, without moving its position.
+
+    Raises:
+        PipelineError: the file ends before.
+    """
+    data = os.pread(descriptor, size, offset)
+    if len(data) == size:
+        return data
+    parts = [data]
+    while data and sum(map(len, parts)) < size:  # a read above 2 GiB comes in parts
+        done = sum(map(len, parts))
+        data = os.pread(descriptor, size - done, offset + done)
+        parts.append(data)
+    whole = b"".join(parts)
+    if len(whole) < size:
+        raise PipelineError(f"{len(whole)} of {size} bytes at {offset}: the file is cut off")
+    return whole

@@ -174,9 +174,10 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: 
             one row group is cached.
 
     Returns:
-        A source of records with a field for each column. Numbers are numpy scalars, texts `str`. A list of numbers
-        is an array [n] of the file's dtype, a list of lists of equal lengths an array [n, m], as for a time series
-        of several channels. Image columns of Hugging Face datasets, structs of `bytes` and `path`, are the bytes.
+        A source of records with a field for each column. Numbers are numpy scalars, texts `str`. A list of
+        numbers is an array [n] of the file's dtype, a list of lists of equal lengths an array [n, m], as for a
+        time series of several channels; other lists are lists. Image columns of Hugging Face datasets, structs
+        of `bytes` and `path`, are the bytes.
 
     Raises:
         PipelineError: a file is missing, not a Parquet file, or has other columns than the first; a pattern

@@ -26,15 +26,14 @@ import numpy.typing as npt
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._base import Groups, Source
-from pipelines.sources._files import File, OpenFiles, Paths, find_files
+from pipelines.sources._file_records import group_by_place
+from pipelines.sources._files import File, OpenFiles, Paths, find_files, read_exactly
 from pipelines.sources._strings import Strings
 
 _BLOCK = 512
 # Headers that only say more of the next one: long names, pax records. They are read whole, into memory.
 _EXTENSIONS = (b"L", b"K", b"x", b"g", b"X")
 _LONGEST_HEADER = 64 << 10
-# Of an archive, what a block shuffle reads together: long enough for a disk to stream, short enough for many.
-GROUP_BYTES = 8 << 20
 
 
 @known_as("pipelines.sources.tar")
@@ -121,7 +120,7 @@ class Tar(Source):
             descriptor = self._open.get(number, self.files[number])
             for member in range(self._starts[index], self._starts[index + 1]):
                 size, offset = int(self._sizes[member]), int(self._offsets[member])
-                record[self._fields[self._suffix[member]]] = _read_exactly(descriptor.fileno(), size, offset)
+                record[self._fields[self._suffix[member]]] = read_exactly(descriptor.fileno(), size, offset)
         except (OSError, PipelineError) as error:
             raise SampleError(index, self.where(index), f"cannot be read: {error}") from error
         return record
@@ -129,10 +128,7 @@ class Tar(Source):
     @functools.cached_property
     def groups(self) -> Groups:
         """Bounds of ranges of `GROUP_BYTES` within each file."""
-        first = self._offsets[self._starts[:-1]]
-        file = np.searchsorted(self._firsts, np.arange(len(self)), side="right")
-        changes = (np.diff(file) != 0) | (np.diff(first // GROUP_BYTES) != 0)
-        return np.concatenate([[0], np.flatnonzero(changes) + 1, [len(self)]]).astype(np.int64)
+        return group_by_place(self._firsts, self._offsets[self._starts[:-1]])
 
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:
         """Asks the kernel to read the groups of these records into the page cache."""
@@ -143,8 +139,8 @@ class Tar(Source):
             begin, end = self._offsets[self._starts[first]], self._offsets[self._starts[last] - 1]
             size = int(end - begin + self._sizes[self._starts[last] - 1])
             with contextlib.suppress(OSError, PipelineError):  # whoever reads the records says what is wrong
-                descriptor = self._open.get(number, self.files[number]).fileno()
-                os.posix_fadvise(descriptor, int(begin), size, os.POSIX_FADV_WILLNEED)
+                file = self._open.get(number, self.files[number])
+                os.posix_fadvise(file.fileno(), int(begin), size, os.POSIX_FADV_WILLNEED)
         self._ahead = groups
 
     def where(self, index: int) -> str:
@@ -258,18 +254,3 @@ def _split_name(name: str) -> tuple[str, str]:
     folder, slash, base = name.rpartition("/")
     stem, _, suffix = base.partition(".")
     return (folder + slash + stem, suffix) if stem else ("", "")
-
-
-def _read_exactly(descriptor: int, size: int, offset: int) -> bytes:
-    data = os.pread(descriptor, size, offset)
-    if len(data) == size:
-        return data
-    parts = [data]
-    while data and sum(map(len, parts)) < size:  # a read above 2 GiB comes in parts
-        done = sum(map(len, parts))
-        data = os.pread(descriptor, size - done, offset + done)
-        parts.append(data)
-    whole = b"".join(parts)
-    if len(whole) < size:
-        raise PipelineError(f"{len(whole)} of {size} bytes at {offset}: the file is cut off")
-    return whole

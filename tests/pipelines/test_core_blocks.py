@@ -261,9 +261,9 @@ def archive(path: Path, records: int) -> Any:
 
 
 def test_ranges_of_archives_are_of_a_size_and_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines.sources import _tar
+    from pipelines.sources import _file_records
 
-    monkeypatch.setattr(_tar, "GROUP_BYTES", 10 * 2560)
+    monkeypatch.setattr(_file_records, "GROUP_BYTES", 10 * 2560)
     archive(tmp_path / "a.tar", 25)
     archive(tmp_path / "b.tar", 5)
     source = sources.tar(str(tmp_path / "*.tar"))

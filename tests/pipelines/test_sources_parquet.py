@@ -308,3 +308,12 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(PipelineError, match=r"a\.parquet: two columns are called 'a'"):
         sources.parquet(tmp_path / "a.parquet")
+
+
+def test_lists_of_texts_are_lists_whatever_their_length(tmp_path: Path) -> None:
+    table = pa.table({"words": [["a", "b"], [], ["c", None]], "items": [[{"n": 1}], [], []]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    source = sources.parquet(tmp_path / "a.parquet")
+    assert source[0] == {"words": ["a", "b"], "items": [{"n": 1}]} and source[1] == {"words": [], "items": []}
+    with pytest.raises(SampleError, match="column 'words' has a null in its list"):
+        source[2]
