@@ -19,6 +19,7 @@ what was before: a value that is its class's default is left out, so that descri
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import functools
@@ -272,6 +273,9 @@ MACHINERY = frozenset((
     "__firstlineno__", "__static_attributes__", "__parameters__", "__orig_bases__", "__type_params__",
 ))
 # fmt: on
+#: What Python puts into a class for its fields; the last is a named tuple's, whose module depends on the version.
+_NAMED_FIELD = type(vars(collections.namedtuple("_", "field"))["field"])
+SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType, _NAMED_FIELD)
 
 
 def _describe_class(cls: type, path: tuple[int, ...], home: str) -> Any:
@@ -286,7 +290,7 @@ def _describe_class(cls: type, path: tuple[int, ...], home: str) -> Any:
             continue
         if parts is not None:
             defined[name] = [type(item).__name__, *(_describe_method(part, path, own) for part in parts)]
-        elif not issubclass(cls, enum.Enum) and not _is_slot(item):
+        elif not issubclass(cls, enum.Enum) and not isinstance(item, SLOTS):
             if isinstance(item, list | dict | set) and name != "_field_defaults":
                 raise Unsure(f"the class {cls.__qualname__} with the mutable {name!r}")
             defined[name] = _describe(item, path, own)
@@ -320,11 +324,6 @@ def _describe_method(part: Any, path: tuple[int, ...], home: str) -> Any:
     if not is_ours(part) and _is_foreign(part, home):
         return ["named", part.__module__, part.__qualname__]
     return _describe(part, path, home)
-
-
-def _is_slot(item: Any) -> bool:
-    made = types.MemberDescriptorType | types.GetSetDescriptorType
-    return isinstance(item, made) or type(item).__module__ == "_collections"  # the last: of a named tuple
 
 
 def _describe_default(value: Any, path: tuple[int, ...], home: str) -> Any:

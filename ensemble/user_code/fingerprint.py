@@ -344,8 +344,7 @@ class _Visitor:
         self._add_part(self._keys[id(cls)], [defined, bases])
 
     def _describe_item(self, item: Any, at: _Place) -> Any:
-        made = types.MemberDescriptorType | types.GetSetDescriptorType
-        if isinstance(item, made) or type(item).__module__ == "_collections":  # the last: of a named tuple
+        if isinstance(item, prints.SLOTS):
             return "slot"
         if isinstance(item, types.FunctionType) and item.__code__.co_filename == "<string>":
             return "generated"  # by dataclass, from the fields
