@@ -66,6 +66,9 @@ def make_reader(column: Any) -> Callable[[int], Any]:
     nulls = np.asarray(array.is_null()) if array.null_count else None
     if nulls is None and (types.is_integer(array.type) or types.is_floating(array.type)):
         return array.to_numpy().__getitem__  # type: ignore[no-any-return]
+    is_bytes = types.is_binary(array.type) or types.is_large_binary(array.type)
+    if nulls is None and is_bytes and isinstance(array, pyarrow.Array) and all(array.buffers()[1:]):
+        return _make_bytes_reader(array)
 
     is_list = _is_list(array.type)
     kind = array.type.value_type if is_list else array.type
@@ -85,6 +88,24 @@ def make_reader(column: Any) -> Callable[[int], Any]:
         if isinstance(value, bool | int | float):
             return np.dtype(kind.to_pandas_dtype()).type(value)
         return value
+
+    return read
+
+
+def _make_bytes_reader(array: Any) -> Callable[[int], bytes]:
+    """Reads an Arrow array of bytes without nulls, at a fraction of the time of a scalar's `as_py`.
+
+    Its offsets and its bytes are two buffers (Arrow Columnar Format, "Variable-size Binary Layout").
+    """
+    from pyarrow import types
+
+    _, ends, content = array.buffers()
+    offsets = memoryview(ends).cast("B").cast("q" if types.is_large_binary(array.type) else "i")
+    offsets = offsets[array.offset : array.offset + len(array) + 1]
+    values = memoryview(content).cast("B")
+
+    def read(row: int) -> bytes:
+        return bytes(values[offsets[row] : offsets[row + 1]])
 
     return read
 

@@ -22,8 +22,12 @@ class GroupCache:
         self._limit = limit
         self._held: OrderedDict[int, tuple[Any, int]] = OrderedDict()
         self._lock = ThreadLock()
+        self._has_dropped = False
 
     def get(self, group: int, decode: Callable[[int], tuple[Any, int]]) -> Any:
+        # As long as all groups fit, nobody asks which was used last.
+        if not self._has_dropped and (found := self._held.get(group)) is not None:
+            return found[0]
         with self._lock:
             found = self._held.get(group)
             if found is not None:
@@ -33,6 +37,7 @@ class GroupCache:
             self._held[group] = (value, size)
             while self.bytes > self._limit and len(self._held) > 1:
                 self._held.popitem(last=False)
+                self._has_dropped = True
             return value
 
     @property

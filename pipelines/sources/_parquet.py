@@ -97,16 +97,16 @@ class Parquet(Source):
     def _read(self, index: int) -> dict[str, Any]:
         group = bisect_right(self._starts, index) - 1
         self._statistics.read += 1
+        name = ""
         try:
             columns = self._cache.get(group, self._decode)
             row = index - self._starts[group]
             record = {}
             for name, column in columns:
-                try:
-                    record[name] = column(row)
-                except MissingValue as null:
-                    raise SampleError(index, self.where(index), f"column {name!r} {null}") from None
+                record[name] = column(row)
             return record
+        except MissingValue as null:
+            raise SampleError(index, self.where(index), f"column {name!r} {null}") from None
         except (SampleError, MemoryError):
             raise
         except Exception as error:  # Arrow's errors share no class below Exception with its own decoding faults

@@ -21,6 +21,7 @@ import pytest
 from pipelines import Pipeline, sources
 from pipelines.errors import PipelineError, SampleError
 from pipelines.prepare.inference import prepare_first_sample
+from pipelines.sources._columns import make_reader
 
 
 def write(path: Path, columns: dict[str, Any], rows_in_group: int = 4) -> Path:
@@ -317,3 +318,24 @@ def test_lists_of_texts_are_lists_whatever_their_length(tmp_path: Path) -> None:
     assert source[0] == {"words": ["a", "b"], "items": [{"n": 1}]} and source[1] == {"words": [], "items": []}
     with pytest.raises(SampleError, match="column 'words' has a null in its list"):
         source[2]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string()])
+def test_bytes_of_all_lengths_are_read_as_arrow_reads_them(tmp_path: Path, kind: pa.DataType) -> None:
+    values = [b"", b"a", b"bc" * 500, b"", b"d"]
+    for number, column in enumerate(([*values, None], values, [b"", b""])):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table({"x": pa.array(column, kind)}), path, row_group_size=2)
+        source = sources.parquet(path)
+        expected = pa.array(column, kind).to_pylist()
+        for index, value in enumerate(expected):
+            if value is not None:
+                assert source[index]["x"] == value and type(source[index]["x"]) is type(value)
+
+
+def test_a_slice_of_an_arrow_array_of_bytes_is_read_from_its_offset() -> None:
+    column = pa.chunked_array([pa.array([b"no", b"one", b"", b"three"], pa.binary()).slice(1, 3)])
+    read = make_reader(column)
+    assert [read(row) for row in range(3)] == [b"one", b"", b"three"]
+    with pytest.raises(IndexError):
+        read(3)
