@@ -143,7 +143,7 @@ def _decode_jpeg(field: str, data: bytes, mode: str, min_size: tuple[int, int] |
     height, width = min_size or (0, 0)
     header, decode = load_jpeg_decoder()
     try:
-        rows, columns, _, _ = header(data)
+        rows, columns = _image_size.read_jpeg_size(data) or header(data)[:2]
         _image_size.check_pixels(field, rows, columns, max_pixels)
         # Strict: what libjpeg could only guess, such as the lower part of a file that was cut off, is an error.
         # From 7/8 to 5/8 libjpeg-turbo has no vector code: they take longer than the whole image.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 INTERPOLATIONS = ("linear", "area", "cubic", "nearest")
+_UINT8 = np.dtype(np.uint8)
 
 
 @known_as("pipelines.stages.resize")
@@ -112,19 +113,18 @@ class RandomResizedCrop(Stage):
         part = image[:, top : top + height, left : left + width]
         return {**sample, self.field: _resize(self.field, part, self.size, self.interpolation)}
 
+    @functools.cached_property
+    def _log_ratio(self) -> tuple[float, float]:
+        return math.log(self.ratio[0]), math.log(self.ratio[1])
+
     def _draw_part(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        (low, high), (least, most), draw = self._log_ratio, self.scale, rng.random
         for _ in range(10):
-            area = rows * columns * (self.scale[0] + (self.scale[1] - self.scale[0]) * rng.random())
-            ratio = math.exp(low + (high - low) * rng.random())
+            area = rows * columns * (least + (most - least) * draw())
+            ratio = math.exp(low + (high - low) * draw())
             width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < width <= columns and 0 < height <= rows:
-                return (
-                    _draw_integer(rng, rows - height + 1),
-                    _draw_integer(rng, columns - width + 1),
-                    height,
-                    width,
-                )
+                return int(draw() * (rows - height + 1)), int(draw() * (columns - width + 1)), height, width
         width = min(columns, max(1, round(rows * self.ratio[1])))
         height = min(rows, max(1, round(columns / self.ratio[0])))
         return (rows - height) // 2, (columns - width) // 2, height, width
@@ -308,7 +308,7 @@ def _resize(field: str, image: Array, size: tuple[int, int], interpolation: str)
     channels = image.shape[0]
     if image.shape[1:] == size:
         return image
-    if image.dtype not in OPENCV_DTYPES:
+    if image.dtype is not _UINT8 and image.dtype not in OPENCV_DTYPES:  # whose hash takes its time
         known = ", ".join(sorted(str(dtype) for dtype in OPENCV_DTYPES))
         raise PipelineError(
             f"field {field!r} is of {image.dtype}, which cannot be resized (can be: {known}); cast it"

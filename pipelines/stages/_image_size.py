@@ -15,6 +15,13 @@ from pipelines.errors import PipelineError
 MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
 
 _TEXT = 4096  # bytes in which a header of text lies
+# JPEG (ITU-T T.81, B.2) up to a frame's size: SOI, APP0 of JFIF, tables DQT of one or two, SOF0 to SOF2 of 8 bits.
+# All segments have the lengths that they claim here, so a decoder reads this frame header, too.
+_JPEG = re.compile(
+    rb"\xff\xd8(?:\xff\xe0\0\x10.{14})?(?:\xff\xdb(?:\0\x43.{65}|\0\x84.{130}))*\xff[\xc0-\xc2]\0.\x08(?=.{4})",
+    re.DOTALL,
+)
+_JPEG_SIZE = struct.Struct(">HH")
 _BOXES = 65536  # bytes in which the boxes that describe an image lie
 _WIDTH, _HEIGHT = 256, 257  # tags of TIFF
 
@@ -26,6 +33,12 @@ def check_pixels(field: str, height: int, width: int, max_pixels: int) -> None:
             f"field {field!r}: the image claims {height} x {width} pixels, more than max_pixels={max_pixels}: it "
             "was not decoded"
         )
+
+
+def read_jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """(height, width) that a JPEG file claims; None where it does not begin as most encoders let it begin."""
+    match = _JPEG.match(data)
+    return None if match is None else _JPEG_SIZE.unpack_from(data, match.end())
 
 
 def read_size(data: bytes) -> tuple[int, int] | None:

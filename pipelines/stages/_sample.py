@@ -66,7 +66,9 @@ def get_image(sample: Sample, field: str) -> Array:
         PipelineError: there is none, or it is something else.
     """
     value = sample[field] if field in sample else get_value(sample, field)
-    if hasattr(value, "detach"):  # a tensor, as torchvision's transforms return it
+    if type(value) is not np.ndarray and hasattr(
+        value, "detach"
+    ):  # a tensor, as torchvision's transforms return it
         value = value.detach().numpy()
     if not isinstance(value, np.ndarray):
         if isinstance(value, bytes):

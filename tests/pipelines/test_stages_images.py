@@ -158,6 +158,19 @@ except Exception as error:
     assert "claims 65500 x 65500 pixels" in done.stdout
 
 
+@pytest.mark.parametrize("space", ["RGB", "GRAY"])
+@pytest.mark.parametrize("subsampling", ["444", "420"])
+def test_the_size_in_a_jpeg_is_found_as_its_decoder_finds_it(space: str, subsampling: str) -> None:
+    image = smooth(30, 40) if space == "RGB" else smooth(30, 40)[:, :, :1].copy()
+    data = bytes(simplejpeg.encode_jpeg(image, 90, space, subsampling))
+    assert _image_size.read_jpeg_size(data) == simplejpeg.decode_jpeg_header(data)[:2] == (30, 40)
+    comment = b"\xff\xfe\x00\x0b\xff\xc0\x00\x11\x08\xff\xff\xff\xff"  # which looks like a frame header
+    for other in (data[:2] + comment + data[2:], data[:40], data[1:], b""):
+        assert _image_size.read_jpeg_size(other) is None  # the decoder is asked
+    with pytest.raises(PipelineError, match="30 x 40 pixels, more than max_pixels=1199"):
+        stages.decode_jpeg("image", max_pixels=1199)({"image": data[:2] + comment + data[2:]})
+
+
 def test_the_limit_on_pixels_is_the_users() -> None:
     data = simplejpeg.encode_jpeg(smooth(30, 40))
     for make in (stages.decode_jpeg, stages.decode_image):
