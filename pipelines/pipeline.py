@@ -8,14 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines import comparison, fingerprint
-from pipelines.checks import (
-    check_choice,
-    check_integer,
-    check_repeatable,
-    check_seed,
-    check_shuffle,
-    check_source,
-)
+from pipelines.checks import check_choice, check_integer, check_repeatable, check_seed, check_shuffle, check_source
 from pipelines.comparison import Difference
 from pipelines.errors import ForeignRandomness, PipelineError
 from pipelines.order import BlockOrder, Indices, epoch_indices
@@ -385,8 +378,10 @@ class Pipeline:
         """
         from pipelines.loader.factory import open_loader
 
-        own = (weights, workers, prefetch, timeout_s, copy, collate)
-        return open_loader(self, batch_size, epochs, rank, world, drop_last, start_step, *own)
+        return open_loader(
+            self, batch_size, epochs, rank=rank, world=world, drop_last=drop_last, start_step=start_step,
+            weights=weights, workers=workers, prefetch=prefetch, timeout_s=timeout_s, copy=copy, collate=collate,
+        )  # fmt: skip
 
     def resident(self) -> Resident:
         """Prepares all samples once, into the memory of this process.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING
 
@@ -125,7 +126,7 @@ class LoaderWorkers:
 
     def keep_batch(self) -> None:
         """Let the batch that was read last stay valid."""
-        if self._feeder is not None:
+        if self._feeder is not None and not sys.is_finalizing():  # numpy and our modules may be gone by then
             self._feeder.keep_batch()
 
     def end_epoch(self, epoch: int) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import select
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipelines import memory_pickle
+from pipelines import ipc, memory_pickle
 from pipelines.child_processes import child_environment
 from pipelines.fingerprint import is_ours
+from pipelines.prepare.deadly_records import PreparationNote
 from pipelines.sources import Source
 from pipelines.workers.forked import ForkedProcess
 
@@ -96,3 +99,21 @@ class Starter:
 def _is_shared_after_fork(part: Any) -> bool:
     """Whether forked workers may use a part of a pipeline as it is."""
     return isinstance(part, Source) and part.is_fork_safe and is_ours(type(part))
+
+
+def send_progress_note(connection: socket.socket) -> PreparationNote:
+    """Send a worker the shared memory in which it notes its present sample; returns it."""
+    descriptor = os.memfd_create("note", os.MFD_CLOEXEC)
+    try:
+        with contextlib.suppress(ipc.ConnectionLost):  # its end of file says that it has ended
+            ipc.send(connection, ipc.pack("note"), descriptor)
+        return PreparationNote(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def has_message(connection: socket.socket) -> bool:
+    """Whether a message of a worker, or its end, waits to be received."""
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    return bool(waiting.poll(0))

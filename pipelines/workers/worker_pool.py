@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import selectors
 import socket
 import subprocess
@@ -26,12 +25,15 @@ from pipelines.rank_rows import RankRows
 from pipelines.stream import Block
 from pipelines.workers.buffers import Buffers
 from pipelines.workers.record_trial import RecordKey, Suspects
-from pipelines.workers.starting import Process, Starter
+from pipelines.workers.starting import Process, Starter, has_message, send_progress_note
 
 _MAX_BLOCKS_IN_FLIGHT = 2
 _MAX_FRUITLESS_RESTARTS = 10
 _MAX_CONSECUTIVE_DEADLY = 20
 _MAX_WARNINGS = 10  # skipped records that are named in warnings
+# A forked worker begins within milliseconds, unless another thread held a lock at the fork which it now waits for.
+# The limit doubles with each that is replaced: it may have a large source to copy.
+_FORK_START_S = 15.0
 _RATE_WEIGHT = 0.2  # weight of the newest measurement in a worker's mean rate
 
 
@@ -44,7 +46,8 @@ class _Worker:
     cpu_s: float = 0.0
     busy_since: float = 0.0
     rate: float = 0.0
-    is_ready: bool = False  # has started
+    is_ready: bool = False  # is given blocks
+    has_begun: bool = False  # has said so
     skipped: list[dict[str, Any]] = field(default_factory=list)  # in its present block
     progress: tuple[Any, ...] = ()  # at the last check
     progress_since: float = field(default_factory=time.monotonic)
@@ -204,7 +207,7 @@ class WorkerPool:
             process = self._starter.start([end for _, end in pairs])
         for ours, _ in pairs:
             # A forked worker begins at once: it needs no time to import anything.
-            worker = _Worker(ours, process, _send_progress_note(ours), is_ready=self._starter.is_forked)
+            worker = _Worker(ours, process, send_progress_note(ours), is_ready=self._starter.is_forked)
             for pipeline_id, pipeline in {t.pipeline_id: t.pipeline for t in self._buffers.values()}.items():
                 for index, code in pipeline.hazards.deadly.items():
                     self._send_deadly(worker, pipeline_id, index, code)
@@ -243,7 +246,7 @@ class WorkerPool:
         if not ipc.is_struct(message, ipc.DONE, b"D"):
             report = ipc.unpack(message)
             if report["kind"] == "ready":
-                worker.is_ready = True
+                worker.is_ready = worker.has_begun = True
             else:
                 worker.skipped.append(report)
             return
@@ -312,19 +315,37 @@ class WorkerPool:
             return tried_s
         now = time.monotonic()
         if now >= self._next_check:
-            self._next_check = now + self._timeout_s / 4
+            self._next_check = now + min(map(self._limit_s, self._workers)) / 4
             for worker in self._workers:
                 progress = (worker.is_ready, worker.blocks[:1], worker.note.at)
                 if progress != worker.progress:
                     worker.progress, worker.progress_since = progress, now
-                limit_s = self._timeout_s if worker.is_ready else max(self._timeout_s, START_S)
-                if now - worker.progress_since >= limit_s and (worker.blocks or not worker.is_ready):
+                limit_s = self._limit_s(worker)
+                if now - worker.progress_since < limit_s or (worker.is_ready and not worker.blocks):
+                    continue
+                # Nobody may have read for as long what it has sent meanwhile.
+                if not has_message(worker.connection):
                     worker.is_hung = True
+                    if worker.is_ready and not worker.has_begun:
+                        warnings.warn(
+                            f"the preparation worker {worker.process.pid}, a fork of this process, has not begun "
+                            f"within {limit_s:g} s and is replaced: another thread of this process may have held "
+                            "a lock that it waits for; start loaders before such threads",
+                            stacklevel=2,
+                        )
             # Several hung threads share one process, which is replaced once.
             for process in dict.fromkeys(worker.process for worker in self._workers if worker.is_hung):
                 self._replace(process)
         left_s = self._next_check - now
         return left_s if tried_s is None else min(left_s, tried_s)
+
+    def _limit_s(self, worker: _Worker) -> float:
+        """How long a worker may be without progress."""
+        if worker.has_begun:
+            return self._timeout_s
+        if self._starter.is_forked:
+            return min(self._timeout_s, _FORK_START_S * (1 << self._fruitless_restarts))
+        return max(self._timeout_s, START_S)
 
     def _report_suspect(self, worker: _Worker, buffer_id: int, block: Block, index: int, epoch: int) -> bool:
         """Report the sample at which a worker ended or hung.
@@ -367,14 +388,3 @@ class WorkerPool:
                 )
         for buffer_id, block in self._awaiting_verdict.pop(record, []):
             self._requeue(buffer_id, block)
-
-
-def _send_progress_note(connection: socket.socket) -> PreparationNote:
-    """Send a worker the shared memory in which it notes its present sample; returns it."""
-    descriptor = os.memfd_create("note", os.MFD_CLOEXEC)
-    try:
-        with contextlib.suppress(ipc.ConnectionLost):  # as in `dispatch`
-            ipc.send(connection, ipc.pack("note"), descriptor)
-        return PreparationNote(descriptor)
-    finally:
-        os.close(descriptor)

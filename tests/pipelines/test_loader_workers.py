@@ -38,6 +38,8 @@ from pipelines import Loader, Pipeline, PipelineError, SampleError, sources
 from pipelines.child_processes import child_environment
 from pipelines.loader.private_feeder import LoaderTimeout, choose_block, choose_capacity, default_prefetch
 from pipelines.rank_rows import RankRows
+from pipelines.workers import worker_pool
+from pipelines.workers.starting import has_message
 
 
 def read(loader: Any, *, spoils: bool = True) -> list[Any]:
@@ -510,3 +512,59 @@ def test_counters() -> None:
     assert (stats["samples"], stats["batches"], stats["private_batches"]) == (N, 8, 8)
     assert stats["waited_s"] > 0 and stats["prepare_cpu_s"] > 0
     assert loader.num_workers == 2 and loader.batch_size == 8 and len(loader.dataset) == N
+
+
+_lock = threading.Lock()
+
+
+class NeedsLock:
+    """A stage whose copies wait for a lock when they are made."""
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return sample
+
+    def __setstate__(self, _: Any) -> None:
+        with _lock:
+            pass
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"any": 1}
+
+
+def test_a_worker_that_was_forked_while_a_lock_was_held_is_replaced_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "_FORK_START_S", 0.5)
+    pipeline = Pipeline(data(), seed=0).map(NeedsLock(), random=False, id="needs lock")
+    expected = read(pipeline.loader(8, 1))
+    loader = pipeline.loader(8, 1, workers=1)
+    _lock.acquire()
+    os.register_at_fork(after_in_parent=lambda: _lock.locked() and _lock.release())
+    with pytest.warns(UserWarning, match=r"has not begun within 0\.5 s and is replaced: another thread"):
+        assert read(loader) == expected
+
+
+def test_a_pause_of_the_training_loop_is_no_hang_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "_FORK_START_S", 0.0)  # all time is too long
+    loader = pipe("numpy").loader(8, 1, workers=2)
+    batches = iter(loader)
+    next(batches)
+    pids = loader._workers.pids
+    for connection in [worker.connection for worker in loader._workers._feeder._pool._workers]:  # type: ignore[union-attr]
+        wait_until(lambda connection=connection: has_message(connection))
+    assert loader._workers._feeder is not None
+    loader._workers._feeder._pool._next_check = 0.0
+    loader._workers._feeder._pool.tick()
+    assert loader._workers.pids == pids
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_a_program_that_ends_within_a_pass_says_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np\nfrom pipelines import Pipeline, sources\n"
+        "loader = Pipeline(sources.arrays(x=np.zeros((64, 4096)))).loader(16, workers=1)\n"
+        "batches = iter(loader)\nnext(batches)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)], env=child_environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
