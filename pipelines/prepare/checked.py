@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines.errors import ForeignRandomness, SampleError
-from pipelines.order import Generators
 from pipelines.prepare import global_generators
 from pipelines.prepare.draw_watch import find_own_generators
 from pipelines.prepare.global_generators import NUMPY, PYTHON, SEEDED, TORCH
-from pipelines.prepare.preparer import prepare_sample
+from pipelines.prepare.sample_maker import SampleMaker
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
 
 
 def prepare_checked(
-    pipeline: Pipeline,
-    generators: Generators,
+    maker: SampleMaker,
     index: int,
     epoch: int = 0,
     last: int | None = None,
@@ -31,8 +29,8 @@ def prepare_checked(
     """One sample after the stages [0, last), by default all, made stage by stage.
 
     Args:
-        generators: of the pipeline's seed.
-        place: see `prepare_sample`.
+        maker: of the pipeline.
+        place: see `SampleMaker.make`.
         is_repeated: whether to prepare it twice and compare, which shows randomness without a generator.
 
     Raises:
@@ -40,14 +38,13 @@ def prepare_checked(
         ForeignRandomness: the source or a stage draws random numbers that nobody seeds, or makes another sample
             of the same record each time.
     """
-    own = find_own_generators(pipeline)
+    own = find_own_generators(maker.pipeline)
     with global_generators.preserve_states(own=own):
-        return _prepare(pipeline, generators, index, epoch, last, place, own, is_repeated)
+        return _prepare(maker, index, epoch, last, place, own, is_repeated)
 
 
 def _prepare(
-    pipeline: Pipeline,
-    generators: Generators,
+    maker: SampleMaker,
     index: int,
     epoch: int,
     last: int | None,
@@ -55,8 +52,10 @@ def _prepare(
     own: dict[str, Any],
     is_repeated: bool,
 ) -> dict[str, Any]:
+    pipeline = maker.pipeline
+
     def make(given: Any, first: int, stop: int) -> Any:
-        return prepare_sample(pipeline, generators, index, epoch, given, first, stop, place)
+        return maker.make(index, epoch, given, first, stop, place)
 
     def find_draws(first: int, stop: int) -> set[str]:
         # Made anew each time: a stage may write into what it is given.
@@ -75,7 +74,7 @@ def _prepare(
             if drawn:
                 raise ForeignRandomness(_explain_draws(pipeline, stop, index, drawn))
         if not isinstance(sample, dict):
-            return prepare_sample(pipeline, generators, index, epoch, last=last, place=place)
+            return maker.make(index, epoch, last=last, place=place)
         if is_repeated:
             try:
                 second = make(second, first, stop)

@@ -41,13 +41,13 @@ class DrawWatch:
     def start(self) -> None:
         """Notes the states."""
         is_alone = threading.current_thread() is threading.main_thread()
-        self._before = global_generators.read_states(self._names, self._own) if is_alone else None
+        self._before = global_generators.read_marks(self._names, self._own) if is_alone else None
 
     def find_changes(self) -> set[str]:
         """Returns the names of the generators whose states differ from those at the last `start`."""
         if self._before is None:
             return set()
-        return global_generators.find_changes(self._before, global_generators.read_states(self._names, self._own))
+        return global_generators.find_changes(self._before, global_generators.read_marks(self._names, self._own))
 
     def ignore(self, names: set[str]) -> None:
         """Leaves generators out from now on: they change, but no sample depends on them."""

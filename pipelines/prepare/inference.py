@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from pipelines.errors import ForeignRandomness, PipelineError, SampleError
 from pipelines.nested import Slot
-from pipelines.order import Generators
 from pipelines.prepare.checked import prepare_checked
 from pipelines.prepare.fields import INDEX, OK, Field, describe_fields
 from pipelines.prepare.memory_order import NUMBERS, MemoryLayout, layout_of
 from pipelines.prepare.preparer import as_array
+from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.prepare.structure import Inferred, Structure, column_fields, find_foreign_container, is_flat
 from pipelines.stages._declared import find_slots
 
@@ -110,11 +110,11 @@ def prepare_first_sample(pipeline: Pipeline, stages: int | None = None, start: i
         SampleError: it cannot be prepared (with `on_error="skip"`: none can).
         ForeignRandomness: the source or a stage draws random numbers that nobody seeds.
     """
-    generators = Generators(pipeline.seed)
+    maker = SampleMaker(pipeline)
     try:
         for index in range(start, len(pipeline.source)):
             try:
-                return prepare_checked(pipeline, generators, index, last=stages, is_repeated=True)
+                return prepare_checked(maker, index, last=stages, is_repeated=True)
             except SampleError:
                 if pipeline.on_error == "raise" or index == len(pipeline.source) - 1:
                     raise

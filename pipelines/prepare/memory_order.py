@@ -33,7 +33,7 @@ def normalize_layout(value: Any) -> Any:
     if type(value) is not np.ndarray:
         return value
     flags = value.flags
-    if flags.carray or (flags.behaved and (is_channels_last(value) or _is_dense(value))):
+    if flags.behaved and (flags.c_contiguous or is_channels_last(value) or _is_dense(value)):
         return value
     return value.copy(order="K")
 
@@ -43,8 +43,7 @@ def normalize_sample(sample: Any, field: str | None) -> Any:
     if not isinstance(sample, dict):
         return sample
     found = sample
-    for name in sample if field is None else (field,):
-        value = sample[name]
+    for name, value in sample.items() if field is None else ((field, sample[field]),):
         kind = type(value)
         if kind is np.ndarray:
             new = normalize_layout(value)

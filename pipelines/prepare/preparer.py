@@ -12,18 +12,18 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import ForeignRandomness, PipelineError, SampleError
-from pipelines.nested import find_path, get_at, set_at
-from pipelines.order import Generators, Indices
+from pipelines.errors import ForeignRandomness, SampleError
+from pipelines.order import Indices
 from pipelines.prepare.draw_watch import DrawWatch
 from pipelines.prepare.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, Columns
-from pipelines.prepare.global_generators import SEEDED, preserve_states, seed_for_sample
-from pipelines.prepare.memory_order import has_layout, is_channels_last, normalize_sample
+from pipelines.prepare.global_generators import SEEDED, preserve_states
+from pipelines.prepare.memory_order import has_layout, is_channels_last
+from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.prepare.structure import StructureMisfit, describe_misfit
 from pipelines.prepare.torch_threads import limit_torch_threads
 
@@ -45,6 +45,16 @@ _DTYPES = frozenset(
 ) | {"bool", "complex64", "complex128"}
 # What every OpenCV can split; see `_store`.
 _SPLIT = ("uint8", "uint16", "int16", "float32", "float64")
+
+
+class _Target(NamedTuple):
+    """The column of a field; `is_split`: an image is parted into its channels by OpenCV."""
+
+    name: str
+    column: npt.NDArray[Any]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    is_split: bool
 
 
 class Preparer:
@@ -76,7 +86,7 @@ class Preparer:
         self._layouts = forms if isinstance(forms, dict) else None
         self._cache = cache
         self._hazards = pipeline.hazards
-        self._generators = Generators(pipeline.seed)
+        self._maker = SampleMaker(pipeline)
         self._order = pipeline.order()
         self._may_repeat = pipeline.sampling is not None
         self._chunk: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
@@ -141,23 +151,30 @@ class Preparer:
             note.words[1] = epoch
         capacity = len(columns[INDEX])
         ok = columns.get(OK)
+        indices, cache, targets = columns[INDEX], self._cache, self._find_targets(columns)
+        make, may_repeat = self._maker.make, self._may_repeat
         filled: list[tuple[int, int, int]] = []  # slot, index, place
         self._watch.start()
         try:
             with limit_torch_threads(), preserve_states(self._seeded):
                 for place, index, begun in given:
-                    columns[INDEX][slot] = index
+                    indices[slot] = index
                     filled.append((slot, index, place))
                     if note is not None:
                         note.words[0] = index + 1
                     verdict = FAILED
                     try:
                         done = first
-                        if begun is None and self._cache is not None:
-                            begun, done = self._get_or_prepare(index, epoch, self._cache), self._cache.stages
-                        sample = self.sample(index, epoch, begun, 0 if begun is None else done, place=place)
+                        if begun is None and cache is not None:
+                            begun, done = self._get_or_prepare(index, epoch, cache), cache.stages
+                        sample = make(
+                            index, epoch, begun, 0 if begun is None else done, None, place if may_repeat else 0
+                        )
                         verdict = UNFIT
-                        verdict = self._store(columns, slot, index, sample)
+                        if self._structure is None:
+                            verdict = self._store(targets, slot, index, sample)
+                        else:
+                            verdict = self._store_structured(columns, slot, index, sample)
                     except SampleError as error:
                         if ok is None or (self.pipeline.on_error == "skip" and _is_resource_exhaustion(error)):
                             raise
@@ -197,9 +214,7 @@ class Preparer:
                 continue
             try:
                 for _ in range(2):  # a draw of another thread, noticed once, is none of the stage's
-                    prepare_checked(
-                        self.pipeline, self._generators, index, epoch, place=place if self._may_repeat else 0
-                    )
+                    prepare_checked(self._maker, index, epoch, place=place if self._may_repeat else 0)
             except ForeignRandomness as error:
                 found = True
                 if ok is None:
@@ -221,36 +236,37 @@ class Preparer:
         last: int | None = None,
         place: int = 0,
     ) -> dict[str, Any]:
-        """One sample, as `prepare_sample` says; `place` is its position in the epoch."""
-        place = place if self._may_repeat else 0
-        return prepare_sample(self.pipeline, self._generators, index, epoch, given, first, last, place)
+        """One sample, as `SampleMaker.make` says; `place` is its position in the epoch."""
+        return self._maker.make(index, epoch, given, first, last, place if self._may_repeat else 0)
 
-    def _store(self, columns: Columns, slot: int, index: int, sample: dict[str, Any]) -> int:
-        if self._structure is not None:
-            return self._store_structured(columns, slot, index, sample)
+    def _find_targets(self, columns: Columns) -> list[_Target]:
+        """What `_store` needs of the columns: looked up once for all samples that are stored in them."""
+        return [
+            _Target(name, columns[name], shape, columns[name].dtype, name in self._split)
+            for name, (shape, _) in self._fields.items()
+        ]
+
+    def _store(self, targets: list[_Target], slot: int, index: int, sample: dict[str, Any]) -> int:
         forms = self._layouts
         # A class of its own (a defaultdict) may do what is not in its items, which are all that the columns hold.
         verdict = GOOD if forms is None or type(sample) is dict else ODD
-        for name, field in self._fields.items():
+        for name, column, shape, dtype, is_split in targets:
             given = sample.get(name)
-            if (
-                isinstance(given, np.generic)
-                and given.dtype == columns[name].dtype
-                and not field.shape
-                and not forms
-            ):
-                columns[name][slot] = given  # a label, at a fraction of the time of what follows
-                continue
-            value = given if type(given) is np.ndarray else as_array(given)
-            if value is None or value.shape != field.shape or value.dtype != columns[name].dtype:
+            value = given
+            if type(given) is not np.ndarray:
+                if isinstance(given, np.generic) and given.dtype == dtype and not shape and not forms:
+                    column[slot] = given  # a label, at a fraction of the time of what follows
+                    continue
+                value = as_array(given)
+            if value is None or value.shape != shape or value.dtype != dtype:
                 raise self._misfit_error(index, sample, name)
-            if name in self._split and is_channels_last(value):
-                _load_opencv_split()(value.transpose(1, 2, 0), list(columns[name][slot]))
+            if is_split and is_channels_last(value):
+                _load_opencv_split()(value.transpose(1, 2, 0), list(column[slot]))
             else:
-                columns[name][slot] = value
+                column[slot] = value
             if forms is not None and not has_layout(given, forms[name]):
                 verdict = ODD
-        if len(sample) != len(self._fields):
+        if len(sample) != len(targets):
             surplus = next(name for name in sample if name not in self._fields)
             raise self._misfit_error(index, sample, surplus)
         return verdict
@@ -274,84 +290,6 @@ class Preparer:
         else:
             said = describe_misfit(name, sample[name], value, wanted)
         return SampleError(index, self.pipeline.source.where(index), said)
-
-
-def prepare_sample(
-    pipeline: Pipeline,
-    generators: Generators,
-    index: int,
-    epoch: int,
-    given: dict[str, Any] | None = None,
-    first: int = 0,
-    last: int | None = None,
-    place: int = 0,
-) -> dict[str, Any]:
-    """One sample after the stages [0, last), by default all.
-
-    Args:
-        generators: of the pipeline's seed.
-        given: the same sample after the stages [0, first), normalized: only the others are run.
-        place: its position in the epoch if the pipeline has `sampling`, else 0 (`Generators.at`).
-
-    Raises:
-        SampleError: naming the index, the file and the stage.
-    """
-    stages = pipeline.stages
-    stage = None
-    if index in pipeline.hazards.deadly:
-        raise pipeline.hazards.error(index, pipeline.source.where(index))
-    try:
-        sample = pipeline.source[index] if given is None else given
-        fresh = None  # the field that was made anew; None: perhaps any
-        for position in range(first, len(stages) if last is None else last):
-            sample = normalize_sample(sample, fresh)
-            stage = stages[position]
-            fresh, path = stage.field, None
-            if fresh is not None and isinstance(sample, dict) and ("." in fresh or fresh not in sample):
-                path = find_path(sample, fresh)
-                if path is None:
-                    raise PipelineError(f"no field {fresh!r}")
-            if path is not None:
-                fresh, value = str(path[0]), get_at(sample, path)
-            else:
-                value = sample if fresh is None else sample[fresh]
-            if stage.random is None:
-                value = stage.call(value)
-            elif stage.random == "numpy":
-                value = stage.call(value, generators.at(epoch, index, position, place))
-            elif stage.random == "own":
-                seed = int(generators.at(epoch, index, position, place).integers(1 << 32))
-                stage.call.set_random_seed(seed)  # type: ignore[attr-defined]
-                value = stage.call(value)
-            else:
-                seed_for_sample(stage.random, generators.at(epoch, index, position, place))
-                value = stage.call(value)
-            if path is not None:
-                sample = set_at(sample, path, value)
-            else:
-                sample = value if fresh is None else {**sample, fresh: value}
-            if sample is None:
-                raise PipelineError("it returned None: let it return the sample, a dict")
-    except SampleError as error:
-        if error.index == index:
-            raise
-        raise SampleError(index, error.where, error.reason) from error
-    except Exception as error:
-        said = str(error) or type(error).__name__
-        if isinstance(error, KeyError):  # which says the key alone
-            said = f"KeyError: {error}"
-        reason = f"{stage.name}: {said}" if stage else said
-        raise SampleError(index, pipeline.source.where(index), reason) from error
-    if not isinstance(sample, dict) and last is None:
-        where = pipeline.source.where(index)
-        what = "the last stage returned" if stages else "the record is"
-        named = '{"image": ..., "label": ...}'
-        raise SampleError(
-            index,
-            where,
-            f"{what} {type(sample).__name__}, not a dict: name its values, by a stage that returns {named}",
-        )
-    return sample
 
 
 @functools.cache

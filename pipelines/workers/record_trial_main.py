@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from pipelines import memory_pickle
 from pipelines.child_processes import end_with_parent
 from pipelines.errors import SampleError
-from pipelines.order import Generators
-from pipelines.prepare.preparer import prepare_sample
+from pipelines.prepare.sample_maker import SampleMaker
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -38,7 +37,7 @@ def main(arguments: list[str]) -> None:
     for place in places:
         os.write(output, _STARTED)  # the time for one record begins again
         try:
-            prepare_sample(pipeline, Generators(pipeline.seed), index, epoch, place=place)
+            SampleMaker(pipeline).make(index, epoch, place=place)
         except SampleError as error:
             print(error, file=sys.stderr)  # an ordinary error, which a worker survives
         except BaseException:  # what would end a worker

@@ -1,0 +1,118 @@
+"""Makes one sample: reads a record and applies the stages, with the random numbers of that sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pipelines.errors import PipelineError, SampleError
+from pipelines.nested import find_path, get_at, set_at
+from pipelines.order import Generators
+from pipelines.prepare.global_generators import seed_for_sample
+from pipelines.prepare.memory_order import normalize_sample
+from pipelines.sources import Source
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
+
+
+class SampleMaker:
+    """Makes the samples of one pipeline, one at a time.
+
+    Attributes:
+        pipeline: the same.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self._generators = Generators(pipeline.seed)
+        self._hazards = pipeline.hazards
+        self._read = _find_reader(pipeline.source)
+        # Looked up once and not for each sample, most of which take microseconds.
+        self._steps = [
+            (position, stage, stage.call, stage.field, stage.random)
+            for position, stage in enumerate(pipeline.stages)
+        ]
+
+    def make(
+        self,
+        index: int,
+        epoch: int,
+        given: dict[str, Any] | None = None,
+        first: int = 0,
+        last: int | None = None,
+        place: int = 0,
+    ) -> dict[str, Any]:
+        """One sample after the stages [0, last), by default all.
+
+        Args:
+            index: in the source, from 0.
+            given: the same sample after the stages [0, first), normalized: only the others are run.
+            place: its position in the epoch if the pipeline has `sampling`, else 0 (`Generators.at`).
+
+        Raises:
+            SampleError: naming the index, the file and the stage.
+        """
+        if index in self._hazards.deadly:
+            raise self._hazards.error(index, self.pipeline.source.where(index))
+        stage = None
+        try:
+            sample: Any = self._read(index) if given is None else given
+            fresh = None  # the field that was made anew; None: perhaps any
+            for position, step, call, field, random in self._steps[first:last]:
+                sample = normalize_sample(sample, fresh)
+                stage, fresh, path = step, field, None
+                if fresh is None:
+                    value = sample
+                else:
+                    if isinstance(sample, dict) and ("." in fresh or fresh not in sample):
+                        path = find_path(sample, fresh)
+                        if path is None:
+                            raise PipelineError(f"no field {fresh!r}")
+                    if path is not None:
+                        fresh, value = str(path[0]), get_at(sample, path)
+                    else:
+                        value = sample[fresh]
+                if random is None:
+                    value = call(value)
+                elif random == "numpy":
+                    value = call(value, self._generators.at(epoch, index, position, place))
+                elif random == "own":
+                    seed = int(self._generators.at(epoch, index, position, place).integers(1 << 32))
+                    call.set_random_seed(seed)  # type: ignore[attr-defined]
+                    value = call(value)
+                else:
+                    seed_for_sample(random, self._generators.at(epoch, index, position, place))
+                    value = call(value)
+                if path is not None:
+                    sample = set_at(sample, path, value)
+                else:
+                    sample = value if fresh is None else {**sample, fresh: value}
+                if sample is None:
+                    raise PipelineError("it returned None: let it return the sample, a dict")
+        except SampleError as error:
+            if error.index == index:
+                raise
+            raise SampleError(index, error.where, error.reason) from error
+        except Exception as error:
+            said = str(error) or type(error).__name__
+            if isinstance(error, KeyError):  # which says the key alone
+                said = f"KeyError: {error}"
+            reason = f"{stage.name}: {said}" if stage else said
+            raise SampleError(index, self.pipeline.source.where(index), reason) from error
+        if not isinstance(sample, dict) and last is None:
+            what = "the last stage returned" if self._steps else "the record is"
+            named = '{"image": ..., "label": ...}'
+            raise SampleError(
+                index,
+                self.pipeline.source.where(index),
+                f"{what} {type(sample).__name__}, not a dict: name its values, by a stage that returns {named}",
+            )
+        return sample  # type: ignore[no-any-return]
+
+
+def _find_reader(source: Any) -> Callable[[int], Any]:
+    """What reads a record: of a `Source`, the method behind `[]`, whose check of the index is not needed here."""
+    if isinstance(source, Source) and type(source).__getitem__ is Source.__getitem__:
+        return source._read
+    return source.__getitem__  # type: ignore[no-any-return]
