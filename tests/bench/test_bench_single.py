@@ -72,11 +72,12 @@ def test_other_files_and_failed_runs_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif("ENSEMBLE_DATA" not in os.environ, reason="ENSEMBLE_DATA does not say where photographs are")
 @pytest.mark.parametrize("step_ms", [0.0, 60.0])
-def test_workers_are_as_quick_as_a_dataloaders(step_ms: float) -> None:
-    photos = os.path.join(os.environ["ENSEMBLE_DATA"], "photos", "photos.tar")
-    (row,) = single.study(photos, workers=(2,), step_ms=(step_ms,), repeats=5, samples=1000)
-    # Medians of runs in turn. Other work on the machine meets both, but not equally: hence the margins.
-    assert row.cpu_s_per_1000 < 1.15 * row.dataloader_cpu_s_per_1000
+@pytest.mark.parametrize("data", ["photos/photos.tar", "cifar10/train.parquet"])
+def test_workers_are_as_quick_as_a_dataloaders(data: str, step_ms: float) -> None:
+    path = os.path.join(os.environ["ENSEMBLE_DATA"], data)
+    (row,) = single.study(path, workers=(2,), step_ms=(step_ms,), repeats=5, samples=1000 if step_ms else None)
     assert row.memory_mb < row.dataloader_memory_mb + 50
-    assert row.speed > 0.85
-    assert row.first_ms < 1.5 * row.dataloader_first_ms
+    # The goals are 1 and 1.2. These are medians of runs in turn, which differ by a few percent on a machine of its own.
+    assert row.speed > 0.95
+    assert row.first_ms < 1.25 * row.dataloader_first_ms
+    assert row.cpu_s_per_1000 < 1.1 * row.dataloader_cpu_s_per_1000
