@@ -77,7 +77,7 @@ def test_workers_are_as_quick_as_a_dataloaders(data: str, step_ms: float) -> Non
     path = os.path.join(os.environ["ENSEMBLE_DATA"], data)
     (row,) = single.study(path, workers=(2,), step_ms=(step_ms,), repeats=5, samples=1000 if step_ms else None)
     assert row.memory_mb < row.dataloader_memory_mb + 50
-    # The goals are 1 and 1.2. These are medians of runs in turn, which differ by a few percent on a machine of its own.
+    # The goals are 1 and 1.2. These are medians of runs in turn, which differ by a few percent on a quiet machine.
     assert row.speed > 0.95
     assert row.first_ms < 1.25 * row.dataloader_first_ms
     assert row.cpu_s_per_1000 < 1.1 * row.dataloader_cpu_s_per_1000
