@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import PipelineError, SampleError
@@ -10,7 +9,6 @@ from pipelines.nested import find_path, get_at, set_at
 from pipelines.order import Generators
 from pipelines.prepare.global_generators import seed_for_sample
 from pipelines.prepare.memory_order import normalize_sample
-from pipelines.sources import Source
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -27,7 +25,9 @@ class SampleMaker:
         self.pipeline = pipeline
         self._generators = Generators(pipeline.seed)
         self._hazards = pipeline.hazards
-        self._read = _find_reader(pipeline.source)
+        # A source of a class of its own need not have more than `[]`.
+        is_ours = hasattr(type(pipeline.source), "find_reader")
+        self._read = pipeline.source.find_reader() if is_ours else pipeline.source.__getitem__
         # Looked up once and not for each sample, most of which take microseconds.
         self._steps = [
             (position, stage, stage.call, stage.field, stage.random)
@@ -109,10 +109,3 @@ class SampleMaker:
                 f"{what} {type(sample).__name__}, not a dict: name its values, by a stage that returns {named}",
             )
         return sample  # type: ignore[no-any-return]
-
-
-def _find_reader(source: Any) -> Callable[[int], Any]:
-    """What reads a record: of a `Source`, the method behind `[]`, whose check of the index is not needed here."""
-    if isinstance(source, Source) and type(source).__getitem__ is Source.__getitem__:
-        return source._read
-    return source.__getitem__  # type: ignore[no-any-return]

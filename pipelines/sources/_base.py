@@ -10,7 +10,7 @@ import functools
 import hashlib
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -111,6 +111,10 @@ class Source(ABC):
         if not -count <= position < count:
             raise IndexError(f"record {position} of a source of {count}")
         return self._read(position % count)
+
+    def find_reader(self) -> Callable[[int], dict[str, Any]]:
+        """Returns what `source[index]` calls for an index that is known to be from 0 to `len(self) - 1`."""
+        return self._read if type(self).__getitem__ is Source.__getitem__ else self.__getitem__
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Reads all records in order."""
