@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING
 
 from pipelines.child_processes import SINGLE_THREADED
 from pipelines.errors import SampleError
-from pipelines.order import Generators
 from pipelines.prepare.global_generators import preserve_states
-from pipelines.prepare.preparer import prepare_sample
+from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.prepare.torch_threads import limit_torch_threads
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def prepare_to_fork(pipeline: Pipeline) -> bool:
         Whether it may fork them: no stage or library has begun a thread, which a fork would end.
     """
     with contextlib.suppress(SampleError), limit_torch_threads(), preserve_states():  # a worker meets the error
-        prepare_sample(pipeline, Generators(pipeline.seed), 0, 0)
+        SampleMaker(pipeline).make(0, 0)
     if len(os.listdir("/proc/self/task")) > _OWN_THREADS:
         return False
     gc.collect()
