@@ -21,7 +21,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -266,22 +265,26 @@ def descriptors() -> dict[str, str]:
 
 
 @pytest.fixture(autouse=True)
-def leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """After each test: no child process, no socket file or directory, no descriptor is left."""
+def leaves_nothing(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After each test: no child process, no socket file or directory, no descriptor is left.
+
+    The directory for temporary files has a short path. `multiprocessing` binds sockets in a directory below it,
+    and where their path is too long for that, a worker of torch's `DataLoader` prints the error and never answers.
+    """
     import torch  # noqa: F401 - its own descriptors are none of ours
 
-    directory = tmp_path / "t"
-    directory.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(directory))
-    monkeypatch.setenv("TMPDIR", str(directory))
-    before = set(descriptors().items())
-    yield
-    try:
-        wait_until(lambda: not psutil.Process().children(), 20)
-    finally:  # one failure stays one
-        for child in psutil.Process().children(recursive=True):
-            child.kill()
-    assert list(directory.iterdir()) == []
+    tmp_path_factory.getbasetemp()  # decided at its first use, from the directory for temporary files
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        monkeypatch.setenv("TMPDIR", directory)
+        before = set(descriptors().items())
+        yield
+        try:
+            wait_until(lambda: not psutil.Process().children(), 20)
+        finally:  # one failure stays one
+            for child in psutil.Process().children(recursive=True):
+                child.kill()
+        assert os.listdir(directory) == []
 
     def new() -> set[tuple[str, str]]:
         gc.collect()
