@@ -206,7 +206,9 @@ class _StateStream:
 
 
 class _PhiloxStream(_StateStream):
-    """Sets the counter in the generator's memory: it takes a fifth of the time, which counts for small samples.
+    """Sets counter and key in the generator's memory: a fraction of the time, which counts for small samples.
+
+    The key, too, because a stage may have assigned another state.
 
     numpy/random/src/philox: the state is {counter*, key*, int buffer_pos, uint64 buffer[4], int has_uint32}.
     """
@@ -217,6 +219,8 @@ class _PhiloxStream(_StateStream):
         super().__init__(key)
         at = self.bits.ctypes.state_address
         self._counter = (ctypes.c_uint64 * 4).from_address(ctypes.c_void_p.from_address(at).value or 0)
+        self._key = (ctypes.c_uint64 * 2).from_address(ctypes.c_void_p.from_address(at + 8).value or 0)
+        self._key_words = tuple(key.tolist())
         self._buffer_place, self._has_half = ctypes.c_int.from_address(at + 16), ctypes.c_int.from_address(at + 56)
 
     def move(self, *counter: int) -> None:
@@ -226,6 +230,7 @@ class _PhiloxStream(_StateStream):
         words = self._counter
         words[0] = 0
         words[1], words[2], words[3] = counter
+        self._key[0], self._key[1] = self._key_words
         self._buffer_place.value, self._has_half.value = 4, 0
 
 
@@ -237,19 +242,23 @@ def _is_philox_known() -> bool:
     other.generator.integers(1 << 32, dtype=np.uint32)
     state: Any = other.bits.state
     raw = ctypes.string_at(other.bits.ctypes.state_address, 64)
-    counter = int.from_bytes(raw[:8], sys.byteorder)
-    if not 0 <= counter - id(other.bits) <= np.random.Philox.__basicsize__ - 32:  # it lies in the object itself
-        return False
+    counter, key_place = (int.from_bytes(raw[at : at + 8], sys.byteorder) for at in (0, 8))
+    for at, size in ((counter, 32), (key_place, 16)):  # they lie in the object itself
+        if not 0 <= at - id(other.bits) <= np.random.Philox.__basicsize__ - size:
+            return False
     place, half = (int.from_bytes(raw[at : at + 4], sys.byteorder) for at in (16, 56))
-    expected = [*state["state"]["counter"], state["buffer_pos"], *state["buffer"], state["has_uint32"]]
+    expected = [*state["state"]["counter"], *state["state"]["key"], state["buffer_pos"]]
+    expected += [*state["buffer"], state["has_uint32"]]
     words = [
         *np.frombuffer(ctypes.string_at(counter, 32), np.uint64),
+        *np.frombuffer(ctypes.string_at(key_place, 16), np.uint64),
         place,
         *np.frombuffer(raw[24:56], np.uint64),
     ]
     if [*words, half] != expected:
         return False
     fast = _PhiloxStream(key)
+    fast.bits.state = _StateStream(key + np.uint64(1)).bits.state
     fast.generator.integers(1 << 32, dtype=np.uint32)
     for each in (known, fast):
         each.move(5, 1 << 40, 7)

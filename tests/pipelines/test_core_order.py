@@ -122,3 +122,10 @@ def test_setting_a_generators_memory_is_setting_its_state(seed: int, asked: list
         assert _numbers(generators.at(epoch, index, stage, 3)) == _numbers(expected.generator)
         assert generators.at(epoch, index, stage, 4).bit_generator.state["buffer_pos"] == 4
         generators.at(epoch, index, stage, 4).integers(1 << 32, dtype=np.uint32)  # half a word is left
+
+
+def test_a_state_that_a_stage_assigns_is_gone_with_the_next_sample() -> None:
+    expected = _numbers(Generators(1).at(0, 5, 0))
+    generators = Generators(1)
+    generators.at(0, 4, 0).bit_generator.state = np.random.Philox(key=7).state
+    assert _numbers(generators.at(0, 5, 0)) == expected
