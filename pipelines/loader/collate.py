@@ -8,8 +8,9 @@ training it is None. The number of samples of a batch is that of its `index`, wh
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,14 +61,15 @@ class Collator:
         self._is_random = has_generator_parameter(function)
         self._own = find_generators(function)
         self._has_begun = False
+        self._is_seeding = False  # whether it has been found to seed what it draws from
 
     def __call__(self, batch: Batch, *, is_training: bool = True) -> Batch:
         """The batch that the function makes of a batch; that of a rank without samples stays as it is.
 
         Raises:
             PipelineError: the function fails, or returns no dict, or other samples than it got.
-            ForeignRandomness: it draws from a generator that nobody seeds; of a global one, this is noticed in the
-                main thread only.
+            ForeignRandomness: it draws from a generator that nobody seeds, nor the function itself in each call;
+                of a global one, this is noticed in the main thread only.
         """
         if not len(batch[INDEX]):
             return batch
@@ -93,18 +95,44 @@ class Collator:
         names = None if threading.current_thread() is threading.main_thread() else ()
         with global_generators.lock_generators():
             before = global_generators.read_states(names, self._own)
+            given = self._copy(batch)
             made = self._apply(batch, is_training)
             if not self._has_begun:  # some make their generator when they are called first
                 self._own, self._has_begun = find_generators(self._function), True
-            changed = global_generators.find_changes(before, global_generators.read_states(names, self._own))
-        if changed:
-            drawn = " and ".join(sorted(changed))
+            after = global_generators.read_states(names, self._own)
+            found = global_generators.find_changes(before, after)
+            if found:
+                found &= self._find_draws(given, is_training, names, after)
+                self._is_seeding = True
+        if found:
+            drawn = " and ".join(sorted(found))
             raise ForeignRandomness(
                 f"{self._name} draws from {drawn}: its batches would differ from run to run, or after a resume; "
                 "draw from the generator of f(batch, rng), or leave a seed= out and use pipelines.from_samples(f, "
                 'random="torch") for a function that draws from torch'
             )
         return made
+
+    def _copy(self, batch: Batch) -> Batch:
+        """A copy for a second call, of the tensors, too, where one is likely: the first may write into them."""
+        is_likely = self._own or self._is_seeding or not self._has_begun
+        return batch.clone() if is_likely else copy.copy(batch)
+
+    def _find_draws(
+        self, batch: Batch, is_training: bool, names: Collection[str] | None, after: global_generators.States
+    ) -> set[str]:
+        """The generators that a second call with the same batch does not leave as the first has left them.
+
+        Args:
+            names: of the global generators that are watched.
+            after: the states that the first call has left.
+        """
+        with global_generators.preserve_states(names, self._own):
+            global_generators.advance(names, self._own)
+            self._apply(batch, is_training)
+            # Found again, because it may make a new one in each call.
+            again = global_generators.read_states(names, find_generators(self._function))
+        return global_generators.find_changes(after, again) | (after.keys() - again.keys())
 
     def _apply(self, batch: Batch, is_training: bool) -> Any:
         try:

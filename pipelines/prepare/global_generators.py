@@ -148,7 +148,7 @@ def find_draws(call: Callable[[], Any], own: Own | None = None) -> set[str]:
     """Returns the names of the generators that a call draws from without seeding them first."""
     ends = []
     for _ in range(2):
-        _advance(own or {})
+        advance(None, own or {})
         before = read_states(own=own)
         call()
         ends.append((before, read_states(own=own)))
@@ -156,11 +156,13 @@ def find_draws(call: Callable[[], Any], own: Own | None = None) -> set[str]:
     return touched & find_changes(ends[0][1], ends[1][1])
 
 
-def _advance(own: Own) -> None:
-    """Advances each generator to another state."""
-    random.random()
-    np.random.random()
-    torch = _get_torch()
+def advance(names: Collection[str] | None, own: Own) -> None:
+    """Advances each of the generators that `read_states` would read to another state."""
+    if names is None or PYTHON in names:
+        random.random()
+    if names is None or NUMPY in names:
+        np.random.random()
+    torch = _get_torch() if names is None or TORCH in names else None
     if torch is not None:
         torch.rand(())
     for generator in own.values():

@@ -229,6 +229,44 @@ def test_draws_from_a_generator_of_its_own_are_refused(make: Any, adapt: Any) ->
         next(iter(texts().loader(8, 1, collate=adapt(Mixer(make())))))
 
 
+class Reseeding:
+    """Seeds its generator for each batch, or makes another one: by the batch, by what is no part of it, or not."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.calls = 0
+        if how == "seeded":
+            self.generator: Any = torch.Generator()
+
+    def __call__(self, batch: Any) -> Any:
+        self.calls += 1
+        first = int(batch["index"][0])
+        batch["label"] += 1  # a second call is to have what the first one had
+        if self.how == "seeded":
+            self.generator.manual_seed(first + int(batch["label"].sum()))
+            return {"draw": torch.rand((), generator=self.generator).item()}
+        if self.how == "global":
+            torch.manual_seed(first)
+            return {"draw": torch.rand(()).item()}
+        seeds: dict[str, Any] = {"made": first, "counted": self.calls, "unseeded": None}
+        self.generator = np.random.default_rng(seeds[self.how])
+        return {"draw": self.generator.random()}
+
+
+@pytest.mark.parametrize("how", ["seeded", "made", "global"])
+def test_a_function_that_seeds_its_own_generator_by_the_batch_is_a_function_of_it(how: str) -> None:
+    with torch.random.fork_rng():
+        first, again = (list(texts().loader(8, 2, collate=Reseeding(how))) for _ in range(2))
+    draws = [batch["draw"] for batch in first]
+    assert draws == [batch["draw"] for batch in again] and len(set(draws)) > 2
+
+
+@pytest.mark.parametrize("how", ["counted", "unseeded"])
+def test_a_new_generator_that_is_no_function_of_the_batch_is_refused(how: str) -> None:
+    with pytest.raises(ForeignRandomness, match=r"collate=Reseeding draws from Reseeding\.generator"):
+        next(iter(texts().loader(8, 1, collate=Reseeding(how))))
+
+
 def test_a_main_thread_may_draw_while_another_thread_reads() -> None:
     begun, drawn = threading.Event(), threading.Event()
 
