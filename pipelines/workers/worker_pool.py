@@ -25,6 +25,7 @@ from pipelines.rank_rows import RankRows
 from pipelines.stream import Block
 from pipelines.workers.buffers import Buffers
 from pipelines.workers.record_trial import RecordKey, Suspects
+from pipelines.workers.start_limit import StartLimit
 from pipelines.workers.starting import Process, Starter, has_message, send_progress_note
 
 _MAX_BLOCKS_IN_FLIGHT = 2
@@ -32,7 +33,7 @@ _MAX_FRUITLESS_RESTARTS = 10
 _MAX_CONSECUTIVE_DEADLY = 20
 _MAX_WARNINGS = 10  # skipped records that are named in warnings
 # A forked worker begins within milliseconds, unless another thread held a lock at the fork which it now waits for.
-# The limit doubles with each that is replaced: it may have a large source to copy.
+# The limit grows if workers are late (`StartLimit`): they may have a large source to copy.
 _FORK_START_S = 15.0
 _RATE_WEIGHT = 0.2  # weight of the newest measurement in a worker's mean rate
 
@@ -50,8 +51,14 @@ class _Worker:
     has_begun: bool = False  # has said so
     skipped: list[dict[str, Any]] = field(default_factory=list)  # in its present block
     progress: tuple[Any, ...] = ()  # at the last check
-    progress_since: float = field(default_factory=time.monotonic)
+    progress_since: float = 0.0
+    started_at: float = field(default_factory=time.monotonic)
     is_hung: bool = False
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it was forked and is replaced before it has begun."""
+        return self.is_hung and self.is_ready and not self.has_begun
 
 
 class WorkerPool:
@@ -108,6 +115,7 @@ class WorkerPool:
         self.deadly: list[dict[str, Any]] = []
         self._timeout_s = timeout_s
         self._next_check = 0.0
+        self._start_limit = StartLimit(min(timeout_s, _FORK_START_S))
         self._suspects = Suspects(self._starter.get_payload, selector, self._handle_verdict, timeout_s)
         self._awaiting_verdict: dict[RecordKey, list[tuple[int, Block]]] = {}
 
@@ -217,6 +225,7 @@ class WorkerPool:
             for buffer_id in self._buffers:
                 self._send_buffer(worker, buffer_id)
             self._workers.append(worker)
+            self._next_check = min(self._next_check, worker.started_at + self._limit_s(worker))
             self._selector.register(ours, selectors.EVENT_READ, lambda _, w=worker: self._handle_message(w))
 
     def _send_deadly(self, worker: _Worker, pipeline_id: int, index: int, code: int) -> None:
@@ -247,6 +256,7 @@ class WorkerPool:
             report = ipc.unpack(message)
             if report["kind"] == "ready":
                 worker.is_ready = worker.has_begun = True
+                self._start_limit.report_begun(worker.started_at, time.monotonic())
             else:
                 worker.skipped.append(report)
             return
@@ -297,7 +307,8 @@ class WorkerPool:
                 if progress is None or not self._report_suspect(worker, buffer_id, block, *progress):
                     self._requeue(buffer_id, block)
         self.restarts += 1
-        if any(worker.blocks for worker in ended) or not any(worker.cpu_s for worker in ended):
+        has_blocks = any(worker.blocks for worker in ended)
+        if not ended[0].is_late and (has_blocks or not any(worker.cpu_s for worker in ended)):
             self._fruitless_restarts += 1
         if self._fruitless_restarts >= _MAX_FRUITLESS_RESTARTS:
             raise PipelineError(
@@ -317,22 +328,16 @@ class WorkerPool:
         if now >= self._next_check:
             self._next_check = now + min(map(self._limit_s, self._workers)) / 4
             for worker in self._workers:
-                progress = (worker.is_ready, worker.blocks[:1], worker.note.at)
+                progress = (worker.has_begun, worker.blocks[:1], worker.note.at)
                 if progress != worker.progress:
                     worker.progress, worker.progress_since = progress, now
-                limit_s = self._limit_s(worker)
-                if now - worker.progress_since < limit_s or (worker.is_ready and not worker.blocks):
+                since = worker.progress_since if worker.has_begun else worker.started_at
+                if now - since < self._limit_s(worker) or (worker.is_ready and not worker.blocks):
                     continue
                 # Nobody may have read for as long what it has sent meanwhile.
-                if not has_message(worker.connection):
-                    worker.is_hung = True
-                    if worker.is_ready and not worker.has_begun:
-                        warnings.warn(
-                            f"the preparation worker {worker.process.pid}, a fork of this process, has not begun "
-                            f"within {limit_s:g} s and is replaced: another thread of this process may have held "
-                            "a lock that it waits for; start loaders before such threads",
-                            stacklevel=2,
-                        )
+                worker.is_hung = not has_message(worker.connection)
+            if late := [worker.process.pid for worker in self._workers if worker.is_late]:
+                self._start_limit.report_late(late, now)
             # Several hung threads share one process, which is replaced once.
             for process in dict.fromkeys(worker.process for worker in self._workers if worker.is_hung):
                 self._replace(process)
@@ -344,7 +349,7 @@ class WorkerPool:
         if worker.has_begun:
             return self._timeout_s
         if self._starter.is_forked:
-            return min(self._timeout_s, _FORK_START_S * (1 << self._fruitless_restarts))
+            return self._start_limit.limit_s
         return max(self._timeout_s, START_S)
 
     def _report_suspect(self, worker: _Worker, buffer_id: int, block: Block, index: int, epoch: int) -> bool:

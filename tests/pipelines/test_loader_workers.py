@@ -40,6 +40,7 @@ from pipelines.child_processes import child_environment
 from pipelines.loader.private_feeder import LoaderTimeout, choose_block, choose_capacity, default_prefetch
 from pipelines.rank_rows import RankRows
 from pipelines.workers import worker_pool
+from pipelines.workers.start_limit import StartLimit
 from pipelines.workers.starting import has_message
 
 
@@ -532,15 +533,99 @@ class NeedsLock:
         return {"any": 1}
 
 
+def _hold_lock_until_fork() -> None:
+    _lock.acquire()
+    os.register_at_fork(after_in_parent=lambda: _lock.locked() and _lock.release())
+
+
 def test_a_worker_that_was_forked_while_a_lock_was_held_is_replaced_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_pool, "_FORK_START_S", 0.5)
     pipeline = Pipeline(data(), seed=0).map(NeedsLock(), random=False, id="needs lock")
     expected = read(pipeline.loader(8, 1))
     loader = pipeline.loader(8, 1, workers=1)
-    _lock.acquire()
-    os.register_at_fork(after_in_parent=lambda: _lock.locked() and _lock.release())
-    with pytest.warns(UserWarning, match=r"has not begun within 0\.5 s and is replaced: another thread"):
+    _hold_lock_until_fork()
+    with pytest.warns(
+        UserWarning, match=r"1 had not begun within 0\.5 s \(process \d+\) and are replaced, with 1 s"
+    ):
         assert read(loader) == expected
+
+
+def test_a_replacement_that_waits_for_a_lock_is_replaced_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "_FORK_START_S", 0.5)
+    loader = (
+        Pipeline(data(), seed=0).map(NeedsLock(), random=False, id="needs lock").loader(8, workers=2, timeout_s=30)
+    )
+    read(loader)
+    assert loader._workers._feeder is not None
+    pool = loader._workers._feeder._pool
+    wait_until(lambda: read(loader) and pool._next_check > time.monotonic() + 60)  # all have begun
+    _hold_lock_until_fork()
+    os.kill(pool.pids[0], signal.SIGKILL)
+    with pytest.warns(UserWarning, match=r"had not begun within 0\.5 s"):
+        wait_until(lambda: read(loader) and pool.restarts >= 2)
+    loader.close()
+
+
+_copy_s = 0.0
+
+
+class CopiesSlowly(NeedsLock):
+    """A stage whose copies take a while to make."""
+
+    def __setstate__(self, _: Any) -> None:
+        time.sleep(_copy_s)
+
+
+@pytest.mark.filterwarnings("ignore:of the preparation workers:UserWarning")
+def test_many_workers_that_begin_late_together_are_slow_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = Pipeline(data(), seed=0).map(CopiesSlowly(), random=False, id="copies slowly")
+    expected = read(pipeline.loader(48, 1))
+    monkeypatch.setattr(worker_pool, "_FORK_START_S", 0.3)
+    monkeypatch.setitem(globals(), "_copy_s", 1.0)
+    loader = pipeline.loader(48, 1, workers=12)
+    assert read(loader) == expected
+    loader.close()
+
+
+@pytest.mark.filterwarnings("ignore:of the preparation workers:UserWarning")
+def test_a_slow_replacement_begins_while_other_workers_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "_FORK_START_S", 0.3)
+    loader = Pipeline(data(), seed=0).map(CopiesSlowly(), random=False, id="copies slowly").loader(8, workers=2)
+    read(loader)
+    assert loader._workers._feeder is not None
+    pool = loader._workers._feeder._pool
+    wait_until(lambda: read(loader) and all(worker.has_begun for worker in pool._workers))
+    monkeypatch.setitem(globals(), "_copy_s", 1.0)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    while pool.restarts == 0 or not all(worker.has_begun for worker in pool._workers):
+        for _ in loader:
+            pool._next_check = 0.0
+        assert pool.restarts <= 8, "it is replaced again and again"
+    loader.close()
+
+
+def test_the_limit_for_beginning_grows_once_for_all_that_are_late_and_falls_with_quick_ones() -> None:
+    limit = StartLimit(15.0)
+    with pytest.warns(UserWarning, match="12 had not begun within 15 s"):
+        limit.report_late(range(12), 15.0)
+    assert limit.limit_s == 30.0
+    limit.report_begun(0.0, 16.0)  # started before
+    assert limit.limit_s == 30.0
+    with pytest.warns(UserWarning, match="1 had not begun within 30 s"):
+        limit.report_late([7], 45.0)
+    limit.report_begun(46.0, 66.0)  # others that were started with it still have time
+    assert limit.limit_s == 60.0
+    limit.report_begun(66.0, 66.01)
+    assert limit.limit_s == 15.0
+
+
+@pytest.mark.filterwarnings("ignore:of the preparation workers:UserWarning")
+def test_workers_that_never_begin_end_the_preparation() -> None:
+    limit = StartLimit(15.0)
+    for count in range(7):
+        limit.report_late([count], 1.0 + count)
+    with pytest.raises(PipelineError, match=r"1 had not begun within 1920 s .*8 times in a row"):
+        limit.report_late([7], 9.0)
 
 
 def test_a_pause_of_the_training_loop_is_no_hang_of_a_worker() -> None:
