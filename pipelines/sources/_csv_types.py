@@ -24,6 +24,7 @@ FLOAT = (
 )
 _BOOL = rf"^{_BLANK}([tT]rue|TRUE|[fF]alse|FALSE){_BLANK}$"
 _LONG = r"[0-9]{16}"  # what an int64 or a float64 may not hold
+_MOST_DIGITS = 308  # of an integer that a float64 may hold
 _MISSING = rf"^{_BLANK}({'|'.join(map(re.escape, sorted(MISSING)))}){_BLANK}$"
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
@@ -146,5 +147,8 @@ def _check_long_integers(column: Any) -> tuple[bool, bool]:
 
     for pattern in (_LONG, INTEGER):
         column = column.filter(compute.match_substring_regex(column, pattern))
-    found = [int(text) for text in column.to_pylist()]
+    texts = column.to_pylist()
+    if any(len(text.strip(b" \t+-")) > _MOST_DIGITS for text in texts):
+        return False, False
+    found = [int(text) for text in texts]
     return all(-(2**63) <= each < 2**63 for each in found), all(int(float(each)) == each for each in found)

@@ -320,3 +320,10 @@ def test_lines_that_end_with_a_carriage_return_alone_and_blank_lines_have_their_
         sources.jsonl(path)
     with pytest.raises(SampleError, match=r"b\.jsonl:row 1\): is blank"):
         sources.jsonl(path, {"x": "any"})[1]
+
+
+@pytest.mark.parametrize("digits", ["10" * 256, "1" * 5001])
+@pytest.mark.parametrize("other", ["7", "0.5"])
+def test_digits_that_no_number_holds_are_texts(tmp_path: Path, digits: str, other: str) -> None:
+    source = sources.csv(write(tmp_path / "a.csv", f"x\n{other}\n{digits}\n"))
+    assert source.types == {"x": "str"} and source[1] == {"x": digits}
