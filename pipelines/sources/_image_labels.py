@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
-from pipelines.sources._csv_types import FLOAT, INTEGER
+from pipelines.sources._csv_types import FLOAT
+
+_INTEGER = r"^[+-]?[0-9]{1,400}$"  # with leading zeros, as numbered classes have them
 
 Labels = Mapping[str, Any] | Callable[[str], Any] | str | os.PathLike[str]
 
@@ -101,7 +103,7 @@ def _convert_texts(found: dict[str, str]) -> dict[str, Any]:
     """Labels of a CSV file as integers if all are, else as floats if all are, else as texts; None where there is
     none."""
     given = {name: label for name, label in found.items() if label}
-    for kind, pattern in ((int, INTEGER), (float, FLOAT)):
+    for kind, pattern in ((int, _INTEGER), (float, rf"{_INTEGER}|{FLOAT}")):
         if all(re.match(pattern, label) for label in given.values()):
             return {name: kind(label) if label else None for name, label in found.items()}
     return {name: label or None for name, label in found.items()}

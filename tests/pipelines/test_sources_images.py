@@ -108,7 +108,7 @@ def test_it_pickles(tmp_path: Path) -> None:
         ("id,breed\na,poodle\nb,beagle\n", [1, 0], ("beagle", "poodle")),
         ("\ufeffa.jpg, 3\nb.jpg, 4\n", [3, 4], ()),
         ("a,1.5\nb,2\n", [1.5, 2.0], ()),
-        ("a,007\nb,010\n", [0, 1], ("007", "010")),
+        ("a,007\nb,010\n", [7, 10], ()),
         ('"a"," with, comma "\nb,x\n', [0, 1], ("with, comma", "x")),
     ],
 )
