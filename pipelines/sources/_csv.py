@@ -86,7 +86,8 @@ class Csv(FileRecords):
                 handle.seek(int(rows[0]))
                 data = handle.read(int(rows[1] - rows[0]))
             try:
-                headers.append([name.strip() for name in self._split(data.decode().rstrip("\r\n"))])
+                text = data.decode().rstrip("\r\n")
+                headers.append([name.strip() for name in self._split(text)])
             except UnicodeDecodeError as error:
                 raise PipelineError(f"csv({file.path!r}): the header is not UTF-8: {error}") from None
             if headers[-1] != headers[0]:
@@ -94,13 +95,21 @@ class Csv(FileRecords):
                     f"csv(): {file.path} begins with {', '.join(headers[-1])}, but {files[0].path} with "
                     f"{', '.join(headers[0])}"
                 )
-        self._check_header(files[0], headers[0])
+            if len(headers) == 1:
+                self._check_header(file, headers[0], self._is_quoted(text))
         return headers[0]
 
-    def _check_header(self, file: File, header: list[str]) -> None:
+    def _is_quoted(self, text: str) -> bool:
+        """Whether a row is one quoted value and no more."""
+        quote, text = self.quote, text.strip()
+        if quote is None or len(text) < 2 or not text[0] == text[-1] == quote:
+            return False
+        return quote not in text[1:-1].replace(2 * quote, "")
+
+    def _check_header(self, file: File, header: list[str], is_quoted: bool) -> None:
         """Refuses a header that another delimiter divides, and warns of one that looks like a record."""
-        others = [each for each in _DELIMITERS if each in header[0]]
-        if len(header) == 1 and others:
+        others = [each for each in _DELIMITERS if each != self.delimiter and each in header[0]]
+        if len(header) == 1 and others and not is_quoted:
             raise PipelineError(
                 f"csv({file.path!r}): the header is one column, {header[0][:60]!r}; if {others[0]!r} divides the "
                 f"columns, give delimiter={others[0]!r}, else rename the column"

@@ -327,3 +327,10 @@ def test_lines_that_end_with_a_carriage_return_alone_and_blank_lines_have_their_
 def test_digits_that_no_number_holds_are_texts(tmp_path: Path, digits: str, other: str) -> None:
     source = sources.csv(write(tmp_path / "a.csv", f"x\n{other}\n{digits}\n"))
     assert source.types == {"x": "str"} and source[1] == {"x": digits}
+
+
+def test_a_quoted_header_of_one_column_may_hold_delimiters(tmp_path: Path) -> None:
+    for header in ("text, cleaned", "text; cleaned"):
+        assert sources.csv(write(tmp_path / "a.csv", f'"{header}"\nabc\n'))[0] == {header: "abc"}
+    with pytest.raises(PipelineError, match="give delimiter=';'"):
+        sources.csv(write(tmp_path / "a.csv", '"a";"b"\n1;2\n'))
