@@ -111,7 +111,13 @@ def _convert_column(name: str, values: Any) -> Column:
     except ValueError:
         return _convert_rows(values)
     except TypeError as error:
-        raise PipelineError(f"arrays(): column {name!r} cannot be an array: {error}") from None
+        try:  # a list of tensors of a dtype that numpy has not
+            rows = _convert_rows(values)
+        except (TypeError, ValueError, RuntimeError):
+            raise PipelineError(f"arrays(): column {name!r} cannot be an array: {error}") from None
+        if len({row.shape for row in rows}) > 1:
+            return rows
+        array = np.stack(rows)
     if np.ma.is_masked(values):
         raise PipelineError(f"arrays(): column {name!r} has masked values; fill them, or leave their records out")
     if array.ndim == 0:
@@ -125,7 +131,7 @@ def _pack_texts(values: list[Any]) -> Column:
     return Strings(values) if kinds in ({str}, {bytes}) else values
 
 
-def _convert_rows(values: Any) -> Column:
+def _convert_rows(values: Any) -> list[np.ndarray[Any, Any]]:
     """Converts rows of different lengths to one array each; rows given as lists all get one dtype."""
     rows = [tensor_to_array(value) if hasattr(value, "detach") else np.asarray(value) for value in values]
     lists = {i for i, value in enumerate(values) if isinstance(value, list | tuple)}

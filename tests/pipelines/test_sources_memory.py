@@ -188,3 +188,14 @@ def test_masked_values_are_refused() -> None:
     with pytest.raises(PipelineError, match="column 'x' has masked values"):
         sources.arrays(x=np.ma.array([1, 2], mask=[False, True]))
     assert sources.arrays(x=np.ma.array([1, 2]))[1]["x"] == 2
+
+
+def test_a_list_of_bfloat16_tensors_is_a_float32_column() -> None:
+    torch = pytest.importorskip("torch")
+    ones = torch.full((3,), 1.5, dtype=torch.bfloat16)
+    source = sources.arrays(x=[ones, ones], scalar=list(ones[:2]), ragged=[ones, ones[:1]])
+    assert source.columns["x"].shape == (2, 3) and source.columns["scalar"].shape == (2,)
+    assert [source[1][name].tolist() for name in ("x", "scalar", "ragged")] == [[1.5] * 3, 1.5, [1.5]]
+    assert {source[1][name].dtype for name in source[1]} == {np.dtype("float32")}
+    with pytest.raises(PipelineError, match=r"column 'x' cannot be an array: "):
+        sources.arrays(x=[torch.eye(3).to_sparse()] * 2)
