@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ def make_number(dtype: np.dtype[Any], value: float | bool) -> Any:
     """
     with np.errstate(over="ignore"):
         made = dtype.type(value)
-    if dtype.kind == "f" and np.isinf(made) and not np.isinf(value):
+    if dtype.kind == "f" and np.isinf(made) and not (isinstance(value, float) and math.isinf(value)):
         raise OverflowError
     return made
 

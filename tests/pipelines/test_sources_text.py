@@ -334,3 +334,9 @@ def test_a_quoted_header_of_one_column_may_hold_delimiters(tmp_path: Path) -> No
         assert sources.csv(write(tmp_path / "a.csv", f'"{header}"\nabc\n'))[0] == {header: "abc"}
     with pytest.raises(PipelineError, match="give delimiter=';'"):
         sources.csv(write(tmp_path / "a.csv", '"a";"b"\n1;2\n'))
+
+
+def test_a_long_json_integer_that_the_declared_type_does_not_hold_is_a_sample_error(tmp_path: Path) -> None:
+    source = sources.jsonl(lines(tmp_path / "a.jsonl", {"a": 10**60}), {"a": "float32"})
+    with pytest.raises(SampleError, match=r"row 0.*which is no float32"):
+        source[0]
