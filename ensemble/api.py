@@ -174,7 +174,7 @@ def submit(
     path = Path(run_dir) if run_dir is not None else Path("runs") / ensemble.name
     check_installed(ensemble.loggers)
     runner = make_executor(executor)
-    if os.path.exists(path) and not fresh and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+    if os.path.isdir(path) and not fresh and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise StoreError(f"{path} is not yours to read and write: give another run directory, or ask its owner")
     known = RunDir(choose_free_path(path) if fresh else path)
     code = code or code_of(ensemble)  # before the calls below, which may run the user's code

@@ -115,7 +115,9 @@ def resolve_ranking(given: Any, recipe: Any) -> tuple[str, str]:
         mode = getattr(recipe, "mode", None) if of_recipe in (None, objective) else None
         mode = mode or infer_mode(objective)
         if mode is None:
-            close = difflib.get_close_matches(objective.lower(), (*KNOWN, *_MAXIMIZED, *_MINIMIZED), n=1)
+            close = difflib.get_close_matches(
+                objective.lower(), (*KNOWN, *_MAXIMIZED, *_MINIMIZED), n=1, cutoff=0.8
+            )
             meant = f" Did you mean {close[0]!r}?" if close else ""
             raise SpecError(
                 f"members are ranked by {objective!r}: say whether it is maximized or minimized, by mode='max' or "

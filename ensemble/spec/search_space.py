@@ -132,7 +132,7 @@ class Search:
         if len(fixed) == len(self.space) and any(isinstance(given, list) for given in fixed):
             raise SpecError(
                 "Search.space varies nothing: a list or tuple is one fixed value; give choice(...), "
-                "uniform(low, high), loguniform(low, high) or integer(low, high)"
+                "uniform(low, high), loguniform(low, high) or integer(low, high); of one value, choice([value])"
             )
         check_number("Search.trials", self.trials, low=1, integer=True)
         check_number("Search.seed", self.seed, low=0, integer=True)

@@ -6,7 +6,7 @@ Importing this loads neither torch nor Optuna.
 from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save_checkpoint, weights_sha256
 from ensemble.store.event_handlers import apply_event, fold
 from ensemble.store.events import EventLog, is_locked
-from ensemble.store.files import StoreError, WriteError
+from ensemble.store.files import OtherPythonError, StoreError, WriteError
 from ensemble.store.initial_weights import keep_checkpoint, keep_weights, load_initial_weights
 from ensemble.store.kept_code import load_code, remove_unused_code
 from ensemble.store.log_lines import end_of_events, read_events, read_events_from
@@ -22,6 +22,7 @@ __all__ = [
     "EventLog",
     "MemberState",
     "NodeState",
+    "OtherPythonError",
     "Predictions",
     "RunDir",
     "RunState",

@@ -26,6 +26,10 @@ class StoreError(RuntimeError):
     """A run on disk cannot be used; the message is one line that says what is wrong, where, and what to do."""
 
 
+class OtherPythonError(StoreError):
+    """A declaration holds functions that another minor version of Python compiled."""
+
+
 class WriteError(StoreError):
     """A file could not be written; the run itself is intact and can be resumed."""
 

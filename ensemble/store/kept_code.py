@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.store.files import StoreError, write_bytes, write_json
+from ensemble.store.files import OtherPythonError, StoreError, write_bytes, write_json
 from ensemble.user_code.fingerprint import PYTHON, Code
 from ensemble.user_code.imports import users_modules
 
@@ -91,16 +91,17 @@ def check_python(declaration: Path, folders: Path) -> None:
         folders: `code`, with a folder for each version of the code.
 
     Raises:
-        StoreError: another Python compiled them.
+        OtherPythonError: another Python compiled them.
     """
     kept = folders.glob("*/ensemble.pkl")
-    copies = (k for k in kept if os.path.samefile(k, declaration) or filecmp.cmp(k, declaration, shallow=False))
-    code = load_code(next(copies, declaration).parent)
-    if code is None or code.python == PYTHON or b"CodeType" not in declaration.read_bytes():
+    copies = [k for k in kept if os.path.samefile(k, declaration) or filecmp.cmp(k, declaration, shallow=False)]
+    codes = [code for each in copies or [declaration] if (code := load_code(each.parent)) is not None]
+    others = [code.python for code in codes if code.python != PYTHON]
+    if len(others) < len(codes) or not others or b"CodeType" not in declaration.read_bytes():
         return
-    raise StoreError(
-        f"{declaration} holds functions as Python {code.python} compiled them, which Python {PYTHON} cannot run: "
-        f"use Python {code.python}, or submit the declaration again (ensemble run SPEC), which compiles them anew"
+    raise OtherPythonError(
+        f"{declaration} holds functions as Python {others[0]} compiled them, which Python {PYTHON} cannot run: "
+        f"use Python {others[0]}, or submit the declaration again (ensemble run SPEC), which compiles them anew"
     )
 
 

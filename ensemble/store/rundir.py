@@ -23,6 +23,7 @@ nobody else may write them (`ensemble.store.trust`).
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import platform
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.store.files import (
+    OtherPythonError,
     StoreError,
     make_directory,
     make_write_error,
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from ensemble.store.member import MemberState
 
 VERSION = 1
+
+log = logging.getLogger(__name__)
 
 #: Room that must be there before anything starts: a log, a report and a checkpoint of a small model.
 PROBE_BYTES = 16 * 2**20
@@ -239,11 +243,30 @@ class RunDir:
         finally:
             probe.unlink(missing_ok=True)
 
+    def _choose_runnable(self, declaration: Path) -> Path:
+        """A declaration, or the latest one where this Python cannot run the functions of the former.
+
+        Raises:
+            OtherPythonError: it can run neither.
+        """
+        try:
+            check_python(declaration, self.path / "code")
+        except OtherPythonError:
+            check_python(self.ensemble_file, self.path / "code")
+            log.warning(
+                "%s: another Python compiled the code of members; the code that was submitted last builds them, "
+                "and whether it has changed cannot be detected",
+                self.path,
+            )
+            return self.ensemble_file
+        return declaration
+
     def load_ensemble(self, code: str | None = None) -> Ensemble:
         """The declaration of the run, as it was pickled.
 
         Args:
-            code: a fingerprint: as it was when it had that code, where that is kept.
+            code: a fingerprint: as it was when it had that code, where that is kept. The latest one where
+                another Python compiled the earlier one, which is said.
 
         Raises:
             StoreError: the directory or the file is not the user's own, or others may write it, or its code cannot
@@ -255,7 +278,7 @@ class RunDir:
         try:
             for each in (self.path, *(parent for parent in path.parents if self.path in parent.parents)):
                 check_ownership(each, os.stat(each))
-            check_python(path, self.path / "code")
+            path = self._choose_runnable(path)
             distrusted = self._add_code_to_path()
             with open(path, "rb") as file:
                 check_ownership(path, os.fstat(file.fileno()))

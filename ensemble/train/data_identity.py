@@ -62,7 +62,7 @@ def _is_comparable(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def _is_of_another_python(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    return "python" in before and bool(before["python"] != now["python"])
+    return bool(before.get("python", now.get("python")) != now.get("python", before.get("python")))
 
 
 def _pair_fingerprints(

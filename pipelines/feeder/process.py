@@ -31,6 +31,7 @@ from pipelines.errors import PipelineError
 from pipelines.feeder.server import Feeder
 from pipelines.multinode.rendezvous import Peers
 from pipelines.pipeline import Pipeline
+from pipelines.workers.forked import list_descriptors, prepare_to_fork
 
 VERSION = 1
 
@@ -300,15 +301,17 @@ def main(arguments: list[str]) -> int:
     end_with_parent(started)
     listener = socket.socket(fileno=listening)
     ipc.close_in_children(listener)
+    known = list_descriptors()
     pipeline, options, deadly, every_s, directory = memory_pickle.load(payload)
     os.close(payload)
     for name, each in _named_pipelines(pipeline, options).items():
         each.hazards.deadly.update(deadly[name])
+    forks = not options.get("threads", False) and prepare_to_fork(pipeline, known)
     with contextlib.ExitStack() as cleanup:
         if directory is not None:
             cleanup.callback(shutil.rmtree, directory, ignore_errors=True)
         try:
-            feeder = cleanup.enter_context(Feeder(pipeline, listener=listener, forks=True, **options))
+            feeder = cleanup.enter_context(Feeder(pipeline, listener=listener, forks=forks, **options))
         except Exception as error:
             reports.send("failed", error=f"{type(error).__name__}: {error}")
             return 1

@@ -41,7 +41,6 @@ from pipelines.pipeline import Pipeline
 from pipelines.shm import ring
 from pipelines.stream import Block, Stream, default_block_size, default_capacity
 from pipelines.workers.buffers import Buffers
-from pipelines.workers.forked import prepare_to_fork
 from pipelines.workers.worker_pool import WorkerPool
 
 _RETRY_S = 1.0
@@ -172,7 +171,7 @@ class Feeder:
             self._pool = WorkerPool(
                 self._buffers, self._selector, self._next_block, self._on_done,
                 threads=threads, cache=self._cache, timeout_s=prepare_timeout_s,
-                is_forked=forks and not threads and prepare_to_fork(pipeline),
+                is_forked=forks and not threads,
             )  # fmt: skip
             self._resources.callback(self._pool.close)
             self._statistics = FeederStatistics(self._stream, self._consumers, self._pool)

@@ -1,4 +1,4 @@
-"""Preparation workers that are forked from the process that reads their samples.
+"""Preparation workers that are forked from the process that feeds them.
 
 A worker is ready within milliseconds and shares the pages of all libraries that the process has imported; one
 that is started as a new interpreter imports them again. What must not be shared is not: each worker has its own
@@ -18,14 +18,16 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Set
+from typing import TYPE_CHECKING, Any
 
 from pipelines.child_processes import SINGLE_THREADED
-from pipelines.errors import SampleError
+from pipelines.fingerprint import is_ours
 from pipelines.prepare.global_generators import preserve_states
 from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.prepare.torch_threads import limit_torch_threads
+from pipelines.sources import Source
+from pipelines.sources._base import Subset
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -33,15 +35,42 @@ if TYPE_CHECKING:
 _OWN_THREADS = 2  # of a feeder's process before it serves: the main thread, and the one that watches its parent
 
 
-def prepare_to_fork(pipeline: Pipeline) -> bool:
-    """Get a feeder's process ready to fork its workers: prepare a sample, to import here once what stages need.
+def is_shared_after_fork(part: Any) -> bool:
+    """Whether forked workers may use a part of a pipeline as it is."""
+    return isinstance(part, Source) and part.is_fork_safe and is_ours(type(part))
+
+
+def list_descriptors() -> set[int]:
+    """The open file descriptors of this process, without memory files, which are mapped."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that listed them
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:"):
+                found.add(int(name))
+    return found
+
+
+def prepare_to_fork(pipeline: Pipeline, known: Set[int]) -> bool:
+    """Get a feeder's process ready to fork its workers: run all stages, to import here once what they need.
+
+    Args:
+        known: the descriptors that were open before the pipeline was unpickled.
 
     Returns:
-        Whether it may fork them: no stage or library has begun a thread, which a fork would end.
+        Whether it may fork them. It may not where a stage or library has begun a thread, which a fork would end,
+        or has opened a file, whose position all workers would share; only sources that are made for it may.
     """
-    with contextlib.suppress(SampleError), limit_torch_threads(), preserve_states():  # a worker meets the error
+    whole = pipeline.source
+    while isinstance(whole, Subset):
+        whole = whole.source
+    if is_shared_after_fork(whole) and list_descriptors() <= known:
+        with contextlib.suppress(Exception):  # a worker meets the error, too
+            pipeline.source[0]
+        known = list_descriptors()
+    with contextlib.suppress(Exception), limit_torch_threads(), preserve_states():  # the feeder reports the error
+        _ = pipeline.forms
         SampleMaker(pipeline).make(0, 0)
-    if len(os.listdir("/proc/self/task")) > _OWN_THREADS:
+    if len(os.listdir("/proc/self/task")) > _OWN_THREADS or not list_descriptors() <= known:
         return False
     gc.collect()
     gc.freeze()  # a collection here would write to pages that the workers share

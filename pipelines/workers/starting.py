@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipelines import ipc, memory_pickle
 from pipelines.child_processes import child_environment
-from pipelines.fingerprint import is_ours
 from pipelines.prepare.deadly_records import PreparationNote
-from pipelines.sources import Source
-from pipelines.workers.forked import ForkedProcess
+from pipelines.workers.forked import ForkedProcess, is_shared_after_fork
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -51,7 +49,7 @@ class Starter:
         self._inherited: memory_pickle.Inherited | None = None
         self._payload: int | None = None
         if is_forked:
-            self._inherited = memory_pickle.Inherited(self._pipelines, _is_shared_after_fork)
+            self._inherited = memory_pickle.Inherited(self._pipelines, is_shared_after_fork)
         else:
             self.get_payload()
 
@@ -94,11 +92,6 @@ class Starter:
         if self._payload is not None:
             os.close(self._payload)
             self._payload = None
-
-
-def _is_shared_after_fork(part: Any) -> bool:
-    """Whether forked workers may use a part of a pipeline as it is."""
-    return isinstance(part, Source) and part.is_fork_safe and is_ours(type(part))
 
 
 def send_progress_note(connection: socket.socket) -> PreparationNote:

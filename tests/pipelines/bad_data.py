@@ -231,7 +231,7 @@ def halve(sample: dict[str, Any]) -> dict[str, Any]:
 STAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "wrong dtype": (halve, r"'x' is float16\[3\]"),
     "a stage raises": (explode, "explode: boom"),
-    "a stage returns nothing": (nothing, "not a dict"),
+    "a stage returns nothing": (nothing, "it returned None"),
     "a stage forgets a field": (forget, "the field 'x' is missing"),
     "a stage adds a field": (add, "'more' is not one of the pipeline's"),
 }
