@@ -65,8 +65,8 @@ class DryRun:
             that it evaluates in a run); measured: `step_s`, `evaluate_s` (of a batch, None where the first epoch
             evaluates nothing), `memory_gb`, `gpu_memory_gb`, `cpus`; estimated of one member: `seconds`, `cpu_s`,
             `energy_j`; `error`: why nothing was measured, as its first steps failed.
-        run: estimated of the run: `startup_cpu_s` (measured: one process with its imports, for each that imports
-            them), `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that train at
+        run: estimated of the run: `startup_s` and `startup_cpu_s` (measured: one process with its imports, for
+            each that imports them), `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that train at
             one time), `origin` ("estimated"), `energy_origin` ("estimated" or "unavailable"), `how`.
         notes: what to know of the figures.
     """

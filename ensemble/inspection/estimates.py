@@ -79,7 +79,8 @@ def estimate_run(
         shares: whether each sample is prepared once for all members.
     """
     unknown: dict[str, Any] = dict.fromkeys(("seconds", "cpu_s", "energy_j", "memory_gb", "at_once"))
-    unknown |= {"startup_cpu_s": startup[1], "origin": "unavailable", "energy_origin": "unavailable"}
+    begun = {"startup_s": startup[0], "startup_cpu_s": startup[1]}
+    unknown |= {**begun, "origin": "unavailable", "energy_origin": "unavailable"}
     if any(row["_figures"] is None for row in groups):
         failed = next(row for row in groups if row["_figures"] is None)
         return unknown | {"how": f"the steps of {failed['members'][0]} could not be measured"}
@@ -104,7 +105,7 @@ def estimate_run(
     seconds += startup[0]
     energy_j = _estimate_energy(power, [row for _, row in played], prepare_cpu_s + startup[1], seconds)
     return {
-        "startup_cpu_s": startup[1],
+        **begun,
         "seconds": seconds,
         "cpu_s": cpu_s + startup[1],
         "energy_j": energy_j,
