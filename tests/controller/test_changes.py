@@ -270,19 +270,6 @@ def test_a_run_of_another_python_goes_on_with_a_declaration_that_this_one_compil
     assert trained == [0, 1, 2], "it goes on from its checkpoint"
 
 
-def test_members_that_another_python_trained_are_loaded_once_the_declaration_is_submitted_again(
-    project: Project, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert project.run()[0] == 0
-    replace_prints(project, "python", recorded=PYTHON, by={"python": "3.0"})
-    with pytest.raises(StoreError, match=r"use Python 3\.0, or submit"):
-        ensemble.load(project.run_dir)
-    project.edit(project.spec, "\ndef model(", "\n\ndef model(")  # as with another Python, no byte-for-byte copy
-    assert project.run()[0] == 0
-    assert ensemble.load(project.run_dir).names == ["member-0", "member-1"]
-    assert "builds them, and whether it has changed cannot be detected" in caplog.text
-
-
 @pytest.mark.parametrize("command", ["run", "resume"])
 def test_a_run_of_another_version_goes_on_and_it_is_said_what_could_not_be_compared(
     project: Project, command: str
