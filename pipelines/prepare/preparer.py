@@ -88,7 +88,6 @@ class Preparer:
         self._hazards = pipeline.hazards
         self._maker = SampleMaker(pipeline)
         self._order = pipeline.order()
-        self._may_repeat = pipeline.sampling is not None
         self._chunk: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
         self._seeded = frozenset[str]().union(*(SEEDED.get(stage.random, ()) for stage in pipeline.stages))
         self._watch = DrawWatch(pipeline, self._seeded)
@@ -128,7 +127,7 @@ class Preparer:
         """The sample after the cache's stages: from it, or prepared and given to it."""
         sample = cache.get(index)
         if sample is None:
-            sample = self.sample(index, epoch, last=cache.stages)
+            sample = self._maker.make(index, epoch, last=cache.stages)
             cache.put(index, sample)  # as bytes, at once: what is written into the sample later is not kept
         return sample
 
@@ -152,7 +151,7 @@ class Preparer:
         capacity = len(columns[INDEX])
         ok = columns.get(OK)
         indices, cache, targets = columns[INDEX], self._cache, self._find_targets(columns)
-        make, may_repeat = self._maker.make, self._may_repeat
+        make = self._maker.make
         filled: list[tuple[int, int, int]] = []  # slot, index, place
         self._watch.start()
         try:
@@ -167,9 +166,7 @@ class Preparer:
                         done = first
                         if begun is None and cache is not None:
                             begun, done = self._get_or_prepare(index, epoch, cache), cache.stages
-                        sample = make(
-                            index, epoch, begun, 0 if begun is None else done, None, place if may_repeat else 0
-                        )
+                        sample = make(index, epoch, begun, 0 if begun is None else done, None, place)
                         verdict = UNFIT
                         if self._structure is None:
                             verdict = self._store(targets, slot, index, sample)
@@ -214,7 +211,7 @@ class Preparer:
                 continue
             try:
                 for _ in range(2):  # a draw of another thread, noticed once, is none of the stage's
-                    prepare_checked(self._maker, index, epoch, place=place if self._may_repeat else 0)
+                    prepare_checked(self._maker, index, epoch, place=place)
             except ForeignRandomness as error:
                 found = True
                 if ok is None:
@@ -226,18 +223,6 @@ class Preparer:
                 continue
         if not found:
             self._watch.ignore(changed)
-
-    def sample(
-        self,
-        index: int,
-        epoch: int,
-        given: dict[str, Any] | None = None,
-        first: int = 0,
-        last: int | None = None,
-        place: int = 0,
-    ) -> dict[str, Any]:
-        """One sample, as `SampleMaker.make` says; `place` is its position in the epoch."""
-        return self._maker.make(index, epoch, given, first, last, place if self._may_repeat else 0)
 
     def _find_targets(self, columns: Columns) -> list[_Target]:
         """What `_store` needs of the columns: looked up once for all samples that are stored in them."""

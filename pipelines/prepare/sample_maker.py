@@ -25,6 +25,7 @@ class SampleMaker:
         self.pipeline = pipeline
         self._generators = Generators(pipeline.seed)
         self._hazards = pipeline.hazards
+        self._may_repeat = pipeline.sampling is not None  # a record in an epoch
         # A source of a class of its own need not have more than `[]`.
         is_ours = hasattr(type(pipeline.source), "find_reader")
         self._read = pipeline.source.find_reader() if is_ours else pipeline.source.__getitem__
@@ -48,13 +49,15 @@ class SampleMaker:
         Args:
             index: in the source, from 0.
             given: the same sample after the stages [0, first), normalized: only the others are run.
-            place: its position in the epoch if the pipeline has `sampling`, else 0 (`Generators.at`).
+            place: its position in the epoch, which counts only if the pipeline has `sampling` (`Generators.at`).
 
         Raises:
             SampleError: naming the index, the file and the stage.
         """
         if index in self._hazards.deadly:
             raise self._hazards.error(index, self.pipeline.source.where(index))
+        if not self._may_repeat:
+            place = 0
         stage = None
         try:
             sample: Any = self._read(index) if given is None else given

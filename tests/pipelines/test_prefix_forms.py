@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipelines import Pipeline, sources
 from pipelines.prepare.memory_order import copy_in_layout, layout_of, normalize_layout
-from pipelines.prepare.preparer import Preparer
+from pipelines.prepare.sample_maker import SampleMaker
 
 
 @st.composite
@@ -90,8 +90,8 @@ def test_stages_run_in_parts_as_in_one_go() -> None:
         return {**sample, "x": sample["x"] + rng.random(3)}
 
     pipeline = Pipeline(sources.arrays(x=np.zeros((4, 3))), seed=1).map(noise).map(noise).map(noise)
-    preparer = Preparer(pipeline)
+    maker = SampleMaker(pipeline)
     for cut in range(4):
-        part = preparer.sample(2, 5, last=cut)
-        whole = preparer.sample(2, 5, part, first=cut)
-        assert (whole["x"] == preparer.sample(2, 5)["x"]).all()
+        part = maker.make(2, 5, last=cut)
+        whole = maker.make(2, 5, part, first=cut)
+        assert (whole["x"] == maker.make(2, 5)["x"]).all()

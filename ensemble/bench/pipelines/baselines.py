@@ -11,7 +11,7 @@ import numpy as np
 from ensemble.bench.pipelines.config import RING_BATCHES, Config, send_message
 from ensemble.bench.pipelines.step import Step
 from pipelines import Pipeline
-from pipelines.prepare.preparer import Preparer
+from pipelines.prepare.sample_maker import SampleMaker
 
 if TYPE_CHECKING:
     import torch
@@ -71,15 +71,15 @@ class Photographs:
     """A map-style dataset of decoded and resized images, uint8 [3, size, size]."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._preparer = Preparer(pipeline)
+        self._maker = SampleMaker(pipeline)
 
     def __len__(self) -> int:
-        return len(self._preparer.pipeline)
+        return len(self._maker.pipeline)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         import torch
 
-        return torch.from_numpy(self._preparer.sample(index, epoch=0)["image"])
+        return torch.from_numpy(self._maker.make(index, epoch=0)["image"])
 
 
 def make_dataloader(config: Config, pipeline: Pipeline, number: int) -> Any:
