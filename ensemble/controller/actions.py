@@ -61,7 +61,11 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class StartFeeder:
-    """Start the feeder of a cohort on a node, as `Executor.start_feeder` does; `feeder_ready` has its address."""
+    """Start the feeder of a cohort on a node, as `Executor.start_feeder` does.
+
+    `feeder_ready` has its address, and the number of this start: a feeder may be stopped and started anew before
+    the answer to its first start has come.
+    """
 
     node: str
     cohort: int
@@ -69,6 +73,7 @@ class StartFeeder:
     capacity: int
     peers: Peers | None = None
     late: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

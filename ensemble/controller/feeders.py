@@ -122,7 +122,8 @@ class Feeders:
         self._capacities: dict[FeederKey, int] = {}
         self._restarts: dict[FeederKey, int] = {}
         self._expected: dict[FeederKey, int] = {}
-        self._starting: set[FeederKey] = set()
+        self._starts = 0
+        self._starting: dict[FeederKey, int] = {}  # the number of the start whose answer is awaited
         self._restarting: set[FeederKey] = set()
 
     def is_starting(self, key: FeederKey) -> bool:
@@ -271,7 +272,9 @@ class Feeders:
         for key in [key for key in self._addresses if key not in needed]:
             if key in self._peers and key[1] in cohorts and key[0] in usable:
                 continue
-            if self._addresses.pop(key) is not None:
+            is_starting = self._starting.pop(key, None) is not None
+            self._restarting.discard(key)
+            if self._addresses.pop(key) is not None or is_starting:
                 self._session.actions.append(StopFeeder(*key))
         for cohort in {cohort for _, cohort in self._peers} - cohorts:
             self._peers = {key: peers for key, peers in self._peers.items() if key[1] != cohort}
@@ -281,7 +284,7 @@ class Feeders:
         """A node is lost or was given back: its feeders are gone, and start anew if it comes back."""
         for key in [key for key in self._addresses if key[0] == node]:
             del self._addresses[key]
-            self._starting.discard(key)
+            self._starting.pop(key, None)
             self._restarting.discard(key)
 
     @property
@@ -291,24 +294,28 @@ class Feeders:
 
     def _start(self, key: FeederKey, expected: int, *, late: bool = False) -> None:
         self._expected[key], self._addresses[key] = expected, None
-        self._starting.add(key)
-        start = StartFeeder(*key, expected, self._capacities[key], self._peers.get(key), late=late)
+        self._starts += 1
+        self._starting[key] = self._starts
+        start = StartFeeder(
+            *key, expected, self._capacities[key], self._peers.get(key), late=late, number=self._starts
+        )
         self._session.actions.append(start)
 
     def handle_ready(self, event: Mapping[str, Any]) -> FeederKey:
         """Handle `feeder_ready`, which has the feeder's address, or the error why it has none.
 
+        The answer to a start that was stopped since, or whose node is lost, says nothing about a feeder that runs.
+
         Returns:
             Its (node, cohort).
         """
         key = event["node"], event["cohort"]
-        self._starting.discard(key)
+        if self._starting.get(key) != event["number"]:
+            return key
+        del self._starting[key]
         restarted = key in self._restarting
         self._restarting.discard(key)
-        if key not in self._addresses:  # it is not needed any more
-            if event["address"] is not None:
-                self._session.actions.append(StopFeeder(*key))
-        elif event["error"] is not None:
+        if event["error"] is not None:
             self._end_sharing(key, event["error"])
         else:
             self._addresses[key] = event["address"]

@@ -173,7 +173,7 @@ class Performer:
     def _start_feeder(self, action: StartFeeder) -> Event:
         from pipelines.errors import PipelineError
 
-        where = {"type": "feeder_ready", "node": action.node, "cohort": action.cohort}
+        where = {"type": "feeder_ready", "node": action.node, "cohort": action.cohort, "number": action.number}
         try:
             address = self._executor.start_feeder(
                 action.node, action.cohort, action.expected, action.capacity, action.peers, late=action.late

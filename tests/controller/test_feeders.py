@@ -22,6 +22,11 @@ NODES = {
 }
 
 
+def ready(start: StartFeeder, address: str | None, error: str | None = None) -> dict[str, Any]:
+    where = {"node": start.node, "cohort": start.cohort, "number": start.number}
+    return {"type": "feeder_ready", **where, "address": address, "error": error}
+
+
 class Decided:
     """The feeders of a session, and what they decide."""
 
@@ -59,8 +64,7 @@ class Decided:
         """Each feeder that was asked for has an address, or cannot be started."""
         for each in self.of(StartFeeder):
             address = None if error is not None else f"{each.node}-{each.cohort}"
-            where = {"node": each.node, "cohort": each.cohort}
-            self.feeders.handle_ready({"type": "feeder_ready", **where, "address": address, "error": error})
+            self.feeders.handle_ready(ready(each, address, error))
         self.logged += self.of(Log)
         self.state.actions.clear()
 
@@ -78,7 +82,8 @@ def test_feeders_of_one_cohort_on_several_nodes_are_peers_with_equal_rings(tmp_p
     decided.answer()
     assert not decided.feeders.is_starting(("b", 0)) and decided.feeders.address(("b", 0)) == "b-0"
     decided.feeders.restart("b", 0, 2, "killed")
-    assert decided.started == [b], "in its old place"
+    (again,) = decided.started
+    assert (again.node, again.peers, again.capacity) == ("b", b.peers, b.capacity), "in its old place"
 
 
 def test_a_single_node_a_pipeline_a_node_and_a_late_node_have_no_peers(tmp_path: Path) -> None:
@@ -131,14 +136,34 @@ def test_a_feeder_that_cannot_be_started_leaves_its_members_alone(tmp_path: Path
     assert not decided.started, "there is none that could be replaced"
 
 
-def test_a_feeder_that_nobody_needs_any_more_is_stopped_as_soon_as_it_has_an_address(tmp_path: Path) -> None:
+def test_a_feeder_that_nobody_needs_any_more_is_stopped_before_it_has_an_address(tmp_path: Path) -> None:
     decided = Decided(tmp_path, "node")
     decided.assign(decided.starts("a"))
     decided.feeders.stop_unneeded(set())
-    assert not decided.of(StopFeeder)
-    ready = {"type": "feeder_ready", "node": "a", "cohort": 0, "address": "a-0", "error": None}
-    decided.feeders.handle_ready(ready)
     assert decided.of(StopFeeder) == [StopFeeder("a", 0)]
+    decided.feeders.handle_ready(ready(decided.started[0], "a-0"))
+    assert decided.feeders.running == set(), "a late answer says nothing"
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_the_answer_to_a_start_that_was_stopped_is_not_taken_for_that_of_the_next(
+    tmp_path: Path, is_replaced: bool
+) -> None:
+    decided = Decided(tmp_path, "node")
+    decided.assign(decided.starts("a"))
+    if is_replaced:
+        decided.answer()
+        decided.feeders.restart("a", 0, 1, "killed")
+    decided.feeders.stop_unneeded(set())
+    decided.assign(decided.starts("a"))
+    first, second = decided.of(StartFeeder)
+    decided.feeders.handle_ready(ready(second, "a-0"))
+    decided.feeders.handle_ready(ready(first, None, "no memory"))
+    assert decided.feeders.address(("a", 0)) == "a-0", "it runs, and is known to run"
+    decided.feeders.stop_unneeded(set())
+    kinds = [type(each) for each in decided.state.actions if not isinstance(each, Log)]
+    assert kinds == [StartFeeder, StopFeeder, StartFeeder, StopFeeder], "never two of a cohort on one node"
+    assert not [each for each in decided.of(Log) if each.event["type"] == "feeder_restarted"]
 
 
 def test_a_ring_holds_what_was_asked_or_a_few_batches_within_memory() -> None:

@@ -189,7 +189,7 @@ class World:
                     self.processes[member].reports.clear()
                     self.processes[member].exit(None)
             case StartFeeder(node, cohort):
-                return self._start_feeder(node, cohort)
+                return self._start_feeder(node, cohort, action.number)
             case StopFeeder(node, cohort):
                 self.feeders.discard((node, cohort))
             case Demand():
@@ -238,8 +238,10 @@ class World:
         self.processes[member] = Process(identity, attempt, nodes, begins, {job.rank for job in jobs})
         return None
 
-    def _start_feeder(self, node: str, cohort: int) -> dict[str, Any] | None:
-        ready = {"type": "feeder_ready", "node": node, "cohort": cohort, "address": None, "error": "no memory"}
+    def _start_feeder(self, node: str, cohort: int, number: int) -> dict[str, Any] | None:
+        assert (node, cohort) not in self.feeders, "two feeders of a cohort on one node"
+        ready = {"type": "feeder_ready", "node": node, "cohort": cohort, "number": number}
+        ready |= {"address": None, "error": "no memory"}
         if node in self.nodes and self.random.random() > 0.1:
             self.feeders.add((node, cohort))
             ready |= {"address": f"{node}-{cohort}", "error": None}
