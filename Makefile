@@ -7,19 +7,23 @@ PYTHON ?= python3.11 python3.12 python3.13 python3
 READY := .venv/.ready
 BIN := .venv/bin
 
+# Tests start hundreds of Python processes, and pytest rewrites each file of tests: what was compiled is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Processes that run tests side by side; auto: two more than there are cores, as much of what tests do is to wait.
 JOBS ?= auto
 
 # Goals named together run in the order given, also with -j: tests and demo measure time and want the cores.
 .NOTPARALLEL:
-.PHONY: help setup horovod demo docs check compiled test test-all chaos dist lock clean
+.PHONY: help setup horovod demo docs check compiled test test-more test-all chaos dist lock clean
 
 help:
 	@echo "make demo      train, share, meter and combine an ensemble; half a minute"
-	@echo "make test      lint, types and tests: what a change must pass"
+	@echo "make test      lint, types and tests, ten minutes on two cores: what a change must pass"
+	@echo "make test-more the same properties on Ray, in a browser, over MPI, with more examples; half an hour"
 	@echo "make docs      the documentation as a site, build/site/index.html"
 	@echo "make check     lint and types only"
-	@echo "make test-all  every test but the chaos tests, the slow ones too"
+	@echo "make test-all  every test but the chaos tests: before a release"
 	@echo "make chaos     seeded plans of what is killed and stops: a hundred of the pipeline, 30 of whole runs"
 	@echo "make setup     only make .venv        make clean     remove what make made"
 	@echo "make dist      build the wheel and the source distribution into dist/"
@@ -64,15 +68,17 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Tests start hundreds of Python processes; some environments forbid that bytecode is written when it is needed first.
 compiled: $(READY)
 	@$(BIN)/python -m compileall -q ensemble pipelines
 
 test: check compiled
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not chaos"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not more and not slow and not chaos"
+
+test-more: compiled
+	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile more -m "(more or hypothesis) and not slow and not chaos"
 
 test-all: check compiled
-	$(BIN)/python -m pytest -n $(JOBS) -m "not chaos"
+	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile more -m "not chaos"
 
 chaos: $(READY)
 	$(BIN)/python -m pytest -m chaos

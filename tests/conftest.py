@@ -9,14 +9,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 for folder in ("executors", "fixtures", "reporting", "train"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
-# Machines that run tests are shared: how long one example takes says nothing.
-settings.register_profile("shared", deadline=None)
-settings.load_profile("shared")
+from cpu_seconds import Measure  # noqa: E402
+
+from examples import FEW  # noqa: E402
+
+# How long one example takes says nothing on a machine that is shared, and to explain a failure may take minutes.
+# The first tier tries the same examples each time; `make test-more` others (`--hypothesis-profile more`).
+common = {"deadline": None, "print_blob": True, "phases": [phase for phase in Phase if phase != Phase.explain]}
+settings.register_profile("default", max_examples=FEW, derandomize=True, database=None, **common)
+settings.register_profile("more", max_examples=10 * FEW, **common)
+settings.load_profile("default")
 
 # Tests compute little, and several do at a time: threads that wait for each other only use up processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,6 +35,13 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 
 # Of these folders tests are long: they begin first, so that none is still at work when all others have ended.
 LONG = ("ray", "e2e", "faults", "executors", "bench", "examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure the tests that this process runs, where it is asked for."""
+    folder = os.environ.get("CPU_SECONDS")
+    if folder and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
+        config.pluginmanager.register(Measure(Path(folder).resolve()))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
