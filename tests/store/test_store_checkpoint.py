@@ -1,16 +1,15 @@
 import errno
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from forked import FORK, say_what_fails
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -54,7 +53,6 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@settings(max_examples=80)
 @given(state=st.dictionaries(KEYS, STATES, max_size=4))
 def test_any_nesting_comes_back_exactly(tmp_path_factory: pytest.TempPathFactory, state: dict[Any, Any]) -> None:
     path = tmp_path_factory.mktemp("c") / "checkpoint.safetensors"
@@ -127,23 +125,10 @@ def test_a_missing_foreign_or_damaged_checkpoint_is_said_in_one_line(tmp_path: P
 
 
 def test_a_disk_that_fills_up_leaves_the_former_checkpoint(tmp_path: Path) -> None:
-    code = f"""
-import resource, signal, torch
-from ensemble.store import StoreError, load_checkpoint, save_checkpoint
-path = {str(tmp_path / "c")!r}
-save_checkpoint(path, {{"w": torch.ones(10)}})
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-try:
-    save_checkpoint(path, {{"w": torch.ones(100_000)}})
-except StoreError as error:
-    print(error)
-print(len(load_checkpoint(path)["w"]))
-"""
-    out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    assert out[0].startswith("cannot write") and out[1] == "10"
+    save_checkpoint(tmp_path / "c", {"w": torch.ones(10)})
+    large = {"w": torch.ones(100_000)}
+    assert say_what_fails(lambda: save_checkpoint(tmp_path / "c", large), 10_000).startswith("cannot write")
+    assert len(load_checkpoint(tmp_path / "c")["w"]) == 10
     assert os.listdir(tmp_path) == ["c"]
 
 
@@ -153,26 +138,27 @@ def test_an_unwritable_place_says_so(tmp_path: Path) -> None:
         save_checkpoint(tmp_path / "file" / "c", {})
 
 
+def write_on(path: Path, writer: Callable[[], bool] = lambda: True) -> None:
+    """Replace a checkpoint by the next, of which each number is its own, as long as the writer likes."""
+    number = 0
+    while writer():
+        save_checkpoint(path, {"number": number, "w": torch.full((200_000,), number)})
+        number += 1
+
+
 def test_a_process_killed_while_writing_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
-    code = f"""
-import torch
-from ensemble.store import save_checkpoint
-number = 0
-while True:
-    save_checkpoint({str(path)!r}, {{"number": number, "w": torch.full((200_000,), number)}})
-    number += 1
-    if number == 2: print("writing", flush=True)
-"""
     for attempt in range(3):
-        path.unlink(missing_ok=True)
-        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as writer:
-            try:
-                assert writer.stdout is not None and writer.stdout.readline() == b"writing\n"
-                while load_checkpoint(path)["number"] < 10 + attempt:
-                    time.sleep(0.003)
-            finally:
-                writer.send_signal(signal.SIGKILL)
+        save_checkpoint(path, {"number": -1})
+        writer = FORK.Process(target=write_on, args=(path,))
+        writer.start()
+        try:
+            while load_checkpoint(path)["number"] < 10 + attempt:
+                assert writer.is_alive()
+                time.sleep(0.003)
+        finally:
+            writer.kill()
+            writer.join()
         state = load_checkpoint(path)
         assert state["w"].shape == (200_000,) and (state["w"] == state["number"]).all()
         assert state["number"] >= 10 + attempt
@@ -186,14 +172,8 @@ while True:
 def test_a_reader_sees_one_checkpoint_while_another_replaces_it(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
     stop = threading.Event()
-
-    def write(number: int = 0) -> None:
-        while not stop.is_set():
-            save_checkpoint(path, {"number": number, "w": torch.full((200_000,), number)})
-            number += 1
-
     save_checkpoint(path, {"number": -1, "w": torch.full((200_000,), -1)})
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=write_on, args=(path, lambda: not stop.is_set()))
     writer.start()
     try:
         for _ in range(200):  # the library opens the file twice: some of so many readings fall in between

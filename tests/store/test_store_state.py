@@ -2,7 +2,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.meter import ledger
@@ -61,32 +61,7 @@ def test_a_member_goes_from_waiting_to_finished() -> None:
 
 def test_a_status_row_has_the_promised_columns_and_then_all_metrics() -> None:
     rows = rows_of(story(*BEGUN, epoch(0, 0.5)))
-    assert list(rows[0]) == (
-        [
-            "member",
-            "state",
-            "epoch",
-            "metric",
-            "node",
-            "attempts",
-            "samples_per_s",
-            "cpu_s",
-            "energy_j",
-            "energy_origin",
-            "full_cpu_s",
-            "full_energy_j",
-            "full_energy_origin",
-            "mean_w",
-            "peak_w",
-            "gpu_s",
-            "metrics",
-            "params",
-            "seed",
-        ]
-    )
-    assert rows[0] | {"cpu_s": 0, "full_cpu_s": 0} == {
-        "params": rows[0]["params"],
-        "seed": rows[0]["seed"],
+    promised = {
         "member": "member-0",
         "state": "running",
         "epoch": 1,
@@ -104,7 +79,10 @@ def test_a_status_row_has_the_promised_columns_and_then_all_metrics() -> None:
         "peak_w": None,
         "gpu_s": None,
         "metrics": {"accuracy": 0.5},
+        "params": {"lr": 0.1},
+        "seed": rows[0]["seed"],
     }
+    assert rows[0] | {"cpu_s": 0, "full_cpu_s": 0} == promised and list(rows[0]) == list(promised)
     assert rows[1]["metric"] is None and rows[1]["cpu_s"] is None and rows[1]["attempts"] == 0
 
 
@@ -219,7 +197,6 @@ def test_a_process_id_that_is_used_again_is_another_process() -> None:
     assert after_resume.members["member-0"].cpu_s == {"train": 8.0}
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.floats(0, 100)), max_size=30))
 def test_cpu_time_of_members_sums_to_the_total(samples: list[tuple[int, int, float]]) -> None:
     state = fold(story(*BEGUN, *(used(cpu, pid=pid, number=number) for pid, number, cpu in samples)))
@@ -250,20 +227,16 @@ def test_types_and_fields_of_a_later_minor_version_are_ignored() -> None:
     assert state == plain
 
 
-def test_applying_one_by_one_is_the_fold() -> None:
-    events = story(*BEGUN, epoch(0, 0.5), used(1.0))
-    state = RunState()
-    for event in events:
-        apply_event(state, event)
-    assert state == fold(events)
+def test_a_log_four_times_as_long_takes_about_four_times_as_long_to_fold() -> None:
+    many = [epoch(i // 50, 0.5) if i % 2 else used(float(i), pid=i % 50) for i in range(80_000)]
 
+    def fold_s(count: int) -> float:
+        events = story(*BEGUN, *many[:count])
+        begin = time.process_time()
+        fold(events)
+        return time.process_time() - begin
 
-def test_a_hundred_thousand_events_fold_in_a_moment() -> None:
-    many = [epoch(i // 50, 0.5) if i % 2 else used(float(i), pid=i % 50) for i in range(100_000)]
-    events = story(*BEGUN, *many)
-    begin = time.process_time()
-    fold(events)
-    assert time.process_time() - begin < 1.0
+    assert fold_s(80_000) < 8 * fold_s(20_000)
 
 
 def test_a_member_that_moves_is_in_one_cohort_after_the_other() -> None:
