@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from task_members import CLASSES, TASKS, Array, make_members
 
@@ -19,7 +19,6 @@ ONE, SEVERAL, POINTS, *_ = TASKS
 
 
 @given(st.integers(0, 10_000), st.sampled_from(TASKS), st.booleans())
-@settings(max_examples=40)
 def test_figures_of_a_resample_are_those_of_its_samples(seed: int, task: Task, positions: bool) -> None:
     """What the sums and ranks say of counts is what the measure says of samples that are there so often."""
     (values,), target = make_members(task, seed, 1, n=30, positions=(2,) if positions else (), ignored=0.1)
@@ -36,7 +35,6 @@ def test_figures_of_a_resample_are_those_of_its_samples(seed: int, task: Task, p
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=30)
 def test_the_area_under_a_curve_is_scikit_learns_with_weights(seed: int) -> None:
     from sklearn.metrics import roc_auc_score
 

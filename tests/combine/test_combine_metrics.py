@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.combine import CombineError, accuracy, brier, ece, find_math, nll, reliability
@@ -45,18 +45,6 @@ def test_a_class_declared_impossible_costs_a_finite_nll() -> None:
 
 def test_bins_are_closed_above() -> None:
     assert reliability([[0.6, 0.4], [0.61, 0.39]], [0, 0], bins=5) == [(0.6, 1.0, 1), (0.61, 1.0, 1)]
-
-
-@given(st.integers(0, 10_000))
-@example(2764)
-def test_nll_and_brier_agree_with_scikit_learn(seed: int) -> None:
-    from sklearn.metrics import brier_score_loss, log_loss
-
-    p, target = predictions(seed)
-    q = np.maximum(p.astype(np.float64), 1e-9)  # below 1e-12 we clip, scikit-learn at float64's epsilon
-    q /= q.sum(axis=1, keepdims=True)
-    assert nll(q, target) == pytest.approx(log_loss(target, q, labels=range(4)))
-    assert brier(q, target) == pytest.approx(brier_score_loss(target, q, labels=range(4), scale_by_half=False))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 30))

@@ -130,24 +130,6 @@ def record(run: RunDir, combined: dict[str, Any]) -> None:
     log.close()
 
 
-@pytest.mark.parametrize("method", COMBINERS)
-def test_the_combination_is_measured_on_test_and_is_json(run: RunDir, method: str) -> None:
-    import json
-
-    combined = combine(run, state_of(run), declare(test=PIPE, combine=method))
-    assert json.loads(json.dumps(combined, allow_nan=False)) == combined
-    assert (combined["method"], combined["split"], combined["note"], combined["reason"]) == (
-        method,
-        "test",
-        None,
-        None,
-    )
-    assert sum(combined["weights"].values()) == pytest.approx(1)
-    assert list(combined["weights"]) == combined["members"]
-    assert combined["metrics"]["ensemble"]["nll"] < combined["metrics"]["mean"]["nll"]
-    assert sum(count for _, _, count in combined["reliability"]["ensemble"]) == 300
-
-
 def test_best_is_the_member_best_on_validation_reported_on_test(run: RunDir, declared: Ensemble) -> None:
     combined = combine(run, state_of(run), declared)
     on_valid, on_test = {}, {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -68,7 +68,6 @@ EACH_TASK = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
 
 
 @EACH_TASK
-@settings(deadline=None)
 @given(case=cases, factor=st.sampled_from([0.05, 0.5, 1.0, 1.7, 20.0]))
 def test_mixtures_and_their_calibration_are_those_of_numpy(task: Task, case: Any, factor: float) -> None:
     math, (each, weights) = find_math(task), draw(task, *case)
@@ -101,7 +100,6 @@ def test_stacks_are_those_of_numpy(kind: Any, seed: int) -> None:
 
 
 @EACH_TASK
-@settings(deadline=None)
 @given(case=cases)
 def test_uncertainties_are_those_of_numpy(task: Task, case: Any) -> None:
     each, weights = draw(task, *case)

@@ -27,7 +27,7 @@ NODES = 2
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 REPOSITORY = Path(__file__).parents[2]
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "mount")
-_START_S = 60.0
+_START_S = 300.0
 # cred_expire: a job is queued again for that many seconds from now, by default 120; 5 is the least.
 _CONFIGURATION = """\
 ClusterName=tests
@@ -135,7 +135,7 @@ class SlurmCluster:
             )
 
     def _is_idle(self) -> bool:
-        done = self._execute(["sinfo", "--noheader", "--format=%D %T"])
+        done = self.execute(["sinfo", "--noheader", "--format=%D %T"])
         return done.stdout.split() == [str(NODES), "idle"]
 
     def _wait_until(self, is_met: Callable[[], bool], message: str) -> None:
@@ -154,19 +154,20 @@ class SlurmCluster:
                 each.kill()
             process.wait()
 
-    def _execute(self, command: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def execute(self, command: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command on the first node, whatever becomes of it."""
         return subprocess.run(
             self._hosts.command(0, command),
             env=self._environment,
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
 
     def run(self, *command: str, cwd: Path | None = None) -> str:
         """Run a command of Slurm; returns what it prints."""
-        done = self._execute(command, cwd)
+        done = self.execute(command, cwd)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 

@@ -25,7 +25,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def make(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", *arguments], cwd=directory, capture_output=True, text=True, timeout=60)
+    return subprocess.run(["make", *arguments], cwd=directory, capture_output=True, text=True, timeout=300)
 
 
 def test_a_missing_python_is_said_plainly(clone: Path) -> None:
