@@ -10,9 +10,10 @@ from typing import Any
 
 import optuna
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from optuna.study import StudyDirection
+from studies import read_study
 from test_search_failures import declared, run
 
 from ensemble.api import resume, submit
@@ -23,14 +24,10 @@ from ensemble.search.searcher import Searcher
 from ensemble.search.study import write_study
 from ensemble.spec import Ensemble, Search, SpecError, choice, loguniform
 from ensemble.store import RunDir, RunState, apply_event, fold, read_events
+from examples import examples
 
 SPACE = {"lr": loguniform(1e-3, 1.0), "width": choice(4, 8, 16)}
 BOTH = [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE]
-
-
-@pytest.fixture(autouse=True)
-def _no_report_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +114,8 @@ def whole(sampler: str) -> Run:
     return WHOLE[sampler]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", "gp"])
-@settings(max_examples=3, derandomize=True, deadline=None)
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", pytest.param("gp", marks=pytest.mark.more)])
+@examples(3)
 @given(share=st.floats(0.0, 1.0))
 def test_a_search_of_two_objectives_goes_on_as_if_it_had_not_been_interrupted(sampler: str, share: float) -> None:
     expected = whole(sampler)
@@ -147,8 +144,7 @@ def test_the_study_on_disk_has_two_directions_and_the_values_of_the_log(tmp_path
     path = tmp_path / "optuna.journal"
     search = Search(SPACE, trials=6, sampler="random", second_objective="energy_j")
     followed = Run(search, storage=path).go_on()
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
-    study = optuna.load_study(study_name="s", storage=storage)
+    study = read_study(path, "s")
     assert study.directions == BOTH and study.metric_names == ["accuracy", "energy_j"]
     assert study.user_attrs["energy_origin"] == "estimated"
     assert show(study) == show(followed.searcher.study)
@@ -193,11 +189,7 @@ def two_objectives(second_objective: str = "energy_j", trials: int = 3) -> Ensem
 
 def told(path: Path) -> list[tuple[str, list[float] | None]]:
     """(state, values) of each trial of the study on disk."""
-    storage = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(path / "optuna.journal"))
-    )
-    study = optuna.load_study(study_name="failures", storage=storage)
-    return [(trial.state.name, trial.values) for trial in study.trials]
+    return [(trial.state.name, trial.values) for trial in read_study(path / "optuna.journal", "failures").trials]
 
 
 def logged_costs(path: Path) -> dict[str, dict[str, Any]]:
@@ -243,7 +235,7 @@ def test_a_cost_is_what_the_account_says_when_all_of_it_is_logged(tmp_path: Path
     assert [values for _, values in told(path)] == [[row["metric"], row["cpu_s"]] for row in rows.values()]
 
 
-@pytest.mark.parametrize("executor", ["inline", "local"])
+@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
 def test_the_joules_of_a_trial_are_those_of_the_ledger(tmp_path: Path, executor: str) -> None:
     path = tmp_path / "run"
     submit(two_objectives(), path, executor).wait()

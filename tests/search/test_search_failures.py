@@ -13,11 +13,6 @@ from ensemble.store import RunState, fold, read_events
 from pipelines import Pipeline, sources
 
 
-@pytest.fixture(autouse=True)
-def _no_report_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
-
-
 def model(params: dict[str, Any]) -> Any:
     import torch
 

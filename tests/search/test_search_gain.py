@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from task_members import TASKS, make_members
 
@@ -60,7 +60,6 @@ def test_one_that_only_does_harm_has_a_negative_gain_and_a_worse_one_a_more_nega
     assert worse < bad < 0
 
 
-@settings(max_examples=20)
 @given(st.integers(1, 5), st.integers(0, 100), st.sampled_from(["nll", "brier", "accuracy"]))
 def test_gains_of_some_are_those_of_all(members: int, seed: int, metric: Any) -> None:
     rng = np.random.default_rng(seed)

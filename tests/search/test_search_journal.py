@@ -8,6 +8,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
+from studies import read_study
 
 from ensemble.search.journal import Journal
 
@@ -19,9 +20,7 @@ def begun(path: Path) -> tuple[Journal, int]:
 
 def read(path: Path) -> list[dict[int, float]]:
     """Intermediate values of each trial, as any other process of Optuna reads them."""
-    storage = JournalStorage(JournalFileBackend(str(path)))
-    study = storage.get_study_id_from_name("s")
-    return [trial.intermediate_values for trial in storage.get_all_trials(study)]
+    return [trial.intermediate_values for trial in read_study(path, "s").trials]
 
 
 def test_operations_together_are_one_write_and_what_others_read(

@@ -4,14 +4,16 @@ from typing import Any
 
 import optuna
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
+from studies import read_study
 
 from ensemble.search.searcher import Searcher
 from ensemble.search.study import write_study
 from ensemble.spec import Search, SpecError, choice, integer, loguniform, uniform
 from ensemble.store import RunState, apply_event, fold
+from examples import examples
 
 SPACE = {
     "lr": loguniform(1e-4, 1.0),
@@ -92,7 +94,7 @@ def whole(sampler: str, pruner: str, trials: int = 24) -> Run:
 
 
 @pytest.mark.parametrize(("sampler", "pruner"), [("tpe", "hyperband"), ("tpe", "asha"), ("random", "median")])
-@settings(max_examples=4, derandomize=True)
+@examples(4)
 @given(share=st.floats(0.05, 1.0))
 def test_a_search_interrupted_anywhere_goes_on_as_if_it_had_not_been(
     sampler: str, pruner: str, share: float
@@ -210,8 +212,8 @@ def test_a_sampler_whose_package_is_absent_is_refused_by_name(monkeypatch: pytes
 
 
 def test_gaussian_processes_propose_the_same_after_a_resume() -> None:
-    search = Search({"lr": loguniform(1e-4, 1.0), "act": choice("a", "relu"), "width": integer(4, 64)}, trials=12)
-    search = Search(search.space, trials=12, sampler="gp", pruner="none")
+    space = {"lr": loguniform(1e-4, 1.0), "act": choice("a", "relu"), "width": integer(4, 64)}
+    search = Search(space, trials=12, sampler="gp", pruner="none")
     run = Run(search).to_the_end()
     asked = [i for i, event in enumerate(run.events) if event["type"] == "member"]
     assert Run(search, events=run.events[: asked[-1]]).searcher.ask(11) == run.state.members["member-11"].params
@@ -251,8 +253,7 @@ def test_the_mirror_shows_the_search_and_agrees_with_the_log(tmp_path: Path) -> 
     for _ in range(12):
         run.step()
     run = Run(search, storage=path, events=run.events).to_the_end()
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
-    study = optuna.load_study(study_name="s", storage=storage)
+    study = read_study(path, "s")
     mine = run.searcher.study.trials
     assert [(t.state, t.values, t.params, t.intermediate_values) for t in study.trials] == (
         [(t.state, t.values, t.params, t.intermediate_values) for t in mine]
@@ -279,12 +280,10 @@ def test_a_storage_that_fails_costs_the_search_nothing(tmp_path: Path, caplog: p
     (tmp_path / "away").rename(place)
     searcher.ask(1)
     searcher.catch_up()
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(place / "journal")))
-    assert [trial.value for trial in optuna.load_study(study_name="search", storage=storage).trials] == [0.5, None]
+    assert [trial.value for trial in read_study(place / "journal", "search").trials] == [0.5, None]
 
 
 @given(st.lists(st.tuples(st.integers(0, 11), st.floats(0, 1)), max_size=80))
-@settings(max_examples=30)
 def test_hyperband_decides_as_optuna_s_own(reports: list[tuple[int, float]]) -> None:
     searcher = Searcher(Search(SPACE, trials=12, pruner="hyperband", sampler="random"), direction="max", epochs=9)
     plain = optuna.create_study(

@@ -139,15 +139,15 @@ def test_a_damaged_journal_is_mended_from_the_log(tmp_path: Path, damage: bytes)
 
 
 def test_a_lock_left_by_a_killed_process_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.search.study.STALE_LOCK_S", 30)
+    """A lock that is believed ends this test by its time limit: it would be waited for an hour."""
+    monkeypatch.setattr("ensemble.search.study.STALE_LOCK_S", 3600)
     path = tmp_path / "optuna.journal"
     write_study(begun(), path)
     lock = path.with_name("optuna.journal.lock")
     os.symlink(path, lock)
-    os.utime(lock, (time.time() - 60,) * 2, follow_symlinks=False)
-    start = time.monotonic()
+    os.utime(lock, (time.time() - 7200,) * 2, follow_symlinks=False)
     write_study([*begun(), *trained(0, [0.5])], path)
-    assert time.monotonic() - start < 20 and not lock.is_symlink()
+    assert not lock.is_symlink()
 
 
 def test_a_storage_that_cannot_be_opened_is_said_without_its_password() -> None:

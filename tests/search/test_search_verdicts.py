@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
 import torch
+from studies import read_study
 
 import ensemble
 from ensemble import Ensemble, Recipe, Search, choice
@@ -29,11 +29,6 @@ CURVES: dict[str, list[Any]] = {
     "high": [0.9] * 5,
     "low": [0.1] * 5,
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_report_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
 
 
 def train(member: Any) -> None:
@@ -75,8 +70,7 @@ def train_in_order(path: Path, curves: list[str], monkeypatch: pytest.MonkeyPatc
 
 
 def trials_of(path: Path) -> list[Any]:
-    backend = optuna.storages.journal.JournalFileBackend(str(RunDir(path).journal))
-    return optuna.load_study(study_name="verdicts", storage=optuna.storages.JournalStorage(backend)).trials
+    return read_study(RunDir(path).journal, "verdicts").trials
 
 
 WARM = {"name": "median", "startup_trials": 1, "warmup_epochs": 1}
@@ -131,8 +125,10 @@ def test_a_search_that_is_given_more_epochs_twice_judges_by_those_of_its_first_d
     assert [m.identity["extended_from"] for m in members] == [2, 2, 3]
 
 
-@pytest.mark.parametrize("curve", ["undefined", "unmeasured"])
-@pytest.mark.parametrize("pruner", ["none", "hyperband", WARM])
+@pytest.mark.parametrize(
+    ("curve", "pruner"),
+    [("undefined", "none"), ("unmeasured", "hyperband"), ("undefined", WARM), ("unmeasured", WARM)],
+)
 def test_a_trial_whose_objective_is_undefined_or_not_measured_after_an_epoch_goes_on(
     curve: str, pruner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,8 +158,9 @@ def test_a_search_that_goes_on_after_a_stop_judges_an_undefined_epoch_alike(
     assert [m.state for m in state.members.values()] == ["finished"] * 2
 
 
-@pytest.mark.parametrize("pruner", [None, "none", "hyperband"])
-@pytest.mark.parametrize("curve", ["ends undefined", "never defined"])
+@pytest.mark.parametrize(
+    ("curve", "pruner"), [("ends undefined", None), ("never defined", "none"), ("ends undefined", "hyperband")]
+)
 def test_a_member_that_ends_without_the_objective_is_named_and_the_run_goes_on(
     curve: str, pruner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

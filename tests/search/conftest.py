@@ -1,0 +1,10 @@
+"""No report is written in tests of searches: none of them looks at it."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_report_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
