@@ -75,21 +75,23 @@ def test_without_a_whole_repeat_there_is_no_plot(tmp_path: Path, capsys: pytest.
 # --- its end -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fatal", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.more
 @pytest.mark.parametrize(
-    ("options", "module", "folders"),
+    ("options", "module", "folders", "fatal"),
     [
-        ("--parts attribution --seconds 60 --repeats 1", "ensemble.bench.energy.busy", 1),
+        ("--parts attribution --seconds 60 --repeats 1", "ensemble.bench.energy.busy", 1, signal.SIGTERM),
         pytest.param(
             "--parts attribution --seconds 1 --repeats 60",
             "ensemble.bench.energy.gpu_attribution",
             2,
+            signal.SIGINT,
             marks=pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for NVIDIA's stand-in"),
         ),
-        pytest.param(
+        (
             "--parts overhead --metered-members 4 --metered-s 60",
             "ensemble.bench.energy.metered_ranks",
             2,
+            signal.SIGTERM,
         ),
     ],
 )
@@ -110,10 +112,10 @@ def test_a_study_that_is_ended_leaves_no_process_and_no_file(
             assert study.poll() is None
             time.sleep(0.05)
         os.killpg(study.pid, fatal)  # as a terminal does
-        _, errors = study.communicate(timeout=60)
+        _, errors = study.communicate(timeout=300)
     assert study.returncode == 128 + fatal
     assert errors.splitlines()[-1].startswith("ensemble: ") and "Traceback" not in errors
-    until = time.monotonic() + 30
+    until = time.monotonic() + 300
     while left := list(list_processes(temporary)):
         assert time.monotonic() < until, left
         time.sleep(0.05)

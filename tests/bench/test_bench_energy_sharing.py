@@ -61,22 +61,9 @@ def open_constant_meter(root: Path) -> PowerMeter:
 
 
 def make_row(**fields: Any) -> Row:
-    plain: dict[str, Any] = {
-        "design": "node",
-        "members": 4,
-        "prep_workers": 1,
-        "cores": 2,
-        "nodes": 1,
-        "batch_size": 8,
-        "step_ms": 5.0,
-        "samples": 100,
-        "wall_s": 2.0,
-        "samples_per_s": 50.0,
-        "cpu_s": 1.0,
-        "prep_cpu_s": 0.5,
-        "energy_j": 100.0,
-        "energy_origin": "measured",
-    }
+    plain: dict[str, Any] = {"design": "node", "members": 4, "prep_workers": 1, "cores": 2, "nodes": 1}
+    plain |= {"batch_size": 8, "step_ms": 5.0, "samples": 100, "wall_s": 2.0, "samples_per_s": 50.0}
+    plain |= {"cpu_s": 1.0, "prep_cpu_s": 0.5, "energy_j": 100.0, "energy_origin": "measured"}
     return Row(**(plain | fields))
 
 
@@ -87,6 +74,7 @@ def test_generated_photographs_are_distinct_jpegs_of_a_photographs_size(photos: 
     assert {simplejpeg.decode_jpeg(each).shape for each in contents} == {(375, 500, 3)}
 
 
+@pytest.mark.slow
 def test_both_sides_take_the_same_samples_in_turn_and_sharing_prepares_once(photos: str) -> None:
     lines: list[str] = []
     result = study(photos, **SMALL, steps=["emulated"], step_ms=30.0, repeats=2, report=lines.append)
@@ -106,6 +94,7 @@ def test_both_sides_take_the_same_samples_in_turn_and_sharing_prepares_once(phot
     assert panels(result)[0].series[0].ys == [result.rows[0].cpu_s]
 
 
+@pytest.mark.more
 def test_a_counter_of_energy_gives_measured_mean_watts_and_their_ratio(photos: str, powercap: Path) -> None:
     options: dict[str, Any] = {**SMALL, "members": 2, "steps": ["emulated"], "step_ms": 30.0, "repeats": 1}
     result = study(photos, **options, open_meter=lambda: open_constant_meter(powercap))

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,17 +26,8 @@ from ensemble.comm import SingleRank
 from ensemble.executors import host
 from ensemble.spec import Member, SpecError
 
-ROOT = Path(__file__).parents[2]
 SMALL = ("--models", "lstm-small", "--train", "lstm-small", "--precisions", "fp32,bf16")
 QUICK = ("--steps", "3", "--seeds", "2", "--epochs", "1", "--samples", "128", "--held-out", "64")
-
-
-def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ensemble.cli", "bench", "precision", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
 
 
 # --- intervals -----------------------------------------------------------------------------------------------
@@ -188,9 +177,11 @@ def test_real_images_and_texts_come_in_the_shapes_the_networks_take() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_row_for_each_precision_and_a_plot(tmp_path: Path) -> None:
-    done = bench(*SMALL, *QUICK, "--json", "rows.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_the_command_writes_a_row_for_each_precision_and_a_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "precision", *SMALL, *QUICK, "--json", "rows.json"]) == 0
     full, half = json.loads((tmp_path / "rows.json").read_text())
     assert (full["precision"], half["precision"]) == ("fp32", "bf16")
     for row in (full, half):
@@ -202,7 +193,7 @@ def test_the_command_writes_a_row_for_each_precision_and_a_plot(tmp_path: Path) 
     assert gradients <= full["exchange_mb"] < 1.05 * gradients
     assert 0.5 * gradients <= half["exchange_mb"] < 0.6 * gradients
     assert full["difference"] == 0.0
-    assert "lstm-small on digits: bf16 less fp32 is" in done.stderr
+    assert "lstm-small on digits: bf16 less fp32 is" in capsys.readouterr().err
     assert b"plotly" in (tmp_path / "bench-precision.html").read_bytes()
 
 

@@ -27,11 +27,6 @@ REASON = unavailable()
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def found_by_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-
-
 # --- what ranks do here --------------------------------------------------------------------------------------
 
 
@@ -81,6 +76,7 @@ def test_each_rank_returns_its_own_result_on_the_loopback() -> None:
     assert got == [{"rank": rank, "sum": [6.0] * 4, "threads": 1} for rank in range(3)]
 
 
+@pytest.mark.more
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
 def test_ranks_are_on_the_hosts_where_they_are_placed() -> None:
     with Hosts(2) as hosts:
@@ -90,7 +86,7 @@ def test_ranks_are_on_the_hosts_where_they_are_placed() -> None:
         assert all(hosts.traffic(host).sent > before[host] for host in range(2)), "they met over the wire"
 
 
-@pytest.mark.parametrize("backend", ["horovod", "horovod-mpi"])
+@pytest.mark.parametrize("backend", [pytest.param("horovod", marks=pytest.mark.more), "horovod-mpi"])
 def test_ranks_sum_over_horovod_between_hosts(backend: str) -> None:
     if (reason := unavailable_reason(backend)) is not None:
         pytest.skip(reason)
@@ -101,7 +97,10 @@ def test_ranks_sum_over_horovod_between_hosts(backend: str) -> None:
         assert hosts is None or hosts.traffic(1).sent > before
 
 
-@pytest.mark.parametrize(("how", "says"), [("raises", "ValueError: the second of two"), ("killed", "SIGKILL")])
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [pytest.param("raises", "ValueError: the second of two", marks=pytest.mark.more), ("killed", "SIGKILL")],
+)
 def test_a_rank_that_fails_ends_all_and_is_named(how: str, says: str) -> None:
     with pytest.raises(RanksError) as caught:
         run_ranks("test_bench_ranks:fails", {"how": how}, placement=[0, 0, 0])
@@ -117,13 +116,14 @@ def test_what_cannot_be_imported_and_an_unknown_backend_are_said_in_a_line() -> 
         run_ranks("test_bench_ranks:interfaces", {}, placement=[0], backend="glue")
 
 
+@pytest.mark.more
 def test_ranks_that_are_not_done_in_time_are_named_and_ended(tmp_path: Path) -> None:
     with pytest.raises(RanksError, match=r"more than 3 s; ranks that were not done: 0, 1"):
         run_ranks("test_bench_ranks:waits", {"there": str(tmp_path)}, placement=[0, 0], timeout_s=3.0)
     _nobody_left()
 
 
-@pytest.mark.parametrize("fatal", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("fatal", [pytest.param(signal.SIGINT, marks=pytest.mark.more), signal.SIGKILL])
 def test_nothing_is_left_when_the_one_that_asked_is_interrupted_or_killed(fatal: int, tmp_path: Path) -> None:
     there, temporary = tmp_path / "there", tmp_path / "temporary"
     there.mkdir()
@@ -147,7 +147,7 @@ def _nobody_left() -> None:
 
 
 def _until(there: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not there():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +32,12 @@ from ensemble.bench.training import Trainer, TrainingSetup
 from ensemble.cli.parser import main
 from ensemble.comm import SingleRank
 
-ROOT = Path(__file__).parents[2]
 WORKERS = ("--model", "lstm-small", "--hidden", "8", "--embed", "8", "--workers", "1,2", "--scalings", "strong")
 WORKERS += ("--step-ms", "200", "--steps", "3")
 BATCHES = ("--net", "cnn-small", "--width", "4", "--batches", "32,256", "--rates", "0.1", "--lars-rates", "1")
 BATCHES += ("--optimizers", "sgd,lars", "--epochs", "1", "--seeds", "2", "--samples", "300", "--held-out", "100")
 
 seconds = st.floats(1e-4, 10.0)
-
-
-def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ensemble.cli", "bench", "scaling", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
 
 
 # --- workers -------------------------------------------------------------------------------------------------
@@ -187,6 +175,7 @@ def test_a_large_batch_can_be_trained_in_parts() -> None:
 # --- the command ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.more
 def test_the_command_studies_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,17 +191,12 @@ def test_the_command_studies_workers(
 
 
 @pytest.mark.slow
-def test_the_command_studies_both(tmp_path: Path) -> None:
-    done = bench(*WORKERS, *BATCHES, "--json", "rows.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    one, two = (row for row in rows if row["part"] == "workers")
-    assert (one["workers"], two["workers"], two["compute"]) == (1, 2, "200 ms")
-    # Timed waits need no processor: two workers wait half as long each.
-    assert one["step_ms"] >= 200 and 100 <= two["step_ms"] < one["step_ms"]
-    assert two["step_ms"] == pytest.approx(two["compute_ms"] + two["sync_ms"])
-    assert one["sent_mb"] == 0 < two["sent_mb"]
-    found = [row for row in rows if row["part"] == "batches"]
+def test_the_command_studies_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "scaling", *BATCHES, "--parts", "batches", "--json", "rows.json"]) == 0
+    found = json.loads((tmp_path / "rows.json").read_text())
     assert [(row["batch_size"], row["optimizer"], row["steps"]) for row in found] == [
         (32, "sgd", 10),
         (32, "lars", 10),
@@ -223,7 +207,6 @@ def test_the_command_studies_both(tmp_path: Path) -> None:
         assert 0 <= row["accuracy"] <= 100 and row["seeds"] == 2 and row["edge"]
         assert str(row["lr"]) in row["grid"]
         assert (row["against_sgd"] is None) == (row["optimizer"] == "sgd")
-    assert "strong scaling, compute 200 ms: 2 workers train" in done.stderr
     assert b"plotly" in (tmp_path / "bench-scaling.html").read_bytes()
 
 

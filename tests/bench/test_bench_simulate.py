@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.bench.schedule.policies import Flotillas, InCohorts, OneByOne, rated_members
 from ensemble.bench.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from ensemble.schedule import Capacity, Node, PlacementState, Start
 from ensemble.spec import Identity
+from examples import examples
 
 SAMPLES = 100
 rates = st.floats(1.0, 1000.0)
@@ -47,31 +48,41 @@ class Watched:
         return found
 
 
-def policies(trainees: Sequence[Trainee], nodes: Sequence[Node]) -> list[Policy]:
-    return [OneByOne(), OneByOne(1), InCohorts(), flotillas(trainees, nodes)]
-
-
-ensembles = st.lists(
-    st.tuples(rates, st.integers(1, 9), st.floats(0, 0.05), st.floats(0, 2)), min_size=1, max_size=9
-)
-
-
-@given(ensembles, st.integers(1, 3), st.floats(0, 0.1), st.integers(0, 2), st.booleans(), st.floats(0, 1))
-@settings(max_examples=40)
-def test_all_members_complete_their_epochs_and_no_device_is_held_twice(
-    members: list[tuple[float, int, float, float]],
-    nodes: int,
-    prep_s: float,
-    alone: int,
-    spread: bool,
-    startup_s: float,
-) -> None:
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[list[Trainee], int, Preparation]:
+    """Members, how many nodes there are, and what their preparation costs."""
+    one = st.tuples(rates, st.integers(1, 9), st.floats(0, 0.05), st.floats(0, 2))
     trainees = [
         trainee(n, rate, epochs, cpu_s=share / rate, startup_s=startup)
-        for n, (rate, epochs, share, startup) in enumerate(members)
+        for n, (rate, epochs, share, startup) in enumerate(draw(st.lists(one, min_size=1, max_size=9)))
     ]
-    prep = Preparation(cpu_s=prep_s, workers=2, alone=alone, spread=spread, startup_s=startup_s)
-    for policy in policies(trainees, cluster(nodes)):
+    prep = Preparation(
+        cpu_s=draw(st.floats(0, 0.1)),
+        workers=2,
+        alone=draw(st.integers(0, 2)),
+        spread=draw(st.booleans()),
+        startup_s=draw(st.floats(0, 1)),
+    )
+    return trainees, draw(st.integers(1, 3)), prep
+
+
+@given(runs())
+def test_all_members_complete_their_epochs_and_no_device_is_held_twice(
+    run: tuple[list[Trainee], int, Preparation],
+) -> None:
+    check_run(*run, OneByOne(), OneByOne(1), InCohorts())
+
+
+@examples(6)  # the plan of an example takes a fifth of a second
+@given(runs())
+def test_members_of_flotillas_complete_their_epochs_and_no_device_is_held_twice(
+    run: tuple[list[Trainee], int, Preparation],
+) -> None:
+    check_run(*run, flotillas(run[0], cluster(run[1])))
+
+
+def check_run(trainees: list[Trainee], nodes: int, prep: Preparation, *policies: Policy) -> None:
+    for policy in policies:
         watched = Watched(policy)
         found = simulate(trainees, cluster(nodes), watched, prep, samples=SAMPLES)
         assert found.samples == {t.identity.member: t.epochs * SAMPLES for t in trainees}
@@ -102,7 +113,6 @@ def conserved(found: Simulated, trainees: Sequence[Trainee], prep: Preparation, 
 
 
 @given(st.integers(1, 12), rates, st.integers(1, 9))
-@settings(max_examples=40)
 def test_equal_members_with_free_preparation_gain_nothing_from_being_planned(
     count: int, rate: float, epochs: int
 ) -> None:

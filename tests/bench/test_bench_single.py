@@ -43,6 +43,7 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "train.parquet"
 
 
+@pytest.mark.more
 def test_the_command_measures_both_sides(
     archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,14 +58,19 @@ def test_the_command_measures_both_sides(
     assert "x the samples/s of a DataLoader" in capsys.readouterr().err
 
 
+@pytest.mark.more
 def test_a_parquet_file_without_workers(table: Path) -> None:
     (row,) = single.study(str(table), workers=(0,), step_ms=(1.0,), batch_size=16, samples=64, repeats=1)
     assert (row.data, row.batch_size, row.runs) == ("cifar", 16, 1)
 
 
-def test_other_files_and_failed_runs_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"reads a \.tar archive"):
         single.study(str(tmp_path / "data.npz"))
+
+
+@pytest.mark.more
+def test_a_run_that_failed_is_said_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"a run of pipeline with 1 workers has failed: .*absent"):
         single.study(str(tmp_path / "absent.tar"), workers=(1,), step_ms=(0.0,), repeats=1)
 
