@@ -41,6 +41,7 @@ def full_precision() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["model.pt2", "uncertainty.pt2"])
 @pytest.mark.parametrize("size", [(8, 8), (31, 17)])
 def test_a_program_on_a_gpu_predicts_as_on_the_cpu(artifact: Path, name: str, size: tuple[int, int]) -> None:
@@ -54,6 +55,7 @@ def test_a_program_on_a_gpu_predicts_as_on_the_cpu(artifact: Path, name: str, si
             torch.testing.assert_close(one.cpu(), other[:count], **CLOSE)
 
 
+@pytest.mark.more
 def test_the_lines_of_the_card_for_a_gpu_run(artifact: Path) -> None:
     lines = (artifact / "README.md").read_text().split("```python\n")[2].split("```")[0]
     code = (
@@ -65,6 +67,7 @@ def test_the_lines_of_the_card_for_a_gpu_run(artifact: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("uncertainty", [False, True])
 def test_predictions_are_made_on_the_gpu_unless_told_otherwise(
     run: Path, artifact: Path, tmp_path: Path, uncertainty: bool

@@ -38,6 +38,7 @@ def test_other_codecs_agree_with_the_cpu(name: str) -> None:
     assert wires[0] == wires[1]
 
 
+@pytest.mark.slow  # it compares times
 def test_triton_packs_faster_than_torch() -> None:
     pytest.importorskip("triton")
     values = torch.randn(2**24, device="cuda")

@@ -46,6 +46,7 @@ def test_a_gpu_trains_to_the_weights_of_the_cpu(tmp_path: Path) -> None:
         np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_resume_on_a_gpu_gives_the_same_bits(tmp_path: Path, precision: str) -> None:
     whole, stopped = (
@@ -54,6 +55,7 @@ def test_a_resume_on_a_gpu_gives_the_same_bits(tmp_path: Path, precision: str) -
     assert last(whole, "finished")["weights_sha256"] == last(stopped, "finished")["weights_sha256"]
 
 
+@pytest.mark.more
 def test_an_overflow_in_fp16_skips_one_step(tmp_path: Path) -> None:
     said = cases.train_case("fp16", tmp_path, device="cuda:0")
     assert said["outcomes"] == ["stopped", "finished"]
@@ -61,6 +63,7 @@ def test_an_overflow_in_fp16_skips_one_step(tmp_path: Path) -> None:
     assert skipped == [1, 0, 0]
 
 
+@pytest.mark.more
 def test_a_static_loss_scale_stays_through_overflows(tmp_path: Path) -> None:
     said = cases.train_case("fp16-static", tmp_path, device="cuda:0")
     assert said["outcomes"] == ["stopped", "finished"]
@@ -69,6 +72,7 @@ def test_a_static_loss_scale_stays_through_overflows(tmp_path: Path) -> None:
     assert state["precision"]["scaler"]["scale"] == 2.0**16
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("case", ["clipped in 2", "scaled in 2", "folds in 2"])
 def test_accumulated_gradients_on_a_gpu_are_those_of_the_whole_batch(tmp_path: Path, case: str) -> None:
     reference = cases.ACCUMULATED[case]
@@ -91,6 +95,7 @@ class Recurrent(torch.nn.Module):
         return self.out(self.layer(x[:, :, None])[0][:, -1])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
 def test_recurrent_nets_train_in_each_precision(tmp_path: Path, kind: Any) -> None:
     recipe = Recipe(model=lambda params: Recurrent(kind), loss=cases.loss)
@@ -110,6 +115,7 @@ def test_recurrent_nets_train_in_each_precision(tmp_path: Path, kind: Any) -> No
         assert found == pytest.approx(last["fp32"], rel=2e-2), name
 
 
+@pytest.mark.more
 def test_lars_for_all_tensors_at_once_is_lars_one_by_one_on_the_cpu() -> None:
     torch.manual_seed(0)
     given = [(torch.randn(s), [torch.randn(s) for _ in range(3)]) for s in ((30, 20), (20,), (4, 3, 3, 3))]
@@ -126,6 +132,7 @@ def test_lars_for_all_tensors_at_once_is_lars_one_by_one_on_the_cpu() -> None:
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.more
 def test_a_member_keeps_to_its_share_of_the_memory(tmp_path: Path) -> None:
     def greedy(params: dict[str, Any]) -> Any:
         model = cases.plain(params)
@@ -149,6 +156,7 @@ def test_a_member_keeps_to_its_share_of_the_memory(tmp_path: Path) -> None:
     assert [e["reason"] for e in events if e["type"] == "failed"] == ["oom"]
 
 
+@pytest.mark.more
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NCCL refuses two ranks on one")
 def test_two_gpus_are_one_over_nccl(tmp_path: Path) -> None:
     root = str(TRAIN.parents[1])
@@ -174,6 +182,7 @@ def test_two_gpus_are_one_over_nccl(tmp_path: Path) -> None:
             np.testing.assert_allclose(value, expected[name], rtol=1e-12, atol=1e-13, err_msg=name)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("own_loop", [False, True])
 def test_a_rank_says_how_long_it_kept_the_gpu_busy_and_trains_to_the_same_bits(
     tmp_path: Path, own_loop: bool, monkeypatch: pytest.MonkeyPatch
@@ -207,6 +216,7 @@ def test_a_rank_says_how_long_it_kept_the_gpu_busy_and_trains_to_the_same_bits(
     assert digests[0] == digests[1]
 
 
+@pytest.mark.more
 def test_measuring_a_gpus_work_does_not_wait_for_it() -> None:
     from ensemble.train.gpu_busy import open_gpu_busy
 
