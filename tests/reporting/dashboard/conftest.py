@@ -1,18 +1,76 @@
-"""A real Chromium for the tests of the live page."""
+"""What the page's tests run in: its modules in Node, and a real Chromium, one for the tests of a file."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from page_server import PageServer
+from page_server import STATIC, PageServer
+
+Open = Callable[..., PageServer]
 
 CHROMIUM = Path("/usr/bin/chromium")  # Debian's; Playwright's own would have to be downloaded
+HANG_S = 300.0  # no test is about how long something takes: this only ends one that hangs
 
 #: Of a view that has been drawn at least once.
 DRAWN = "[data-view]:not([data-drawn='0'])"
+#: What else is there once a view has drawn what its tests are about.
+MARKS = {
+    "curves": "figure :is([data-mark=line], [data-mark=best])",
+    "placement": ".node",
+    "search": "canvas.lines[data-lines]:not([data-lines='0'])",
+    "timeline": "[data-mark=attempt]",
+}
+COMPARED = "() => !document.querySelector('[data-view]').innerText.includes('are being compared')"
+#: Evaluates a line of JSON, [modules, code, arguments], to one: [value] or the text of an error.
+EVALUATE = """
+import { createInterface } from "node:readline";
+for await (const line of createInterface({ input: process.stdin })) {
+  const [modules, code, values] = JSON.parse(line);
+  let said;
+  try {
+    const found = await Promise.all(modules.split(" ").map((module) => import(`${process.argv[2]}/${module}`)));
+    said = [(await (0, eval)(code)(Object.assign({}, ...found), ...values)) ?? null];
+  } catch (error) {
+    said = String(error.stack);
+  }
+  console.log(JSON.stringify(said));
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    """Node; where it is not installed, the one that Playwright brings."""
+    if (found := shutil.which("node")) is not None:
+        return found
+    return str(Path(pytest.importorskip("playwright").__file__).parent / "driver" / "node")
+
+
+@pytest.fixture(scope="module")
+def call(node: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """`call("format.js", "(m, x) => m.number(x)", 3.5)` runs code on modules of the page, which draw nothing."""
+    folder = tmp_path_factory.mktemp("modules")
+    shutil.copytree(STATIC, folder / "static")
+    (folder / "package.json").write_text('{"type": "module"}')
+    (folder / "evaluate.js").write_text(EVALUATE)
+    command = [node, folder / "evaluate.js", (folder / "static").as_uri()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as process:
+
+        def run(modules: str, code: str, *values: Any) -> Any:
+            assert process.stdin is not None and process.stdout is not None
+            print(json.dumps([modules, code, values]), file=process.stdin, flush=True)
+            said = json.loads(process.stdout.readline())
+            assert isinstance(said, list), said
+            return said[0]
+
+        yield run  # in the end its input is closed, and it ends
 
 
 @pytest.fixture(scope="module")
@@ -32,43 +90,93 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
-@pytest.fixture
-def tab(browser: Any) -> Iterator[Any]:
-    """A fresh page in a context of its own; an error that no script caught fails the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    page = context.new_page()
+def open_tab(browser: Any, errors: list[str], **options: Any) -> Any:
+    """A page in a context of its own; notes errors that no script caught."""
+    tab = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light", **options).new_page()
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("console", lambda message: errors.append(message.text) if "Content Security" in message.text else None)
+    tab.on("dialog", lambda dialog: (errors.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
+    tab.set_default_timeout(1000 * HANG_S)
+    return tab
+
+
+@pytest.fixture(scope="module")
+def shared_tab(browser: Any) -> tuple[Any, list[str]]:
+    """One page for the tests of a file, and its errors: a context for each would cost as much as what they do."""
     errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if "Content Security" in message.text else None)
-    page.on("dialog", lambda dialog: (errors.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
-    page.set_default_timeout(15_000)
-    yield page
-    context.close()
+    return open_tab(browser, errors), errors
+
+
+@pytest.fixture
+def tab(shared_tab: tuple[Any, list[str]]) -> Iterator[Any]:
+    """The page of this file's tests, as it was at first; an error that no script caught fails the test."""
+    tab, errors = shared_tab
+    errors.clear()
+    tab.set_viewport_size({"width": 1280, "height": 900})
+    tab.emulate_media(color_scheme="light")
+    yield tab
+    tab.goto("about:blank")  # nothing of this test goes on in the next
     assert errors == []
 
 
 @pytest.fixture
-def open_page(tab: Any) -> Iterator[Callable[..., PageServer]]:
+def own_tab(browser: Any) -> Iterator[Any]:
+    """A page of this test's own, for what cannot be taken back."""
+    errors: list[str] = []
+    tab = open_tab(browser, errors)
+    yield tab
+    tab.context.close()
+    assert errors == []
+
+
+@pytest.fixture(scope="module")
+def page_server() -> Iterator[PageServer]:
+    """One server for the tests of a file: the browser keeps the page's modules."""
+    with PageServer() as server:
+        yield server
+
+
+@pytest.fixture
+def open_page(tab: Any, page_server: PageServer) -> Open:
     """`open_page(documents, "#members", logs=...)` serves documents and opens the page on them."""
-    servers: list[PageServer] = []
 
     def open_(documents: dict[str, Any], address: str = "", **options: Any) -> PageServer:
-        server = PageServer(documents, **options).__enter__()
-        servers.append(server)
-        tab.goto(server.url + address)
+        tab.goto(page_server.url + "static/icon.svg")  # of the same origin: nothing runs in it
+        tab.evaluate("localStorage.clear()")
+        page_server.show(documents, **options)
+        tab.goto(page_server.url + address)
         tab.wait_for_selector(DRAWN)
-        return server
+        view = address.removeprefix("#").partition("?")[0]
+        if view in MARKS:
+            tab.wait_for_selector(f"[data-view={view}] {MARKS[view]}", state="attached")
+        elif view == "ensemble":
+            tab.wait_for_function(COMPARED)
+        return page_server
 
-    yield open_
-    tab.goto("about:blank")
-    for server in servers:
-        server.__exit__()
+    return open_
 
 
-def wait_until(page: Any, is_so: Callable[[], Any], timeout_s: float = 15.0) -> None:
+def wait_until(page: Any, is_so: Callable[[], Any]) -> None:
     """Waits until something holds in the page or in the server; the browser's events go on meanwhile."""
-    waited = 0.0
+    until = time.monotonic() + HANG_S
     while not is_so():
-        assert waited < timeout_s, "it did not happen"
+        assert time.monotonic() < until, "it did not happen"
         page.wait_for_timeout(20)
-        waited += 0.02
+
+
+def show(tab: Any, view: str) -> str:
+    """Opens a view, by its address without the `#`; returns its text once it is drawn."""
+    tab.evaluate("view => { location.hash = view; }", view)
+    drawn = tab.locator(f"[data-view={view.partition('?')[0]}]:not([data-drawn='0'])")
+    return str(drawn.inner_text())  # no handle is kept, which would keep the view after it was closed
+
+
+def figure(tab: Any, title: str) -> Any:
+    """The first card with this title."""
+    return tab.locator("figure", has=tab.locator("h3", has_text=title)).first
+
+
+def selected(tab: Any) -> set[str]:
+    """The members that the address says are selected."""
+    found = tab.evaluate("new URLSearchParams(location.hash.split('?')[1] ?? '').get('select') ?? ''")
+    return set(filter(None, found.split(",")))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT_S = 120.0
+HANG_S = 300.0  # it only ends a test that hangs
 
 
 class Server:
@@ -79,7 +79,7 @@ class Server:
             body = json.dumps(body)
             sent |= {"Content-Type": "application/json", "Origin": f"http://{self.host}"}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
         with contextlib.closing(connection):
             connection.putrequest(
                 method, target if at_root else self.root + target, skip_host=True, skip_accept_encoding=True
@@ -102,7 +102,7 @@ class Server:
 
     def send(self, data: bytes, *, end: bool = False) -> bytes:
         """What it answers to these bytes, up to the end of the connection."""
-        with socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), HANG_S) as connection:
             with contextlib.suppress(ConnectionError):
                 connection.sendall(data)
                 if end:
@@ -116,7 +116,7 @@ class Server:
     @contextlib.contextmanager
     def stream(self, target: str, **headers: str) -> Iterator[Messages]:
         """Server-sent events."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
         with contextlib.closing(connection):
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request("GET", self.root + target, headers={"Cookie": self.cookie, **named})
@@ -143,7 +143,7 @@ class Server:
 
     def wait(self) -> int:
         """Waits for its end; returns its exit status."""
-        out, _ = self.process.communicate(timeout=TIMEOUT_S)
+        out, _ = self.process.communicate(timeout=HANG_S)
         self.said += (out or "").splitlines()
         return self.process.returncode
 

@@ -1,6 +1,7 @@
 """Serves the live page with documents made by hand, by the contract of the server's routes.
 
-with PageServer(make_documents(100)) as server:
+with PageServer() as server:
+    server.show(make_documents(100))
     page.goto(server.url)
     server.push(make_change(server.documents["state"], 1))
     server.posted          # the bodies of the requests that the page sent
@@ -29,17 +30,25 @@ TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".s
 
 
 class PageServer:
-    """A server of one or several runs that have the same documents.
+    """A server of one or several runs that have the same documents; `show` says which, again for each test."""
 
-    Args:
-        documents: as of `documents.make_documents`.
-        logs: what members wrote, by member.
-        keys: of the runs that are listed.
-    """
+    def __init__(self) -> None:
+        self._streams: dict[str, list[queue.SimpleQueue[str | None]]] = {}
+        self.show({})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
-    def __init__(
+    def show(
         self, documents: dict[str, Any], *, logs: dict[str, str] | None = None, keys: tuple[str, ...] = (KEY,)
     ) -> None:
+        """Serves these from now on, and forgets what was before.
+
+        Args:
+            documents: as of `documents.make_documents`.
+            logs: what members wrote, by member.
+            keys: of the runs that are listed.
+        """
         self.documents = documents
         self.logs = logs or {}
         self.keys = keys
@@ -47,10 +56,8 @@ class PageServer:
         self.asked: list[str] = []  # paths, in order
         self.refusal: tuple[int, str] | None = None  # what an action is answered with
         self._changes: dict[int, str] = {}  # by offset
-        self._streams: dict[str, list[queue.SimpleQueue[str | None]]] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self.drop()
+        self._streams = {}
 
     @property
     def url(self) -> str:
@@ -107,13 +114,14 @@ class PageServer:
     def follow(self, stream: str, first: str | None) -> Iterator[str]:
         """The texts of a stream, the first at once, until it is dropped."""
         mine: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._streams.setdefault(stream, []).append(mine)
+        followers = self._streams.setdefault(stream, [])
+        followers.append(mine)
         try:
             yield first if first is not None else ": here\n\n"
             while (text := mine.get()) is not None:
                 yield text
         finally:
-            self._streams[stream].remove(mine)
+            followers.remove(mine)
 
 
 def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
@@ -176,14 +184,14 @@ def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
                 self.send_error(404)
                 return
             body = path.read_bytes()
-            self._head(200, f"{TYPES[path.suffix]}; charset=utf-8", len(body))
+            self._head(200, f"{TYPES[path.suffix]}; charset=utf-8", len(body), "max-age=3600")
             self.wfile.write(body)
 
-        def _head(self, status: int, kind: str, length: int | None = None) -> None:
+        def _head(self, status: int, kind: str, length: int | None = None, kept: str = "no-store") -> None:
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Security-Policy", POLICY)
-            self.send_header("Cache-Control", "no-store")
+            self.send_header("Cache-Control", kept)
             if length is not None:
                 self.send_header("Content-Length", str(length))
             self.end_headers()

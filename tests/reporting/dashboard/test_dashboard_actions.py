@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import wait_until
+from conftest import Open, wait_until
 from documents import make_change, make_documents
 from page_server import PageServer
 
-pytestmark = pytest.mark.browser
-
-Open = Callable[..., PageServer]
+pytestmark = [pytest.mark.browser, pytest.mark.more]
 
 
 def posted(tab: Any, server: PageServer, count: int = 1) -> list[dict[str, Any]]:
@@ -24,7 +21,7 @@ def press(tab: Any, name: str) -> None:
     tab.get_by_role("button", name=name, exact=True).click()
 
 
-def test_stop_asks_first(tab: Any, open_page: Open) -> None:
+def test_stop_asks_first_and_may_be_at_once(tab: Any, open_page: Open) -> None:
     server = open_page(make_documents(8))
     press(tab, "Stop the run …")
     press(tab, "Back")
@@ -32,10 +29,7 @@ def test_stop_asks_first(tab: Any, open_page: Open) -> None:
     press(tab, "Stop the run …")
     press(tab, "Stop the run")
     assert posted(tab, server) == [{"verb": "stop"}]
-
-
-def test_stop_at_once(tab: Any, open_page: Open) -> None:
-    server = open_page(make_documents(8))
+    open_page(make_documents(8))
     press(tab, "Stop the run …")
     tab.check("dialog input[type=checkbox]")
     press(tab, "Stop the run")
@@ -56,22 +50,17 @@ def test_escape_leaves_a_question_and_the_focus_returns(tab: Any, open_page: Ope
     assert "select=member-1" in tab.url, "the key was the dialog's"
 
 
-@pytest.mark.parametrize(
-    ("member", "button", "verb"),
-    [("member-1", "Pause", "pause"), ("member-5", "Resume", "resume")],
-)
-def test_a_member_is_paused_and_resumed(tab: Any, open_page: Open, member: str, button: str, verb: str) -> None:
-    server = open_page(make_documents(8), f"#member?member={member}")
-    press(tab, button)
-    assert posted(tab, server) == [{"verb": verb, "member": member}]
-
-
-def test_a_member_is_cancelled_after_a_question(tab: Any, open_page: Open) -> None:
+def test_a_member_is_paused_resumed_and_after_a_question_cancelled(tab: Any, open_page: Open) -> None:
     server = open_page(make_documents(8), "#member?member=member-1")
+    press(tab, "Pause")
+    assert posted(tab, server) == [{"verb": "pause", "member": "member-1"}]
     press(tab, "Cancel …")
     assert "ends for good" in tab.text_content("dialog")
     press(tab, "Cancel member-1")
-    assert posted(tab, server) == [{"verb": "cancel", "member": "member-1"}]
+    assert posted(tab, server, 2)[-1] == {"verb": "cancel", "member": "member-1"}
+    tab.evaluate("() => { location.hash = 'member?member=member-5'; }")
+    press(tab, "Resume")
+    assert posted(tab, server, 3)[-1] == {"verb": "resume", "member": "member-5"}
 
 
 def test_the_selected_members_are_paused_together(tab: Any, open_page: Open) -> None:
@@ -129,13 +118,10 @@ def test_the_runs_answer_is_shown_where_screen_readers_hear_it(tab: Any, open_pa
     told = tab.wait_for_selector("[aria-live=polite] >> text=pause member-1: refused, it <b>ended</b>")
     assert "bad" in told.get_attribute("class")
     assert "not ours" not in tab.text_content("[aria-live=polite]")
-
-
-def test_a_refusal_of_the_server_is_shown(tab: Any, open_page: Open) -> None:
-    server = open_page(make_documents(8), "#member?member=member-1")
     server.refusal = (409, "the run has ended")
+    tab.evaluate("() => { location.hash = 'member?member=member-7'; }")
     press(tab, "Pause")
-    tab.wait_for_selector("text=pause member-1: not done, the run has ended")
+    tab.wait_for_selector("text=pause member-7: not done, the run has ended")
 
 
 def test_an_ended_run_offers_nothing(tab: Any, open_page: Open) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_until
+from conftest import HANG_S, show, wait_until
 from dashboard_process import Server, serve
 from leftovers import wait_until as wait_for
 
-from ensemble.store import RunState, fold
+import ensemble
+from ensemble.store import RunDir, RunState, fold, read_events
 from ensemble.store.log_lines import read_events_from
 
 pytestmark = pytest.mark.browser
@@ -81,7 +82,7 @@ class Driver:
             if self.process.poll() is None:
                 self.process.send_signal(signal.SIGINT)
                 try:
-                    self.process.wait(30)
+                    self.process.wait(HANG_S)
                 except subprocess.TimeoutExpired:
                     continue
         if self.process.poll() is None:
@@ -113,13 +114,12 @@ def on_local(tmp_path: Path) -> Iterator[Driver]:
 
 
 @pytest.fixture
-def page(tab: Any) -> Iterator[Any]:
-    """The tab; an error on its console, or a request to anywhere but the server, fails the test."""
+def page(own_tab: Any) -> Iterator[Any]:
+    """A tab; an error on its console, or a request to anywhere but the server, fails the test."""
     wrong: list[str] = []
-    tab.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    tab.on("request", lambda request: wrong.append(request.url) if "//127.0.0.1:" not in request.url else None)
-    tab.wrong = wrong
-    yield tab
+    own_tab.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    own_tab.on("request", lambda request: wrong.append(request.url) if "//127.0.0.1:" not in request.url else None)
+    yield own_tab
     assert wrong == []
 
 
@@ -130,132 +130,135 @@ def enter(tab: Any, server: Server) -> None:
     tab.wait_for_selector("[data-view=overview]:not([data-drawn='0'])")
 
 
-def show(tab: Any, view: str) -> str:
-    """Opens a view; returns its text when it has been drawn twice: also after something changed."""
-    tab.evaluate(f"location.hash = '#{view}'")
-    name = view.partition("?")[0]
-    drawn = f"Number(document.querySelector('[data-view={name}]')?.dataset.drawn ?? 0)"
-    wait_until(tab, lambda: tab.evaluate(drawn) >= 3)
-    return str(tab.inner_text(f"[data-view={name}]"))
-
-
 def count(tab: Any, selector: str) -> int:
     """How many members, or nodes, the marks are of."""
     named = "each => each.map(e => e.dataset.member ?? e.dataset.node)"
     return len(set(tab.eval_on_selector_all(selector, named)))
 
 
-# -- what each view says of a run on Ray -------------------------------------------------------------------------
+# -- the page of a run, in all its views -------------------------------------------------------------------------
 
 
-def check_overview(tab: Any, text: str, state: RunState) -> None:
-    assert "4 running" in text and "Stop the run …" in text and "0 of 4" in text
-    assert "member-" in tab.inner_text(".tiles") and tab.locator("[data-mark=tile]").count() >= 8
-    assert "ray executor" in tab.inner_text(".lead") and tab.inner_text("h1") == "watched"
+def is_overview(tab: Any, text: str, state: RunState) -> bool:
+    named = f"{state.executor} executor" in tab.inner_text(".lead") and tab.inner_text("h1") == state.name
+    return named and "member-" in tab.inner_text(".tiles") and tab.locator("[data-mark=tile]").count() >= 8
 
 
-def check_members(tab: Any, text: str, state: RunState) -> None:
-    assert count(tab, "tbody tr[data-member]") == len(MEMBERS)
-    for member in MEMBERS:
-        line = tab.inner_text(f"tr[data-member={member}]")
-        assert "running" in line and f"{state.members[member].identity['params']['lr']:g}" in line
+def is_table_of_members(tab: Any, text: str, state: RunState) -> bool:
+    lines = {name: tab.inner_text(f"tr[data-member={name}]") for name in state.members}
+    params = {name: f"{member.identity['params']['lr']:g}" for name, member in state.members.items()}
+    has_all = all(state.members[name].state in line and params[name] in line for name, line in lines.items())
+    return has_all and count(tab, "tbody tr[data-member]") == len(state.members)
 
 
-def check_curves(tab: Any, text: str, state: RunState) -> None:
-    assert count(tab, "[data-metric] g[data-member]") == len(MEMBERS)
-    assert state.objective is not None and state.objective in text
+def is_curves(tab: Any, text: str, state: RunState) -> bool:
+    return count(tab, "[data-metric] g[data-member]") == len(state.members) and str(state.objective) in text
 
 
-def check_timeline(tab: Any, text: str, state: RunState) -> None:
-    assert tab.locator("[data-mark=attempt]").count() == sum(len(m.spans) for m in state.members.values()) == 4
-    assert count(tab, "[data-node]") == 1 and tab.locator("[data-mark=now]").count() == 1
-    assert tab.locator("[data-mark=attempt][data-outcome=running]").count() == 4
+def is_timeline(tab: Any, text: str, state: RunState) -> bool:
+    attempts = sum(len(member.spans) for member in state.members.values())
+    return tab.locator("[data-mark=attempt]").count() == attempts and count(tab, "[data-node]") == len(state.nodes)
 
 
-def check_placement(tab: Any, text: str, state: RunState) -> None:
+def is_placement(tab: Any, text: str, state: RunState) -> bool:
     nodes = tab.eval_on_selector_all("[data-node]", "each => each.map(e => e.dataset.node)")
-    assert set(nodes) == {name for name, node in state.nodes.items() if node.info}
-    assert count(tab, "[data-mark=piece][data-member]") == len(MEMBERS)
+    known = {name for name, node in state.nodes.items() if node.info}
+    return set(nodes) == known and count(tab, "[data-mark=piece][data-member]") > 0
 
 
-def check_pipeline(tab: Any, text: str, state: RunState) -> None:
-    wait_until(tab, lambda: tab.locator("[data-cohort]").count() == 1, 60)
-    text = tab.inner_text("[data-view=pipeline]")
-    assert "Source" in text and "prepared" in text and "consumed" in text
-    assert count(tab, "[data-mark=reader]") == len(MEMBERS)
+def is_pipeline(tab: Any, text: str, state: RunState) -> bool:
+    if not state.feeders:
+        return "every member prepares its own samples" in text
+    is_drawn = tab.locator("[data-cohort]").count() == 1
+    return is_drawn and all(word in text for word in ("Source", "prepared", "consumed"))
 
 
-def check_search(tab: Any, text: str, state: RunState) -> None:
-    assert "lr" in text
+def is_cost(tab: Any, text: str, state: RunState) -> bool:
+    """Joules that were estimated are called so; nobody may take them for measured ones."""
+    origins = {node.info["power"]["origin"] for node in state.nodes.values() if node.info}
+    return all(name in text for name in ("train", *state.members)) and origins <= set(re.findall(r"\w+", text))
 
 
-def check_cost(tab: Any, text: str, state: RunState) -> None:
-    wait_until(tab, lambda: "member-3" in tab.inner_text("[data-view=cost]"), 60)
-    assert "train" in tab.inner_text("[data-view=cost]")
+def is_page_of_a_member(tab: Any, text: str, state: RunState) -> bool:
+    params = state.members["member-1"].identity["params"]
+    drawn = tab.locator("[data-mark=attempt]").count() == 1 and tab.locator("[data-mark=param]").count() == len(
+        params
+    )
+    return drawn and "member-1" in text and f"{params['lr']:g}" in text
 
 
-def check_member(tab: Any, text: str, state: RunState) -> None:
-    assert "member-2" in text and "0.2" in text and "Pause" in text
-    assert tab.locator("[data-mark=attempt]").count() == 1 and tab.locator("[data-mark=param]").count() == 3
-
-
-VIEWS: dict[str, Callable[[Any, str, RunState], None]] = {
-    "overview": check_overview,
-    "members": check_members,
-    "curves": check_curves,
-    "timeline": check_timeline,
-    "placement": check_placement,
-    "pipeline": check_pipeline,
-    "search": check_search,
-    "cost": check_cost,
-    "member?member=member-2": check_member,
+VIEWS: dict[str, Callable[[Any, str, RunState], bool]] = {
+    "overview": is_overview,
+    "members": is_table_of_members,
+    "curves": is_curves,
+    "timeline": is_timeline,
+    "placement": is_placement,
+    "pipeline": is_pipeline,
+    "search": lambda tab, text, state: "lr" in text,
+    "ensemble": lambda tab, text, state: "Calibration" in text or "finished" in text,
+    "cost": is_cost,
+    "details": lambda tab, text, state: "member-1" in text,
+    "notices": lambda tab, text, state: bool(text),
+    "member?member=member-1": is_page_of_a_member,
 }
 
 
+def check_views(tab: Any, read: Callable[[], RunState]) -> None:
+    """Every view shows what the log says; some fetch a document first."""
+    for view, is_right in VIEWS.items():
+        name = view.partition("?")[0]
+        show(tab, view)
+        print(view)  # the last one is the one that is not right
+        wait_until(tab, lambda: is_right(tab, tab.inner_text(f"[data-view={name}]"), read()))  # noqa: B023
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A run of two members, in this process: before there is a browser, which has its own loop here."""
+    from execute_members import an_ensemble
+
+    run = RunDir(tmp_path_factory.mktemp("finished") / "run")
+    ensemble.submit(an_ensemble([{"lr": 0.3}, {"lr": 0.1}]), run.path, executor="inline").wait()
+    return run
+
+
+def test_the_page_of_a_real_run_follows_its_log_and_draws_every_view(finished_run: RunDir, page: Any) -> None:
+    run = finished_run
+    log = run.events.read_bytes()
+    until = log.index(b'"epoch"')  # within the first line that tells of an epoch
+    run.events.write_bytes(log[:until])
+    with serve(run.path) as server:
+        enter(page, server)
+        assert "0 of 2" in page.inner_text(".tiles")
+        with run.events.open("ab") as file:
+            file.write(log[until:])
+        page.wait_for_selector("header .pill >> text=finished")
+        check_views(page, lambda: fold(read_events(run.events)))
+        assert "2 of 2" in show(page, "overview")
+
+
 @pytest.mark.ray
-def test_each_view_shows_the_ensemble_that_trains_on_ray(page: Any, on_ray: Driver) -> None:
+@pytest.mark.more
+def test_what_is_asked_from_the_page_of_a_run_on_ray_is_done_and_said(page: Any, on_ray: Driver) -> None:
+    """Every view shows it. Pause, resume, clone, cancel, stop: the log has the answer, and the page says it."""
     with serve(on_ray.run_dir) as server:
         enter(page, server)
-        for view, check in VIEWS.items():
-            text = show(page, view)
-            check(page, text, on_ray.fold())
-            if where := os.environ.get("SCREENSHOTS"):
-                take_screenshots(page, Path(where), view.partition("?")[0])
-        for view in ("ensemble", "notices"):
-            assert show(page, view)
-
-
-def take_screenshots(tab: Any, folder: Path, name: str) -> None:
-    """Pictures of the shown view, to be looked at: light, dark, on a narrow screen."""
-    folder.mkdir(exist_ok=True)
-    for kind, width, scheme in (("light", 1280, "light"), ("dark", 1280, "dark"), ("narrow", 400, "light")):
-        tab.emulate_media(color_scheme=scheme)
-        tab.set_viewport_size({"width": width, "height": 900})
-        tab.wait_for_timeout(600)
-        tab.screenshot(path=folder / f"{name}-{kind}.png", full_page=True)
-    tab.emulate_media(color_scheme="light")
-    tab.set_viewport_size({"width": 1280, "height": 900})
-
-
-@pytest.mark.ray
-def test_what_is_asked_from_the_page_is_done_and_said(page: Any, on_ray: Driver) -> None:
-    """Pause, resume, clone, cancel, stop: the log has the answer, and the page says it."""
-    with serve(on_ray.run_dir) as server:
-        enter(page, server)
+        assert all(text in page.inner_text("#app") for text in ("4 running", "Stop the run …"))
+        check_views(page, on_ray.fold)
 
         def wait_for_answer(verb: str, said: str) -> None:
-            wait_until(page, lambda: on_ray.find_answer(verb) is not None, 60)
+            wait_until(page, lambda: on_ray.find_answer(verb) is not None)
             answer = on_ray.find_answer(verb)
             assert answer is not None and answer["done"], answer
-            wait_until(page, lambda: any(said in each for each in page.locator(SAID).all_inner_texts()), 30)
+            wait_until(page, lambda: any(said in each for each in page.locator(SAID).all_inner_texts()))
 
         show(page, "member?member=member-1")
         page.click("text=Pause")
         wait_for_answer("pause", "pause member-1: ")
-        page.wait_for_selector(".member-head .pill >> text=paused", timeout=60_000)
+        page.wait_for_selector(".member-head .pill >> text=paused")
         page.click("button >> text=Resume")
         wait_for_answer("resume", "resume member-1: ")
-        page.wait_for_selector(".member-head .pill >> text=running", timeout=60_000)
+        page.wait_for_selector(".member-head .pill >> text=running")
 
         page.click("text=Clone with changes …")
         page.fill("dialog input[name=lr]", "0.01")
@@ -263,7 +266,7 @@ def test_what_is_asked_from_the_page_is_done_and_said(page: Any, on_ray: Driver)
         page.click(CONFIRM)
         wait_for_answer("add", "a clone of member-1: ")
         show(page, "members")
-        page.wait_for_selector("tr[data-member=member-4] >> text=running", timeout=60_000)
+        page.wait_for_selector("tr[data-member=member-4] >> text=running")
         identity = on_ray.fold().members["member-4"].identity
         assert identity["params"]["lr"] == 0.01 and identity["lineage"]["from"] == "member-1"
         assert "clone of member-1" in show(page, "member?member=member-4")
@@ -272,15 +275,15 @@ def test_what_is_asked_from_the_page_is_done_and_said(page: Any, on_ray: Driver)
         page.click("text=Cancel …")
         page.click(CONFIRM)
         wait_for_answer("cancel", "cancel member-3: ")
-        page.wait_for_selector(".member-head .pill >> text=cancelled", timeout=60_000)
+        page.wait_for_selector(".member-head .pill >> text=cancelled")
 
         show(page, "overview")
         page.click("text=Stop the run …")
         page.click(CONFIRM)
         wait_for_answer("stop", "stop: ")
-        page.wait_for_selector("header .pill >> text=stopped", timeout=60_000)
+        page.wait_for_selector("header .pill >> text=stopped")
         assert page.locator("text=Stop the run …").count() == 0
-        assert on_ray.process.wait(60) is not None
+        assert on_ray.process.wait(HANG_S) is not None
         assert page.text_content(".connection") == "run ended"
 
 
@@ -290,12 +293,12 @@ def test_a_lost_controller_is_said_and_the_resumed_run_goes_on(page: Any, on_loc
         enter(page, server)
         on_local.process.send_signal(signal.SIGKILL)
         on_local.process.wait()
-        page.wait_for_selector("header .pill >> text=interrupted", timeout=60_000)
+        page.wait_for_selector("header .pill >> text=interrupted")
         text = page.inner_text("[data-view=overview]")
         assert f"process {on_local.process.pid}" in text and f"ensemble resume {on_local.run_dir}" in text
         assert page.locator("text=Stop the run …").count() == 0
         on_local.start()
-        page.wait_for_selector("header .pill >> text=running", timeout=120_000)
+        page.wait_for_selector("header .pill >> text=running")
         on_local.wait_for_epochs()
         page.wait_for_selector("text=Stop the run …")
         assert "is gone" not in page.inner_text("[data-view=overview]")
@@ -304,30 +307,16 @@ def test_a_lost_controller_is_said_and_the_resumed_run_goes_on(page: Any, on_loc
 
 
 @pytest.mark.slow
-def test_a_lost_server_is_said_and_what_to_do(tab: Any, on_local: Driver) -> None:
+def test_a_lost_server_is_said_and_what_to_do(own_tab: Any, on_local: Driver) -> None:
+    tab = own_tab
     with serve(on_local.run_dir) as server:
         enter(tab, server)
         server.close(signal.SIGKILL)
-        tab.wait_for_selector(".connection >> text=connection lost", timeout=30_000)
-        tab.wait_for_selector(".trouble >> text=ensemble dashboard", timeout=30_000)
+        tab.wait_for_selector(".connection >> text=connection lost")
+        tab.wait_for_selector(".trouble >> text=ensemble dashboard")
         assert "does not answer" in tab.inner_text(".trouble")
         with serve(on_local.run_dir, "--port", str(server.port)) as again:
-            tab.wait_for_selector(".trouble >> text=key is not valid any more", timeout=30_000)
+            tab.wait_for_selector(".trouble >> text=key is not valid any more")
             enter(tab, again)
             tab.wait_for_selector(".connection:text-is('live')")
             assert not tab.is_visible(".trouble")
-
-
-@pytest.mark.slow
-def test_a_run_that_takes_the_place_of_a_deleted_one_is_shown_instead(page: Any, on_local: Driver) -> None:
-    with serve(on_local.run_dir) as server:
-        enter(page, server)
-        show(page, "members")
-        on_local.stop()
-        page.wait_for_selector("header .pill >> text=stopped", timeout=60_000)
-        shutil.rmtree(on_local.run_dir)
-        page.wait_for_selector("header .pill >> text=not started", timeout=30_000)
-        assert page.locator("tbody tr[data-member]").count() == 0
-        on_local.start()
-        page.wait_for_selector("tr[data-member=member-3] >> text=running", timeout=120_000)
-        assert page.inner_text("header .pill") == "running" and page.text_content(".connection") == "live"

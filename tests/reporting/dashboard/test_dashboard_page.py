@@ -1,29 +1,29 @@
-"""The page as a whole in a browser: how it opens, follows a run, comes back, freezes, and what it says."""
+"""The page as a whole in a browser: how it opens, follows a run, comes back, and what it says in any width."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DRAWN, wait_until
-from documents import make_change, make_documents
-from page_server import KEY, STATIC, PageServer
+from conftest import DRAWN, Open, show, wait_until
+from documents import COLUMNS, HOSTILE, make_change, make_documents
+from page_server import KEY, PageServer
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.more]
 
-Open = Callable[..., PageServer]
+VIEWS = ("overview", "members", "curves", "timeline", "placement", "pipeline", "search", "ensemble", "cost")
+VIEWS += ("details", "notices", "member?member=member-3")
+NARROW = {"width": 400, "height": 800}
 
 
-def tiles(tab: Any) -> dict[str, str]:
-    """The figures on the tiles by their labels."""
+def tiles(tab: Any, what: str = "figure") -> dict[str, str]:
+    """The figures on the tiles by their labels, or the notes below them."""
     found: dict[str, str] = tab.evaluate(
-        """() => Object.fromEntries([...document.querySelectorAll("[data-mark='tile']")].map(
-            (tile) => [tile.querySelector("dt").textContent, tile.querySelector(".figure").textContent]))"""
+        """(what) => Object.fromEntries([...document.querySelectorAll("[data-mark='tile']")].map(
+            (tile) => [tile.querySelector("dt").textContent, tile.querySelector("." + what).textContent]))""",
+        what,
     )
     return found
 
@@ -37,8 +37,10 @@ def is_live(tab: Any, server: PageServer) -> bool:
 
 def test_the_overview_says_how_the_run_stands(tab: Any, open_page: Open) -> None:
     documents = make_documents(40)
-    open_page(documents)
     run = documents["state"]["run"]
+    run["facts"].append({"label": "models", "text": "5 finished, 2 pruned.", "tone": ""})
+    open_page(documents)
+    assert not tab.is_visible("text=All runs"), "one run opens at once"
     assert tab.text_content("h1") == "digits"
     assert tab.text_content(".pill") == "running"
     assert tab.text_content(".progress .figure") == "42 % done"
@@ -50,49 +52,36 @@ def test_the_overview_says_how_the_run_stands(tab: Any, open_page: Open) -> None
     assert shown["CPU time (measured)"] == "4,870 s"
     assert shown["Energy (measured)"] == "201 kJ"
     assert shown["Power now (measured)"] == "690 W"
-    parts = tab.locator(".progress [data-mark='state']")
-    assert parts.count() == len(run["counts"])
+    assert "while training" in tiles(tab, "note")["Samples a second"]
+    assert tiles(tab, "note")["Models a minute"] == "5 finished, 2 pruned."
+    assert tab.locator(".progress [data-mark='state']").count() == len(run["counts"])
     facts = tab.eval_on_selector_all("[data-mark='fact'] dd", "all => all.map(each => each.textContent)")
     assert facts == [fact["text"] for fact in run["facts"]]
     assert tab.locator("[data-mark='notice']").count() == 3
-
-
-def test_the_best_so_far_is_drawn_from_the_curves(tab: Any, open_page: Open) -> None:
-    documents = make_documents(40)
-    open_page(documents)
     curves = documents["curves"]["members"].values()
     highest = max(value for curve in curves for value in curve["values"]["accuracy"])
     tab.wait_for_selector("svg.step-chart path.step-line[d^=M]")
-    assert tab.text_content(".step-value") == f"{highest:.4f}"
-
-
-def test_an_ended_run_shows_what_was_combined(tab: Any, open_page: Open) -> None:
-    documents = make_documents(12, ended=True)
-    open_page(documents)
-    combined = documents["state"]["run"]["combined"]["metrics"]
-    assert tiles(tab)["Combined accuracy"] == f"{combined['ensemble']['accuracy']:.4f}"
-    assert "+0.0220 to the best member, both on test" in tab.text_content(".tiles")
-    assert tiles(tab)["Wall time"] == "5 min 00 s"
-    assert tab.text_content(".connection") == "run ended"
-
-
-def test_a_state_in_the_legend_leads_to_its_members(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(40))
+    assert tab.text_content(".step-value") == f"{highest:.4f}", "drawn from the curves"
     tab.click(".state-legend button:has-text('failed')")
     tab.wait_for_selector("[data-view='members']:not([data-drawn='0'])")
     assert tab.url.endswith("#members?filter=state%3Afailed")
 
 
-def test_a_member_has_a_figure_for_each_metric(tab: Any, open_page: Open) -> None:
-    documents = make_documents(20)
-    open_page(documents, "#member?member=member-0")
-    curve = documents["curves"]["members"]["member-0"]
-    tab.wait_for_selector("figure >> text=accuracy")
-    assert tab.locator("[data-member='member-0'][data-mark='line']").count() == 2
-    assert tab.locator("[data-member='member-0'][data-mark='training']").count() == 1
-    tab.click("figure:has-text('accuracy') button:has-text('as a table')")
-    shown = tab.eval_on_selector_all("figure tbody tr", "rows => rows.map(row => row.cells[1].textContent)")
-    assert shown == [f"{value:.4f}" for value in reversed(curve["values"]["accuracy"])]
+def test_an_ended_run_shows_what_was_combined_and_of_which_samples_its_figures_are(
+    tab: Any, open_page: Open
+) -> None:
+    documents = make_documents(40, ended=True)
+    run = documents["state"]["run"]
+    run["totals"]["node_energy_j"] = 402468.0
+    open_page(documents)
+    shown, said = tiles(tab), tiles(tab, "note")
+    assert shown["Combined accuracy"] == f"{run['combined']['metrics']['ensemble']['accuracy']:.4f}"
+    assert said["Combined accuracy"] == "+0.0220 to the best member, both on test"
+    assert shown["Wall time"] == "5 min 00 s"
+    assert said["Best accuracy"] == f"{run['best']['member']}, on validation"
+    assert said["Energy (measured)"].startswith("of 402 kJ for the whole of the nodes")
+    assert said["Models a minute"] == "finished and pruned, from the first start to the last end"
+    assert tab.text_content(".connection") == "run ended"
 
 
 # -- following --------------------------------------------------------------------------------------
@@ -115,15 +104,20 @@ def test_changes_are_drawn_at_most_five_times_a_second(tab: Any, open_page: Open
 
 def test_a_stale_document_is_fetched_again_once_for_many_changes(tab: Any, open_page: Open) -> None:
     documents = make_documents(10)
-    server = open_page(documents)
+    server = open_page(documents, "#ensemble")
     wait_until(tab, lambda: is_live(tab, server))
+    assert tab.locator("text=No member has finished yet. >> visible=true").count() == 1
+    assert tab.locator("[data-view=ensemble] figure >> visible=true").count() == 0, "one sentence for all figures"
     asked = f"/api/runs/{KEY}/quality"
-    wait_until(tab, lambda: server.asked.count(asked) == 1)
+    assert server.asked.count(asked) == 1
     server.documents["quality"] = make_documents(10, ended=True)["quality"]
     for step in range(1, 11):
         server.push({**make_change(documents["state"], step), "stale": ["quality"]})
-    tab.wait_for_selector("text=Combined accuracy so far")
+    tab.wait_for_selector("[data-metric=accuracy] .dot-row")
+    assert tab.locator("[data-view=ensemble] .absent >> visible=true").count() == 0
     assert server.asked.count(asked) == 2
+    show(tab, "overview")
+    tab.wait_for_selector("text=Combined accuracy so far")
 
 
 def test_a_lost_connection_is_said_and_taken_up_again_from_where_it_ended(tab: Any, open_page: Open) -> None:
@@ -161,6 +155,59 @@ def test_a_key_that_is_no_longer_valid_is_said(tab: Any, open_page: Open) -> Non
     tab.wait_for_selector("[role=alert] >> text=The run cannot be read")
 
 
+DRIVER = "the controller (process 4711) is gone; `ensemble resume /data/runs/digits` goes on"
+
+
+def test_a_run_without_its_controller_does_not_look_alive(tab: Any, open_page: Open) -> None:
+    documents = make_documents(12)
+    server = open_page(documents)
+    wait_until(tab, lambda: tab.text_content(".connection") == "live")
+    assert tab.locator("[data-mark='driver']").is_hidden()
+    assert "now" in tab.locator(".step-chart").text_content()
+    run = documents["state"]["run"] | {"driver": DRIVER, "state": {"word": "interrupted", "tone": "bad"}}
+    server.push({"offset": 123457, "now": documents["state"]["now"], "run": run})
+    tab.wait_for_selector("[data-mark='driver']")
+    wait_until(tab, lambda: tab.text_content(".connection") == "standing still")
+    assert "left" not in tab.text_content(".progress-head")
+    wait_until(tab, lambda: "now" not in tab.locator(".step-chart").text_content())
+    for view in ("members", "timeline", "placement", "cost"):
+        show(tab, view)
+        said = tab.text_content("[data-mark='driver']")
+        assert said.startswith(
+            "The controller (process 4711) is gone; `ensemble resume /data/runs/digits` goes on."
+        )
+        assert "5:00" in said
+    server.push({"offset": 123458, "now": documents["state"]["now"], "run": run | {"driver": None}})
+    wait_until(tab, lambda: tab.locator("[data-mark='driver']").is_hidden())
+    assert tab.text_content(".connection") == "live"
+
+
+# -- many tabs of one browser, which has six connections to a server for all of them -----------------------------
+
+
+def test_seven_tabs_are_drawn_and_all_get_every_change(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(4), "#member?member=member-0")
+    tabs = [tab]
+    for _ in range(6):
+        tabs.append(tab.context.new_page())
+        tabs[-1].goto(server.url + "#overview")
+        tabs[-1].wait_for_selector(DRAWN)
+    change = make_change(server.documents["state"], 1)
+    server.push(change)
+    for each in tabs:
+        wait_until(each, lambda each=each: each.get_attribute("body", "data-offset") == str(change["offset"]))
+    for each in tabs[1:]:
+        each.close()
+
+
+def test_a_run_has_one_stream_and_the_list_another(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(4), keys=("aa", "bb"))
+    wait_until(tab, lambda: server.followers("runs") == 1)
+    tab.click("main a")
+    wait_until(tab, lambda: server.followers("run") == 1)
+    wait_until(tab, lambda: (server.send("runs", ": still there\n\n"), server.followers("runs") == 0)[1])
+
+
 # -- runs -------------------------------------------------------------------------------------------
 
 
@@ -178,35 +225,45 @@ def test_a_folder_lists_its_runs_and_each_can_be_opened(tab: Any, open_page: Ope
     tab.wait_for_selector("[data-view='runs']")
 
 
-def test_one_run_opens_at_once(tab: Any, open_page: Open) -> None:
-    server = open_page(make_documents(3))
-    assert f"/api/runs/{KEY}/state" in server.asked
-    assert not tab.is_visible("text=All runs")
-
-
 # -- a member ---------------------------------------------------------------------------------------
 
 
-def test_a_failed_member_says_why_and_what_to_do(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8)
+def test_a_member_has_a_figure_for_each_metric(tab: Any, open_page: Open) -> None:
+    documents = make_documents(20)
+    open_page(documents, "#member?member=member-0")
+    curve = documents["curves"]["members"]["member-0"]
+    tab.wait_for_selector("figure >> text=accuracy")
+    assert tab.locator("[data-member='member-0'][data-mark='line']").count() == 2
+    assert tab.locator("[data-member='member-0'][data-mark='training']").count() == 1
+    tab.click("figure:has-text('accuracy') button:has-text('as a table')")
+    shown = tab.eval_on_selector_all("figure tbody tr", "rows => rows.map(row => row.cells[1].textContent)")
+    assert shown == [f"{value:.4f}" for value in reversed(curve["values"]["accuracy"])]
+
+
+def test_a_member_says_why_it_failed_and_whose_clone_it_is(tab: Any, open_page: Open) -> None:
+    documents = make_documents(12)
     open_page(documents, "#member?member=member-3")
-    members = documents["state"]["members"]
-    row = dict(zip(members["columns"], members["rows"]["member-3"], strict=True))
+    row = dict(zip(COLUMNS, documents["state"]["members"]["rows"]["member-3"], strict=True))
     assert row["error"] in tab.text_content(".failure")
     assert row["advice"] in tab.text_content(".failure")
     assert tab.locator("[data-mark='attempt']").count() == 3
     shown = tab.eval_on_selector_all("[data-mark='param'] th", "all => all.map(each => each.textContent)")
     assert shown == list(row["params"])
+    tab.evaluate("() => { location.hash = 'member?member=member-9'; }")
+    tab.wait_for_selector(".member-head >> text=clone of member-1, with its weights of epoch 3")
+    tab.evaluate("() => { location.hash = 'member?member=nobody'; }")
+    tab.wait_for_selector("text=The run has no member of this name.")
 
 
-def test_a_clone_names_its_origin(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(12), "#member?member=member-9")
-    assert "clone of member-1, with its weights of epoch 3" in tab.text_content(".member-head")
-
-
-def test_a_member_that_is_not_there_is_said(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(3), "#member?member=nobody")
-    assert tab.is_visible("text=The run has no member of this name.")
+def test_a_members_page_tells_its_own_best_from_that_of_all(tab: Any, open_page: Open) -> None:
+    documents = make_documents(8)
+    best = documents["state"]["run"]["best"]
+    documents["curves"]["members"]["member-1"]["values"]["accuracy"] = [0.2, 0.7, 0.6, 0.5]
+    documents["curves"]["members"]["member-1"]["epoch"] = list(range(4))
+    open_page(documents, "#member?member=member-1")
+    assert best["member"] != "member-1"
+    wanted = f"best of all members, {best['member']}: {best['value']:.4f}; its own best 0.7000 after epoch 2"
+    wait_until(tab, lambda: tiles(tab, "note")["accuracy"] == wanted)
 
 
 def test_a_log_follows_holds_and_keeps_its_last_lines(tab: Any, open_page: Open) -> None:
@@ -220,7 +277,7 @@ def test_a_log_follows_holds_and_keeps_its_last_lines(tab: Any, open_page: Open)
     size = len(start)
     more = "".join(f"more {i}\n" for i in range(10_000))
     server.push_log("member-1", more, size)
-    tab.wait_for_timeout(500)  # nothing is to happen
+    tab.wait_for_timeout(200)  # nothing is to happen
     assert "more" not in tab.text_content("pre.log")
     tab.get_by_role("button", name="Go on").click()
     tab.wait_for_selector("pre.log >> text=more 9999")
@@ -244,23 +301,6 @@ def test_a_log_is_left_with_its_page(tab: Any, open_page: Open) -> None:
 # -- the frame --------------------------------------------------------------------------------------
 
 
-def test_number_keys_open_the_views_in_the_order_of_the_tabs(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(8))
-    titles = tab.eval_on_selector_all("nav a", "all => all.map(each => each.textContent)")
-    for number, title in reversed(list(enumerate(titles[:9], start=1))):
-        tab.keyboard.press(str(number))
-        tab.wait_for_selector(f"nav a[aria-current=page] >> text={title}")
-        assert tab.evaluate("() => document.activeElement.id") == "view", "the focus goes to the view"
-
-
-def test_the_help_lists_the_keys_and_the_filter(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(8))
-    tab.keyboard.press("?")
-    assert "lr<0.1" in tab.text_content("dialog[open]")
-    tab.keyboard.press("Escape")
-    tab.wait_for_selector("dialog", state="detached")
-
-
 def test_the_button_changes_the_colours_and_the_choice_stays(tab: Any, open_page: Open) -> None:
     open_page(make_documents(8))
     ground = "() => getComputedStyle(document.body).backgroundColor"
@@ -276,112 +316,150 @@ def test_the_button_changes_the_colours_and_the_choice_stays(tab: Any, open_page
     assert tab.evaluate(ground) == dark
 
 
-@pytest.mark.parametrize("view", ["overview", "members", "notices", "member?member=member-3"])
-@pytest.mark.parametrize("width", [400, 1280])
-def test_nothing_is_wider_than_the_screen(tab: Any, open_page: Open, view: str, width: int) -> None:
-    tab.set_viewport_size({"width": width, "height": 800})
-    open_page(make_documents(30, hostile=True), f"#{view}")
-    assert tab.evaluate("() => document.documentElement.scrollWidth") == width
+# -- what a reader with a small screen, a keyboard or a screen reader meets ---------------------------
 
 
-@pytest.mark.parametrize("view", ["overview", "members", "notices", "member?member=member-3", "runs"])
-def test_what_can_be_used_has_a_name(tab: Any, open_page: Open, view: str) -> None:
-    open_page(make_documents(12), f"#{view}")
-    unnamed = tab.evaluate(
-        """() => [...document.querySelectorAll("a[href], button, input, select, textarea, [role=img], table, nav")]
-            .filter((each) => each.getClientRects().length)
-            .filter((each) => !(each.getAttribute("aria-label") || each.textContent.trim() || each.labels?.length))
-            .map((each) => each.outerHTML.slice(0, 120))"""
-    )
-    assert unnamed == []
-    heads = "[...document.querySelectorAll('th')].filter((each) => !each.getAttribute('scope')).length"
-    assert tab.evaluate(f"() => {heads}") == 0
-
-
-@pytest.mark.slow  # it measures time
-def test_a_run_of_a_thousand_is_painted_in_less_than_two_seconds(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(1000), "#members")
-    tab.wait_for_selector("tr[data-member='member-0']")
-    took_ms = tab.evaluate("""() => {
-        const [page] = performance.getEntriesByType("navigation");
-        return performance.getEntriesByName("first-contentful-paint")[0].startTime - page.responseStart;
-    }""")
-    assert took_ms < 2000
-
-
-# -- frozen -----------------------------------------------------------------------------------------
-
-
-def test_the_same_page_shows_documents_that_lie_in_it(tab: Any, open_page: Open, tmp_path: Path) -> None:
-    documents = make_documents(10, ended=True)
-    documents["logs"] = {"member-1": "the end\n"}
-    embedded = json.dumps(documents).replace("<", "\\u003c")
-    page = (STATIC / "index.html").read_text(encoding="utf-8")
-    page = page.replace("</body>", f'<script type="application/json" id="documents">{embedded}</script></body>')
-    server = open_page(make_documents(3))
-    tab.route(server.url, lambda route: route.fulfill(body=page, content_type="text/html"))
-    server.asked.clear()
-    tab.goto(server.url)
-    tab.wait_for_selector("text=as of the report")
-    assert tab.text_content("h1") == "digits"
-    assert tab.locator(".progress button:not(.link)").count() == 0
-    tab.keyboard.press("2")
-    wait_until(tab, lambda: tab.locator("tr[data-member]:not([hidden])").count() == 10)
-    tab.evaluate("() => { location.hash = '#member?member=member-1'; }")
-    tab.wait_for_selector("pre.log >> text=the end")
-    assert [path for path in server.asked if path.startswith("/api")] == []
+def test_a_log_says_of_which_part_it_is_and_is_not_read_aloud(tab: Any, open_page: Open) -> None:
+    logs = {"member-1": "x" * 99 + "\n", "member-2": ("x" * 1023 + "\n") * 100}
+    open_page(make_documents(8), "#member?member=member-1", logs=logs)
+    tab.wait_for_selector("[aria-label='Log'] >> text=/^1 line$/")
+    assert tab.locator("[aria-label='Log'] :is([role=status], [aria-live=polite])").count() == 0
+    tab.evaluate("() => { location.hash = 'member?member=member-2'; }")
+    tab.wait_for_selector("[aria-label='Log'] >> text=the last 64 lines")
 
 
 # -- what a reader with a small screen, a keyboard or a screen reader meets ---------------------------
 
 
-def test_the_shown_views_tab_is_seen_on_a_narrow_screen(tab: Any, open_page: Open) -> None:
-    tab.set_viewport_size({"width": 400, "height": 800})
-    open_page(make_documents(8), "#notices")
-    box = tab.locator("nav a[aria-current=page]").bounding_box()
-    assert box["x"] >= 0 and box["x"] + box["width"] <= 400
-
-
-def test_the_list_of_runs_shows_progress_and_best_on_a_narrow_screen(tab: Any, open_page: Open) -> None:
-    tab.set_viewport_size({"width": 400, "height": 800})
-    open_page(make_documents(8), keys=("aa", "bb"))
-    assert tab.evaluate("() => document.documentElement.scrollWidth") == 400
-    for column in (3, 5):
-        box = tab.locator(f"tbody tr:first-child > :nth-child({column})").bounding_box()
-        assert box["x"] + box["width"] <= 400 - 14
-
-
-def test_the_help_names_the_key_of_each_view(tab: Any, open_page: Open) -> None:
+def test_number_keys_open_the_views_in_the_order_of_the_tabs_and_the_help_names_them(
+    tab: Any, open_page: Open
+) -> None:
     open_page(make_documents(8))
     titles = tab.eval_on_selector_all("nav a", "all => all.map(each => each.textContent)")
+    for number, title in reversed(list(enumerate(titles[:9], start=1))):
+        tab.keyboard.press(str(number))
+        tab.wait_for_selector(f"nav a[aria-current=page] >> text={title}")
+        assert tab.evaluate("() => document.activeElement.id") == "view", "the focus goes to the view"
     tab.keyboard.press("?")
     said = tab.text_content("dialog[open]")
     for i, title in enumerate(titles):
         assert f"{(i + 1) % 10 if i < 10 else 'no key'}: {title}" in said
+    assert "lr<0.1" in said
+    tab.keyboard.press("Escape")
+    tab.wait_for_selector("dialog", state="detached")
 
 
-@pytest.mark.parametrize(
-    "view", ["overview", "members", "placement", "pipeline", "cost", "member?member=member-3"]
-)
-def test_headings_leave_no_level_out(tab: Any, open_page: Open, view: str) -> None:
-    open_page(make_documents(8), f"#{view}")
-    levels = tab.eval_on_selector_all("h1, h2, h3", "all => all.map(each => Number(each.tagName[1]))")
-    assert levels[0] == 1 and all(after - before <= 1 for before, after in pairwise(levels))
+def test_hostile_names_stay_text_in_every_view_and_nothing_is_wider_than_the_screen(
+    tab: Any, open_page: Open
+) -> None:
+    for ended in (False, True):
+        documents = make_documents(40, hostile=True, ended=ended)
+        documents["state"]["streams"][0] |= {"lost": HOSTILE[0], "design": "<b>x</b>", "nodes": ["<b>"]}
+        documents["importances"]["importances"] = [["<i>evil</i>&amp;", 0.9], ["lr", 0.1]]
+        tab.set_viewport_size(NARROW)
+        open_page(documents, keys=("aa", "bb"))
+        box = tab.locator("tbody tr:first-child > :nth-child(5)").bounding_box()
+        assert box["x"] + box["width"] <= 400 - 14, "the list of runs shows progress and best"
+        open_page(documents)
+        for view in VIEWS:
+            show(tab, view)
+            for width in (1280, 400):
+                tab.set_viewport_size({"width": width, "height": 800})
+                assert tab.evaluate("() => document.documentElement.scrollWidth") <= width, view
+            for chart in tab.locator(
+                "#view :is(canvas, .chart, [role=listbox])[tabindex='0'] >> visible=true"
+            ).all():
+                chart.focus()
+                for _ in range(3):
+                    tab.keyboard.press("ArrowDown")  # shows a tip
+                    tab.keyboard.press("ArrowRight")
+            tab.eval_on_selector_all("#view button.as-table", "all => all.forEach((each) => each.click())")
+            assert tab.locator("#view :is(img, script, b, i, br)").count() == 0, view
+            assert tab.evaluate("() => window.hacked === undefined"), view
+            if view not in ("members", "member?member=member-3", "notices") and not (ended and view == "pipeline"):
+                assert any(name in tab.inner_text("#view") for name in (HOSTILE[0], "__proto__", "{{7*7}}")), view
+        current = tab.locator("nav a[aria-current=page]").bounding_box()
+        assert current is None or (current["x"] >= 0 and current["x"] + current["width"] <= 400)
 
 
-def test_the_bar_of_a_run_without_members_has_a_name(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8)
+def test_a_member_of_any_name_is_selected_and_opened(tab: Any, open_page: Open) -> None:
+    open_page(make_documents(20, hostile=True), "#members")
+    shown = tab.eval_on_selector_all("tr[data-member]", "rows => rows.map(row => row.dataset.member)")
+    assert shown[: len(HOSTILE)] == list(HOSTILE)
+    for name in HOSTILE:
+        tab.evaluate("(name) => { location.hash = '#members?select=' + encodeURIComponent(name); }", name)
+        wait_until(tab, lambda: tab.locator("tr[aria-selected='true']").count() == 1)
+        assert tab.get_attribute("tr[aria-selected='true']", "data-member") == name
+        tab.evaluate("(name) => { location.hash = '#member?member=' + encodeURIComponent(name); }", name)
+        tab.wait_for_selector("[data-view='member']:not([data-drawn='0'])")
+        assert tab.locator(".member-head h2").count() == 1
+        assert not tab.is_visible("text=The run has no member of this name.")
+        show(tab, "members")
+
+
+def test_what_can_be_used_has_a_name_and_headings_leave_no_level_out(tab: Any, open_page: Open) -> None:
+    documents = make_documents(12)
+
+    def check(view: str) -> None:
+        unnamed = tab.eval_on_selector_all(
+            "a[href], button, input, select, textarea, [role=img], table, nav",
+            """(all) => all.filter((each) => each.getClientRects().length)
+                .filter((each) => !each.getAttribute("aria-label") && !each.textContent.trim())
+                .filter((each) => !each.labels?.length)
+                .map((each) => each.outerHTML.slice(0, 120))""",
+        )
+        assert unnamed == [], view
+        assert tab.locator("th:not([scope])").count() == 0, view
+        levels = tab.eval_on_selector_all("h1, h2, h3", "all => all.map(each => Number(each.tagName[1]))")
+        assert levels[0] == 1 and all(after - before <= 1 for before, after in pairwise(levels)), view
+
+    open_page(documents)
+    for view in VIEWS:
+        show(tab, view)
+        check(view)
     documents["state"]["run"]["counts"] = {}
     open_page(documents, keys=("aa", "bb"))
+    check("runs")
     assert tab.locator("[role=img][aria-label='no members']").count() == 2
 
 
-def test_a_log_says_that_it_is_the_end_and_is_not_read_aloud(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(8), "#member?member=member-1", logs={"member-1": "x" * 99 + "\n", "member-2": ""})
-    tab.wait_for_selector("[aria-label='Log'] >> text=/^1 line$/")
-    assert tab.locator("[aria-label='Log'] :is([role=status], [aria-live=polite])").count() == 0
+def test_a_long_error_does_not_bury_what_is_beside_it(tab: Any, open_page: Open) -> None:
+    documents = make_documents(8)
+    error = "the reason why " * 1400
+    documents["state"]["members"]["rows"]["member-3"][COLUMNS.index("error")] = error
+    documents["state"]["notices"].append({"at_s": 70.0, "level": "error", "text": error})
+    documents["state"]["run"]["facts"].append({"label": "failed", "text": error, "tone": "bad"})
+    open_page(documents, "#members")  # a view is drawn again where it is opened again
+    for view, text in (("overview", "notice"), ("notices", "notice"), ("overview", "fact")):
+        show(tab, view)
+        long = tab.locator(f"[data-mark={text}]", has=tab.locator(".more"))
+        assert long.bounding_box()["height"] < 160
+        long.locator(".more").click()
+        assert long.bounding_box()["height"] > 1000
+        assert error.strip() in long.text_content()
+    show(tab, "member?member=member-3")
+    tab.wait_for_selector("[data-view=member] .failure .more")
+    assert tab.locator(".failure").bounding_box()["height"] < 250
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.locator("[data-print=members] tr[data-member=member-3]").bounding_box()["height"] < 400
+    for notice in tab.locator(".sheets [data-mark=notice]").all():
+        assert notice.bounding_box()["height"] < 160
 
 
-def test_a_long_log_says_that_its_last_lines_are_shown(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(8), "#member?member=member-1", logs={"member-1": ("x" * 1023 + "\n") * 100})
-    tab.wait_for_selector("[aria-label='Log'] >> text=the last 64 lines")
+# -- details ----------------------------------------------------------------------------------------
+
+
+def test_the_tables_are_those_of_now_each_time_the_view_is_opened(tab: Any, open_page: Open) -> None:
+    documents = make_documents(12)
+    server = open_page(documents, "#details")
+    tab.wait_for_selector("[data-table='cost_of_roles'] >> text=1,235")
+    assert tab.locator("[data-table='exchange'] tr[data-member]").count() == 12
+    assert tab.inner_text("#view .absent") == "Packing cannot be shown: KeyError: 'members'."
+    tab.click("[data-table='exchange'] th[data-column='column 3'] button")
+    cells = tab.locator("[data-table='exchange'] tr[data-member] td:nth-child(4)")
+    assert cells.all_inner_texts() == ["9 KiB", "6 KiB", "3 KiB", "0 KiB", *[""] * 8], "sorted by its number"
+    documents["tables"]["tables"][1]["rows"][0][1] = 4321.0
+    show(tab, "notices")
+    show(tab, "details")
+    tab.wait_for_selector("[data-table='cost_of_roles'] >> text=4,321")
+    assert sum(path.endswith("/tables") for path in server.asked) == 2

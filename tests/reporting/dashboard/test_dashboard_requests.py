@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import run_events
-from dashboard_process import Server, serve
+from dashboard_process import HANG_S, Server, serve
 
 import ensemble
 from ensemble.reporting.dashboard.actions import ActionError, parse_action
@@ -142,11 +142,11 @@ def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path
                 assert clone["done"] and clone["member"] == "member-2"
                 assert not ask(verb="add", **{"from": "member-1"}, params={"lrr": 0.05})["done"]
                 assert ask(verb="stop")["done"]
-            ended.join(60.0)
+            ended.join(HANG_S)
             assert server.get(f"/api/runs/{key}/state")["run"]["state"]["word"] == "stopped"
             assert server.get(f"/api/runs/{key}/state")["run"]["actions"] == []
     finally:
         if ended.is_alive():
             run.stop()
-            ended.join(60.0)
+            ended.join(HANG_S)
     assert not list(RunDir(tmp_path / "run").requests.iterdir())

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 import run_events
 from conftest import DRAWN
-from dashboard_process import serve
+from dashboard_process import HANG_S, serve
 
 from ensemble.reporting.dashboard import server as page_server
 from ensemble.reporting.dashboard.connections import listen
@@ -47,6 +47,7 @@ def neighbour() -> Iterator[str]:
 
 
 @pytest.mark.browser
+@pytest.mark.more
 def test_the_cookie_goes_to_no_other_port_of_the_host(tab: Any, neighbour: str, tmp_path: Path) -> None:
     run = run_events.write_run(tmp_path / "run", run_events.list_run())
     with serve(run, log_in=False) as server:
@@ -87,5 +88,5 @@ async def live_through_a_week(folder: Path) -> None:
             assert b"first" in await stream.content.readuntil(b"\n\n")
             now[0] = SESSION_S
             run_events.write_run(folder / "second", run_events.list_run())
-            assert await asyncio.wait_for(stream.content.read(), 30.0) == b""
+            assert await asyncio.wait_for(stream.content.read(), HANG_S) == b""
         assert (await client.get(runs)).status == 401

@@ -78,15 +78,10 @@ def test_of_a_thousand_classes_the_worst_and_the_most_frequent_confusions_are_li
     assert len(json.dumps(document)) < 20_000
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(write_run(tmp_path_factory.mktemp("classes") / "run", 10, ANIMALS))
-
-
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_matrix_shows_each_model_in_any_width(tab: Any, report: Path, scheme: str) -> None:
-    tab.emulate_media(color_scheme=scheme)
+@pytest.mark.more
+def test_the_matrix_shows_each_model_in_any_width(tab: Any, tmp_path: Path) -> None:
+    report = write_report(write_run(tmp_path / "run", 10, ANIMALS))
     tab.set_viewport_size({"width": 400, "height": 800})
     tab.goto(f"file://{report}#ensemble")
     tab.wait_for_selector("[data-view=ensemble]:not([data-drawn='0'])")

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
+from conftest import Open, figure
 from document_parts import COST_COLUMNS
-from documents import START, make_change, make_documents
+from documents import START, make_documents
 from page_server import PageServer
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.more]
+
 AT = {name: i for i, name in enumerate(COST_COLUMNS)}
 NOT_MEASURED = "not evidence of a saving"
-
-
-def open_view(tab: Any, server: PageServer, query: str = "") -> None:
-    tab.goto(f"{server.url}#cost{query}")
-    tab.wait_for_selector("[data-view=cost]:not([data-drawn='0'])")
-
-
-def card(tab: Any, title: str) -> Any:
-    return tab.locator("figure", has=tab.locator("h3", has_text=title)).first
 
 
 def names(tab: Any) -> list[str]:
@@ -36,66 +28,61 @@ def choose(tab: Any, label: str, value: str) -> None:
     tab.get_by_label(label, exact=True).select_option(value)
 
 
-def test_the_run_by_role_with_amounts_and_shares(tab: Any) -> None:
-    with PageServer(make_documents(12)) as server:
-        open_view(tab, server)
-        text = card(tab, "The whole run by role").inner_text()
-        assert "CPU-seconds (measured): 4,600 s" in text and "training 3,300 s, 72 %" in text
-        assert "joules (measured): 190 kJ" in text and "preparing samples 40 kJ, 21 %" in text
-        widths = [
-            tab.locator("[data-mark=joules] [data-role]").nth(i).bounding_box()["width"] for i in range(2)
-        ]  # fmt: skip
-        assert widths[0] / widths[1] == pytest.approx(150 / 40, rel=0.03)
+def test_the_run_by_role_with_amounts_and_shares(tab: Any, open_page: Open) -> None:
+    open_page(make_documents(12), "#cost")
+    text = figure(tab, "The whole run by role").inner_text()
+    assert "CPU-seconds (measured): 4,600 s" in text and "training 3,300 s, 72 %" in text
+    assert "joules (measured): 190 kJ" in text and "preparing samples 40 kJ, 21 %" in text
+    widths = [
+        tab.locator("[data-mark=joules] [data-role]").nth(i).bounding_box()["width"] for i in range(2)
+    ]  # fmt: skip
+    assert widths[0] / widths[1] == pytest.approx(150 / 40, rel=0.03)
 
 
-def test_members_are_bars_that_can_be_sorted_and_counted(tab: Any) -> None:
-    with PageServer(make_documents(60, seed=2)) as server:
-        open_view(tab, server)
-        known = costs(server)
-        by_cpu = sorted(known, key=lambda m: -known[m][AT["cpu_s"]])
-        assert names(tab) == by_cpu[:40]
-        row = tab.locator(f"[data-view=cost] [data-member='{by_cpu[0]}']")
-        assert f"{known[by_cpu[0]][AT['cpu_s']]:.1f} s" in row.inner_text()
-        assert "20 other members" in card(tab, "Members").inner_text()
-        tab.click("[data-view=cost] button:has-text('all 60')")
-        assert len(names(tab)) == 60
-        choose(tab, "Sort by", "number")
-        assert names(tab) == [f"member-{i}" for i in range(60)]
+def test_members_are_bars_that_can_be_sorted_and_counted(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(60, seed=2), "#cost")
+    known = costs(server)
+    by_cpu = sorted(known, key=lambda m: -known[m][AT["cpu_s"]])
+    assert names(tab) == by_cpu[:40]
+    row = tab.locator(f"[data-view=cost] [data-member='{by_cpu[0]}']")
+    assert f"{known[by_cpu[0]][AT['cpu_s']]:.1f} s" in row.inner_text()
+    assert "20 other members" in figure(tab, "Members").inner_text()
+    tab.click("[data-view=cost] button:has-text('all 60')")
+    assert len(names(tab)) == 60
+    choose(tab, "Sort by", "number")
+    assert names(tab) == [f"member-{i}" for i in range(60)]
 
 
-def test_joules_bear_their_origin_and_the_full_view_adds_the_shared_work(tab: Any) -> None:
-    with PageServer(make_documents(8, seed=2)) as server:
-        open_view(tab, server)
-        choose(tab, "Show", "energy")
-        members = card(tab, "Members")
-        assert "Joules, measured." in members.inner_text()
-        choose(tab, "View", "full")
-        assert "Joules, estimated." in members.inner_text(), "the full joules of the fixture are estimated"
-        name = max(costs(server), key=lambda m: costs(server)[m][AT["full_energy_j"]])
-        full = costs(server)[name][AT["full_energy_j"]]
-        assert f"{full:.3g} J" in tab.inner_text(f"[data-view=cost] [data-member='{name}']")
-        assert tab.locator("[data-view=cost] [data-role=shared]").count() > 0
+def test_joules_bear_their_origin_and_the_full_view_adds_the_shared_work(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(8, seed=2), "#cost")
+    choose(tab, "Show", "energy")
+    members = figure(tab, "Members")
+    assert "Joules, measured." in members.inner_text()
+    choose(tab, "View", "full")
+    assert "Joules, estimated." in members.inner_text(), "the full joules of the fixture are estimated"
+    name = max(costs(server), key=lambda m: costs(server)[m][AT["full_energy_j"]])
+    full = costs(server)[name][AT["full_energy_j"]]
+    assert f"{full:.3g} J" in tab.inner_text(f"[data-view=cost] [data-member='{name}']")
+    assert tab.locator("[data-view=cost] [data-role=shared]").count() > 0
 
 
-def test_the_tables_have_what_the_bars_show_and_more(tab: Any) -> None:
-    with PageServer(make_documents(8, seed=2)) as server:
-        open_view(tab, server)
-        members = card(tab, "Members")
-        members.get_by_role("button", name="as a table").press("Enter")
-        assert members.locator("tbody tr").count() == 8
-        heads = members.locator("thead th").all_inner_texts()
-        assert {"full CPU time", "full energy", "idle energy", "mean W", "peak W", "GPU time"} <= set(heads)
-        assert "measured, full estimated" in members.locator("tbody tr").first.inner_text()
-        roles = card(tab, "The whole run by role")
-        roles.get_by_role("button", name="as a table").press("Enter")
-        assert "190 kJ" in roles.locator("tbody tr").first.inner_text()
+def test_the_tables_have_what_the_bars_show_and_more(tab: Any, open_page: Open) -> None:
+    open_page(make_documents(8, seed=2), "#cost")
+    members = figure(tab, "Members")
+    members.get_by_role("button", name="as a table").press("Enter")
+    assert members.locator("tbody tr").count() == 8
+    heads = members.locator("thead th").all_inner_texts()
+    assert {"full CPU time", "full energy", "idle energy", "mean W", "peak W", "GPU time"} <= set(heads)
+    assert "measured, full estimated" in members.locator("tbody tr").first.inner_text()
+    roles = figure(tab, "The whole run by role")
+    roles.get_by_role("button", name="as a table").press("Enter")
+    assert "190 kJ" in roles.locator("tbody tr").first.inner_text()
 
 
-def test_estimated_joules_are_never_shown_as_measured(tab: Any) -> None:
+def test_estimated_joules_are_never_shown_as_measured(tab: Any, open_page: Open) -> None:
     documents = make_documents(8, seed=2)
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        assert NOT_MEASURED not in tab.inner_text("[data-view=cost]")
+    open_page(documents, "#cost")
+    assert NOT_MEASURED not in tab.inner_text("[data-view=cost]")
     state = documents["state"]
     state["run"]["totals"] |= {"energy_origin": "estimated", "watts_origin": "estimated"}
     state["cost"]["lines"] = [["energy", "201 kJ estimated"]]
@@ -105,17 +92,16 @@ def test_estimated_joules_are_never_shown_as_measured(tab: Any) -> None:
         row[AT["origin"]] = row[AT["full_origin"]] = "estimated"
     for node in state["power"]["nodes"]:
         node["origin"] = "estimated"
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        choose(tab, "Show", "energy")
-        text = tab.inner_text("[data-view=cost]")
-        assert text.count(NOT_MEASURED) == 2 and "CPU-seconds with a weight" in text
-        assert "Energy (estimated)" in text and "Power now (estimated)" in text and "Joules, estimated" in text
-        joules = [line for line in text.splitlines() if "measured" in line and "not" not in line]
-        assert all("CPU" in line or line.startswith("measured;") for line in joules), joules
+    open_page(documents, "#cost")
+    choose(tab, "Show", "energy")
+    text = tab.inner_text("[data-view=cost]")
+    assert text.count(NOT_MEASURED) == 2 and "CPU-seconds with a weight" in text
+    assert "Energy (estimated)" in text and "Power now (estimated)" in text and "Joules, estimated" in text
+    joules = [line for line in text.splitlines() if "measured" in line and "not" not in line]
+    assert all("CPU" in line or line.startswith("measured;") for line in joules), joules
 
 
-def test_a_run_without_energy_says_so_and_shows_its_cpu_time(tab: Any) -> None:
+def test_a_run_without_energy_says_so_and_shows_its_cpu_time(tab: Any, open_page: Open) -> None:
     documents = make_documents(8, seed=2)
     state = documents["state"]
     state["run"]["totals"] |= {"energy_j": None, "energy_origin": "unavailable", "watts": None}
@@ -129,39 +115,37 @@ def test_a_run_without_energy_says_so_and_shows_its_cpu_time(tab: Any) -> None:
     for roles in state["cost"]["by_member_role"].values():
         for sums in roles.values():
             sums[1] = None
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        text = tab.inner_text("[data-view=cost]")
-        assert "There is no energy to share out" in text and "There is no power reading" in text
-        assert "training 3,300 s" in text and NOT_MEASURED not in text
-        choose(tab, "Show", "energy")
-        assert "unavailable" in tab.inner_text(f"[data-view=cost] [data-member='{names(tab)[0]}']")
+    open_page(documents, "#cost")
+    text = tab.inner_text("[data-view=cost]")
+    assert "There is no energy to share out" in text and "There is no power reading" in text
+    assert "training 3,300 s" in text and NOT_MEASURED not in text
+    choose(tab, "Show", "energy")
+    assert "unavailable" in tab.inner_text(f"[data-view=cost] [data-member='{names(tab)[0]}']")
 
 
-def test_power_is_appended_live_with_idle_dotted_and_does_not_grow(tab: Any) -> None:
+def test_power_is_appended_live_with_idle_dotted_and_does_not_grow(tab: Any, open_page: Open) -> None:
     documents = make_documents(8, seed=2)
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        chart = card(tab, "Power over time")
-        chart.scroll_into_view_if_needed()
-        legend = chart.locator(".chart-legend").inner_text()
-        assert "node-0, measured (rapl, nvml)" in legend and "node-1, idle" in legend
-        marks = int(chart.locator("canvas").get_attribute("data-marks"))
-        assert marks == 2 * 2 * 600, "two ends of 300 intervals, used and idle, of two nodes"
-        state = documents["state"]
-        hour = [["node-0", START + 300 + i, START + 301 + i, 350.0, 90.0] for i in range(20_000)]
-        for k in range(4):
-            change = {"offset": state["offset"] + k + 1, "now": START + 5300 + 5000 * k}
-            server.push(change | {"power": hour[5000 * k : 5000 * (k + 1)]})
-        tab.wait_for_function("n => document.body.dataset.offset === String(n)", arg=state["offset"] + 4)
-        tab.wait_for_function("() => document.querySelector('[data-view=cost]').innerText.includes('hours since')")
-        shown = int(chart.locator("canvas").get_attribute("data-marks"))
-        print(f"{shown} marks after 20,300 readings")
-        assert marks < shown <= 4 * 3000 + 1200
-        assert "350 W measured" in chart.locator("canvas").get_attribute("aria-label")
+    server = open_page(documents, "#cost")
+    chart = figure(tab, "Power over time")
+    chart.scroll_into_view_if_needed()
+    legend = chart.locator(".chart-legend").inner_text()
+    assert "node-0, measured (rapl, nvml)" in legend and "node-1, idle" in legend
+    marks = int(chart.locator("canvas").get_attribute("data-marks"))
+    assert marks == 2 * 2 * 600, "two ends of 300 intervals, used and idle, of two nodes"
+    state = documents["state"]
+    hour = [["node-0", START + 300 + i, START + 301 + i, 350.0, 90.0] for i in range(20_000)]
+    for k in range(4):
+        change = {"offset": state["offset"] + k + 1, "now": START + 5300 + 5000 * k}
+        server.push(change | {"power": hour[5000 * k : 5000 * (k + 1)]})
+    tab.wait_for_function("n => document.body.dataset.offset === String(n)", arg=state["offset"] + 4)
+    tab.wait_for_function("() => document.querySelector('[data-view=cost]').innerText.includes('hours since')")
+    shown = int(chart.locator("canvas").get_attribute("data-marks"))
+    print(f"{shown} marks after 20,300 readings")
+    assert marks < shown <= 4 * 3000 + 1200
+    assert "350 W measured" in chart.locator("canvas").get_attribute("aria-label")
 
 
-def test_overlapping_readings_do_not_run_backwards_and_gaps_are_not_bridged(tab: Any) -> None:
+def test_overlapping_readings_do_not_run_backwards_and_gaps_are_not_bridged(tab: Any, open_page: Open) -> None:
     documents = make_documents(8, nodes=1)
     points = [
         [START, START + 1, 10.0, None],
@@ -169,61 +153,32 @@ def test_overlapping_readings_do_not_run_backwards_and_gaps_are_not_bridged(tab:
         [START + 9, START + 10, 5.0, None],
     ]
     documents["state"]["power"]["nodes"][0]["points"] = points
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        chart = card(tab, "Power over time")
-        canvas = chart.locator("canvas")
-        canvas.focus()
-        places = []
-        for _ in range(6):
-            tab.keyboard.press("ArrowRight")
-            places.append(chart.locator(".tip").inner_text().splitlines()[1])
-        assert places == ["0 seconds: 10 W", "1 seconds: 10 W", "1 seconds: 20 W", "2 seconds: 20 W",
-                          "9 seconds: 5 W", "10 seconds: 5 W"]  # fmt: skip
-        assert "idle" not in chart.locator(".chart-legend").inner_text()
+    open_page(documents, "#cost")
+    chart = figure(tab, "Power over time")
+    canvas = chart.locator("canvas")
+    canvas.focus()
+    places = []
+    for _ in range(6):
+        tab.keyboard.press("ArrowRight")
+        places.append(chart.locator(".tip").inner_text().splitlines()[1])
+    assert places == ["0 seconds: 10 W", "1 seconds: 10 W", "1 seconds: 20 W", "2 seconds: 20 W",
+                      "9 seconds: 5 W", "10 seconds: 5 W"]  # fmt: skip
+    assert "idle" not in chart.locator(".chart-legend").inner_text()
 
 
-def test_a_change_of_the_cost_is_shown_and_the_selection_is_shared(tab: Any) -> None:
+def test_a_change_of_the_cost_is_shown_and_the_selection_is_shared(tab: Any, open_page: Open) -> None:
     documents = make_documents(8, seed=2)
-    with PageServer(documents) as server:
-        open_view(tab, server, "?select=member-1")
-        tab.wait_for_selector("[data-member=member-0].pale")
-        assert tab.locator("[data-member=member-1].pale").count() == 0
-        tab.locator("[data-member=member-0] button").press("Enter")
-        tab.wait_for_function("() => location.hash.endsWith('select=member-1,member-0')")
-        cost = documents["state"]["cost"]
-        cost["members"]["rows"]["member-2"][AT["cpu_s"]] = 777.0
-        cost["by_member_role"]["member-2"]["train"][0] = 777.0
-        cost["lines"].append(["emissions", "12 gCO2e estimated (given: 380 g/kWh)"])
-        server.push({"offset": documents["state"]["offset"] + 1, "now": START + 400, "cost": cost})
-        tab.wait_for_function("() => document.querySelector('[data-member=member-2]').innerText.includes('777 s')")
-        assert names(tab)[0] == "member-2"
-        text = tab.inner_text("[data-view=cost]")
-        assert "12 gCO2e estimated" in text and "location-based method" in text
-
-
-def test_hostile_names_stay_text_and_nothing_is_wider_than_400_pixels(tab: Any) -> None:
-    tab.set_viewport_size({"width": 400, "height": 800})
-    with PageServer(make_documents(14, hostile=True)) as server:
-        open_view(tab, server)
-        assert tab.evaluate("window.hacked === undefined && document.documentElement.scrollWidth <= 400")
-        assert tab.locator("[data-view=cost] :is(img, script, b, br)").count() == 0
-        assert {"__proto__", "constructor"} <= set(names(tab))
-
-
-@pytest.mark.slow  # it measures time
-def test_a_thousand_members_are_updated_fast(tab: Any) -> None:
-    documents = make_documents(1000, seed=2)
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        tab.click("[data-view=cost] button:has-text('all 1,000')")
-        assert len(names(tab)) == 1000
-        state = documents["state"]
-        begun = time.monotonic()
-        for step in range(1, 6):
-            change = make_change(state, step, 20) | {"cost": state["cost"]}
-            server.push(change)
-            tab.wait_for_function("n => document.body.dataset.offset === String(n)", arg=change["offset"])
-        took = (time.monotonic() - begun) / 5
-        print(f"a change of 1,000 bars was drawn after {1000 * took:.0f} ms")
-        assert took < 2
+    server = open_page(documents, "#cost?select=member-1")
+    tab.wait_for_selector("[data-member=member-0].pale")
+    assert tab.locator("[data-member=member-1].pale").count() == 0
+    tab.locator("[data-member=member-0] button").press("Enter")
+    tab.wait_for_function("() => location.hash.endsWith('select=member-1,member-0')")
+    cost = documents["state"]["cost"]
+    cost["members"]["rows"]["member-2"][AT["cpu_s"]] = 777.0
+    cost["by_member_role"]["member-2"]["train"][0] = 777.0
+    cost["lines"].append(["emissions", "12 gCO2e estimated (given: 380 g/kWh)"])
+    server.push({"offset": documents["state"]["offset"] + 1, "now": START + 400, "cost": cost})
+    tab.wait_for_function("() => document.querySelector('[data-member=member-2]').innerText.includes('777 s')")
+    assert names(tab)[0] == "member-2"
+    text = tab.inner_text("[data-view=cost]")
+    assert "12 gCO2e estimated" in text and "location-based method" in text

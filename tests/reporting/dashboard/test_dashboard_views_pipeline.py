@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
-from documents import make_change, make_documents
-from page_server import PageServer
+from conftest import Open
+from documents import make_documents
 
-from ensemble.reporting.sections.feeders import bottlenecks
-from ensemble.store.state import RunState
+pytestmark = [pytest.mark.browser, pytest.mark.more]
 
-pytestmark = pytest.mark.browser
 
 VIEW = "[data-view=pipeline]"
 PREPARATION = "preparation (a member waited 61% of the time): try prep_workers=8"
 LINKS = "the links between nodes (a member waited 70% of the time, links were used 80%): try sharing='node'"
-
-
-def open_view(tab: Any, server: PageServer) -> None:
-    tab.goto(f"{server.url}#pipeline")
-    tab.wait_for_selector(f"{VIEW}:not([data-drawn='0'])")
 
 
 def fill_of(tab: Any, part: str, cohort: int = 0) -> float:
@@ -29,86 +21,66 @@ def fill_of(tab: Any, part: str, cohort: int = 0) -> float:
     return float(tab.locator(fill).evaluate("each => each.style.width").rstrip("%"))
 
 
-def test_a_stream_is_drawn_with_rates_levels_and_where_it_is_slow(tab: Any) -> None:
+def test_a_stream_is_drawn_with_rates_levels_and_where_it_is_slow(tab: Any, open_page: Open) -> None:
     documents = make_documents(8)
     documents["state"]["run"]["samples"] = 1078
     stream = documents["state"]["streams"][0]
     stream |= {"limit": PREPARATION, "skipped": 3, "restarts": 2, "detached": 1}
     stream["cache"] = {"samples": 900, "bytes": 3 << 20, "limit": 1 << 30, "hits": 120, "wrong": 0}
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        card = tab.locator(f"{VIEW} [data-cohort='0']")
-        parts = card.locator("[data-part]").evaluate_all("all => all.map(each => each.dataset.part)")
-        assert parts == ["source", "stages", "ring", "members"]
-        text = card.inner_text()
-        assert "Limited by preparation (a member waited 61% of the time): try prep_workers=8." in text
-        assert "2,600/s" in text and "20,800/s" in text and "used 8.00 times" in text
-        assert "1,078 samples" in text and "4,096 samples" in text and "1.07 MiB" in text and "4 workers" in text
-        assert "3 bad records" in text and "2 workers restarted" in text and "1 left and work alone" in text
-        assert "900 kept (3 MiB of 1 GiB), 120 read again" in text
-        assert (fill_of(tab, "stages"), fill_of(tab, "ring"), fill_of(tab, "members")) == (47, 90, 61)
-        slow = card.locator("[data-mark=slow]")
-        assert slow.count() == 1
-        assert card.locator(".slow").get_attribute("data-part") == "stages"
-        assert "12,936 samples prepared, 103,488 consumed" in tab.locator(f"{VIEW} .pipeline-summary").inner_text()
+    open_page(documents, "#pipeline")
+    card = tab.locator(f"{VIEW} [data-cohort='0']")
+    parts = card.locator("[data-part]").evaluate_all("all => all.map(each => each.dataset.part)")
+    assert parts == ["source", "stages", "ring", "members"]
+    text = card.inner_text()
+    assert "Limited by preparation (a member waited 61% of the time): try prep_workers=8." in text
+    assert "2,600/s" in text and "20,800/s" in text and "used 8.00 times" in text
+    assert "1,078 samples" in text and "4,096 samples" in text and "1.07 MiB" in text and "4 workers" in text
+    assert "3 bad records" in text and "2 workers restarted" in text and "1 left and work alone" in text
+    assert "900 kept (3 MiB of 1 GiB), 120 read again" in text
+    assert (fill_of(tab, "stages"), fill_of(tab, "ring"), fill_of(tab, "members")) == (47, 90, 61)
+    slow = card.locator("[data-mark=slow]")
+    assert slow.count() == 1
+    assert card.locator(".slow").get_attribute("data-part") == "stages"
+    assert "12,936 samples prepared, 103,488 consumed" in tab.locator(f"{VIEW} .pipeline-summary").inner_text()
 
 
-def test_the_sentence_of_the_run_says_which_part_is_slow(tab: Any) -> None:
-    levels = {
-        "stages": {"ring": 0.2, "workers": 0.9, "waiting": 0.8},
-        "links": {"ring": 0.2, "workers": 0.3, "waiting": 0.8, "link": 0.9},
-        "members": {"ring": 0.9, "workers": 0.3, "waiting": 0.1},
-    }
-    with PageServer(make_documents(2)) as server:
-        open_view(tab, server)
-        for part, measured in levels.items():
-            event = {"type": "feeder", "node": "a", "cohort": 0, "workers": 2, "fullness": measured}
-            sentence = bottlenecks(RunState(feeders={("a", 0): event}))[0]
-            found = tab.evaluate(
-                "async s => (await import('./static/views/pipeline.js')).slowPart(s)",
-                sentence,
-            )
-            assert found == part
-
-
-def test_streams_of_several_nodes_are_one_flow_and_a_row_each(tab: Any) -> None:
+def test_streams_of_several_nodes_are_one_flow_and_a_row_each(tab: Any, open_page: Open) -> None:
     documents = make_documents(8)
     first = documents["state"]["streams"][0]
     first |= {"nodes": ["node-0", "node-1"], "design": "multi", "limit": LINKS, "sent_bytes": 3 << 28}
     first["levels"]["link"] = 0.8
     documents["state"]["streams"] = [first, {**first, "node": "node-1", "prepared_per_s": 400.0}]
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        assert tab.locator(f"{VIEW} .stream").count() == 1
-        text = tab.locator(f"{VIEW} .stream").inner_text()
-        assert "multi design" in text and "1.5 GiB sent" in text and "3,000/s" in text and "2 nodes" in text
-        assert tab.locator(f"{VIEW} .slow").get_attribute("data-part") == "links"
-        assert tab.locator(f"{VIEW} tbody tr").count() == 2
+    open_page(documents, "#pipeline")
+    assert tab.locator(f"{VIEW} .stream").count() == 1
+    text = tab.locator(f"{VIEW} .stream").inner_text()
+    assert "multi design" in text and "1.5 GiB sent" in text and "3,000/s" in text and "2 nodes" in text
+    assert tab.locator(f"{VIEW} .slow").get_attribute("data-part") == "links"
+    assert tab.locator(f"{VIEW} tbody tr").count() == 2
 
 
-def test_a_lost_feeder_is_said_and_a_change_moves_the_levels(tab: Any) -> None:
+def test_a_lost_feeder_is_said_and_a_change_moves_the_levels(tab: Any, open_page: Open) -> None:
     documents = make_documents(8)
     streams = documents["state"]["streams"]
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        streams[0] |= {"lost": "the feeder of cohort 0 ended", "prepared_per_s": None, "consumed_per_s": None}
-        streams[1]["levels"] = {"ring": 0.25, "workers": 0.5, "waiting": 0.75}
-        change = {"offset": documents["state"]["offset"] + 9, "now": documents["state"]["now"], "streams": streams}
-        server.push(change)
-        tab.wait_for_selector(f"{VIEW} [data-cohort='0'] [data-mark=lost]")
-        assert fill_of(tab, "members", 1) == 75
-        assert tab.locator(f"{VIEW} [data-cohort='0'] .rate").count() == 0
+    server = open_page(documents, "#pipeline")
+    streams[0] |= {"lost": "the feeder of cohort 0 ended", "prepared_per_s": None, "consumed_per_s": None}
+    streams[1]["levels"] = {"ring": 0.25, "workers": 0.5, "waiting": 0.75}
+    change = {"offset": documents["state"]["offset"] + 9, "now": documents["state"]["now"], "streams": streams}
+    server.push(change)
+    tab.wait_for_selector(f"{VIEW} [data-cohort='0'] [data-mark=lost]")
+    assert fill_of(tab, "members", 1) == 75
+    assert tab.locator(f"{VIEW} [data-cohort='0'] .rate").count() == 0
 
 
-def test_nothing_shared_is_said(tab: Any) -> None:
+def test_nothing_shared_is_said(tab: Any, open_page: Open) -> None:
     documents = make_documents(8)
     documents["state"]["streams"] = []
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        assert "every member prepares its own samples" in tab.locator(f"{VIEW} .absent").inner_text()
+    open_page(documents, "#pipeline")
+    assert "every member prepares its own samples" in tab.locator(f"{VIEW} .absent").inner_text()
 
 
-def test_members_hang_on_their_stream_those_that_wait_most_first_and_are_selected(tab: Any) -> None:
+def test_members_hang_on_their_stream_those_that_wait_most_first_and_are_selected(
+    tab: Any, open_page: Open
+) -> None:
     documents = make_documents(60)
     state = documents["state"]
     columns = state["members"]["columns"]
@@ -117,56 +89,15 @@ def test_members_hang_on_their_stream_those_that_wait_most_first_and_are_selecte
         member = dict(zip(columns, row, strict=True))
         if member["cohort"] == 0 and member["state"] in ("placed", "running"):
             expected.append((-1 if member["waited"] is None else member["waited"], name))
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        readers = tab.locator(f"{VIEW} [data-cohort='0'] [data-mark=reader]")
-        names = readers.evaluate_all("all => all.map(each => each.dataset.member)")
-        assert sorted(names) == sorted(name for _, name in expected)
-        assert names[0] == max(expected)[1]
-        alone = tab.locator(f"{VIEW} [data-mark=reader]", has_text="25 % of its batches prepared alone")
-        assert set(alone.evaluate_all("all => all.map(each => +each.dataset.member.split('-')[1] % 4)")) == {2}
-        readers.first.focus()
-        tab.keyboard.press("ArrowRight")
-        tab.keyboard.press("Enter")
-        tab.wait_for_function("n => location.hash.includes(`select=${n}`)", arg=names[1])
-        tab.wait_for_selector(f"{VIEW} [data-member={names[0]}].pale")
-
-
-def test_hostile_names_stay_text(tab: Any) -> None:
-    documents = make_documents(24, hostile=True)
-    documents["state"]["streams"][0] |= {
-        "lost": "<img src=x onerror=alert(1)>",
-        "design": "<b>x</b>",
-        "nodes": ["<b>"],
-    }
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        assert "<img src=x" in tab.locator(f"{VIEW} [data-mark=lost]").inner_text()
-        assert tab.locator(f"{VIEW} img, {VIEW} script, {VIEW} b, {VIEW} i").count() == 0
-        assert tab.evaluate("window.hacked") is None
-
-
-@pytest.mark.slow  # it measures time
-def test_a_thousand_members_are_updated_quickly(tab: Any) -> None:
-    documents = make_documents(1000, nodes=8)
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        tab.wait_for_selector(f"{VIEW} [data-mark=reader]")
-        tab.evaluate("""() => {
-            window.spent = [];
-            const begin = (now) => { window.begun = now; requestAnimationFrame(begin); };
-            requestAnimationFrame(begin);
-            const view = document.querySelector("[data-view]");
-            new MutationObserver(() => window.spent.push(performance.now() - window.begun))
-                .observe(view, { attributes: true, attributeFilter: ["data-drawn"] });
-        }""")
-        for step in range(1, 11):
-            change = make_change(documents["state"], step, 20)
-            for stream in documents["state"]["streams"]:
-                stream["prepared"] += 100
-            change["streams"] = documents["state"]["streams"]
-            server.push(change)
-            tab.wait_for_function("o => document.body.dataset.offset === o", arg=str(change["offset"]))
-            time.sleep(0.1)
-        spent = sorted(tab.evaluate("window.spent"))
-    assert spent[len(spent) // 2] < 100  # all streams drawn anew
+    open_page(documents, "#pipeline")
+    readers = tab.locator(f"{VIEW} [data-cohort='0'] [data-mark=reader]")
+    names = readers.evaluate_all("all => all.map(each => each.dataset.member)")
+    assert sorted(names) == sorted(name for _, name in expected)
+    assert names[0] == max(expected)[1]
+    alone = tab.locator(f"{VIEW} [data-mark=reader]", has_text="25 % of its batches prepared alone")
+    assert set(alone.evaluate_all("all => all.map(each => +each.dataset.member.split('-')[1] % 4)")) == {2}
+    readers.first.focus()
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("Enter")
+    tab.wait_for_function("n => location.hash.includes(`select=${n}`)", arg=names[1])
+    tab.wait_for_selector(f"{VIEW} [data-member={names[0]}].pale")

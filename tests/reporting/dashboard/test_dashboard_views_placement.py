@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
-from documents import START, make_change, make_documents
-from page_server import PageServer
+from conftest import Open
+from documents import START, make_documents
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.more]
+
 
 VIEW = "[data-view=placement]"
 PIECE = f"{VIEW} [data-mark=piece]"
@@ -25,32 +25,28 @@ def place(documents: dict[str, Any], spans: dict[str, list[Any]], shares: dict[s
             row[columns.index(column)] = value
 
 
-def open_view(tab: Any, server: PageServer, route: str = "placement") -> None:
-    tab.goto(f"{server.url}#{route}")
-    tab.wait_for_selector(f"{VIEW} .node", state="attached")
-
-
 def percent(tab: Any, selector: str) -> float:
     return float(tab.locator(selector).first.evaluate("each => each.style.width").rstrip("%"))
 
 
-def test_members_lie_on_cores_by_share_and_what_is_free_is_seen(tab: Any) -> None:
+def test_members_lie_on_cores_by_share_and_what_is_free_is_seen(tab: Any, open_page: Open) -> None:
     documents = make_documents(8, gpus=0)
     spans = {f"member-{i}": [0, "node-0", [], 0, START, START + 1, None, "running"] for i in range(3)}
     place(documents, spans, {"cpus": 2.0, "gpus": 0.0})
     for node in documents["state"]["nodes"]:
         node["cpus"] = 8.0
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        assert tab.locator(f"{VIEW} [data-node='node-0'] [data-mark=piece]").count() == 3
-        assert tab.locator(f"{VIEW} [data-node='node-1'] [data-mark=piece]").count() == 0
-        assert percent(tab, f"{PIECE}[data-member=member-1]") == 25.0
-        assert percent(tab, f"{VIEW} [data-node='node-0'] [data-mark=free]") == 25.0
-        assert "6 of 8 cores reserved" in tab.locator(f"{VIEW} [data-node='node-0']").inner_text()
-        assert "3 members on 2 nodes; 10 of 16 cores" in tab.locator(f"{VIEW} figcaption").inner_text()
+    open_page(documents, "#placement")
+    assert tab.locator(f"{VIEW} [data-node='node-0'] [data-mark=piece]").count() == 3
+    assert tab.locator(f"{VIEW} [data-node='node-1'] [data-mark=piece]").count() == 0
+    assert percent(tab, f"{PIECE}[data-member=member-1]") == 25.0
+    assert percent(tab, f"{VIEW} [data-node='node-0'] [data-mark=free]") == 25.0
+    assert "6 of 8 cores reserved" in tab.locator(f"{VIEW} [data-node='node-0']").inner_text()
+    assert "3 members on 2 nodes; 10 of 16 cores" in tab.locator(f"{VIEW} figcaption").inner_text()
 
 
-def test_gpus_show_who_uses_them_memory_use_watts_quarantine_and_nodes_that_are_gone(tab: Any) -> None:
+def test_gpus_show_who_uses_them_memory_use_watts_quarantine_and_nodes_that_are_gone(
+    tab: Any, open_page: Open
+) -> None:
     documents = make_documents(8, gpus=2)
     gpu = "GPU-node-0-{}"
     spans = {f"member-{i}": [0, "node-0", [gpu.format(0)], 0, START, START + 1, None, "running"] for i in range(2)}
@@ -60,37 +56,35 @@ def test_gpus_show_who_uses_them_memory_use_watts_quarantine_and_nodes_that_are_
     first |= {"memory_gb": 80.0, "free_gb": 70.0, "use": 0.64, "watts": 250.0}
     second["quarantined"] = "ECC error"
     documents["state"]["nodes"][1] |= {"gone": True}
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        device = tab.locator(f"{VIEW} [data-device='{gpu.format(0)}']")
-        assert device.locator("[data-mark=piece]").count() == 2
-        text = device.inner_text()
-        assert (
-            "50 % reserved" in text
-            and "64 %" in text
-            and "250 W" in text
-            and "18 of 80 GiB" in text
-            and "10 GiB of others" in text
-        )
-        assert "quarantined: ECC error" in tab.locator(f"{VIEW} .quarantined").inner_text()
-        gone = tab.locator(f"{VIEW} .node.gone").evaluate_all("all => all.map(each => each.dataset.node)")
-        assert gone == ["node-1", "node-9"]
+    open_page(documents, "#placement")
+    device = tab.locator(f"{VIEW} [data-device='{gpu.format(0)}']")
+    assert device.locator("[data-mark=piece]").count() == 2
+    text = device.inner_text()
+    assert (
+        "50 % reserved" in text
+        and "64 %" in text
+        and "250 W" in text
+        and "18 of 80 GiB" in text
+        and "10 GiB of others" in text
+    )
+    assert "quarantined: ECC error" in tab.locator(f"{VIEW} .quarantined").inner_text()
+    gone = tab.locator(f"{VIEW} .node.gone").evaluate_all("all => all.map(each => each.dataset.node)")
+    assert gone == ["node-1", "node-9"]
 
 
-def test_a_change_moves_a_member(tab: Any) -> None:
+def test_a_change_moves_a_member(tab: Any, open_page: Open) -> None:
     documents = make_documents(8, gpus=2)
     span = [0, "node-0", ["GPU-node-0-0"], 0, START, START + 1, None, "running"]
     place(documents, {"member-0": span}, {"cpus": 1.0, "gpus": 0.5})
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        now = documents["state"]["now"]
-        moved = [[*span[:6], now - 1, "moved"], [0, "node-1", ["GPU-node-1-1"], 1, now - 1, None, None, "running"]]
-        server.push({"offset": documents["state"]["offset"] + 9, "now": now, "spans": {"member-0": moved}})
-        tab.wait_for_selector(f"{VIEW} [data-device='GPU-node-1-1'] [data-member=member-0]")
-        assert tab.locator(f"{VIEW} [data-node='node-0'] [data-mark=piece]").count() == 0
+    server = open_page(documents, "#placement")
+    now = documents["state"]["now"]
+    moved = [[*span[:6], now - 1, "moved"], [0, "node-1", ["GPU-node-1-1"], 1, now - 1, None, None, "running"]]
+    server.push({"offset": documents["state"]["offset"] + 9, "now": now, "spans": {"member-0": moved}})
+    tab.wait_for_selector(f"{VIEW} [data-device='GPU-node-1-1'] [data-member=member-0]")
+    assert tab.locator(f"{VIEW} [data-node='node-0'] [data-mark=piece]").count() == 0
 
 
-def test_another_moment_shows_who_was_there(tab: Any) -> None:
+def test_another_moment_shows_who_was_there(tab: Any, open_page: Open) -> None:
     documents = make_documents(8, gpus=0, ended=True)
     end = documents["state"]["run"]["ended"]
     spans = {
@@ -99,82 +93,29 @@ def test_another_moment_shows_who_was_there(tab: Any) -> None:
         "member-2": [0, "node-1", [], 0, end - 20, end - 19, end, "finished"],
     }
     place(documents, spans, {"cpus": 1.0, "gpus": 0.0})
-    with PageServer(documents) as server:
-        open_view(tab, server)
+    open_page(documents, "#placement")
 
-        def shown() -> list[str]:
-            return tab.locator(PIECE).evaluate_all("all => all.map(each => each.dataset.member)")
+    def shown() -> list[str]:
+        return tab.locator(PIECE).evaluate_all("all => all.map(each => each.dataset.member)")
 
-        assert shown() == ["member-0", "member-1"]  # when most were at work
-        tab.get_by_label("moment of the run").fill("990")
-        tab.wait_for_selector(f"{PIECE}[data-member=member-2]")
-        assert shown() == ["member-2"]
-        tab.get_by_role("button", name="when most were at work").click()
-        tab.wait_for_selector(f"{PIECE}[data-member=member-0]")
+    assert shown() == ["member-0", "member-1"]  # when most were at work
+    tab.get_by_label("moment of the run").fill("990")
+    tab.wait_for_selector(f"{PIECE}[data-member=member-2]")
+    assert shown() == ["member-2"]
+    tab.get_by_role("button", name="when most were at work").click()
+    tab.wait_for_selector(f"{PIECE}[data-member=member-0]")
 
 
-def test_a_click_selects_and_arrow_keys_go_from_member_to_member(tab: Any) -> None:
+def test_a_click_selects_and_arrow_keys_go_from_member_to_member(tab: Any, open_page: Open) -> None:
     documents = make_documents(8, gpus=0)
     spans = {f"member-{i}": [0, "node-0", [], 0, START, START + 1, None, "running"] for i in range(3)}
     place(documents, spans, {"cpus": 2.0, "gpus": 0.0})
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        tab.locator(f"{PIECE}[data-member=member-0]").click()
-        tab.wait_for_function("() => location.hash.includes('select=member-0')")
-        tab.wait_for_selector(f"{PIECE}[data-member=member-1].pale")
-        tab.keyboard.press("ArrowRight")
-        assert "member-1" in tab.locator(f"{VIEW} .tip").inner_text()
-        tab.keyboard.press("Enter")
-        tab.wait_for_function("() => location.hash.includes('select=member-0,member-1')")
-        assert tab.locator(f"{PIECE}[tabindex='0']").count() == 1
-
-
-def test_hostile_names_stay_text(tab: Any) -> None:
-    with PageServer(make_documents(24, hostile=True)) as server:
-        open_view(tab, server)
-        for piece in tab.locator(PIECE).all()[:6]:
-            piece.focus()
-        tab.get_by_role("button", name="as a table").click()
-        assert tab.locator(f"{VIEW} tbody tr").count() > 0
-        assert tab.locator(f"{VIEW} img, {VIEW} script, {VIEW} b, {VIEW} i").count() == 0
-        assert tab.evaluate("window.hacked") is None
-
-
-@pytest.mark.slow  # it measures time
-def test_a_thousand_members_on_eight_nodes_are_updated_quickly(tab: Any) -> None:
-    documents = make_documents(1000, gpus=8, nodes=8)
-    spans = {
-        f"member-{i}": [
-            0,
-            f"node-{i % 8}",
-            [f"GPU-node-{i % 8}-{i // 8 % 8}"],
-            0,
-            START,
-            START + 1,
-            None,
-            "running",
-        ]
-        for i in range(1000)
-    }
-    place(documents, spans, {"cpus": 0.25, "gpus": 0.0625})
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        assert tab.locator(f"{VIEW} .gpu [data-mark=piece]").count() == 1000
-        tab.evaluate("""() => {
-            window.spent = [];
-            const begin = (now) => { window.begun = now; requestAnimationFrame(begin); };
-            requestAnimationFrame(begin);
-            const view = document.querySelector("[data-view]");
-            new MutationObserver(() => window.spent.push(performance.now() - window.begun))
-                .observe(view, { attributes: true, attributeFilter: ["data-drawn"] });
-        }""")
-        for step in range(1, 11):
-            change = make_change(documents["state"], step, 20)
-            for node in documents["state"]["nodes"]:
-                node["watts"] += 1
-            change["nodes"] = documents["state"]["nodes"]
-            server.push(change)
-            tab.wait_for_function("o => document.body.dataset.offset === o", arg=str(change["offset"]))
-            time.sleep(0.1)
-        spent = sorted(tab.evaluate("window.spent"))
-    assert spent[len(spent) // 2] < 150  # all eight nodes drawn anew
+    open_page(documents, "#placement")
+    tab.locator(f"{PIECE}[data-member=member-0]").click()
+    tab.wait_for_function("() => location.hash.includes('select=member-0')")
+    tab.wait_for_selector(f"{PIECE}[data-member=member-1].pale")
+    tab.keyboard.press("ArrowRight")
+    assert "member-1" in tab.locator(f"{VIEW} .tip").inner_text()
+    tab.keyboard.press("Enter")
+    tab.wait_for_function("() => location.hash.includes('select=member-0,member-1')")
+    assert tab.locator(f"{PIECE}[tabindex='0']").count() == 1

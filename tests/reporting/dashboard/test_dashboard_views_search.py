@@ -6,19 +6,14 @@ import random
 from typing import Any
 
 import pytest
-from conftest import wait_until
-from documents import COLUMNS, HOSTILE, make_change, make_documents
+from conftest import Open, figure, selected, show, wait_until
+from documents import COLUMNS, make_documents
 from page_server import PageServer
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.more]
+
 AT = {name: i for i, name in enumerate(COLUMNS)}
 LINES = "canvas.lines"
-
-
-def open_view(tab: Any, server: PageServer, query: str = "") -> None:
-    tab.goto(f"{server.url}#search{query}")
-    tab.wait_for_selector("[data-view=search]:not([data-drawn='0'])")
-    tab.wait_for_function("() => document.querySelector('canvas.lines')?.dataset.lines > 0")
 
 
 def lines(tab: Any, which: str = "lines") -> int:
@@ -27,11 +22,6 @@ def lines(tab: Any, which: str = "lines") -> int:
 
 def wait_strong(tab: Any, wanted: int) -> None:
     tab.wait_for_function("n => document.querySelector('canvas.lines').dataset.strong === String(n)", arg=wanted)
-
-
-def selected(tab: Any) -> set[str]:
-    found = tab.evaluate("new URLSearchParams(location.hash.split('?')[1] ?? '').get('select') ?? ''")
-    return set(filter(None, found.split(",")))
 
 
 def rows(server: PageServer) -> dict[str, dict[str, Any]]:
@@ -74,254 +64,219 @@ def drag(tab: Any, axis: str, low: float, high: float) -> None:
     tab.mouse.up()
 
 
-def test_every_trial_that_has_begun_is_a_line_over_the_hyperparameters_that_differ(tab: Any) -> None:
-    with PageServer(make_documents(60, seed=2)) as server:
-        open_view(tab, server)
-        assert lines(tab) == lines(tab, "strong") == len(begun(server))
-        names = tab.eval_on_selector_all("[data-axis]", "all => all.map(one => one.dataset.axis.trim())")
-        assert names == ["lr", "width", "depth", "accuracy"], "as declared, the objective last"
-        kinds = tab.eval_on_selector_all("[data-axis]", "all => all.map(one => one.dataset.kind)")
-        assert kinds == ["log", "category", "category", "linear"]
-        assert tab.locator("[data-slice]").count() == 3
-        assert "62 %" in tab.inner_text("[data-mark=lr]")
+def test_every_trial_that_has_begun_is_a_line_over_the_hyperparameters_that_differ(
+    tab: Any, open_page: Open
+) -> None:
+    server = open_page(make_documents(60, seed=2), "#search")
+    assert lines(tab) == lines(tab, "strong") == len(begun(server))
+    names = tab.eval_on_selector_all("[data-axis]", "all => all.map(one => one.dataset.axis.trim())")
+    assert names == ["lr", "width", "depth", "accuracy"], "as declared, the objective last"
+    kinds = tab.eval_on_selector_all("[data-axis]", "all => all.map(one => one.dataset.kind)")
+    assert kinds == ["log", "category", "category", "linear"]
+    assert tab.locator("[data-slice]").count() == 3
+    assert "62 %" in tab.inner_text("[data-mark=lr]")
 
 
-def test_axes_keep_their_order_until_the_reader_asks_for_importance_and_change_their_scales(tab: Any) -> None:
+def test_axes_keep_their_order_until_the_reader_asks_for_importance_and_change_their_scales(
+    tab: Any, open_page: Open
+) -> None:
     documents = make_documents(40)
     documents["importances"]["importances"] = [["depth", 0.9], ["lr", 0.1]]
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        tab.wait_for_selector("[data-mark=depth]")
-        assert tab.get_attribute("[data-axis] >> nth=0", "data-axis") == "lr", "the importances have come"
-        tab.get_by_role("button", name="by importance").click()
-        tab.wait_for_function("() => document.querySelector('[data-axis]').dataset.axis === 'depth'")
-        assert tab.get_attribute("[data-axis=lr]", "data-kind") == "log"
-        tab.get_by_role("button", name="lr is log; make it linear").press("Enter")
-        assert tab.get_attribute("[data-axis=lr]", "data-kind") == "linear"
+    open_page(documents, "#search")
+    tab.wait_for_selector("[data-mark=depth]")
+    assert tab.get_attribute("[data-axis] >> nth=0", "data-axis") == "lr", "the importances have come"
+    tab.get_by_role("button", name="by importance").click()
+    tab.wait_for_function("() => document.querySelector('[data-axis]').dataset.axis === 'depth'")
+    assert tab.get_attribute("[data-axis=lr]", "data-kind") == "log"
+    tab.get_by_role("button", name="lr is log; make it linear").press("Enter")
+    assert tab.get_attribute("[data-axis=lr]", "data-kind") == "linear"
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.02, 0.4), (0.55, 1.02)])
-def test_a_range_dragged_on_an_axis_selects_the_members_within_it(tab: Any, low: float, high: float) -> None:
-    with PageServer(make_documents(80, seed=4)) as server:
-        open_view(tab, server)
-        values = {name: row["metric"] for name, row in begun(server).items() if row["metric"] is not None}
-        bottom, top = min(values.values()), max(values.values())
-        share = {name: (value - bottom) / (top - bottom) for name, value in values.items()}
-        wanted = {name for name, at in share.items() if low <= at <= high}
-        border = {name for name, at in share.items() if min(abs(at - low), abs(at - high)) < 0.01}
-        drag(tab, "accuracy ", low, high)
-        assert wanted
-        # While it is dragged the selection follows.
-        wait_until(tab, lambda: wanted - border <= selected(tab) <= wanted | border)
-        tab.wait_for_selector(f".chip:has-text('{len(selected(tab))} selected')")
-        wait_strong(tab, len(selected(tab)))
-        tab.click("[data-view=search] button:has-text('clear ranges')")
-        wait_strong(tab, len(begun(server)))
-        assert selected(tab) == set()
+def test_a_range_dragged_on_an_axis_selects_the_members_within_it(
+    tab: Any, open_page: Open, low: float, high: float
+) -> None:
+    server = open_page(make_documents(80, seed=4), "#search")
+    values = {name: row["metric"] for name, row in begun(server).items() if row["metric"] is not None}
+    bottom, top = min(values.values()), max(values.values())
+    share = {name: (value - bottom) / (top - bottom) for name, value in values.items()}
+    wanted = {name for name, at in share.items() if low <= at <= high}
+    border = {name for name, at in share.items() if min(abs(at - low), abs(at - high)) < 0.01}
+    drag(tab, "accuracy ", low, high)
+    assert wanted
+    # While it is dragged the selection follows.
+    wait_until(tab, lambda: wanted - border <= selected(tab) <= wanted | border)
+    tab.wait_for_selector(f".chip:has-text('{len(selected(tab))} selected')")
+    wait_strong(tab, len(selected(tab)))
+    tab.click("[data-view=search] button:has-text('clear ranges')")
+    wait_strong(tab, len(begun(server)))
+    assert selected(tab) == set()
 
 
-def test_ranges_can_be_typed_and_ticked_without_a_pointer(tab: Any) -> None:
-    with PageServer(make_documents(60, seed=2)) as server:
-        open_view(tab, server)
-        tab.focus(".ranges summary")
-        tab.keyboard.press("Enter")
-        field = tab.get_by_label("lr from")
-        field.fill("0.001")
-        field.press("Enter")
-        tab.locator("[data-range=width] label", has_text="64").locator("input").press("Space")
-        expected = {
-            n for n, row in begun(server).items() if row["params"]["lr"] >= 0.001 and row["params"]["width"] == 64
-        }
-        wait_strong(tab, len(expected))
-        assert selected(tab) == expected and expected
+def test_ranges_can_be_typed_and_ticked_without_a_pointer(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(60, seed=2), "#search")
+    tab.focus(".ranges summary")
+    tab.keyboard.press("Enter")
+    field = tab.get_by_label("lr from")
+    field.fill("0.001")
+    field.press("Enter")
+    tab.locator("[data-range=width] label", has_text="64").locator("input").press("Space")
+    expected = {
+        n for n, row in begun(server).items() if row["params"]["lr"] >= 0.001 and row["params"]["width"] == 64
+    }
+    wait_strong(tab, len(expected))
+    assert selected(tab) == expected and expected
 
 
-def test_two_ranges_hold_together_and_a_trial_that_comes_to_lie_in_them_is_selected(tab: Any) -> None:
-    with PageServer(make_documents(60, seed=2)) as server:
-        open_view(tab, server)
-        drag(tab, "accuracy ", 0.3, 1.1)
-        drag(tab, "depth", -0.1, 0.4)
-        tab.wait_for_function("() => location.hash.includes('select=')")
-        before = selected(tab)
-        assert before and {rows(server)[name]["params"]["depth"] for name in before} == {1}
-        late = next(n for n, row in rows(server).items() if row["params"]["depth"] == 1 and n not in before)
-        row = list(server.documents["state"]["members"]["rows"][late])
-        row[AT["state"]], row[AT["metric"]] = "running", max(rows(server)[name]["metric"] for name in before)
-        state = server.documents["state"]
-        server.push({"offset": state["offset"] + 5, "now": state["now"] + 1, "members": {late: row}})
-        tab.wait_for_function("id => location.hash.includes(id)", arg=late)
-        assert selected(tab) == before | {late}
+def test_two_ranges_hold_together_and_a_trial_that_comes_to_lie_in_them_is_selected(
+    tab: Any, open_page: Open
+) -> None:
+    server = open_page(make_documents(60, seed=2), "#search")
+    drag(tab, "accuracy ", 0.3, 1.1)
+    drag(tab, "depth", -0.1, 0.4)
+    tab.wait_for_function("() => location.hash.includes('select=')")
+    before = selected(tab)
+    assert before and {rows(server)[name]["params"]["depth"] for name in before} == {1}
+    late = next(n for n, row in rows(server).items() if row["params"]["depth"] == 1 and n not in before)
+    row = list(server.documents["state"]["members"]["rows"][late])
+    row[AT["state"]], row[AT["metric"]] = "running", max(rows(server)[name]["metric"] for name in before)
+    state = server.documents["state"]
+    server.push({"offset": state["offset"] + 5, "now": state["now"] + 1, "members": {late: row}})
+    tab.wait_for_function("id => location.hash.includes(id)", arg=late)
+    assert selected(tab) == before | {late}
 
 
-def test_the_selection_of_another_view_is_drawn_strong_and_a_clicked_mark_joins_it(tab: Any) -> None:
-    with PageServer(make_documents(40, seed=2)) as server:
-        name = next(iter(begun(server)))
-        open_view(tab, server, f"?select={name}")
-        wait_strong(tab, 1)
-        chart = tab.locator("figure", has=tab.locator("h3", has_text="Trials in order")).locator("canvas")
-        chart.focus()
-        for _ in range(3):
-            tab.keyboard.press("ArrowRight")
-        other = tab.inner_text(".tip strong >> visible=true")
-        tab.keyboard.press("Enter")
-        assert selected(tab) == {name} ^ {other}
-        tab.keyboard.press("Escape")
-        wait_strong(tab, len(begun(server)))
+def test_the_selection_of_another_view_is_drawn_strong_and_a_clicked_mark_joins_it(
+    tab: Any, open_page: Open
+) -> None:
+    server = open_page(make_documents(40, seed=2), "#search")
+    name = next(iter(begun(server)))
+    show(tab, f"search?select={name}")
+    wait_strong(tab, 1)
+    figure(tab, "Trials in order").locator("canvas").focus()
+    for _ in range(3):
+        tab.keyboard.press("ArrowRight")
+    other = tab.inner_text(".tip strong >> visible=true")
+    tab.keyboard.press("Enter")
+    assert selected(tab) == {name} ^ {other}
+    tab.keyboard.press("Escape")
+    wait_strong(tab, len(begun(server)))
 
 
-def test_a_clicked_line_selects_its_member(tab: Any) -> None:
-    with PageServer(make_documents(3, seed=2, ended=True)) as server:
-        open_view(tab, server)
-        first, second = (box_of(tab, f"[data-axis={name}] .axis-line") for name in ("lr", "width"))
-        middle = (first["x"] + second["x"]) / 2
-        for y in range(int(first["y"]), int(first["y"] + first["height"]), 4):
-            tab.mouse.move(middle, y)
-            if tab.locator(".parallel .tip").is_visible():
-                break
-        name = tab.inner_text(".parallel .tip strong")
-        tab.mouse.down()
-        tab.mouse.up()
-        tab.wait_for_function("() => location.hash.includes('select=')")
-        assert selected(tab) == {name}
+def test_a_clicked_line_selects_its_member(tab: Any, open_page: Open) -> None:
+    open_page(make_documents(3, seed=2, ended=True), "#search")
+    first, second = (box_of(tab, f"[data-axis={name}] .axis-line") for name in ("lr", "width"))
+    middle = (first["x"] + second["x"]) / 2
+    for y in range(int(first["y"]), int(first["y"] + first["height"]), 4):
+        tab.mouse.move(middle, y)
+        if tab.locator(".parallel .tip").is_visible():
+            break
+    name = tab.inner_text(".parallel .tip strong")
+    tab.mouse.down()
+    tab.mouse.up()
+    tab.wait_for_function("() => location.hash.includes('select=')")
+    assert selected(tab) == {name}
 
 
-def test_the_slider_keeps_the_best_and_phases_can_be_switched_off(tab: Any) -> None:
-    with PageServer(make_documents(60, seed=2)) as server:
-        open_view(tab, server)
-        pruned = sum(row["state"] == "pruned" for row in rows(server).values())
-        tab.click("[data-phase=pruned]")
-        tab.wait_for_function("n => document.querySelector('canvas.lines').dataset.lines === String(n)",
-                              arg=len(begun(server)) - pruned)  # fmt: skip
-        assert tab.get_attribute("[data-phase=pruned]", "aria-pressed") == "false"
-        tab.click("[data-phase=pruned]")
-        slider = tab.get_by_label("Show the best trials only: how many")
-        slider.focus()
-        tab.keyboard.press("Home")
-        for _ in range(4):
-            tab.keyboard.press("ArrowRight")
-        assert lines(tab) == 5 and "5 of" in tab.inner_text(".slider output")
-        tab.keyboard.press("End")
-        assert lines(tab) == len(begun(server))
+def test_the_slider_keeps_the_best_and_phases_can_be_switched_off(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(60, seed=2), "#search")
+    pruned = sum(row["state"] == "pruned" for row in rows(server).values())
+    tab.click("[data-phase=pruned]")
+    tab.wait_for_function("n => document.querySelector('canvas.lines').dataset.lines === String(n)",
+                          arg=len(begun(server)) - pruned)  # fmt: skip
+    assert tab.get_attribute("[data-phase=pruned]", "aria-pressed") == "false"
+    tab.click("[data-phase=pruned]")
+    slider = tab.get_by_label("Show the best trials only: how many")
+    slider.focus()
+    tab.keyboard.press("Home")
+    for _ in range(4):
+        tab.keyboard.press("ArrowRight")
+    assert lines(tab) == 5 and "5 of" in tab.inner_text(".slider output")
+    tab.keyboard.press("End")
+    assert lines(tab) == len(begun(server))
 
 
-def test_history_pruning_and_slices_count_their_marks(tab: Any) -> None:
-    with PageServer(make_documents(60, seed=2)) as server:
-        open_view(tab, server)
-        tab.wait_for_function("() => document.querySelector('[data-slice] canvas').dataset.marks > 0")
-        valued = {n: row for n, row in begun(server).items() if row["metric"] is not None}
-        assert int(tab.get_attribute("[data-slice=lr] canvas", "data-marks")) == len(valued)
-        figure = tab.locator("figure", has=tab.locator("h3", has_text="What was pruned when"))
-        pruned = {n: row for n, row in valued.items() if row["state"] == "pruned"}
-        epoch = min(row["epoch"] for row in pruned.values())
-        many = sum(row["epoch"] == epoch for row in pruned.values())
-        reached = sum(row["epoch"] >= epoch for row in begun(server).values())
-        assert f"Pruned: {many} of {reached} after epoch {epoch}" in figure.inner_text()
-        figure.get_by_role("button", name="as a table").press("Enter")
-        assert figure.locator("tbody tr").count() == len(pruned)
+def test_history_pruning_and_slices_count_their_marks(tab: Any, open_page: Open) -> None:
+    server = open_page(make_documents(60, seed=2), "#search")
+    tab.wait_for_function("() => document.querySelector('[data-slice] canvas').dataset.marks > 0")
+    valued = {n: row for n, row in begun(server).items() if row["metric"] is not None}
+    assert int(tab.get_attribute("[data-slice=lr] canvas", "data-marks")) == len(valued)
+    pruning = figure(tab, "What was pruned when")
+    pruned = {n: row for n, row in valued.items() if row["state"] == "pruned"}
+    epoch = min(row["epoch"] for row in pruned.values())
+    many = sum(row["epoch"] == epoch for row in pruned.values())
+    reached = sum(row["epoch"] >= epoch for row in begun(server).values())
+    assert f"Pruned: {many} of {reached} after epoch {epoch}" in pruning.inner_text()
+    pruning.get_by_role("button", name="as a table").press("Enter")
+    assert pruning.locator("tbody tr").count() == len(pruned)
 
 
-def test_a_second_objective_has_its_front(tab: Any) -> None:
+def test_a_second_objective_has_its_front(tab: Any, open_page: Open) -> None:
     documents = make_documents(60, seed=2)
     documents["state"]["run"]["second_objective"] = "energy_j"
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        figure = tab.locator("figure", has=tab.locator("h3", has_text="Pareto front"))
-        figure.get_by_role("button", name="as a table").click()
-        cost = {name: row[1] for name, row in documents["state"]["cost"]["members"]["rows"].items()}
-        done = {n: row["metric"] for n, row in rows(server).items() if row["state"] == "finished"}
-        front = {
-            n
-            for n in done
-            if not any(o != n and done[o] >= done[n] and cost[o] <= cost[n] for o in done)
-        }  # fmt: skip
-        shown = figure.locator("tbody tr", has_text="on the front").locator("th").all_inner_texts()
-        assert set(shown) == front and figure.locator("tbody tr").count() == len(done)
-        assert "measured" in figure.locator("tbody").inner_text()
+    server = open_page(documents, "#search")
+    pareto = figure(tab, "Pareto front")
+    pareto.get_by_role("button", name="as a table").click()
+    cost = {name: row[1] for name, row in documents["state"]["cost"]["members"]["rows"].items()}
+    done = {n: row["metric"] for n, row in rows(server).items() if row["state"] == "finished"}
+    front = {
+        n
+        for n in done
+        if not any(o != n and done[o] >= done[n] and cost[o] <= cost[n] for o in done)
+    }  # fmt: skip
+    shown = pareto.locator("tbody tr", has_text="on the front").locator("th").all_inner_texts()
+    assert set(shown) == front and pareto.locator("tbody tr").count() == len(done)
+    assert "measured" in pareto.locator("tbody").inner_text()
 
 
-def test_a_fixed_list_has_the_view_without_pruning_and_a_run_in_which_nothing_differs_has_none(tab: Any) -> None:
+def test_a_fixed_list_has_the_view_without_pruning_and_a_run_in_which_nothing_differs_has_none(
+    tab: Any, open_page: Open
+) -> None:
     documents = make_documents(8)
     documents["state"]["run"]["mode"] = "list"
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        assert tab.locator("h3 >> visible=true", has_text="What was pruned when").count() == 0
+    open_page(documents, "#search")
+    assert tab.locator("h3 >> visible=true", has_text="What was pruned when").count() == 0
     documents["state"]["run"]["varied"] = []
-    with PageServer(documents) as server:
-        tab.goto(server.url)
-        tab.wait_for_selector("[data-view=overview]:not([data-drawn='0'])")
-        assert tab.locator(".tab", has_text="Search").count() == 0
+    open_page(documents)
+    assert tab.locator(".tab", has_text="Search").count() == 0
 
 
-def test_members_that_stand_still_are_not_called_running(tab: Any) -> None:
+def test_members_that_stand_still_are_not_called_running(tab: Any, open_page: Open) -> None:
     documents = make_documents(24, seed=2)
     states = [row[AT["state"]] for row in documents["state"]["members"]["rows"].values()]
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        working = sum(state in ("running", "placed") for state in states)
-        assert tab.inner_text("button[data-phase=running]") == f"{working} still running"
-        assert (
-            tab.inner_text("button[data-phase=standing]")
-            == f"{states.count('paused')} paused, stopped or interrupted"
-        )
-        assert tab.inner_text("[data-phase=waiting]") == f"{states.count('waiting')} waiting, not drawn"
+    open_page(documents, "#search")
+    working = sum(state in ("running", "placed") for state in states)
+    assert tab.inner_text("button[data-phase=running]") == f"{working} still running"
+    assert (
+        tab.inner_text("button[data-phase=standing]") == f"{states.count('paused')} paused, stopped or interrupted"
+    )
+    assert tab.inner_text("[data-phase=waiting]") == f"{states.count('waiting')} waiting, not drawn"
 
 
-def test_what_is_missing_is_said(tab: Any) -> None:
+def test_what_is_missing_is_said(tab: Any, open_page: Open) -> None:
     documents = make_documents(8)
     documents["importances"] = {"importances": [], "method": "", "missing": "The importances need 5 members."}
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        tab.wait_for_selector("text=The importances need 5 members.")
-
-
-def test_hostile_names_stay_text(tab: Any) -> None:
-    documents = make_documents(40, hostile=True)
-    documents["importances"]["importances"] = [["<i>evil</i>&amp;", 0.9], ["lr", 0.1]]
-    with PageServer(documents) as server:
-        open_view(tab, server)
-        assert tab.evaluate("window.hacked === undefined")
-        assert tab.locator("[data-view=search] :is(i, img, script)").count() == 0
-        tab.get_by_role("button", name="by importance").click()
-        tab.wait_for_function("() => document.querySelector('[data-axis]').dataset.axis === '<i>evil</i>&amp;'")
-        tab.locator("button.as-table").first.click()
-        shown = tab.locator("[data-view=search] tbody th").all_inner_texts()
-        assert HOSTILE[0] in shown and "__proto__" in shown
-
-
-def test_at_400_pixels_nothing_is_wider_than_the_page(tab: Any) -> None:
-    tab.set_viewport_size({"width": 400, "height": 800})
-    with PageServer(widened(make_documents(30, hostile=True), 8)) as server:
-        open_view(tab, server)
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 400
+    open_page(documents, "#search")
+    tab.wait_for_selector("text=The importances need 5 members.")
 
 
 @pytest.mark.slow  # it measures time
-def test_a_thousand_trials_of_twelve_hyperparameters_are_brushed_and_updated_fast(tab: Any) -> None:
-    with PageServer(widened(make_documents(1000, seed=1), 9)) as server:
-        open_view(tab, server)
-        assert tab.locator("[data-axis]").count() == 13
-        tab.evaluate(
-            """() => { window.frames_ = []; let last = performance.now();
-            const tick = now => {
-              frames_.push(now - last); last = now; window.ticking = requestAnimationFrame(tick); };
-            requestAnimationFrame(tick); }"""
-        )
-        box = box_of(tab, "[data-axis=lr] .axis-line")
-        tab.mouse.move(box["x"], box["y"] + 20)
-        tab.mouse.down()
-        for i in range(60):
-            tab.mouse.move(box["x"], box["y"] + 20 + 3 * i)
-        frames = sorted(tab.evaluate("() => { cancelAnimationFrame(window.ticking); return window.frames_; }"))
-        tab.mouse.up()
-        median = frames[len(frames) // 2]
-        print(f"brushing: median frame {median:.0f} ms, worst {frames[-1]:.0f} ms of {len(frames)}")
-        assert median < 100
-        tab.wait_for_function("() => location.hash.includes('select=')")
-        state = server.documents["state"]
-        drawn = "Number(document.querySelector('[data-view]').dataset.drawn)"
-        before = tab.evaluate(drawn)
-        for step in range(1, 11):
-            change = make_change(state, step, 20)
-            server.push(change)
-            tab.wait_for_function("n => document.body.dataset.offset === String(n)", arg=change["offset"])
-        assert tab.evaluate(drawn) > before
+def test_a_thousand_trials_of_twelve_hyperparameters_are_brushed_fast(tab: Any, open_page: Open) -> None:
+    open_page(widened(make_documents(1000, seed=1), 9), "#search")
+    assert tab.locator("[data-axis]").count() == 13
+    tab.evaluate(
+        """() => { window.frames_ = []; let last = performance.now();
+        const tick = now => {
+          frames_.push(now - last); last = now; window.ticking = requestAnimationFrame(tick); };
+        requestAnimationFrame(tick); }"""
+    )
+    box = box_of(tab, "[data-axis=lr] .axis-line")
+    tab.mouse.move(box["x"], box["y"] + 20)
+    tab.mouse.down()
+    for i in range(60):
+        tab.mouse.move(box["x"], box["y"] + 20 + 3 * i)
+    frames = sorted(tab.evaluate("() => { cancelAnimationFrame(window.ticking); return window.frames_; }"))
+    tab.mouse.up()
+    print(f"brushing: median frame {frames[len(frames) // 2]:.0f} ms, worst {frames[-1]:.0f} ms of {len(frames)}")
+    assert frames[len(frames) // 2] < 100
+    tab.wait_for_function("() => location.hash.includes('select=')")

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import task_events as tasks
+from conftest import figure, show
 
 from ensemble.reporting.dashboard.analysis import read_quality
 from ensemble.reporting.report import write_report
 from ensemble.store import RunDir, fold
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.more]
 
 PLOTS = {
     "multilabel": ["Calibration", "F1 of each label", "ROC AUC of each label"],
@@ -43,13 +44,17 @@ def test_the_view_has_the_figures_and_plots_of_its_task(tab: Any, reports: dict[
     for title in PLOTS[kind]:
         assert title in text
     tiles = tab.inner_text("[data-view=ensemble] .tiles")
-    for figure in quality["figures"]:
-        assert f"{quality['combined'][figure['name']]:.4f}" in tiles
-        assert figure["label"].lower() in tiles.lower()
+    for each in quality["figures"]:
+        assert f"{quality['combined'][each['name']]:.4f}" in tiles
+        assert each["label"].lower() in tiles.lower()
     assert "uracy" not in text or kind == "multilabel", "nothing assumes classes"
     assert ("within noise" in tiles) == bool(quality["noise"])
     assert "95 % interval" in tiles
     assert all(title in text for title in ("Uncertainty", "Conformal prediction", "Shifted samples", "AUROC"))
+    tab.set_viewport_size({"width": 400, "height": 800})
+    for view in ("ensemble", "overview", "members"):
+        show(tab, view)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 400, view
 
 
 def test_whiskers_span_the_interval_of_the_combined_model_and_of_the_best_member(
@@ -69,17 +74,9 @@ def test_whiskers_span_the_interval_of_the_combined_model_and_of_the_best_member
 
 def test_the_numbers_of_a_plot_are_there_as_a_table(tab: Any, reports: dict[str, Path]) -> None:
     open_view(tab, reports["quantiles"])
-    card = tab.locator("figure", has=tab.locator("h3", has_text="Coverage by level")).first
+    card = figure(tab, "Coverage by level")
     card.get_by_role("button", name="as a table").click()
     assert card.locator("tbody tr").count() == 2 * 5
-
-
-@pytest.mark.parametrize("kind", tasks.TASKS)
-def test_no_view_of_any_task_is_wider_than_400_pixels(tab: Any, reports: dict[str, Path], kind: str) -> None:
-    tab.set_viewport_size({"width": 400, "height": 800})
-    for view in ("ensemble", "overview", "members"):
-        open_view(tab, reports[kind], view)
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 400, view
 
 
 def test_overview_and_members_name_the_objective_and_its_direction(tab: Any, reports: dict[str, Path]) -> None:
@@ -88,5 +85,5 @@ def test_overview_and_members_name_the_objective_and_its_direction(tab: Any, rep
     assert "Combined RMSE" in tiles and "to the best member" in tiles and "Best rmse" in tiles
     best = tab.locator(".tile", has_text="Combined RMSE").locator(".note")
     assert "good" in best.get_attribute("class"), "a smaller error is better"
-    open_view(tab, reports["regression"], "members")
+    show(tab, "members")
     assert tab.locator("[title*='RMSE in units of the target (lower is better)']").count() > 0
