@@ -65,7 +65,7 @@ def declared(
         batch_size=batch_size,
         resources=Resources(cpus_per_worker=len(os.sched_getaffinity(0)) / places),
         sharing=sharing,
-        gate_timeout_s=5,
+        gate_timeout_s=300,
         capacity=3 * batch_size,
     )
 

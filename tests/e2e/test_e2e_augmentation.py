@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from finished_runs import finished_hashes, of_kind
 
 import ensemble
 from ensemble import Ensemble, Recipe, Resources, Search, choice
-from ensemble.store import StoreError, fold, read_events
+from ensemble.store import StoreError
 from pipelines import Pipeline, sources, stages
 
-SAMPLES, EPOCHS = 150, 3
+SAMPLES, EPOCHS = 64, 3
 
 
 def model(params: dict[str, Any]) -> Any:
@@ -63,7 +64,7 @@ def declared(**options: Any) -> Ensemble:
         "epochs": EPOCHS,
         "batch_size": 32,
         "resources": Resources(cpus_per_worker=0.1),
-        "gate_timeout_s": 30.0,
+        "gate_timeout_s": 300.0,
     }  # fmt: skip
     if "search" not in options:
         usual["members"] = [{"lr": 0.1, "flip": True}, {"lr": 0.1, "flip": False, "mean": 0.4}]
@@ -72,13 +73,7 @@ def declared(**options: Any) -> Ensemble:
 
 def trained(run_dir: Path, made: Ensemble, executor: str = "local") -> dict[str, str | None]:
     ensemble.submit(made, run_dir, executor=executor).wait()
-    members = fold(read_events(run_dir / "events.jsonl")).members.values()
-    assert {member.state for member in members} == {"finished"}
-    return {member.id: member.weights_sha256 for member in members}
-
-
-def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == kind]
+    return finished_hashes(run_dir)
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +88,13 @@ def test_two_augmentations_share_decoding_and_end_as_they_would_alone(
 ) -> None:
     shared = trained(tmp_path / "shared", declared(cache=cache, cache_bytes=10**7 if cache else None))
     assert shared == alone and len(set(shared.values())) == 2
-    assert all(e["private_batches"] == 0 for e in events(tmp_path / "shared", "epoch"))
-    said = events(tmp_path / "shared", "feeder")[-1]
+    assert all(e["private_batches"] == 0 for e in of_kind(tmp_path / "shared", "epoch"))
+    said = of_kind(tmp_path / "shared", "feeder")[-1]
     assert said["prepared"] == EPOCHS * SAMPLES, "once for both"
     assert (said["cache"] or {}).get("hits") == ((EPOCHS - 1) * SAMPLES if cache else None)
 
 
+@pytest.mark.more
 def test_trials_share_too_and_where_nothing_is_common_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,12 +102,12 @@ def test_trials_share_too_and_where_nothing_is_common_that_is_said(
     made = declared(search=Search(space, trials=2, sampler="grid", pruner="none"), epochs=1)
     run_dir = tmp_path / "run"
     trained(run_dir, made)
-    assert all(e["private_batches"] == 0 for e in events(run_dir, "epoch"))
+    assert all(e["private_batches"] == 0 for e in of_kind(run_dir, "epoch"))
 
     made = declared(members=[{"flip": True, "lr": 0.1}, {"flip": None, "lr": 0.1}], epochs=1)
     trained(tmp_path / "apart", made)
     assert "nothing is shared" in caplog.text and "seed" in caplog.text
-    assert all(e["shared_batches"] == 0 for e in events(tmp_path / "apart", "epoch"))
+    assert all(e["shared_batches"] == 0 for e in of_kind(tmp_path / "apart", "epoch"))
 
 
 def test_a_run_goes_on_only_with_the_pipelines_that_its_members_had(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from leftovers import named_memory, new_named_memory
 
 from ensemble.store import read_events
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]  # half a minute on a machine with nothing else to do
+# A run that shares on Ray is in the first tier: tests/executors/ray/test_ray_runs.py.
+pytestmark = [pytest.mark.ray, pytest.mark.more]
 
 ACCOUNT = Path(__file__).parents[1] / "meter" / "account.py"
 QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
@@ -46,7 +47,7 @@ class Demo:
         self.home = run_dir.with_name("home")
         self.home.mkdir()
         environment = {**os.environ, "TMPDIR": str(scratch), "HOME": str(self.home)}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=560, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
         self.said, self.progress = done.stdout, done.stderr
         self.used_s = json.loads(account.read_text())["cpu_s"]
@@ -84,14 +85,6 @@ def test_the_ledger_has_all_that_the_process_tree_used(demo: Demo) -> None:
     events = read_events(demo.run_dir / "events.jsonl")
     assert kept["run"]["cpu_s"] + events[-1]["report_cpu_s"] == pytest.approx(demo.used_s, rel=0.03)
     assert kept["run"]["cpu_s"] == sum(row["cpu_s"] for row in kept["rows"])
-
-
-def test_each_member_has_joules_to_its_end(demo: Demo) -> None:
-    kinds = [event["type"] for event in read_events(demo.run_dir / "events.jsonl")]
-    assert "power" in kinds[kinds.index("combined") : kinds.index("run_finished")]
-    per_s = [row["energy_j"] / row["cpu_s"] for row in demo.rows]
-    mean = sum(row["energy_j"] for row in demo.rows) / sum(row["cpu_s"] for row in demo.rows)
-    assert per_s == pytest.approx([mean] * len(per_s), rel=0.15)
 
 
 def test_a_person_is_told_what_matters(demo: Demo) -> None:
@@ -133,7 +126,7 @@ def test_the_report_draws_in_a_browser_without_a_network(demo: Demo, tmp_path: P
     command = [chromium, *FLAGS, f"--user-data-dir={tmp_path}", "--host-resolver-rules=MAP * ~NOTFOUND"]
     drawn, dom = r'<section data-view="overview" data-drawn="[1-9]', ""
     for _ in range(5):  # on a loaded machine the browser may print the page before its first frame
-        dom = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120).stdout
+        dom = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True).stdout
         if re.search(drawn, dom):
             break
     assert re.search(drawn, dom)

@@ -1,4 +1,4 @@
-"""Every task from training to serving: members on one pipeline, ranked, combined, calibrated, exported, asked.
+"""Every task from training to serving: members share, are ranked, combined, calibrated, exported, asked.
 
 Each test is a step, and is done for each task; what has no meaning for a task must say why.
 """
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ensemble
-from ensemble import Ensemble, Recipe, Resources, Result, Task, quantiles
+from ensemble import Ensemble, Recipe, Result, Search, Task, loguniform, quantiles
 from ensemble.artifact import predict, read_record
 from ensemble.artifact.program import load_program
 from ensemble.combine.metrics import CombineError
@@ -237,17 +237,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=CASES)
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    case = CASES[request.param]
+def declare(case: Case, **options: Any) -> tuple[Ensemble, dict[str, dict[str, Array]]]:
+    """Members of a task, and their samples by split."""
     data, pipes = {}, {}
     for seed, (split, n) in enumerate(SIZES.items()):
         rng = np.random.default_rng(seed)
         x = rng.normal(size=(n, 4)).astype(np.float32)
         data[split] = {"x": x, "y": case.target(x, rng)}
         pipes[split] = Pipeline(sources.arrays(**data[split]), seed=0)
-    options = dict(case.options)
-    known = {"split_metrics": options.pop("split_metrics")} if "split_metrics" in options else {}
+    more = dict(case.options)
+    known = {"split_metrics": more.pop("split_metrics")} if "split_metrics" in more else {}
     recipe = Recipe(
         model=case.model,
         loss=lambda net, batch: case.loss(net(batch["x"]), batch["y"]),
@@ -256,19 +255,18 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         objective=case.objective,
         **known,
     )
-    declared = Ensemble(
-        name="every",
-        recipe=recipe,
-        members=[{"lr": 0.03}, {"lr": 0.02}, {"lr": 1e-7}],
-        optimizer="adam",
-        epochs=5,
-        batch_size=16,
-        resources=Resources(cpus_per_worker=0.2),
-        **pipes,
-        **options,
-    )
+    usual: dict[str, Any] = {"optimizer": "adam", "epochs": 5, "batch_size": 16, "gate_timeout_s": 300.0}
+    if "search" not in options:
+        usual["members"] = [{"lr": 0.03}, {"lr": 0.02}, {"lr": 1e-7}]
+    return Ensemble(name="every", recipe=recipe, **{**usual, **pipes, **more, **options}), data
+
+
+@pytest.fixture(scope="module", params=CASES)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    case = CASES[request.param]
+    declared, data = declare(case)
     run = tmp_path_factory.mktemp("run") / "run"
-    return Trained(case, run, ensemble.submit(declared, run, "local").wait(), data)
+    return Trained(case, run, ensemble.submit(declared, run, "inline").wait(), data)
 
 
 @pytest.fixture(scope="module")
@@ -282,16 +280,10 @@ def values(trained: Trained) -> Array:
     return np.asarray(ensemble.load(trained.run)({"x": torch.from_numpy(trained.data["test"]["x"])}).numpy())
 
 
-def test_three_members_train_on_one_pipeline(trained: Trained) -> None:
-    assert [row["state"] for row in trained.result.members] == ["finished"] * 3
-    assert trained.result.ledger is not None
-    reuse = trained.result.ledger["reuse"]
-    assert (reuse["prepared"], reuse["consumed"]) == (5 * SIZES["train"], 3 * 5 * SIZES["train"])
-
-
 def test_members_are_ranked_by_their_objective_in_its_direction(trained: Trained) -> None:
     """The one that hardly learns is the last; each value is that of the predictions that were saved."""
     case, state = trained.case, trained.state
+    assert [row["state"] for row in trained.result.members] == ["finished"] * 3
     assert (state.objective, state.direction) == (case.objective, case.direction)
     for row in trained.result.members:
         saved = load_predictions(RunDir(trained.run).predictions(row["member"], "valid"))
@@ -350,6 +342,42 @@ def test_the_report_has_its_figures(trained: Trained) -> None:
     assert "member-0" in plain and "member-2" in plain
 
 
+# Of tasks whose outputs have the same form one is done in the first tier.
+def choose(*names: str) -> pytest.MarkDecorator:
+    tasks = [name if name in names else pytest.param(name, marks=pytest.mark.more) for name in CASES]
+    return pytest.mark.parametrize("trained", tasks, indirect=True)
+
+
+exported = choose("classification", "multi-label", "mean and variance", "free")
+
+
+@choose("per step")
+def test_members_that_share_predict_what_members_alone_do(trained: Trained, tmp_path: Path) -> None:
+    declared, _ = declare(trained.case)
+    shared = ensemble.submit(declared, tmp_path / "run", "local").wait()
+    assert [row["metric"] for row in shared.members] == [row["metric"] for row in trained.result.members]
+    assert shared.ledger is not None and shared.ledger["reuse"]["factor"] == pytest.approx(3.0)
+    for split in ("valid", "test"):
+        for row in shared.members:
+            one, other = (
+                load_predictions(RunDir(path).predictions(row["member"], split))
+                for path in (trained.run, tmp_path / "run")
+            )
+            assert np.array_equal(one.values, other.values) and np.array_equal(one.target, other.target)
+            assert one.task == other.task
+
+
+def test_a_search_is_ranked_by_a_metric_of_the_whole_split(tmp_path: Path) -> None:
+    search = Search({"lr": loguniform(1e-3, 1.0)}, trials=4, pruner="median")
+    declared, _ = declare(CASES["single logit"], search=search)
+    result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    ranked = [row["metric"] for row in result.members if row["metric"] is not None]
+    assert result.best is not None and result.best["metric"] == max(ranked)
+    saved = load_predictions(RunDir(tmp_path / "run").predictions(result.best["member"], "valid"))
+    assert result.best["metric"] == pytest.approx(metrics.roc_auc_score(saved.target, saved.values[:, 1]))
+
+
+@exported
 def test_the_artifact_has_its_bits(trained: Trained, artifact: Path, values: Array) -> None:
     x = {"x": torch.from_numpy(trained.data["test"]["x"])}
     assert load_program(artifact / "model.pt2")(x).numpy().tobytes() == values.tobytes()
@@ -357,6 +385,7 @@ def test_the_artifact_has_its_bits(trained: Trained, artifact: Path, values: Arr
     assert read_record(artifact)["task"]["kind"] == trained.case.kind
 
 
+@exported
 def test_predictions_in_parquet_are_those_of_the_loaded_model(
     trained: Trained, artifact: Path, values: Array, tmp_path: Path
 ) -> None:
@@ -372,6 +401,8 @@ def test_predictions_in_parquet_are_those_of_the_loaded_model(
         assert np.allclose(found, values, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.more  # over HTTP: tests/artifact/test_artifact_serve.py
+@exported
 def test_the_artifact_answers_single_requests_as_the_server_does(
     trained: Trained, artifact: Path, values: Array
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
+from finished_runs import finished_hashes, of_kind
 
 import ensemble
 from ensemble import Ensemble, Member, Recipe, Resources
@@ -120,34 +121,39 @@ def declare(recipe: Recipe, data: Pipeline, train: Pipeline, options: dict[str, 
     usual: dict[str, Any] = {
         "name": "samples",
         "recipe": recipe,
-        "members": [Member({"width": 8 + i, "lr": 0.05}, workers=1 + i % 2, batch_size=BATCH) for i in range(2)],
+        "members": [Member({"width": 8 + i, "lr": 0.05}, batch_size=BATCH) for i in range(2)],
         "train": train,
         "valid": data.take(20),
         "epochs": 2,
+        "gate_timeout_s": 300.0,
         "resources": Resources(cpus_per_worker=0.1),
     }
     return Ensemble(**{**usual, **options})
 
 
-def hashes(run_dir: Path) -> dict[str, str | None]:
-    members = fold(read_events(run_dir / "events.jsonl")).members.values()
-    assert {member.state for member in members} == {"finished"}
-    return {member.id: member.weights_sha256 for member in members}
-
-
 @pytest.mark.parametrize("make", [detection, texts])
-def test_members_end_with_the_same_bits_shared_alone_and_resumed(
+def test_members_that_share_and_are_resumed_end_with_the_bits_of_members_alone(
     make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ensemble.submit(make(), tmp_path / "shared", executor="local").wait()
-    ensemble.submit(make(sharing="independent"), tmp_path / "alone", executor="local").wait()
-    assert hashes(tmp_path / "shared") == hashes(tmp_path / "alone")
+    """Of the two that share, the one that comes first to a step of the second epoch is killed there."""
+    ensemble.submit(make(), tmp_path / "alone", executor="inline").wait()
     monkeypatch.setenv("KILL_ONCE", str(tmp_path / "killed"))
-    ensemble.submit(make(), tmp_path / "resumed", executor="local").wait()
-    assert (tmp_path / "killed").exists() and hashes(tmp_path / "resumed") == hashes(tmp_path / "alone")
-    for member in hashes(tmp_path / "shared"):
+    ensemble.submit(make(), tmp_path / "shared", executor="local").wait()
+    assert (tmp_path / "killed").exists() and len(of_kind(tmp_path / "shared", "failed")) == 1
+    assert finished_hashes(tmp_path / "shared") == finished_hashes(tmp_path / "alone")
+    assert any(event["shared_batches"] for event in of_kind(tmp_path / "shared", "epoch"))
+    for member in ("member-0", "member-1"):
         saved = load_predictions(next((tmp_path / "shared" / "members" / member).glob("*valid*")))
         assert sorted(saved.index.tolist()) == list(range(20))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("make", [detection, texts])
+def test_ranks_share_a_batch_of_any_form_as_they_would_alone(make: Any, tmp_path: Path) -> None:
+    members = [Member({"width": 8 + i, "lr": 0.05}, workers=1 + i, batch_size=BATCH) for i in range(2)]
+    for sharing in ("node", "independent"):
+        ensemble.submit(make(members=members, sharing=sharing), tmp_path / sharing, executor="local").wait()
+    assert finished_hashes(tmp_path / "node") == finished_hashes(tmp_path / "independent")
 
 
 def test_a_run_with_a_collate_function_predicts_and_says_why_it_is_no_artifact(tmp_path: Path) -> None:

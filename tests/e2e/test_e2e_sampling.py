@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from finished_runs import finished_hashes, of_kind
 
 import ensemble
 from ensemble import Ensemble, Folds, Member, Recipe, Resources, SpecError
+from ensemble.cli.parser import main
 from ensemble.spec.sample_weights import make_weight_function
 from ensemble.store import fold, read_events
 from pipelines import Pipeline, sampling, sources, stages
@@ -50,82 +50,65 @@ def source() -> Any:
     return sources.arrays(image=images, label=labels, patient=np.arange(RECORDS) // 4)
 
 
+def member(number: int, workers: int = 1) -> Member:
+    return Member({"width": 8 + number, "lr": 0.05}, workers=workers, batch_size=BATCH)
+
+
 def declare(**options: Any) -> Ensemble:
     train = Pipeline(source(), seed=3, sampling=sampling.balanced("label", samples=POSITIONS))
     scale = stages.scale("image", mean=(0.5,), std=(0.25,))
     usual: dict[str, Any] = {
         "name": "sampled",
         "recipe": Recipe(model=model, loss=loss),
-        "members": [
-            Member({"width": 8 + number, "lr": 0.05}, workers=(1, 1, 2)[number], batch_size=BATCH)
-            for number in range(3)
-        ],
+        "members": [member(0), member(1)],
+        "weights": Folds(3, stratify="label", group="patient"),
         "train": train.map(stages.select("image", "label")).map(scale).map(grain),
         "valid": Pipeline(source().take(40)).map(stages.select("image", "label")).map(scale),
         "epochs": EPOCHS,
+        "gate_timeout_s": 300.0,
         "resources": Resources(cpus_per_worker=0.1),
     }
     return Ensemble(**{**usual, **options})
 
 
-def hashes(run_dir: Path) -> dict[str, str | None]:
-    members = fold(read_events(run_dir / "events.jsonl")).members.values()
-    assert {member.state for member in members} == {"finished"}
-    return {member.id: member.weights_sha256 for member in members}
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """The weights of members of one worker, each of which worked alone."""
     run_dir = tmp_path_factory.mktemp("alone") / "run"
-    ensemble.submit(declare(sharing="independent"), run_dir, executor="local").wait()
-    return hashes(run_dir)
+    ensemble.submit(declare(), run_dir, executor="inline").wait()
+    return finished_hashes(run_dir)
 
 
-def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == kind]
-
-
-def test_members_that_share_end_with_the_bits_of_members_alone(
-    alone: dict[str, str | None], tmp_path: Path
+def test_members_that_share_and_one_that_is_killed_end_with_the_bits_of_members_alone(
+    alone: dict[str, str | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """With a balanced order and stratified folds; the second member is killed in the middle of an epoch."""
+    monkeypatch.setenv("KILL_ONCE", str(tmp_path / "killed"))
     run_dir = tmp_path / "run"
     ensemble.submit(declare(sharing="node"), run_dir, executor="local").wait()
-    assert hashes(run_dir) == alone and len(set(alone.values())) == 3
-    ended = events(run_dir, "epoch")
-    assert len(ended) == 3 * EPOCHS and all(each["samples"] == POSITIONS for each in ended)
+    assert (tmp_path / "killed").exists() and len(of_kind(run_dir, "failed")) == 1
+    assert finished_hashes(run_dir) == alone and len(set(alone.values())) == 2
+    ended = of_kind(run_dir, "epoch", "member-0")
+    assert len(ended) == EPOCHS and all(each["samples"] == POSITIONS for each in ended)
     assert all(each["private_batches"] == 0 and each["shared_batches"] == STEPS for each in ended)
-    assert events(run_dir, "feeder")[-1]["prepared"] == EPOCHS * POSITIONS
+    assert of_kind(run_dir, "feeder")[-1]["prepared"] == EPOCHS * POSITIONS
     members = fold(read_events(run_dir / "events.jsonl")).members.values()
     assert {member.steps for member in members} <= {STEPS, None}
-    status = subprocess.run(
-        [sys.executable, "-m", "ensemble", "status", str(run_dir)], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert status.stdout.count("finished") >= 3 and f"{EPOCHS}/{EPOCHS}" in status.stdout
+    assert main(["status", str(run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("finished") >= 2 and f"{EPOCHS}/{EPOCHS}" in said
     assert (run_dir / "report.html").exists()
 
 
-def test_the_inline_executor_trains_the_same_models(alone: dict[str, str | None], tmp_path: Path) -> None:
-    one_worker = declare().members[:2]  # type: ignore[index]
-    ensemble.submit(declare(members=one_worker), tmp_path / "run", executor="inline").wait()
-    assert hashes(tmp_path / "run") == {name: alone[name] for name in ("member-0", "member-1")}
-
-
-@pytest.mark.parametrize("sharing", ["node", "independent"])
-def test_a_member_that_is_killed_in_the_middle_of_an_epoch_ends_with_the_same_bits(
-    sharing: str, alone: dict[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KILL_ONCE", str(tmp_path / "killed"))
-    run_dir = tmp_path / "run"
-    ensemble.submit(declare(sharing=sharing), run_dir, executor="local").wait()
-    assert (tmp_path / "killed").exists() and events(run_dir, "retry") + events(run_dir, "failed"), "it was killed"
-    assert hashes(run_dir) == alone
-
-
-def test_a_run_that_is_stopped_in_the_middle_of_an_epoch_is_resumed_with_the_same_bits(
+@pytest.mark.more
+def test_a_wide_member_has_the_same_bits_stopped_and_resumed_or_beside_one_that_is_killed(
     alone: dict[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+    members = [member(number, workers) for number, workers in enumerate((1, 1, 2))]
     asked: list[str] = []
 
     def stop(event: dict[str, Any]) -> None:
@@ -133,10 +116,14 @@ def test_a_run_that_is_stopped_in_the_middle_of_an_epoch_is_resumed_with_the_sam
             asked.append(event["member"])
             run.stop()
 
-    run = ensemble.submit(declare(), tmp_path / "run", executor="local", on_event=stop)
+    run = ensemble.submit(declare(members=members), tmp_path / "stopped", executor="local", on_event=stop)
     assert run.wait().stopped
-    ensemble.resume(tmp_path / "run").wait()
-    assert hashes(tmp_path / "run") == alone
+    ensemble.resume(tmp_path / "stopped").wait()
+    monkeypatch.setenv("KILL_ONCE", str(tmp_path / "killed"))
+    ensemble.submit(declare(members=members, sharing="independent"), tmp_path / "killed-run", "local").wait()
+    assert (tmp_path / "killed").exists()
+    found = finished_hashes(tmp_path / "stopped")
+    assert found == finished_hashes(tmp_path / "killed-run") and found.items() > alone.items()
 
 
 def test_other_labels_are_other_data_to_a_resume(tmp_path: Path) -> None:
@@ -161,7 +148,8 @@ def test_a_sampled_set_to_measure_on_is_refused_in_a_line(split: str) -> None:
 
 
 def test_folds_by_class_and_group_go_by_record_also_where_records_repeat() -> None:
-    declared = declare(weights=Folds(4, stratify="label", group="patient"))
+    members = [member(number) for number in range(3)]
+    declared = declare(weights=Folds(4, stratify="label", group="patient"), members=members)
     identities = [declared.identify(number) for number in range(3)]
     assert [each.weights for each in identities] == [
         {"kind": "fold", "k": 4, "held_out": number, "seed": 0, "stratify": "label", "group": "patient"}
@@ -176,7 +164,7 @@ def test_folds_by_class_and_group_go_by_record_also_where_records_repeat() -> No
         assert 0 < out.sum() < RECORDS / 2
         assert not set(patients[out]) & set(patients[~out])
     # Plain folds are of records too, though an epoch has more positions.
-    plain = declare(weights=Folds(RECORDS)).identify(2).weights
+    plain = declare(weights=Folds(RECORDS), members=members).identify(2).weights
     weigh = make_weight_function(plain, records)
     assert weigh is not None and np.count_nonzero(weigh(np.arange(RECORDS)) == 0) == 1
     with pytest.raises(SpecError, match="at most the number of training samples, 120, got 121"):
@@ -187,19 +175,9 @@ def test_folds_by_class_and_group_go_by_record_also_where_records_repeat() -> No
         Folds(4, group=[1, 2])  # type: ignore[arg-type]
 
 
-def test_members_with_stratified_folds_and_a_balanced_order_share_as_alone(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"weights": Folds(3, stratify="label", group="patient"), "epochs": 1}
-    found = []
-    for number, sharing in enumerate(("independent", "node")):
-        run_dir = tmp_path / str(number)
-        ensemble.submit(declare(sharing=sharing, **options), run_dir, executor="local").wait()
-        found.append(hashes(run_dir))
-    assert found[0] == found[1] and len(set(found[0].values())) == 3
-
-
 def test_a_dry_run_counts_positions_and_names_the_sampling(tmp_path: Path) -> None:
     declared = declare(weights=Folds(4, stratify="label"))
-    found = ensemble.dry_run(declared, tmp_path / "run", executor="local")
+    found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
     assert found.splits == {"train": POSITIONS, "valid": 40}
     assert all(row["steps"] == STEPS and not row.get("error") for row in found.members)
     assert "balanced(2 classes, 170 positions)" in found.pipeline["source"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import csv
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import ensemble
 from ensemble import Ensemble, Recipe
 from ensemble.combine import combine
 from ensemble.controller.finalize import Finalizer
-from ensemble.store import RunDir, fold, load_predictions, read_events, save_predictions
+from ensemble.store import RunDir, RunState, fold, load_predictions, read_events, save_predictions
 from pipelines import Pipeline, sources
 
 CENTERS = np.array([[2.0, 0.0], [-1.0, 1.7], [-1.0, -1.7]])
@@ -61,13 +62,28 @@ def declare() -> Ensemble:
         members=[{"lr": lr} for lr in (0.1, 0.3, 0.5)],
         epochs=3,
         batch_size=32,
+        coverage=COVERAGE,
     )
 
 
-@pytest.mark.parametrize(("executor", "coverage"), [("inline", 0.7), ("local", 0.9)])
-def test_a_run_says_how_sure_its_combined_model_is(executor: str, coverage: float, tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "run")
-    result = ensemble.submit(dataclasses.replace(declare(), coverage=coverage), run.path, executor).wait()
+COVERAGE = 0.7
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, Ensemble, ensemble.Result]:
+    run, declared = RunDir(tmp_path_factory.mktemp("trained") / "run"), declare()
+    return run, declared, ensemble.submit(declared, run.path, "inline").wait()
+
+
+@pytest.fixture
+def copied(trained: tuple[RunDir, Ensemble, ensemble.Result], tmp_path: Path) -> tuple[RunDir, Ensemble, RunState]:
+    """A copy of that run, to be changed."""
+    run = RunDir(shutil.copytree(trained[0].path, tmp_path / "run"))
+    return run, trained[1], fold(read_events(run.events))
+
+
+def test_a_run_says_how_sure_its_combined_model_is(trained: tuple[RunDir, Ensemble, ensemble.Result]) -> None:
+    run, _, result = trained
     saved = load_predictions(run.predictions("member-0", "shifted"))
     assert saved.values.shape == (200, 3) and saved.target is None and saved.index.tolist() == list(range(200))
 
@@ -78,8 +94,8 @@ def test_a_run_says_how_sure_its_combined_model_is(executor: str, coverage: floa
     assert combined["shifted"]["total"]["auroc"] > 0.9, "between the clouds the model is least sure"
     for method in ("thr", "aps"):
         found = combined["conformal"][method]
-        assert found["level"] == coverage
-        assert coverage - 0.07 < found["coverage"] <= 1, "a deviation of 0.035: of 300 and 400 samples"
+        assert found["level"] == COVERAGE
+        assert COVERAGE - 0.07 < found["coverage"] <= 1, "a deviation of 0.035: of 300 and 400 samples"
 
     with run.uncertainty_csv.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -92,11 +108,12 @@ def test_a_run_says_how_sure_its_combined_model_is(executor: str, coverage: floa
     assert {row["target"] for row in rows if row["split"] == "shifted"} == {""}
 
 
-def test_shifted_samples_that_cannot_be_measured_hinder_nothing_else(tmp_path: Path) -> None:
-    run, declared = RunDir(tmp_path / "run"), declare()
-    ensemble.submit(declared, run.path, "inline").wait()
+def test_shifted_samples_that_cannot_be_measured_hinder_nothing_else(
+    copied: tuple[RunDir, Ensemble, RunState],
+) -> None:
+    run, declared, state = copied
     run.predictions("member-1", "shifted").unlink()
-    combined = combine(run, fold(read_events(run.events)), declared)
+    combined = combine(run, state, declared)
     assert combined["shifted"] is None and combined["metrics"]["ensemble"]["accuracy"] > 0.6
     assert combined["note"] == "the shifted samples are not measured: member-1: saved no shifted predictions"
 
@@ -113,11 +130,11 @@ class Named:
         return np.zeros(2, np.float32), index % 3
 
 
-def test_the_event_has_the_names_that_the_data_have_for_classes(tmp_path: Path) -> None:
-    run, declared = RunDir(tmp_path / "run"), declare()
-    result = ensemble.submit(declared, run.path, "inline").wait()
-    assert result.combined is not None and result.combined["classes"] is None
-    state = fold(read_events(run.events))
+def test_the_event_has_the_names_that_the_data_have_for_classes(
+    copied: tuple[RunDir, Ensemble, RunState],
+) -> None:
+    run, declared, state = copied
+    assert state.combined is not None and state.combined["classes"] is None
     for names, found in ((Named.classes, ["red", "green", "blue"]), (("red", "green"), None)):
         data = Named()
         data.classes = names  # type: ignore[assignment]
@@ -126,10 +143,10 @@ def test_the_event_has_the_names_that_the_data_have_for_classes(tmp_path: Path) 
         assert combined is not None and combined["classes"] == found
 
 
-def test_a_combination_that_fails_says_so_and_replaces_that_of_an_earlier_session(tmp_path: Path) -> None:
-    run, declared = RunDir(tmp_path / "run"), declare()
-    ensemble.submit(declared, run.path, "inline").wait()
-    state = fold(read_events(run.events))
+def test_a_combination_that_fails_says_so_and_replaces_that_of_an_earlier_session(
+    copied: tuple[RunDir, Ensemble, RunState],
+) -> None:
+    run, declared, state = copied
     saved = load_predictions(run.predictions("member-1", "valid"))
     save_predictions(run.predictions("member-1", "valid"), saved.values, saved.index + 1, saved.target)
     for earlier in (True, False):
@@ -142,10 +159,8 @@ def test_a_combination_that_fails_says_so_and_replaces_that_of_an_earlier_sessio
     assert not run.uncertainty_csv.exists()
 
 
-def test_a_table_of_an_earlier_combination_does_not_outlive_it(tmp_path: Path) -> None:
-    run, declared = RunDir(tmp_path / "run"), declare()
-    ensemble.submit(declared, run.path, "inline").wait()
-    state = fold(read_events(run.events))
+def test_a_table_of_an_earlier_combination_does_not_outlive_it(copied: tuple[RunDir, Ensemble, RunState]) -> None:
+    run, declared, state = copied
     finalizer = Finalizer(run, dataclasses.replace(declared, valid=None))
     combined = finalizer.combine_members(state)
     assert combined is not None and combined["reason"] and not finalizer.notes

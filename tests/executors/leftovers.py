@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def named_memory() -> set[str]:
@@ -22,7 +23,7 @@ def named_memory() -> set[str]:
     return {name for name in here if f"/dev/shm/{name}" not in held}
 
 
-def new_named_memory(before: set[str], within_s: float = 10.0) -> set[str]:
+def new_named_memory(before: set[str], within_s: float = 120.0) -> set[str]:
     """Those that have come since and stay; another process's may be a moment from being mapped, or removed."""
     until = time.monotonic() + within_s
     while (left := named_memory() - before) and time.monotonic() < until:
@@ -30,9 +31,10 @@ def new_named_memory(before: set[str], within_s: float = 10.0) -> set[str]:
     return left
 
 
-def wait_until(true: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
-    """Wait for what happens; the time limit only ends a test that hangs."""
+def wait_until(true: Callable[[], Any], what: str, seconds: float = 300.0) -> Any:
+    """Wait for what happens, and return what it says; the time limit only ends a test that hangs."""
     until = time.monotonic() + seconds
-    while not true():
+    while not (said := true()):
         assert time.monotonic() < until, f"not within {seconds:g} s: {what}"
         time.sleep(0.02)
+    return said
