@@ -11,7 +11,7 @@ import os
 import pty
 import re
 import resource
-import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 from leftovers import wait_until
+from run_events import list_run, write_run
 
 from ensemble.cli.parser import main
-from ensemble.meter import ledger
 from ensemble.store import RunDir, fold, read_events
 
 ENSEMBLE = [sys.executable, "-m", "ensemble.cli"]
@@ -54,7 +54,7 @@ COMMANDS += ["bench fabric"]
 HEAVY = ["torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich", "pandas", "scipy"]
 
 SPEC = """
-import os, time
+import os, signal, time
 import numpy as np
 from ensemble import Ensemble, Recipe, Resources
 from pipelines import Pipeline, sources
@@ -73,6 +73,9 @@ def model(params):
 def loss(net, batch):
     import torch
     if os.path.exists(net.hold):
+        if net.hold.endswith("interrupt"):
+            os.remove(net.hold)
+            os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.3)  # slow enough to be stopped
     return torch.nn.functional.cross_entropy(net(batch["x"]), batch["label"], reduction="none")
 
@@ -116,7 +119,7 @@ def call(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedPro
     return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
 
-def launch(*arguments: object, cwd: Path | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def launch(*arguments: object, cwd: Path | None = None, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own, as in a shell."""
     command = [*ENSEMBLE, *map(str, arguments)]
     return subprocess.run(
@@ -248,7 +251,7 @@ def test_a_mistyped_command_is_answered_with_one_line(arguments: str, says: str,
     line = refused(*arguments.split(), cwd=tmp_path)
     assert says in line
     assert list(tmp_path.iterdir()) == []
-    if "nope.py" in arguments:  # for real
+    if arguments == "run nope.py":  # for real
         done = launch(*arguments.split(), cwd=tmp_path)
         assert (done.returncode, done.stdout, done.stderr) == (2, "", line + "\n")
 
@@ -305,21 +308,11 @@ def test_a_run_writes_the_rows_that_status_writes(finished: tuple[Path, Any, Pat
         assert json.loads(call("status", run_dir, *option).stdout) == rows
 
 
-def test_a_row_says_of_cpu_time_and_energy_what_the_ledger_says(finished: tuple[Path, Any, Path]) -> None:
-    run_dir, _, file = finished
-    used = ledger(read_events(run_dir / "events.jsonl"))
-    written = {m["member"]: m for m in json.loads((run_dir / "ledger.json").read_text())["members"]}
-    for row in json.loads(file.read_text()):
-        total, full = (used.member(row["member"], full) for full in (False, True))
-        assert (row["cpu_s"], row["energy_j"], row["energy_origin"]) == (total.cpu_s, total.energy_j, total.origin)
-        assert (row["mean_w"], row["peak_w"], row["gpu_s"]) == (total.mean_w, total.peak_w, total.gpu_s)
-        assert (row["full_cpu_s"], row["full_energy_j"]) == (full.cpu_s, full.energy_j)
-        assert row["cpu_s"] == written[row["member"]]["cpu_s"] > 0
-        assert row["full_cpu_s"] == written[row["member"]]["full"]["cpu_s"] > row["cpu_s"]
-
-
 def test_the_ledger_says_what_the_energy_amounts_to(finished: tuple[Path, Any, Path]) -> None:
     kept = json.loads((finished[0] / "ledger.json").read_text())
+    for row, total in zip(json.loads(finished[2].read_text()), kept["members"], strict=True):
+        assert (row["cpu_s"], row["full_cpu_s"]) == (total["cpu_s"], total["full"]["cpu_s"])
+        assert row["full_cpu_s"] > row["cpu_s"] > 0
     joules = kept["run"]["energy_j"]
     energy, electricity, emissions, _ = kept["impact"]["quantities"]
     assert energy["total"] == joules and (joules is None or electricity["total"] == joules / 3.6e6)
@@ -420,7 +413,7 @@ def test_a_list_of_members_is_an_optuna_study_too(finished: tuple[Path, Any, Pat
 
 def test_a_run_in_which_no_member_finishes_has_failed(spec: Path, tmp_path: Path) -> None:
     where = ("--run-dir", tmp_path / "run", "--json", tmp_path / "rows.json")
-    done = launch("run", spec, "--executor", "inline", "--set", "broken=yes", *where)
+    done = call("run", spec, "--executor", "inline", "--set", "broken=yes", *where)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "this model cannot be built" in done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
@@ -459,9 +452,10 @@ def on_a_terminal(*arguments: object) -> tuple[int, str]:
             break
         shown += got
     os.close(master)
-    return process.wait(timeout=60), shown.decode()
+    return process.wait(timeout=300), shown.decode()
 
 
+@pytest.mark.more
 def test_a_run_is_stopped_from_another_shell_and_goes_on(spec: Path, tmp_path: Path) -> None:
     run_dir, hold = tmp_path / "run", tmp_path / "hold"
     hold.touch()
@@ -502,10 +496,10 @@ def test_a_run_is_stopped_from_another_shell_and_goes_on(spec: Path, tmp_path: P
         wait_until(lambda: states(run_dir)["member-0"] == "running", "its return")
         asked = call("stop", run_dir)
         assert asked.returncode == 0 and f"ensemble resume {run_dir}" in asked.stdout
-        assert process.wait(timeout=60) == 1, "nothing has finished"
-    summary, progress = second.communicate(timeout=30)
+        assert process.wait(timeout=300) == 1, "nothing has finished"
+    summary, progress = second.communicate(timeout=300)
     assert second.returncode == 1 and f"(process {process.pid} on" in progress and "stopped" in summary
-    assert said.communicate(timeout=30)[0].count("member-2  a model was built") == 1
+    assert said.communicate(timeout=300)[0].count("member-2  a model was built") == 1
     stopped = json.loads(call("status", run_dir, "--json", "-").stdout)
     assert [row["state"] for row in stopped] == ["stopped", "stopped", "cancelled", "cancelled"]
     assert all(row["epoch"] < 60 for row in stopped)
@@ -520,76 +514,43 @@ def test_a_run_is_stopped_from_another_shell_and_goes_on(spec: Path, tmp_path: P
     assert "\x1b[" in shown and "samples/s" in shown and "━" in shown  # a live table with bars
 
 
-def test_a_killed_run_can_be_looked_at_and_goes_on_by_the_same_command(spec: Path, tmp_path: Path) -> None:
-    run_dir, hold = tmp_path / "run", tmp_path / "hold"
+def test_an_interrupted_run_goes_on_by_the_same_command(spec: Path, tmp_path: Path) -> None:
+    run_dir, hold = tmp_path / "run", tmp_path / "interrupt"
     hold.touch()
-    settings = ("--set", "epochs=12", "--set", f"hold={hold}", "--executor", "local", "--run-dir", run_dir)
-    process = subprocess.Popen([*ENSEMBLE, "run", spec, *settings], env=environment(), stderr=subprocess.DEVNULL)
-    wait_until(lambda: min(history(run_dir), default=0) >= 1, "an epoch of each member")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    gone = f"the controller (process {process.pid}) is gone; `ensemble resume {run_dir}` goes on"
+    run = ("run", spec, "--set", "epochs=3", "--set", f"hold={hold}", "--executor", "inline", "--run-dir", run_dir)
+    assert call(*run).returncode == 130 and not hold.exists()
+    stopped = json.loads(call("status", run_dir, "--json", "-").stdout)
+    assert [row["state"] for row in stopped] == ["stopped", "waiting"] and stopped[0]["epoch"] < 3
+    done = call(*run, "--json", tmp_path / "rows.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert {(row["state"], row["epoch"]) for row in rows} == {("finished", 3)}
+
+
+def test_a_run_whose_controller_was_killed_can_be_looked_at_and_not_asked(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    first, *others = list_run(until=9.0)
+    run_dir = write_run(tmp_path, [first | {"host": socket.gethostname(), "pid": ended.pid}, *others])
+    (run_dir / "requests").mkdir()
+    gone = f"the controller (process {ended.pid}) is gone; `ensemble resume {run_dir}` goes on\n"
     looked = call("status", run_dir)
-    assert (looked.returncode, looked.stderr) == (0, gone + "\n") and "tiny · interrupted" in looked.stdout
-    assert len(json.loads(call("status", run_dir, "--json", "-").stdout)) == 2
+    assert (looked.returncode, looked.stderr) == (0, gone) and "digits · interrupted" in looked.stdout
+    assert len(json.loads(call("status", run_dir, "--json", "-").stdout)) == 8
     asked = call("stop", run_dir)
-    assert (asked.returncode, asked.stdout) == (0, gone + "\n")
+    assert (asked.returncode, asked.stdout) == (0, gone)
     assert "is gone" in refused("pause", run_dir)
     assert list((run_dir / "requests").iterdir()) == []
     assert call("report", run_dir).stdout.strip() == str(run_dir / "report.html")
-    hold.unlink()
-    done = launch("run", spec, *settings, "--json", "-")
-    assert done.returncode == 0, done.stderr
-    assert {(row["state"], row["epoch"]) for row in json.loads(done.stdout)} == {("finished", 12)}
 
 
 # --- demo and doctor -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # tests/e2e/test_e2e_demo.py reads what the demo says under Ray
-def test_the_demo_shows_what_sharing_saves(tmp_path: Path) -> None:
-    done = launch("demo", "--executor", "local", "--set", "epochs=2", "--json", "rows.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [(row["state"], row["epoch"]) for row in rows] == [("finished", 2)] * 8
-    shown = done.stdout
-    ranks = re.findall(r"^ ?(\d+) +member-(\d)", shown, re.MULTILINE)
-    metrics = {row["member"]: row["metric"] for row in rows}
-    assert [int(rank) for rank, _ in ranks] == list(range(1, 9))
-    in_order = [metrics[f"member-{number}"] for _, number in ranks]
-    assert in_order == sorted(in_order, reverse=True)
-    assert re.search(r"accuracy ↑ +NLL ↓ +ECE ↓", shown)
-    for model in (r"combined \(greedy, \d members\)", r"best member \(member-\d\)", "mean of the members"):
-        assert re.search(model + r" +0\.\d{4} +\d+\.\d{4} +0\.\d{4}", shown), model
-    prepared, consumed = (
-        int(count.replace(",", ""))
-        for count in re.search(r"([\d,]+) prepared, ([\d,]+) consumed: each was used 8.00 times", shown).groups()  # type: ignore[union-attr]
-    )
-    assert consumed == 8 * prepared
-    assert re.search(r"CPU time +[\d.]+ s: starting up .* training .* preparing samples ", shown)
-    assert re.search(r"energy +([\d.]+ k?J (attributed|estimated|measured)|unavailable)", shown)
-    run_dir = tmp_path / "runs" / "demo"
-    assert re.search(
-        r"^bottleneck +(the members|preparation) \(a member waited \d+% of the time\)", shown, re.MULTILINE
-    )
-    assert f"run         {run_dir}" in shown and f"report      {run_dir}/report.html" in shown
-    assert (run_dir / "report.html").exists()
-
-
-def test_the_doctor_says_what_there_is_and_why_not(tmp_path: Path) -> None:
-    done = launch("doctor", "--json", tmp_path / "rows.json")
-    assert done.returncode == 0
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [list(row) for row in rows] == [["what", "value", "available", "reason"]] * len(rows)
-    assert {"GPUs", "RAPL", "NVML", "Horovod", "gloo", "cores"} <= {row["what"] for row in rows}
-    assert all(row["reason"] for row in rows if not row["available"])
-    assert "RAPL" in done.stdout
-
-
 def test_the_package_is_the_command_and_the_home_directory_is_found(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ensemble", "status", "~/absent"]
     environment = {**os.environ, "HOME": str(tmp_path)}
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert done.stderr.startswith(f"ensemble: no run here: {tmp_path}/absent/")
 
@@ -615,6 +576,7 @@ def spec(members: int, train: int = 3, valid: int = 3):
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_a_label_that_is_seen_to_be_no_class_before_training_is_a_mistake_of_the_spec(
     split: str, tmp_path: Path

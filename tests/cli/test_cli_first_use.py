@@ -138,6 +138,7 @@ def test_a_combination_that_an_error_hindered_is_made_again(
     assert run(spec, "combine=most") == []
 
 
+@pytest.mark.more
 def test_a_warning_of_a_command_is_one_line_without_source(spec: Path) -> None:
     run(spec, "task=regression")
     artifact, data = spec.parent / "artifact", spec.parent / "x.npz"
@@ -145,14 +146,14 @@ def test_a_warning_of_a_command_is_one_line_without_source(spec: Path) -> None:
     np.savez(data, x=np.array([[1, 2, 3], [1, np.nan, 3]], np.float32))
     words = ["predict", str(artifact), str(data), "--out", str(spec.parent / "p.parquet")]
     command = [sys.executable, "-m", "ensemble.cli", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert done.stderr == "ensemble: 1 of 2 rows have predictions that are NaN\n"
 
 
 def test_a_run_that_is_interrupted_when_its_members_are_combined_has_finished(spec: Path) -> None:
     command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(spec.parent / "run")]
     command += ["--executor", "inline", "--set", "combine=interrupted"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (
         done.returncode == 130 and f"{spec.parent / 'run'} has finished before it could be stopped" in done.stderr
     )

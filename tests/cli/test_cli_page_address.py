@@ -59,21 +59,23 @@ def test_a_file_that_cannot_be_written_is_said_and_at_the_beginning_refused(
         address.announce(f"{URL}?token=one")
 
 
+@pytest.mark.more
 def test_the_output_of_a_batch_job_has_no_token(tmp_path: Path) -> None:
     output = tmp_path / "slurm-1.out"
     with output.open("w") as opened:
         command = [*ENSEMBLE, "dashboard", str(tmp_path), "--port", "0"]
         server = subprocess.Popen(command, env=environment(), stdout=opened, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: " there\n" in output.read_text() or server.poll() is not None, "it is served", 60.0)
+        wait_until(lambda: " there\n" in output.read_text() or server.poll() is not None, "it is served")
         assert "token=" not in output.read_text()
         file = re.findall(r"token is in (\S+) there", output.read_text())
         assert "?token=" in Path(file[0]).read_text()
     finally:
         server.terminate()
-        server.wait(30.0)
+        server.wait(300.0)
 
 
+@pytest.mark.more
 def test_a_log_in_succeeds_when_the_terminal_is_gone(tmp_path: Path) -> None:
     mine, theirs = pty.openpty()
     command = [*ENSEMBLE, "dashboard", str(tmp_path), "--port", "0"]
@@ -84,16 +86,17 @@ def test_a_log_in_succeeds_when_the_terminal_is_gone(tmp_path: Path) -> None:
         while not (found := re.search(r":(\d+)(/\?token=\S+)\r?\n", said)):
             said += os.read(mine, 4096).decode()
         os.close(mine)
-        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=30.0)
+        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=300.0)
         connection.request("GET", found[2])
         answer = connection.getresponse()
         assert answer.status == 303 and answer.getheader("set-cookie")
         connection.close()
     finally:
         server.terminate()
-        server.wait(30.0)
+        server.wait(300.0)
 
 
+@pytest.mark.more
 def test_the_page_beside_a_run_is_served_when_its_output_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

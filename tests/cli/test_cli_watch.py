@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from leftovers import wait_until
+from run_events import list_run, write_run
 from test_cli import ENSEMBLE, SPEC, environment, history, refused, states
 
 
@@ -47,7 +48,7 @@ class Watch:
         """Read the rest; returns its exit status."""
         self.read_until(lambda _: False)
         os.close(self._master)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=300)
 
 
 @pytest.fixture
@@ -65,6 +66,7 @@ def driver(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, Path
         process.kill()
 
 
+@pytest.mark.more
 def test_a_run_elsewhere_is_watched_to_its_end(driver: tuple[subprocess.Popen[bytes], Path, Path]) -> None:
     process, run_dir, hold = driver
     watch = Watch(run_dir)
@@ -72,11 +74,10 @@ def test_a_run_elsewhere_is_watched_to_its_end(driver: tuple[subprocess.Popen[by
     hold.unlink()
     assert watch.end() == 0
     assert "2/2 finished" in watch.shown and "30/30" in watch.shown
-    assert process.wait(timeout=60) == 0
-    again = Watch(run_dir)  # of one that has ended
-    assert again.end() == 0 and "2/2 finished" in again.shown
+    assert process.wait(timeout=300) == 0
 
 
+@pytest.mark.more
 def test_ctrl_c_ends_the_watch_and_not_the_run(driver: tuple[subprocess.Popen[bytes], Path, Path]) -> None:
     process, run_dir, hold = driver
     watch = Watch(run_dir)
@@ -86,9 +87,10 @@ def test_ctrl_c_ends_the_watch_and_not_the_run(driver: tuple[subprocess.Popen[by
     assert watch.shown.count("\x1b[?25h") == watch.shown.count("\x1b[?25l") == 1, "the cursor is back"
     assert process.poll() is None
     hold.unlink()
-    assert process.wait(timeout=60) == 0 and set(states(run_dir).values()) == {"finished"}
+    assert process.wait(timeout=300) == 0 and set(states(run_dir).values()) == {"finished"}
 
 
+@pytest.mark.more
 def test_the_watch_ends_when_the_controller_is_lost(driver: tuple[subprocess.Popen[bytes], Path, Path]) -> None:
     process, run_dir, _ = driver
     watch = Watch(run_dir)
@@ -96,6 +98,11 @@ def test_the_watch_ends_when_the_controller_is_lost(driver: tuple[subprocess.Pop
     process.kill()
     assert watch.end() == 0
     assert f"the controller (process {process.pid}) is gone; `ensemble resume {run_dir}` goes on" in watch.shown
+
+
+def test_a_run_that_has_ended_is_shown_once(tmp_path: Path) -> None:
+    watch = Watch(write_run(tmp_path, list_run()))
+    assert watch.end() == 0 and "7/8 finished" in watch.shown
 
 
 def test_a_watch_writes_no_json_and_needs_a_run(tmp_path: Path) -> None:
