@@ -127,6 +127,6 @@ def run_alone(packages: Path, folder: Path, code: str) -> subprocess.CompletedPr
         env={"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )

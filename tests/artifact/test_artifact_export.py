@@ -16,6 +16,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from artifact_runs import CLASSES, CROP, NAMES, SCALE, build, declare, link_torch, make_images, run_alone, train
@@ -32,11 +33,6 @@ from ensemble.cli.parser import main
 from pipelines import Pipeline, sources, stages
 
 
-@pytest.fixture(scope="module")
-def torch_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return link_torch(tmp_path_factory.mktemp("alone") / "packages")
-
-
 def prepared(images: np.ndarray[Any, Any]) -> torch.Tensor:
     """The images as the models were trained on them."""
     made = [SCALE(CROP({"image": image}))["image"] for image in images]
@@ -47,20 +43,27 @@ def bits(value: torch.Tensor) -> bytes:
     return value.contiguous().numpy().tobytes()
 
 
-def test_a_process_with_torch_alone_predicts_bitwise_as_load_does(
-    run: Path, artifact: Path, torch_alone: Path, tmp_path: Path
+def test_a_process_with_torch_alone_predicts_bitwise_as_load_does_and_as_the_card_says(
+    run: Path, artifact: Path, tmp_path: Path
 ) -> None:
     images = make_images(7, 33)["image"]
     torch.save(torch.from_numpy(images), tmp_path / "images")
+    _, lines, moved = (
+        (each.split("```")[0]) for each in (artifact / "README.md").read_text().split("```python\n")
+    )
+    assert len(lines.splitlines()) == 3 and '"cuda"' in moved  # of which there may be none here
     code = f"""
-import torch
+{lines}
+assert values.shape == (8, {CLASSES})
+{moved.replace("cuda", "cpu")}
+assert model({{"image": torch.zeros(2, 3, 9, 8, dtype=torch.uint8)}}).shape == (2, {CLASSES})
 torch.set_num_threads(1)
 images = torch.load({str(tmp_path / "images")!r}, weights_only=True)
 values = torch.export.load("model.pt2").module()({{"image": images}})
 unsure = torch.export.load("uncertainty.pt2").module()({{"image": images}})
 torch.save({{"alone": values, **unsure}}, {str(tmp_path / "values")!r})
 """
-    done = run_alone(torch_alone, artifact, code)
+    done = run_alone(link_torch(tmp_path / "packages"), artifact, code)
     assert done.returncode == 0, done.stderr
     found = torch.load(tmp_path / "values", weights_only=True)
     batch = {"image": prepared(images)}
@@ -72,27 +75,12 @@ torch.save({{"alone": values, **unsure}}, {str(tmp_path / "values")!r})
     assert {name: bits(found[name]) for name in unsure} == {name: bits(value) for name, value in unsure.items()}
 
 
-def test_the_lines_of_the_model_card_run_where_torch_is_alone(artifact: Path, torch_alone: Path) -> None:
-    lines = (artifact / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    assert len(lines.splitlines()) == 3
-    moved = (artifact / "README.md").read_text().split("```python\n")[2].split("```")[0]
-    assert '"cuda"' in moved  # of which there may be none here
-    given = "image = torch.zeros(2, 3, 9, 8, dtype=torch.uint8)"
-    again = f"{moved.replace('cuda', 'cpu')}\n{given}\nassert model({{'image': image}}).shape == (2, {CLASSES})"
-    done = run_alone(torch_alone, artifact, f"{lines}\nassert values.shape == (8, {CLASSES})\n{again}")
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 41])
-def test_a_program_takes_batches_of_any_size(run: Path, artifact: Path, count: int) -> None:
-    images = make_images(3, 41)["image"][:count]
-    program = programs.load_program(artifact / "model.pt2")
-    batch = prepared(images) if count else torch.empty(0, 3, 8, 8)
-    assert bits(program({"image": torch.from_numpy(images)})) == bits(ensemble.load(run)({"image": batch}))
-
-
-def test_the_program_crops_images_of_any_size(run: Path, artifact: Path) -> None:
+def test_a_program_takes_batches_of_any_size_and_crops_images_of_any_size(run: Path, artifact: Path) -> None:
     program, model = programs.load_program(artifact / "model.pt2"), ensemble.load(run)
+    for count in (0, 1, 2, 3, 41):
+        images = make_images(3, 41)["image"][:count]
+        batch = prepared(images) if count else torch.empty(0, 3, 8, 8)
+        assert bits(program({"image": torch.from_numpy(images)})) == bits(model({"image": batch}))
     for height, width in ((8, 8), (9, 8), (31, 17)):
         images = np.random.default_rng(height).integers(0, 256, (3, 3, height, width), np.uint8)
         assert bits(program({"image": torch.from_numpy(images)})) == bits(model({"image": prepared(images)}))
@@ -160,7 +148,7 @@ def test_exporting_leaves_the_process_and_the_machine_as_they_were(
     before = sorted(run.rglob("*")), torch.random.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
     random.seed(1)
     drawn = random.getstate()
-    ensemble.export(run, tmp_path / "out")
+    ensemble.export(run, tmp_path / "out", uncertainty=False)
     assert sorted(run.rglob("*")) == before[0] and torch.equal(torch.random.get_rng_state(), before[1])
     assert torch.backends.mha.get_fastpath_enabled() == before[2] and random.getstate() == drawn
     assert sorted(os.listdir(tmp_path)) == ["here", "out"] and os.listdir(tmp_path / "here") == []
@@ -278,6 +266,7 @@ def sequence_loss(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tenso
     return F.cross_entropy(net(batch["words"], mask=batch["mask"]), batch["label"], reduction="none")
 
 
+@pytest.mark.more
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_recurrent_and_attention_networks_are_exported_bitwise(tmp_path: Path) -> None:
     texts = [" ".join(random.Random(i).choices("abcdefgh", k=3 + i % 7)) for i in range(40)]
@@ -312,6 +301,9 @@ def test_names_of_classes_come_from_the_folders_of_the_data(tmp_path: Path) -> N
     assert record["classes"] == ["cat", "dog", "emu", "fox"]
     assert [stage["record"]["stage"] for stage in record["stages"]["of_caller"]] == ["decode_image"]
     assert record["fields"]["image"]["dtype"] == "uint8"
+    ensemble.predict(run, tmp_path / "photos", tmp_path / "p")
+    rows = pq.read_table(tmp_path / "p").to_pylist()
+    assert [row["class_name"] for row in rows] == [record["classes"][row["class"]] for row in rows]
 
 
 class Tied(nn.Module):
@@ -329,6 +321,7 @@ class Tied(nn.Module):
         return self.last(self.norm(self.first(flat) + F.relu(self.second(flat)) * self.scale))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "options", [{"averaging": "ema"}, {"combine": "stack", "keep": "best"}], ids=["ema", "stack"]
 )
@@ -339,7 +332,7 @@ def test_members_of_several_architectures_are_one_program(tmp_path: Path, option
     members = [{"width": 3, "tied": tied, "lr": 0.05} for tied in (True, False)]
     declared = declare(recipe=replace(declare().recipe, model=model), members=members, **options)
     run = train(tmp_path / "run", declared)
-    made = ensemble.export(run, tmp_path / "out")
+    made = ensemble.export(run, tmp_path / "out", uncertainty=False)
     images = make_images(5, 9)["image"]
     values = ensemble.load(run)({"image": prepared(images)})
     assert bits(programs.load_program(made / "model.pt2")({"image": torch.from_numpy(images)})) == bits(values)

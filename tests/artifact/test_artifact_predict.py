@@ -21,7 +21,6 @@ from ensemble.artifact import ArtifactError, predict
 from ensemble.artifact import predictor as predicting
 from ensemble.artifact.classes import find_known_classes
 from ensemble.artifact.columns import make_columns
-from ensemble.artifact.data import open_source
 from ensemble.cli.parser import main
 from ensemble.spec.task import Task, quantiles
 from ensemble.store import RunDir, load_predictions
@@ -102,8 +101,7 @@ def test_the_predictions_of_a_runs_split_are_those_of_its_combined_members(run: 
     assert (found["class"] == wanted.argmax(axis=1)).mean() > 0.98  # unless two are equal to rounding
 
 
-@pytest.mark.parametrize("name", ["pixels.npz", "pixels.npy"])
-@pytest.mark.parametrize("batch_size", [1, 8, 1000])
+@pytest.mark.parametrize(("name", "batch_size"), [("pixels.npz", 1), ("pixels.npy", 8), ("pixels.npz", 1000)])
 def test_an_artifact_predicts_for_arrays(
     run: Path, artifact: Path, photos: dict[str, Any], tmp_path: Path, name: str, batch_size: int
 ) -> None:
@@ -115,8 +113,16 @@ def test_an_artifact_predicts_for_arrays(
     assert found["class_name"].tolist() == [NAMES[best] for best in found["class"]]
 
 
-@pytest.mark.parametrize("name", ["flat", "parquet", "photos.tar", "pixels.npz"])
-@pytest.mark.parametrize("model", ["run", "artifact"])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("flat", "run"),
+        ("flat", "artifact"),
+        ("parquet", "artifact"),
+        ("photos.tar", "run"),
+        ("pixels.npz", "artifact"),
+    ],
+)
 def test_records_of_every_format_are_prepared_as_the_validation_data_were(
     decoding: dict[str, Path], photos: dict[str, Any], tmp_path: Path, name: str, model: str
 ) -> None:
@@ -296,20 +302,6 @@ def test_columns_follow_the_task(task: Task, shape: tuple[int, ...], columns: di
         assert same(next(iter(found.values())), values)
 
 
-def test_columns_of_several_labels_name_those_that_are_likely() -> None:
-    values = np.array([[0.9, 0.1, 0.5], [0.2, 0.3, 0.4]], np.float32)
-    table = make_columns(np.arange(2), {"values": values}, Task("multilabel"), ["a", "b", "c"])
-    assert table.column("labels").to_pylist() == [[0, 2], []]
-    assert table.column("label_names").to_pylist() == [["a", "c"], []]
-
-
-def test_names_of_classes_stand_beside_each_step() -> None:
-    values = np.zeros((2, 3, 2), np.float32)
-    values[:, 1, 1] = 1
-    table = make_columns(np.arange(2), {"values": values}, Task("classification"), ["a", "b"])
-    assert table.column("class_name").to_pylist() == [["a", "b", "a"]] * 2
-
-
 def test_names_are_those_of_the_column_that_is_the_target_and_of_labels_that_stay(tmp_path: Path) -> None:
     """A label that a stage of the user's changes is not what the data's names are of."""
     images = make_images(0)
@@ -330,26 +322,6 @@ def test_names_are_those_of_the_column_that_is_the_target_and_of_labels_that_sta
         assert find_known_classes(declared, Task("classification")) == names
     kept = pipe.map(lambda sample: sample)
     assert find_known_classes(declare(train=kept, valid=kept, test=None), Task("classification")) == tuple(NAMES)
-
-
-def test_a_run_names_classes_as_its_data_do(tmp_path: Path) -> None:
-    images = make_images(0)
-    for number, (image, label) in enumerate(zip(images["image"], images["label"], strict=True)):
-        folder = tmp_path / "photos" / NAMES[label]
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number}.png").write_bytes(encode(image))
-    source = sources.image_folder(tmp_path / "photos")
-    pipe = Pipeline(source).map(stages.decode_image("image")).map(CROP).map(SCALE)
-    run = train(tmp_path / "run", declare(members=[{"width": 2, "lr": 0.1}], train=pipe, valid=pipe, test=None))
-    predict(run, tmp_path / "photos", tmp_path / "p")
-    found = read(tmp_path / "p")
-    assert found["class_name"].tolist() == [NAMES[best] for best in found["class"]]
-
-
-def test_a_table_of_text_is_a_source(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("x,y,name\n1.5,2,a\n2.5,3,b\n")
-    source = open_source(tmp_path / "t.csv")
-    assert len(source) == 2 and dict(source[1]) == {"x": 2.5, "y": 3, "name": "b"}
 
 
 def test_the_command_writes_and_reports(

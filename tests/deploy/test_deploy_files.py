@@ -82,15 +82,9 @@ def test_the_image_installs_pinned_versions_and_runs_as_an_ordinary_user() -> No
     assert [line[1] for line in lines if line[0] == "USER"][-1] not in ("root", "0")
 
 
-def test_the_job_runs_an_example_that_the_image_holds() -> None:
-    words = shlex.split(rayjob()["spec"]["entrypoint"])
-    assert words[:2] == ["ensemble", "run"]
-    assert words[2].startswith("examples/")
-    assert (ROOT / words[2]).is_file()
-
-
 def test_the_job_reads_and_writes_where_every_pod_sees_it() -> None:
     words = shlex.split(rayjob()["spec"]["entrypoint"])
+    assert words[:2] == ["ensemble", "run"] and words[2].startswith("examples/")  # which the image holds
     run_dir = words[words.index("--run-dir") + 1]
     name, _, data = words[words.index("--set") + 1].partition("=")
     assert name in inspect.signature(import_file(ROOT / words[2]).spec).parameters
@@ -163,8 +157,9 @@ def test_all_pods_run_one_image_which_no_push_can_replace() -> None:
     assert re.fullmatch(r"[^:@]+@sha256:[0-9a-f]{64}", image)
 
 
-def test_the_pods_satisfy_the_restricted_pod_security_standard() -> None:
+def test_the_pods_satisfy_the_restricted_pod_security_standard_and_hold_no_token_of_kubernetes() -> None:
     for pod in (template["spec"] for template in all_pods()):
+        assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] > 0
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -173,10 +168,6 @@ def test_the_pods_satisfy_the_restricted_pod_security_standard() -> None:
                 "allowPrivilegeEscalation": False,
                 "capabilities": {"drop": ["ALL"]},
             }
-
-
-def test_no_pod_holds_a_token_of_kubernetes() -> None:
-    assert all(template["spec"]["automountServiceAccountToken"] is False for template in all_pods())
 
 
 def test_shared_memory_is_limited_to_a_part_of_the_memory_of_the_pod() -> None:
@@ -203,22 +194,16 @@ def test_only_the_pods_of_the_job_and_the_operator_reach_ray() -> None:
     assert peer["podSelector"] == {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}}
 
 
-def test_the_cluster_file_satisfies_the_schema_of_ray_up() -> None:
-    package = find_spec("ray")
-    assert package is not None and package.origin is not None
-    schema = Path(package.origin).parent / "autoscaler" / "ray-schema.json"
-    jsonschema.validate(cluster(), json.loads(schema.read_text()))
-
-
-def test_the_cloud_block_of_the_cluster_file_satisfies_it_too() -> None:
+def test_the_cluster_file_satisfies_the_schema_of_ray_up_as_it_is_and_with_its_cloud_block() -> None:
     text = (DEPLOY / "ray-cluster.yaml").read_text()
     block = text[text.index("# provider:") :].splitlines()
     cloud = yaml.safe_load("\n".join(line.removeprefix("# ") for line in block if not line.startswith("# setup_")))
     whole = {**cluster(), **cloud}
     package = find_spec("ray")
     assert package is not None and package.origin is not None
-    schema = Path(package.origin).parent / "autoscaler" / "ray-schema.json"
-    jsonschema.validate(whole, json.loads(schema.read_text()))
+    schema = json.loads((Path(package.origin).parent / "autoscaler" / "ray-schema.json").read_text())
+    for config in (cluster(), whole):
+        jsonschema.validate(config, schema)
     assert whole["head_node_type"] in whole["available_node_types"]
 
 

@@ -32,7 +32,7 @@ def test_a_source_of_another_digest_is_refused_before_anything_of_it_runs(tmp_pa
         "PIP_FIND_LINKS": str(tmp_path / "index"),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
-    done = subprocess.run([SCRIPT, sys.executable], env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run([SCRIPT, sys.executable], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
     assert "with the sha256 92a43f5a" in done.stderr
     assert not (tmp_path / "executed").exists()

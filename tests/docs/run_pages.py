@@ -79,7 +79,7 @@ def run_python(block: Block, script: Path, names: dict[str, Any]) -> str:
 
 
 def run_shell(block: Block) -> None:
-    done = subprocess.run(["bash", "-ec", block.text], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(["bash", "-ec", block.text], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"{block.where}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
 
 

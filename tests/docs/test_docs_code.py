@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from code_blocks import PAGES, ROOT, SHELLS, Block, inline_codes, read_blocks, read_commands
+from code_blocks import PAGES, QUICK_START, ROOT, SHELLS, Block, inline_codes, read_blocks, read_commands
 
 from ensemble.cli.parser import _make_parser
 from ensemble.store import fold, read_events
@@ -77,7 +77,15 @@ def run_page(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         process.stdin.close()
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(map(is_run, BLOCKS[p]))], ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=() if page == QUICK_START else pytest.mark.more)
+        for page in PAGES
+        if any(map(is_run, BLOCKS[page]))
+    ],
+    ids=name_of,
+)
 def test_the_code_of_a_page_runs(page: Path, run_page: Callable[[Path, Path], str], tmp_path: Path) -> None:
     error = run_page(page, tmp_path)
     assert not error, error

@@ -52,7 +52,7 @@ def make_client(folder: Path, *cells: str) -> NotebookClient:
     path = str(Path(ensemble.__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join([path, *filter(None, [os.environ.get("PYTHONPATH")])])
     return NotebookClient(
-        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     )
 
 
@@ -88,6 +88,7 @@ def test_functions_of_cells_train_and_one_table_shows_the_progress(
     assert state.header["code"], "the cells' code has a fingerprint"
 
 
+@pytest.mark.more
 def test_a_changed_cell_is_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     submit = "ensemble.submit(declared, 'run', executor='inline').wait();"
@@ -106,7 +107,7 @@ def test_an_interrupt_of_the_kernel_stops_the_run_in_order(
     run_dir = RunDir(tmp_path / "run")
 
     def interrupt() -> None:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while time.monotonic() < until:
             if run_dir.events.exists() and any(
                 m.history for m in fold(read_events(run_dir.events)).members.values()

@@ -53,7 +53,7 @@ def test_runs_are_listed_newest_first_with_what_they_reached_and_used(folder: Pa
 
 
 def test_a_second_run_in_one_process_is_not_charged_for_the_first(tmp_path: Path) -> None:
-    inspected_runs.train(tmp_path / "first", epochs=60)
+    inspected_runs.train(tmp_path / "first", epochs=20)
     began = time.process_time()
     inspected_runs.train(tmp_path / "second", epochs=1)
     used = time.process_time() - began
@@ -107,6 +107,7 @@ except Exception as error:
     assert refused.startswith(f"StoreError {tmp_path / 'closed'} is not yours to read and write: give another")
 
 
+@pytest.mark.more
 def test_the_list_reads_a_hundred_runs_in_well_below_a_second(trained: Path, tmp_path: Path) -> None:
     for number in range(100):
         shutil.copytree(trained, tmp_path / f"run-{number}", ignore=shutil.ignore_patterns("members", "code"))

@@ -66,17 +66,29 @@ def files() -> set[str]:
     return {name for name in listed.stdout.splitlines() if (ROOT / name).is_file()}
 
 
-@pytest.fixture(scope="module")
-def built(files: set[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel, built from the source distribution, and that; the repository is left as it was."""
-    copy, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
+def build(files: set[str], factory: pytest.TempPathFactory, *options: str) -> dict[str, Path]:
+    """What is built of a copy: the repository is left as it was."""
+    copy, out = factory.mktemp("checkout"), factory.mktemp("dist")
     for name in files:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, copy / name)
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy)]
+    command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", str(out), str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return {path.suffix: path for path in out.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def wheel(files: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the repository."""
+    kept = {name for name in files if name.startswith(("ensemble/", "pipelines/")) or "/" not in name}
+    return build(kept, tmp_path_factory, "--wheel")[".whl"]
+
+
+@pytest.fixture(scope="module")
+def built(files: set[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel, built from the source distribution, and that."""
+    return build(files, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -100,27 +112,30 @@ def run(installed: Path, where: Path, *words: str) -> subprocess.CompletedProces
     )
 
 
-def test_a_wheel_has_every_file_of_the_packages(files: set[str], built: dict[str, Path]) -> None:
-    with zipfile.ZipFile(built[".whl"]) as wheel:
-        packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
+def test_a_wheel_has_every_file_of_the_packages_and_says_what_the_project_says(
+    files: set[str], wheel: Path
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(name).decode())
     assert packed == {name for name in files if name.startswith(("ensemble/", "pipelines/"))}
-
-
-def test_a_source_distribution_has_what_its_tests_need(files: set[str], built: dict[str, Path]) -> None:
-    with tarfile.open(built[".gz"]) as archive:
-        packed = {name.partition("/")[2] for name in archive.getnames() if not archive.getmember(name).isdir()}
-    made = {"PKG-INFO", "setup.cfg"} | {name for name in packed if ".egg-info/" in name}
-    assert packed - made == {name for name in files if not NOT_DISTRIBUTED.match(name)}
-
-
-def test_the_metadata_say_what_the_project_says(built: dict[str, Path]) -> None:
-    with zipfile.ZipFile(built[".whl"]) as wheel:
-        name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = Parser().parsestr(wheel.read(name).decode())
     assert metadata["Version"] == PROJECT["version"] == ensemble.__version__
     assert metadata["Requires-Python"] == PROJECT["requires-python"]
     assert set(metadata.get_all("Provides-Extra") or ()) == set(PROJECT["optional-dependencies"])
     assert metadata.get_payload().strip().startswith("# ray-ensemble")
+
+
+@pytest.mark.more
+def test_a_source_distribution_has_what_its_tests_need_and_gives_the_wheel(
+    files: set[str], wheel: Path, built: dict[str, Path]
+) -> None:
+    with tarfile.open(built[".gz"]) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames() if not archive.getmember(name).isdir()}
+    made = {"PKG-INFO", "setup.cfg"} | {name for name in packed if ".egg-info/" in name}
+    assert packed - made == {name for name in files if not NOT_DISTRIBUTED.match(name)}
+    with zipfile.ZipFile(built[".whl"]) as one, zipfile.ZipFile(wheel) as other:
+        assert set(one.namelist()) == set(other.namelist())
 
 
 def test_messages_name_extras_that_exist() -> None:
@@ -131,6 +146,7 @@ def test_messages_name_extras_that_exist() -> None:
     assert named and named <= set(PROJECT["optional-dependencies"])
 
 
+@pytest.mark.more
 def test_an_installed_wheel_trains_and_reports(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "away.py").write_text(SPEC)
     words = ("run", "away.py", "--executor", "local", "--set", f"home={installed}", "--json", "rows.json")
@@ -140,21 +156,11 @@ def test_an_installed_wheel_trains_and_reports(installed: Path, tmp_path: Path) 
     assert [row["state"] for row in rows] == ["finished", "finished"]
     report = (tmp_path / "runs/away/report.html").read_text()
     assert "<script" in report and "<style" in report  # the page's files came along
+    done = run(installed, tmp_path, str(installed / "bin" / "ensemble"), "--version")
+    assert done.returncode == 0 and ensemble.__version__ in done.stdout, done.stderr
 
 
-def test_the_command_is_installed(installed: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(installed / "bin" / "ensemble"), "--version"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert ensemble.__version__ in done.stdout
-
-
+@pytest.mark.more
 def test_pipelines_need_neither_ensemble_nor_ray(installed: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     shutil.copytree(installed / "pipelines", alone / "pipelines")

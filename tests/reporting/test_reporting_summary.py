@@ -14,7 +14,6 @@ from rich.console import Console
 from ensemble.meter import ledger
 from ensemble.reporting import status_feeders, status_rows, summary
 from ensemble.reporting.terminal import PlainConsole
-from ensemble.reporting.text import number
 from ensemble.store import RunDir, fold
 
 Event = dict[str, Any]
@@ -171,13 +170,6 @@ def test_samples_a_second_are_those_of_training_in_every_place(events: Any) -> N
     assert " 333 " in line
 
 
-def test_rich_form_prints_on_a_narrow_terminal(events: Any) -> None:
-    console = Console(width=60, record=True, force_terminal=True)
-    with console.capture() as capture:
-        console.print(summary(fold(events), ledger(events)))
-    assert "member-3" in capture.get()
-
-
 @pytest.mark.parametrize(
     ("width", "shown"),
     [
@@ -196,18 +188,6 @@ def test_the_table_of_members_shows_whole_columns_as_many_as_have_room(width: in
     assert [name for name in names if name not in ("member", "state", "accuracy", "J (attributed)")] == shown
     assert {"member", "state", "accuracy", "J (attributed)"} <= set(names)
     assert len(head) <= width and "…" not in "".join([head, *lines[:24]])
-
-
-def test_joules_and_watts_of_members_have_three_digits_however_few_they_are() -> None:
-    def scale(event: Event) -> Event:
-        return event | {"watts": event["watts"] / 1000, "energy_j": event["energy_j"] / 1000}
-
-    events = [scale(event) if event["type"] == "power" else event for event in runs.list_run()]
-    book = ledger(events)
-    for line in [line for line in summary_text(fold(events), book).splitlines() if "member-" in line][:8]:
-        used, full = (book.member(line.split()[1], full) for full in (False, True))
-        assert used.energy_j and used.energy_j < 1 and full.energy_j
-        assert re.search(f" {re.escape(number(used.energy_j))} +{re.escape(number(full.energy_j))}( |$)", line)
 
 
 def test_members_that_do_not_differ_show_their_hyperparameters() -> None:

@@ -83,7 +83,7 @@ assert main(["resume", {str(run_dir)!r}]) == 3, "a member has failed"
 """
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "COLUMNS": "100"}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, env=environment, check=False, timeout=120
+        [sys.executable, "-c", code], capture_output=True, env=environment, check=False, timeout=300
     )
     said = done.stdout.decode("latin-1")
     assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr.decode("latin-1")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 CONFIG = Path(__file__).parents[3] / "deploy" / "grafana" / "prometheus.yml"
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:
@@ -47,14 +47,14 @@ class Prometheus:
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=300) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
 
     def _get(self, what: str, **query: str) -> Any:
         url = f"{self._url}/api/v1/{what}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=300) as answer:
             return json.load(answer)["data"]
 
 

@@ -92,7 +92,7 @@ def test_a_log_that_another_has_replaced_in_the_same_file_is_read_anew(tmp_path:
     assert (state.run_id, len(state.members)) == ("another", 3)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_counters_never_fall_whoever_reads_the_log_and_in_the_end_are_the_ledgers(
     tmp_path: Path, seed: int
 ) -> None:
@@ -168,7 +168,7 @@ def test_every_family_is_seen_in_a_run_and_promtool_finds_no_fault(tmp_path: Pat
     if shutil.which("promtool") is None:
         pytest.skip("no promtool (package prometheus)")
     done = subprocess.run(
-        ["promtool", "check", "metrics"], input=over.render("")[0], capture_output=True, timeout=60
+        ["promtool", "check", "metrics"], input=over.render("")[0], capture_output=True, timeout=300
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
@@ -272,7 +272,7 @@ def test_hostile_names_are_values_of_labels_and_nothing_else(tmp_path: Path, nam
     assert all(len(value) <= 200 for _, labels in scrape(named) for _, value in labels)
     if shutil.which("promtool") is not None:
         check = ["promtool", "check", "metrics"]
-        assert subprocess.run(check, input=named.render("")[0], capture_output=True, timeout=60).returncode == 0
+        assert subprocess.run(check, input=named.render("")[0], capture_output=True, timeout=300).returncode == 0
 
 
 def test_another_log_in_the_same_place_is_read_anew(tmp_path: Path) -> None:
