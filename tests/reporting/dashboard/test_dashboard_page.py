@@ -376,8 +376,8 @@ def test_hostile_names_stay_text_in_every_view_and_nothing_is_wider_than_the_scr
             tab.eval_on_selector_all("#view button.as-table", "all => all.forEach((each) => each.click())")
             assert tab.locator("#view :is(img, script, b, i, br)").count() == 0, view
             assert tab.evaluate("() => window.hacked === undefined"), view
-            if view not in ("members", "member?member=member-3", "notices") and not (ended and view == "pipeline"):
-                assert any(name in tab.inner_text("#view") for name in (HOSTILE[0], "__proto__", "{{7*7}}")), view
+            if view in ("curves", "timeline", "search", "cost"):
+                assert HOSTILE[0] in tab.inner_text("#view"), view
         current = tab.locator("nav a[aria-current=page]").bounding_box()
         assert current is None or (current["x"] >= 0 and current["x"] + current["width"] <= 400)
 

@@ -38,10 +38,10 @@ def alone(own_tab: Any) -> Iterator[Any]:
     """A tab in which anything that is fetched beside the page, and any complaint, fails the test."""
     fetched: list[str] = []
     said: list[str] = []
-    own_tab.on("request", lambda request: fetched.append(request.url))
+    own_tab.on("request", lambda each: None if each.is_navigation_request() else fetched.append(each.url))
     own_tab.on("console", lambda each: said.append(each.text) if each.type in ("error", "warning") else None)
     yield own_tab
-    assert {url.partition("#")[0] for url in fetched} <= {own_tab.url.partition("#")[0]} and said == []
+    assert fetched == said == []
 
 
 def open_views(tab: Any, page: Path) -> list[str]:

@@ -105,6 +105,7 @@ def test_a_run_that_has_ended_takes_no_request(tmp_path: Path) -> None:
     assert list((run / "requests").iterdir()) == []
 
 
+@pytest.mark.more
 def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path: Path) -> None:
     """A real controller, asked by the page's server; its answers arrive in the stream."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "cli"))

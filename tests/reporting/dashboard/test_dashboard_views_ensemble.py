@@ -48,18 +48,14 @@ def test_the_combined_model_stands_beside_each_member_with_its_figures(
     assert "0.9150" in tiles and "+0.0150 to the best member" in tiles and "−0.0400" in tiles
     assert "greedy" in tiles and "temperature 0.8: sharpened" in tiles
     assert "same 359 samples of the test split" in tab.inner_text("[data-view=ensemble]")
+    for metric in ("accuracy", "nll"):  # better dots lie on the side that the title names
+        marks = tab.locator(f"[data-metric={metric}] .dot-mark")
+        lefts = [marks.nth(i).bounding_box()["x"] for i in range(marks.count())]
+        assert lefts == sorted(lefts, reverse=metric == "accuracy")
     assert tab.locator(".tag").first.get_attribute("title") == "best on validation"
     caption = tab.locator("figcaption").first.text_content()
     assert '"Best" is the member with the best objective on validation' in caption
     assert "test samples measured here another may be better" in caption
-
-
-def test_better_dots_lie_on_the_side_that_the_title_names(tab: Any, open_page: Open, documents: Any) -> None:
-    open_page(documents, "#ensemble")
-    for metric in ("accuracy", "nll"):
-        marks = tab.locator(f"[data-metric={metric}] .dot-mark")
-        lefts = [marks.nth(i).bounding_box()["x"] for i in range(marks.count())]
-        assert lefts == sorted(lefts, reverse=metric == "accuracy")
 
 
 def test_calibration_shows_both_curves_and_how_many_samples_each_bin_has(
@@ -96,7 +92,7 @@ def test_the_gain_curve_has_a_point_for_each_added_member_and_a_key_selects_it(
     assert chart.locator("tbody tr").count() == len(gain)
 
 
-def test_the_disagreement_matrix_has_a_cell_for_each_pair_and_says_it(
+def test_the_disagreement_matrix_has_a_cell_for_each_pair_and_the_weights_add_up(
     tab: Any, open_page: Open, documents: Any
 ) -> None:
     found = documents["quality"]["disagreement"]
@@ -113,13 +109,11 @@ def test_the_disagreement_matrix_has_a_cell_for_each_pair_and_says_it(
     head.focus()
     tab.keyboard.press("Enter")
     tab.wait_for_selector(f".matrix-head.chosen[data-member='{found['members'][1]}']")
-
-
-def test_weights_add_up_and_are_clickable(tab: Any, open_page: Open, documents: Any) -> None:
-    open_page(documents, "#ensemble")
-    rows = figure(tab, "Weights of the combination").locator("[data-member]")
-    assert [text.split()[-2] for text in rows.all_inner_texts()] == ["50", "30", "20"]
-    rows.first.get_by_role("button").click()
+    tab.keyboard.press("Escape")
+    tab.wait_for_selector(".chip", state="hidden")
+    weights = figure(tab, "Weights of the combination").locator("[data-member]")
+    assert [text.split()[-2] for text in weights.all_inner_texts()] == ["50", "30", "20"]
+    weights.first.get_by_role("button").click()
     tab.wait_for_selector(".chip:has-text('1 selected')")
 
 

@@ -180,10 +180,14 @@ def test_a_clicked_line_selects_its_member(tab: Any, open_page: Open) -> None:
 
 def test_the_slider_keeps_the_best_and_phases_can_be_switched_off(tab: Any, open_page: Open) -> None:
     server = open_page(make_documents(60, seed=2), "#search")
-    pruned = sum(row["state"] == "pruned" for row in rows(server).values())
+    states = [row["state"] for row in rows(server).values()]
+    working, resting = states.count("running") + states.count("placed"), states.count("paused")
+    assert tab.inner_text("[data-phase=running]") == f"{working} still running"
+    assert tab.inner_text("[data-phase=standing]") == f"{resting} paused, stopped or interrupted"
+    assert tab.inner_text("[data-phase=waiting]") == f"{states.count('waiting')} waiting, not drawn"
     tab.click("[data-phase=pruned]")
-    tab.wait_for_function("n => document.querySelector('canvas.lines').dataset.lines === String(n)",
-                          arg=len(begun(server)) - pruned)  # fmt: skip
+    left = len(begun(server)) - states.count("pruned")
+    tab.wait_for_function("n => document.querySelector('canvas.lines').dataset.lines === String(n)", arg=left)
     assert tab.get_attribute("[data-phase=pruned]", "aria-pressed") == "false"
     tab.click("[data-phase=pruned]")
     slider = tab.get_by_label("Show the best trials only: how many")
@@ -234,30 +238,13 @@ def test_a_fixed_list_has_the_view_without_pruning_and_a_run_in_which_nothing_di
 ) -> None:
     documents = make_documents(8)
     documents["state"]["run"]["mode"] = "list"
+    documents["importances"] = {"importances": [], "method": "", "missing": "The importances need 5 members."}
     open_page(documents, "#search")
+    tab.wait_for_selector("text=The importances need 5 members.")
     assert tab.locator("h3 >> visible=true", has_text="What was pruned when").count() == 0
     documents["state"]["run"]["varied"] = []
     open_page(documents)
     assert tab.locator(".tab", has_text="Search").count() == 0
-
-
-def test_members_that_stand_still_are_not_called_running(tab: Any, open_page: Open) -> None:
-    documents = make_documents(24, seed=2)
-    states = [row[AT["state"]] for row in documents["state"]["members"]["rows"].values()]
-    open_page(documents, "#search")
-    working = sum(state in ("running", "placed") for state in states)
-    assert tab.inner_text("button[data-phase=running]") == f"{working} still running"
-    assert (
-        tab.inner_text("button[data-phase=standing]") == f"{states.count('paused')} paused, stopped or interrupted"
-    )
-    assert tab.inner_text("[data-phase=waiting]") == f"{states.count('waiting')} waiting, not drawn"
-
-
-def test_what_is_missing_is_said(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8)
-    documents["importances"] = {"importances": [], "method": "", "missing": "The importances need 5 members."}
-    open_page(documents, "#search")
-    tab.wait_for_selector("text=The importances need 5 members.")
 
 
 @pytest.mark.slow  # it measures time
