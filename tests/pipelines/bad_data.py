@@ -216,6 +216,10 @@ def nothing(sample: dict[str, Any]) -> Any:
     return None if sample["label"] == BAD else sample
 
 
+def turn_to_list(sample: dict[str, Any]) -> Any:
+    return [1] if sample["label"] == BAD else sample
+
+
 def forget(sample: dict[str, Any]) -> dict[str, Any]:
     return {"label": sample["label"]} if sample["label"] == BAD else sample
 
@@ -229,11 +233,12 @@ def halve(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 STAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "wrong dtype": (halve, r"'x' is float16\[3\]"),
+    "wrong dtype": (halve, r"'x' is float16\[3\], the pipeline's fields say float32\[3\]"),
     "a stage raises": (explode, "explode: boom"),
-    "a stage returns nothing": (nothing, "it returned None"),
+    "a stage returns nothing": (nothing, "nothing: it returned None: let it return the sample"),
+    "a stage returns a list": (turn_to_list, "returned list, not a dict"),
     "a stage forgets a field": (forget, "the field 'x' is missing"),
-    "a stage adds a field": (add, "'more' is not one of the pipeline's"),
+    "a stage adds a field": (add, r"'more' is not one of the pipeline's \(label, x\)|\(x, label\)"),
 }
 
 

@@ -42,7 +42,7 @@ from chaos_checks import (
 from chaos_plan import BAD, Fault, Plan, draw
 from chaos_processes import Child, consume, feed, record
 
-LIMIT_S = 30.0
+LIMIT_S = 300.0
 _SUBREAPER = 36  # linux/prctl.h: PR_SET_CHILD_SUBREAPER
 
 
@@ -211,7 +211,7 @@ class Run:
         with selectors.DefaultSelector() as waiting:
             waiting.register(feeder.reading, selectors.EVENT_READ)
             while not feeder.ended:
-                if not waiting.select(10.0):
+                if not waiting.select(LIMIT_S):
                     raise Failed(f"feeder {stream} does not end")
                 said += feeder.lines()
         stats = next((each["stats"] for each in said if "stats" in each), None)

@@ -92,7 +92,7 @@ def named_memory() -> set[str]:
 
 def check_nothing_left(directory: Path, before: tuple[set[str], set[str]]) -> None:
     """No process, socket, directory, descriptor or named memory of the run is there any more."""
-    end = time.monotonic() + 5.0
+    end = time.monotonic() + 120.0
     while left := descendants():
         with contextlib.suppress(ChildProcessError):
             if os.waitpid(-1, os.WNOHANG)[0] == 0:

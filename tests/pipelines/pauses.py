@@ -1,10 +1,9 @@
-"""How long a consumer waits because of another: `python tests/pipelines/pauses.py [REPETITIONS [WINDOW_S [WHO]]]`.
+"""How long a consumer waits because of another: `python tests/pipelines/pauses.py [REPETITIONS [WINDOW_S]]`.
 
-One consumer takes a batch of 32 every 4 ms from a ring that its feeder keeps full. Meanwhile others join, leave,
-are killed, or hold the ring and are sent on alone after 50 ms; a preparation worker of two is killed, and at last
-the feeder. For each event: the longest time that a batch took to come in the window (0.3 s) after it, and, to
-compare, in the one before; medians over the repetitions, ms. Prints a table, then the rows as a JSON line. WHO is
-"members" where only what those do that join, leave and are killed is to be measured.
+One consumer takes a batch of 32 every 4 ms from a ring that its feeder keeps full. Meanwhile others join, leave
+and are killed, and a preparation worker of two is. For each event: the longest time that a batch took to come in
+the window (0.3 s) after it, and, to compare, in the one before; medians over the repetitions, ms. Prints a table,
+then the rows as a JSON line.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -83,9 +80,9 @@ def wait_for(child: Child, observer: Observer) -> None:
 
 
 def measure(
-    feeder: FeederProcess, observer: Observer, pipeline: Pipeline, repetitions: int, workers: bool
-) -> dict[str, Any]:
-    """event -> [(before, after), ...] in ms; whether a preparation worker is killed, too."""
+    feeder: FeederProcess, observer: Observer, pipeline: Pipeline, repetitions: int
+) -> dict[str, list[tuple[float, float]]]:
+    """event -> [(before, after), ...] in ms."""
     seen: dict[str, list[tuple[float, float]]] = {}
 
     def note(event: str, happen: Callable[[], None]) -> None:
@@ -104,63 +101,24 @@ def measure(
         note("kill", lambda child=victim: child.signal(signal.SIGKILL))  # type: ignore[misc]
         leaver.close()
         victim.close()
-        if not workers:
-            continue
         worker = min(children(feeder.pid))
         note("kill worker", lambda pid=worker: os.kill(pid, signal.SIGKILL))  # type: ignore[misc]
         observer.longest_ms(3 * observer.window_s)  # its successor starts
     return seen
 
 
-def measure_detach(
-    feeder: FeederProcess, observer: Observer, pipeline: Pipeline, repetitions: int
-) -> dict[str, Any]:
-    """One holds the ring and is sent on alone."""
-    seen = []
-    for _ in range(repetitions):
-        holder = other(feeder.address, pipeline, STEP_S)
-        holder.ask_to_end()
-        wait_for(holder, observer)
-        before = observer.longest_ms()
-        holder.signal(signal.SIGSTOP)
-        # The ring lasts for a while without it.
-        seen.append((before, observer.longest_ms(0.1 + 2 * observer.window_s)))
-        holder.close()
-    return {"detach": seen}
-
-
-def measure_feeder(pipeline: Pipeline, window_s: float, repetitions: int) -> dict[str, Any]:
-    """The feeder is killed: the observer prepares for itself."""
-    seen = []
-    for _ in range(repetitions):
-        feeder = spawn(pipeline, capacity=256)
-        observer = Observer(feeder.address, pipeline, window_s)
-        observer.longest_ms()
-        before = observer.longest_ms()
-        feeder.kill()
-        seen.append((before, observer.longest_ms()))
-        observer.loader.close()
-        feeder.stop()
-    return {"kill feeder": seen}
-
-
-def main(repetitions: int = 7, window_s: float = 0.3, who: str = "all") -> int:
+def main(repetitions: int = 7, window_s: float = 0.3) -> int:
     torch.set_num_threads(1)
     pipeline = images()
-    seen: dict[str, list[tuple[float, float]]] = {}
-    everyone = who == "all"
-    studies = [(60.0, partial(measure, workers=everyone)), *([(0.05, measure_detach)] if everyone else [])]
-    for stall_limit_s, measured in studies:
-        feeder = spawn(pipeline, capacity=256, workers=2, stall_limit_s=stall_limit_s)
-        observer = Observer(feeder.address, pipeline, window_s)
-        observer.longest_ms(1.0)
-        seen |= measured(feeder, observer, pipeline, repetitions)
-        if observer.loader.stats()["private_batches"]:
-            print(f"the observer had to work alone: {observer.loader.stats()}", file=sys.stderr)
-            return 1
-        observer.loader.close()
-        feeder.stop()
-    seen |= measure_feeder(pipeline, window_s, repetitions) if everyone else {}
+    feeder = spawn(pipeline, capacity=256, workers=2)
+    observer = Observer(feeder.address, pipeline, window_s)
+    observer.longest_ms(1.0)
+    seen = measure(feeder, observer, pipeline, repetitions)
+    if observer.loader.stats()["private_batches"]:
+        print(f"the observer had to work alone: {observer.loader.stats()}", file=sys.stderr)
+        return 1
+    observer.loader.close()
+    feeder.stop()
     rows = {
         event: [round(statistics.median(side), 2) for side in zip(*pairs, strict=True)]
         for event, pairs in seen.items()
@@ -173,4 +131,4 @@ def main(repetitions: int = 7, window_s: float = 0.3, who: str = "all") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:2]), *map(float, sys.argv[2:3]), *sys.argv[3:]))
+    sys.exit(main(*map(int, sys.argv[1:2]), *map(float, sys.argv[2:3])))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_pipes import data, leaves_nothing, pipe  # noqa: F401
+from core_pipes import LIMIT_S, data, leaves_nothing, pipe  # noqa: F401
 
 from pipelines import Feeder, Peers, PipelineError, attach, common_prefix, resident
 from pipelines.feeder.process import spawn
@@ -93,6 +93,7 @@ RANGE = "epochs must be range(first, last) with 0 <= first < last and step 1, go
         ({"epochs": range(0, 4, 2)}, RANGE + "range(0, 4, 2)"),
         ({"epochs": range(-1, 2)}, RANGE + "range(-1, 2)"),
         ({"epochs": range(3, 3)}, RANGE + "range(3, 3)"),
+        ({"epochs": range(4, 0, -1)}, RANGE + "range(4, 0, -1)"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"batch_size": "8"}, "batch_size must be an integer, at least 1, got '8'"),
         ({"world": 0}, "world must be at least 1, got 0"),
@@ -205,7 +206,7 @@ def test_what_a_killed_feeder_left_is_cleared_away_and_nothing_else() -> None:
     try:
         for process in (killed, fresh):
             process.kill()
-            process._process.wait(10)
+            process._process.wait(LIMIT_S)
         left, kept = (aged(Path(each.address).parent) for each in (killed, alive))
         aged(other)
         with Feeder(pipe("plain")):

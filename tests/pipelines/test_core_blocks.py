@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from core_pipes import leaves_nothing  # noqa: F401 - a fixture
+from core_pipes import Feeder, leaves_nothing  # noqa: F401 - a fixture
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import Feeder, Pipeline, PipelineError, SampleError, attach, sources
+from pipelines import Pipeline, PipelineError, SampleError, attach, sources
 from pipelines.order import BlockOrder
 
 seeds = st.integers(-(2**70), 2**70)
@@ -74,7 +74,7 @@ def test_epochs_seeds_and_windows_have_orders_of_their_own() -> None:
 
 def test_within_a_window_all_places_are_as_likely() -> None:
     """Chi-square over where each of 12 indices comes: its mean is 121, its deviation sqrt(242)."""
-    edges, rounds = bounds([4] * 3), 3000
+    edges, rounds = bounds([4] * 3), 1000
     order = BlockOrder(edges, 1, 3)
     table = np.zeros((12, 12))
     for epoch in range(rounds):

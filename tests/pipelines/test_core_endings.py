@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from core_pipes import gone, leaves_nothing, wait_until  # noqa: F401
+from core_pipes import Feeder, gone, leaves_nothing, wait_until  # noqa: F401
 
-from pipelines import Feeder, Pipeline, attach, sources
+from pipelines import Pipeline, attach, sources
 from pipelines.feeder.process import spawn
 
 N = 48
@@ -24,7 +24,7 @@ N = 48
 def with_a_thread(sample: dict[str, Any]) -> dict[str, Any]:
     """Starts in a worker a thread that an interpreter waits for at its end."""
     if sys.argv[0].endswith("worker_main.py") and sample["x"] in (0, 1):
-        threading.Thread(target=time.sleep, args=(60,)).start()
+        threading.Thread(target=time.sleep, args=(1e6,)).start()
     return sample
 
 
@@ -47,14 +47,9 @@ def test_a_worker_that_fails_is_replaced_though_a_stage_has_started_threads(
 ) -> None:
     monkeypatch.setenv("ONCE", str(tmp_path / "once"))
     pipeline = numbers().map(short_of_descriptors_once)
-    began = time.monotonic()
-
-    def not_for_ever() -> None:
-        assert time.monotonic() < began + 30, "the stream hangs"
-
     with Feeder(pipeline, capacity=16, block=4, workers=2, threads=threads) as feeder:
         before = feeder.stats()["workers"]
-        loader = attach(feeder.address, pipeline, 8, range(2), on_wait=not_for_ever)
+        loader = attach(feeder.address, pipeline, 8, range(2))
         read = [int(x) for batch in loader for x in batch["x"]]
         assert sorted(read) == sorted([*range(N), *range(N)])
         stats = feeder.stats()

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -15,10 +16,13 @@ from typing import Any
 import psutil
 import pytest
 from core_pipes import (
+    LIMIT_S,
     Child,
+    Feeder,
     Job,
     N,
     alone,
+    check_until,
     gone,
     leaves_nothing,  # noqa: F401
     pipe,
@@ -28,10 +32,11 @@ from core_pipes import (
     slowly,
     spoil,
     together,
+    until,
     wait_until,
 )
 
-from pipelines import Feeder, Pipeline, PipelineError, SampleError, sources
+from pipelines import Loader, Pipeline, PipelineError, SampleError, sources
 from pipelines.child_processes import child_environment
 from pipelines.feeder.process import spawn
 
@@ -111,9 +116,10 @@ def test_a_killed_feeder_is_done_without_until_another_takes_its_address(
 ) -> None:
     address = tmp_path / "s" / "feeder"
     jobs = [
-        Job(kind="numpy", epochs=(0, 60), pause_s=0.002),
-        *(Job(kind="numpy", batch_size=7, epochs=(0, 60), rank=r, world=2, pause_s=0.002) for r in range(2)),
+        Job(epochs=(0, 1 << 20), pause_s=0.01),
+        *(Job(batch_size=7, epochs=(0, 1 << 20), rank=r, world=2, pause_s=0.01) for r in range(2)),
     ]
+    over = threading.Event()
     first = spawn(pipe("numpy"), capacity=24, address=address, every_s=0.02)
     pids: list[int] = []
 
@@ -133,16 +139,17 @@ def test_a_killed_feeder_is_done_without_until_another_takes_its_address(
         assert os.path.exists(address)
         counts.clear()
         wait_until(lambda: consumed(second) > 0)
+        over.set()
         return second
 
     try:
-        second, *results = together([kill_and_replace, *(partial(shared, job, str(address)) for job in jobs)])
+        second, *results = together([kill_and_replace, *(partial(until, over, job, str(address)) for job in jobs)])
         assert second.stop()[-1]["consumed"] > 0
     finally:
         first.kill()
         first.stop()
-    for job, (records, counts) in zip(jobs, results, strict=True):
-        assert records == alone(job)
+    check_until(results, jobs)
+    for records, counts in results:
         assert counts["private_batches"] > 0 and counts["shared_batches"] > 0
         assert counts["private_batches"] + counts["shared_batches"] == len(records)
     said = [str(warning.message) for warning in recwarn]
@@ -158,7 +165,7 @@ def test_a_feeder_killed_at_an_address_of_its_own_leaves_no_directory() -> None:
     assert not os.path.exists(os.path.dirname(process.address))
 
 
-@pytest.mark.parametrize("ending", ["SIGTERM", "end of the parent"])
+@pytest.mark.parametrize("ending", [pytest.param("SIGTERM", marks=pytest.mark.more), "end of the parent"])
 def test_a_feeder_that_is_told_to_end_leaves_nothing(ending: str, tmp_path: Path) -> None:
     code = """if True:
         import sys, time
@@ -242,33 +249,40 @@ def test_a_killed_consumer_harms_nobody_and_paces_nobody() -> None:
     assert records == alone(job) and counts["private_batches"] == 0
 
 
-@pytest.mark.parametrize("way", ["close", "break", "no reference", "no reference to its iterator", "at its end"])
-def test_a_consumer_that_leaves_early_paces_nobody(way: str) -> None:
+def test_consumers_that_leave_early_pace_nobody_in_whatever_way_they_leave() -> None:
+    def closed(loader: Loader) -> Any:
+        next(iter(loader))
+        loader.close()
+        return loader
+
+    def left(loader: Loader) -> Any:
+        for batch in loader:
+            if batch.step == 1:
+                break
+        return loader
+
+    def without_its_iterator(loader: Loader) -> Any:
+        next(iter(loader))
+        return loader
+
+    def at_its_end(loader: Loader) -> Any:
+        epochs = loader.epochs()
+        for _ in next(epochs):
+            pass
+        return loader, epochs
+
+    def without_a_reference(loader: Loader) -> None:
+        list(zip(range(2), next(loader.epochs()), strict=False))
+
+    def leave(way: Any) -> Any:
+        last = 1 if way is at_its_end else 4
+        return way(Job(epochs=(0, last), name=way.__name__).attach(feeder.address))
+
     job = Job(epochs=(0, 4), name="stays")
-    with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
-
-        def leaves() -> Any:
-            loader = Job(epochs=(0, 1 if way == "at its end" else 4), name="leaves").attach(feeder.address)
-            if way == "close":
-                next(iter(loader))
-                loader.close()
-            elif way == "break":
-                for batch in loader:
-                    if batch.step == 1:
-                        break
-            elif way == "no reference to its iterator":
-                next(iter(loader))
-            elif way == "at its end":
-                epochs = loader.epochs()
-                for _ in next(epochs):
-                    pass
-                return loader, epochs
-            else:
-                list(zip(range(2), next(loader.epochs()), strict=False))
-                return None
-            return loader
-
-        kept, (records, _) = together([leaves, partial(shared, job, feeder.address)])
+    ways = (closed, left, without_its_iterator, at_its_end, without_a_reference)
+    with Feeder(pipe("numpy"), capacity=16, expect=1 + len(ways)) as feeder:
+        leaving = [partial(leave, way) for way in ways]
+        *kept, (records, _) = together([*leaving, partial(shared, job, feeder.address)])
         assert records == alone(job)
         del kept
 
@@ -294,12 +308,13 @@ def test_an_interrupted_wait_spoils_nothing() -> None:
     job = Job(epochs=(0, 2))
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with Feeder(pipe("numpy"), capacity=16, expect=2, gate_timeout_s=0.5) as feeder:
+        with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
             loader = job.attach(feeder.address)
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(KeyboardInterrupt):
                 next(iter(loader))
             assert not loader.shared
+            feeder.set_expect(1)
             assert read(loader, job) == alone(job)
             assert loader.stats()["shared_batches"] > 0
     finally:
@@ -433,7 +448,7 @@ def test_stages_of_a_script_reach_the_workers_and_a_forgotten_feeder_ends_with_i
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

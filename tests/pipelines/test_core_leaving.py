@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_pipes import leaves_nothing, wait_until  # noqa: F401
+from core_pipes import Feeder, leaves_nothing, wait_until  # noqa: F401
 
-from pipelines import Batch, Feeder, Pipeline, attach, sources
+from pipelines import Batch, Pipeline, attach, sources
 from pipelines.loader.loader import Epoch
 from pipelines.prepare.fields import Field
 from pipelines.shm import ring

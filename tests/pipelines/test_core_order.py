@@ -41,19 +41,19 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     assert len(orders) == 400
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@pytest.mark.parametrize("n", [3, 5])
 def test_a_small_source_comes_in_every_order_about_equally_often(n: int) -> None:
-    orders, count = np.unique([epoch_indices(n, 7, e, 0, n) for e in range(3000)], axis=0, return_counts=True)
+    orders, count = np.unique([epoch_indices(n, 7, e, 0, n) for e in range(1500)], axis=0, return_counts=True)
     possible = [1, 1, 2, 6, 24, 120][n]
     assert len(orders) == possible
-    expected = 3000 / possible
+    expected = 1500 / possible
     # Chi-square: its mean is the degrees of freedom d, its deviation sqrt(2 d).
     assert ((count - expected) ** 2 / expected).sum() < possible + 5 * np.sqrt(2 * possible)
 
 
-@pytest.mark.parametrize("n", [7, 33, 64])
+@pytest.mark.parametrize("n", [7, 33])
 def test_each_index_stands_at_every_place_about_equally_often(n: int) -> None:
-    rounds = 2000
+    rounds = 1000
     table = np.zeros((n, n))
     for epoch in range(rounds):
         table[np.arange(n), epoch_indices(n, 5, epoch, 0, n)] += 1

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from core_pipes import leaves_nothing  # noqa: F401 - a fixture
+from core_pipes import Feeder, leaves_nothing  # noqa: F401 - a fixture
 from ragged_data import CHANNELS, LABELS, LONGEST, N, SeriesDataset, jitter, series
 
 torch = pytest.importorskip("torch")
@@ -20,7 +20,7 @@ pytest.importorskip("torch._dynamo")  # optimizers import it, and it makes a fol
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from pipelines import Feeder, Pipeline, SampleError, attach, sources, stages  # noqa: E402
+from pipelines import Pipeline, SampleError, attach, sources, stages  # noqa: E402
 
 
 def records(kind: str, folder: Path) -> Any:
@@ -83,7 +83,12 @@ def trained(make: Callable[[], nn.Module], batches: Iterable[Any]) -> list[bytes
 
 
 @pytest.mark.parametrize(
-    ("kind", "make"), [("parquet", Recurrent), ("arrays", Convolutional), ("dataset", Recurrent)]
+    ("kind", "make"),
+    [
+        ("parquet", Recurrent),
+        pytest.param("arrays", Convolutional, marks=pytest.mark.more),
+        pytest.param("dataset", Recurrent, marks=pytest.mark.more),
+    ],
 )
 def test_series_of_any_length_train_to_the_same_bits_shared_and_alone(
     kind: str, make: Any, tmp_path: Path

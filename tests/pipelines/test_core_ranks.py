@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from core_pipes import Job, leaves_nothing, pipe, wait_until  # noqa: F401
+from core_pipes import Feeder, Job, leaves_nothing, pipe, wait_until  # noqa: F401
 
-from pipelines import Feeder, attach
+from pipelines import attach
 from pipelines.feeder import consumers
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from core_pipes import (
+    Feeder,
     N,
     descriptors,
     leaves_nothing,  # noqa: F401
@@ -22,7 +23,7 @@ from core_pipes import (
     together,
 )
 
-from pipelines import Feeder, Pipeline, PipelineError, SampleError, resident
+from pipelines import Pipeline, PipelineError, SampleError, resident
 
 
 def rows(loader: Any) -> list[Any]:

@@ -24,17 +24,22 @@ CAPACITY = 64
 
 @pytest.fixture(params=["PAGEMAP_SCAN", "pagemap", "none"])
 def memory(request: pytest.FixtureRequest) -> Iterator[tuple[Columns, ring.RingView, ring.RingView]]:
+    yield from memory_of(ring.Layout(FIELDS, CAPACITY), request.param, wraps=False)
+
+
+def memory_of(
+    layout: ring.Layout, scan: str, *, wraps: bool
+) -> Iterator[tuple[Columns, ring.RingView, ring.RingView]]:
     """A writer's columns and two readers', who find the pages they wrote in each of the three ways."""
-    layout = ring.Layout(FIELDS, CAPACITY)
     fd = ring.create(layout, "test")
     writer = ring.map_writable(fd, layout)
-    readers = ring.RingView(fd, layout), ring.RingView(fd, layout)
+    readers = ring.RingView(fd, layout, wraps=wraps), ring.RingView(fd, layout, wraps=wraps)
     os.close(fd)
     for reader in readers:
-        if request.param == "none":
+        if scan == "none":
             reader.close()
             reader._pages = PrivatePages("/proc/self/no-such-file")
-        elif request.param == "pagemap":
+        elif scan == "pagemap":
             reader._pages._can_scan = False
     yield writer, *readers
     for reader in readers:

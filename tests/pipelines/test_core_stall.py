@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import threading
 import time
 from collections.abc import Hashable
 from typing import Any
 
 import pytest
-from core_pipes import (  # noqa: F401 - a fixture
+from core_pipes import (
+    Feeder,
     Job,
     alone,
-    data,
-    leaves_nothing,
+    leaves_nothing,  # noqa: F401 - a fixture
     pipe,
     read,
     record,
@@ -25,7 +27,6 @@ from core_pipes import (  # noqa: F401 - a fixture
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import Feeder, PipelineError
 from pipelines.feeder.statistics import QueueLevels, bottleneck
 from pipelines.prepare.preparer import Preparer
 from pipelines.shm import ring
@@ -57,66 +58,46 @@ def test_who_holds_the_ring_goes_on_alone_with_the_batch_in_hand(options: dict[s
 
         held, *others = together([hold, *(functools.partial(run, job) for job in QUICK)])
         assert held == alone(SLOW)
+        detached = feeder.stats()["detached"]
+        assert detached >= 1
         for job, (records, stats) in zip(QUICK, others, strict=True):
             assert records == alone(job)
-            if "stall_limit_s" in options:  # detached at once, a quick one may be behind for a moment, too
+            if detached == 1:  # on a busy machine a quick one may have been behind for a moment, too
                 assert stats["private_batches"] == 0
-        assert feeder.stats()["detached"] >= 1
         assert slow.stats()["private_batches"] > 0
 
 
-def test_who_was_detached_comes_back_when_the_stream_is_where_it_is() -> None:
-    late = Job(batch_size=8, epochs=(0, 12), name="late")
-    other = Job(batch_size=8, epochs=(0, 12), name="other", pause_s=0.01)
-    with Feeder(pipe("numpy"), capacity=24, policy="detach", expect=2) as feeder:
+def test_who_was_detached_comes_back_where_the_ring_is_new_memory_and_its_workers_were_replaced() -> None:
+    late, other = (Job(batch_size=8, epochs=(0, 12), name=name) for name in ("late", "other"))
+    read_late: list[Any] = []
+    with Feeder(pipe("numpy"), capacity=24, policy="detach", expect=2, workers=2) as feeder:
         loader = late.attach(feeder.address)
         batches = iter(loader)
 
-        def hold() -> list[Any]:
-            first = record(next(batches))
-            wait_until(lambda: feeder.stats()["detached"])
-            return [first, *read(batches, late)]
-
-        held, (records, _) = together([hold, functools.partial(shared, other, feeder.address)])
-    assert held == alone(late)
-    assert records == alone(other)
-    assert loader.stats()["shared_batches"] > 1
-
-
-def test_by_default_a_slow_consumer_paces_the_others_and_nobody_leaves() -> None:
-    slow = Job(batch_size=8, epochs=(0, 2), name="slow", pause_s=0.02)
-    with Feeder(pipe("numpy"), capacity=24, poison=True, expect=3) as feeder:
-        got = together([functools.partial(shared, job, feeder.address) for job in (slow, *QUICK)])
-        for job, (records, stats) in zip((slow, *QUICK), got, strict=True):
-            assert records == alone(job)
-            assert stats["private_batches"] == 0
-        assert feeder.stats()["detached"] == 0
-
-
-def test_the_ring_in_new_memory_is_seen_by_resident_readers_and_workers_that_are_replaced() -> None:
-    import os
-    import signal
-
-    with Feeder(pipe("numpy"), capacity=24, policy="detach", expect=2, workers=2) as feeder:
-        batches = iter(SLOW.attach(feeder.address))
-
-        def hold() -> list[Any]:
-            first = record(next(batches))
+        def hold() -> None:
+            read_late.append(record(next(batches)))
             wait_until(lambda: feeder.stats()["detached"])
             for pid in feeder.stats()["workers"]:
                 os.kill(pid, signal.SIGKILL)
-            return [first, *read(batches, SLOW)]
+            read_late.extend(map(record, batches))
 
-        job = QUICK[0]
-        held, (records, _) = together([hold, functools.partial(shared, job, feeder.address)])
-    assert held == alone(SLOW)
-    assert records == alone(job)
+        def is_back() -> bool:
+            return loader.stats()["private_batches"] > 0 and loader.shared
 
+        def go_on() -> list[Any]:
+            """Five batches, which the ring does not have at a time, and the rest when the late one is back."""
+            records = []
+            for batch in other.attach(feeder.address):
+                records.append(record(batch))
+                if len(records) >= 5:
+                    wait_until(lambda: is_back() or len(read_late) == len(alone(late)))
+            return records
 
-@pytest.mark.parametrize("wrong", [{"policy": "drop"}, {"stall_limit_s": 0.0}], ids=str)
-def test_an_impossible_policy_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(PipelineError, match=next(iter(wrong))):
-        Feeder(pipe("plain"), **wrong)
+        _, records = together([hold, go_on])
+        assert feeder.stats()["restarts"] == 2
+    assert read_late == alone(late)
+    assert records == alone(other)
+    assert loader.stats()["private_batches"] > 0 and loader.stats()["shared_batches"] > 1
 
 
 @given(start=st.integers(0, 200), count=st.integers(0, 24))
@@ -132,8 +113,6 @@ def test_slots_are_copied_from_ring_to_ring(start: int, count: int) -> None:
             for position in range(start, start + count):
                 assert here[name][position % 24].tobytes() == there[name][position % 24].tobytes()
     finally:
-        import os
-
         os.close(old)
         os.close(new)
 
@@ -220,13 +199,17 @@ def test_the_bottleneck_is_what_the_others_wait_for() -> None:
     assert bottleneck({"ring": 0.1, "workers": 0.3, "link": 0.9, "waiting": 0.9}) == "links"
 
 
-@pytest.mark.parametrize(("pause_s", "kind", "limit"), [(0.01, "plain", "members"), (0.0, "slow", "preparation")])
-def test_a_feeder_names_its_bottleneck(pause_s: float, kind: str, limit: str) -> None:
-    job = Job(kind=kind, pause_s=pause_s, name="only")
-    with Feeder(pipe(kind), capacity=24, expect=1) as feeder:
-        shared(job, feeder.address)
-        assert bottleneck(feeder.stats()["fullness"]) == limit
-    assert len(data()) == 61
+def test_a_feeder_names_its_bottleneck() -> None:
+    with Feeder(pipe("plain"), capacity=24) as feeder:
+        batches = iter(Job(kind="plain").attach(feeder.address))
+        next(batches)  # and takes no other
+        wait_until(lambda: bottleneck(feeder.stats()["fullness"]) == "members")
+        batches.close()  # type: ignore[attr-defined]
+    with Feeder(pipe("slow"), capacity=24) as feeder:
+        batches = iter(Job(kind="slow", epochs=(0, 1000)).attach(feeder.address))
+        while bottleneck(feeder.stats()["fullness"]) != "preparation":
+            next(batches)
+        batches.close()  # type: ignore[attr-defined]
 
 
 def test_without_memory_for_a_second_ring_the_others_wait_after_all(monkeypatch: pytest.MonkeyPatch) -> None:

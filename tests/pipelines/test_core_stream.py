@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from examples import examples
 from pipelines.stream import Block, Stream
 
 
@@ -156,7 +157,7 @@ class Simulation(RuleBasedStateMachine):
 
 
 TestSimulation = Simulation.TestCase
-TestSimulation.settings = settings(max_examples=150, stateful_step_count=40)
+TestSimulation.settings = settings(examples(60), stateful_step_count=40)
 
 
 def test_a_consumer_at_its_end_paces_nobody() -> None:

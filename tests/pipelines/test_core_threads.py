@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_pipes import Job, alone, data, gone, leaves_nothing, pipe, shared, together, wait_until  # noqa: F401
+from core_pipes import Feeder, Job, alone, data, gone, leaves_nothing, pipe, shared, together, wait_until  # noqa: F401
 
-from pipelines import Feeder, Pipeline, PipelineError
+from pipelines import Pipeline, PipelineError
 
 JOBS = [Job(batch_size=8, name="a"), Job(batch_size=5, name="b", rank=1, world=2)]
 
@@ -37,14 +37,13 @@ def ends_the_process(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["numpy", "skip"])
-def test_batches_from_threads_equal_those_from_processes(kind: str) -> None:
+def test_batches_from_threads_equal_those_prepared_alone(kind: str) -> None:
     jobs = [Job(kind=kind, batch_size=job.batch_size, name=job.name) for job in JOBS]
-    for threads in (True, False):
-        with Feeder(pipe(kind), workers=3, threads=threads, capacity=32, expect=2) as feeder:
-            results = together([partial(shared, job, feeder.address) for job in jobs])
-            assert len(feeder.stats()["workers"]) == (1 if threads else 3)
-        assert [records for records, _ in results] == [alone(job) for job in jobs]
-        assert all(stats["private_batches"] == 0 for _, stats in results)
+    with Feeder(pipe(kind), workers=3, threads=True, capacity=32, expect=2) as feeder:
+        results = together([partial(shared, job, feeder.address) for job in jobs])
+        assert len(feeder.stats()["workers"]) == 1
+    assert [records for records, _ in results] == [alone(job) for job in jobs]
+    assert all(stats["private_batches"] == 0 for _, stats in results)
 
 
 def test_each_thread_has_stages_of_its_own() -> None:
@@ -80,6 +79,7 @@ def test_killing_the_threads_process_loses_only_time() -> None:
     assert all(gone(pid) for pid in killed)
 
 
+@pytest.mark.more
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_ends_one_thread_ends_the_process_as_it_would_have_alone(capfd: pytest.CaptureFixture[str]) -> None:
     fatal = Pipeline(data()).map(ends_the_process)

@@ -8,11 +8,11 @@ from typing import Any
 import core_pipes as pipes
 import numpy as np
 import pytest
-from core_pipes import leaves_nothing  # noqa: F401 - a fixture
+from core_pipes import Feeder, leaves_nothing  # noqa: F401 - a fixture
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import Feeder, Pipeline, PipelineError, attach, sources, weights
+from pipelines import Pipeline, PipelineError, attach, sources, weights
 
 seeds = st.integers(-(2**70), 2**70)
 

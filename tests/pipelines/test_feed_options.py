@@ -87,27 +87,26 @@ def test_files_of_a_source_that_forks_can_share_keep_no_worker_from_being_forked
         process.stop()
 
 
-@pytest.mark.parametrize("is_threaded", [False, True])
-def test_workers_are_forked_from_the_feeders_process_unless_a_stage_has_begun_a_thread_there(
-    is_threaded: bool,
-) -> None:
-    pipeline = pipe("plain").map(begin_thread, id="thread") if is_threaded else pipe("plain")
+def test_workers_are_not_forked_from_a_feeders_process_in_which_a_stage_has_begun_a_thread() -> None:
+    pipeline = pipe("plain").map(begin_thread, id="thread")
     process = spawn(pipeline, block=8, workers=2)
     try:
         assert sum(len(batch["index"]) for batch in attach(process.address, pipeline, 8, 1)) == N
         workers = psutil.Process(process.pid).children()
         assert len(workers) == 2
-        for worker in workers:
-            assert ("pipelines.workers.worker_main" in worker.cmdline()) == is_threaded
+        assert all("pipelines.workers.worker_main" in worker.cmdline() for worker in workers)
     finally:
         process.stop()
 
 
-def test_any_mapping_of_resident_sets_reaches_the_process() -> None:
-    process = spawn(pipe("plain"), resident=MappingProxyType({"valid": pipe("still")}), block=8)
+def test_workers_are_forked_from_the_feeders_process_which_any_mapping_of_resident_sets_reaches() -> None:
+    process = spawn(pipe("plain"), resident=MappingProxyType({"valid": pipe("still")}), block=8, workers=2)
     try:
         batches = resident(process.address, "valid", pipe("still"))
         assert sum(len(batch["index"]) for batch in batches.loader(8)) == N
         assert len(list(attach(process.address, pipe("plain"), 8))) == -(-N // 8)
+        workers = psutil.Process(process.pid).children()
+        assert len(workers) == 2
+        assert not any("pipelines.workers.worker_main" in worker.cmdline() for worker in workers)
     finally:
         process.stop()

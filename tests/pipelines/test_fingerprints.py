@@ -339,7 +339,9 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return digests(tmp_path_factory.mktemp("before"), {})
 
 
-@pytest.mark.parametrize(("installed", "move"), [("checkout", False), ("checkout", True), ("site-packages", True)])
+@pytest.mark.parametrize(
+    ("installed", "move"), [pytest.param("checkout", False, marks=pytest.mark.more), ("site-packages", True)]
+)
 def test_our_code_may_be_reworded_and_moved(tmp_path: Path, before: list[str], installed: str, move: bool) -> None:
     edits = {
         "a number": "any number",  # an error

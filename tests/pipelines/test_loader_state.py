@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core_pipes import (
+    Feeder,
     N,
     data,
     leaves_nothing,  # noqa: F401 - a fixture that every test here uses
@@ -20,7 +21,7 @@ from core_pipes import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages
+from pipelines import Pipeline, PipelineError, attach, sources, stages
 
 B = 8
 STEPS = -(-N // B)
@@ -94,8 +95,11 @@ def continued(state: Any, fresh: Any) -> list[list[list[int]]]:
     return [[values(batch) for batch in fresh] for _ in range(2)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    ("scenario", "workers"),
+    [*((each, 0) for each in SCENARIOS), *((each, 2) for each in (in_the_second_epoch, after_leaving_early))],
+    ids=lambda each: getattr(each, "__name__", str(each)),
+)
 def test_a_fresh_loader_continues_as_torchdatas_does(scenario: Callable[[Any], Any], workers: int) -> None:
     state = json.loads(json.dumps(scenario(ours(workers))))
     found = continued(state, ours(workers))
@@ -103,8 +107,7 @@ def test_a_fresh_loader_continues_as_torchdatas_does(scenario: Callable[[Any], A
     assert len(found[1]) == STEPS
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["numpy", "torch", "skip"])
+@pytest.mark.parametrize(("kind", "workers"), [("numpy", 0), ("torch", 2), ("skip", 2)])
 def test_the_rest_is_bitwise_what_the_first_loader_reads(kind: str, workers: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of records that are left out

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from pipelines import Pipeline, sources
 from pipelines.prepare.memory_order import copy_in_layout, layout_of, normalize_layout
 from pipelines.prepare.sample_maker import SampleMaker
@@ -36,7 +37,7 @@ def views(draw: st.DrawFn) -> np.ndarray[Any, Any]:
     return array
 
 
-@settings(max_examples=300)
+@examples(100)
 @given(views())
 def test_a_settled_array_is_dense_writable_and_of_the_form_that_was_foretold(view: np.ndarray[Any, Any]) -> None:
     array = normalize_layout(view)
