@@ -40,7 +40,7 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
     for process in known:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(known, timeout=10)
+    psutil.wait_procs(known, timeout=300)
 
 
 class Nodes:
@@ -103,7 +103,7 @@ class Nodes:
             "TMPDIR": str(own),
         }
         self.alive[number] = self._launch(command, environment)
-        until, starts = time.monotonic() + 180, 1
+        until, starts = time.monotonic() + 300, 1
         while not any(
             process.name() == "raylet" for process in self.of(number)
         ):  # two at a time take each other's ports
@@ -129,7 +129,7 @@ class Nodes:
 
     def _wait_for_nodes(self) -> None:
         asks = "import ray; ray.init(log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while True:
             done = subprocess.run(
                 [sys.executable, "-c", asks], env=self.environment, capture_output=True, text=True

@@ -33,7 +33,7 @@ from leftovers import named_memory, new_named_memory
 import ensemble
 from ensemble.store import RunState, StoreError, fold, read_events, read_events_from
 
-LIMIT_S = 280.0
+LIMIT_S = 800.0
 SIGNALS = {"kill": signal.SIGKILL, "end": signal.SIGTERM, "interrupt": signal.SIGINT}
 
 
@@ -237,7 +237,7 @@ class Conductor:
     # -- afterwards ---------------------------------------------------------------------------------------------
 
     def _check_left(self, memory: set[str]) -> None:
-        until = time.monotonic() + 5.0
+        until = time.monotonic() + 120.0
         while left := self._left(memory):
             if time.monotonic() > until:
                 raise Failed(f"left behind: {left}")

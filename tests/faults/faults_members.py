@@ -78,9 +78,6 @@ def trouble(params: dict[str, Any], steps: int, rank: int) -> None:
     if marker.exists():
         return
     marker.touch()
-    if kind == "loop":
-        while True:  # never asks the interpreter for anything, never says a word
-            pass
     import torch
 
     if kind == "memory":  # the process may have no more

@@ -34,6 +34,7 @@ def check(outcome: dict[str, Any]) -> None:
     assert outcome["hits"], "nothing was hit"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("seed", QUICK)
 def test_whoever_is_killed_or_stopped_every_member_ends_with_its_weights(
     seed: int, expected: dict[str, str | None]

@@ -44,45 +44,50 @@ def cgroup() -> Iterator[Path | None]:
     yield None
 
 
+@pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_each_of_many_failures_stays_its_members_and_changes_no_weight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, str | None], cgroup: Path | None
+    hangs: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    expected: dict[str, str | None],
+    cgroup: Path | None,
 ) -> None:
+    """Member 1 loses its second rank, 2 has no memory, 3 a loss of NaN; 4, if it is there, is stopped for ever."""
     monkeypatch.setenv("FAULTS_RUN", str(tmp_path))
-    marks = {name: str(tmp_path / name) for name in ("loop", "memory", "kernel")}
     memory = {"fault": "kernel", "cgroup": str(cgroup)} if cgroup is not None else {"fault": "memory"}
     of_member: dict[int, dict[str, Any]] = {
-        2: {**memory, "after": 9, "marker": marks["memory"]},
-        3: {"fault": "loop", "after": 8, "marker": marks["loop"]},
-        4: {"fault": "nan", "after": 10},
+        2: {**memory, "after": 9, "marker": str(tmp_path / "memory")},
+        3: {"fault": "nan", "after": 10},
     }
+    reasons = ["lost", "oom", "nan", "hang"] if hangs else ["lost", "oom", "nan"]
+    widths = WIDTHS[: 1 + len(reasons)]
+    victims = [("member-1", 1, signal.SIGKILL), ("member-4", 0, signal.SIGSTOP)]
     hit: dict[str, int] = {}
 
     def hit_some(event: dict[str, Any]) -> None:
-        """Kill the second rank of member-1, and stop member-5 for ever, when they train."""
+        """As soon as they train."""
         if event["type"] == "epoch":
             usage = [e for e in read_events(tmp_path / "run" / "events.jsonl") if e["type"] == "usage"]
-            for member, rank, number in (("member-1", 1, signal.SIGKILL), ("member-5", 0, signal.SIGSTOP)):
+            for member, rank, number in victims:
                 pids = [e["pid"] for e in usage if (e["member"], e["rank"]) == (member, rank)]
                 if event["member"] == member and member not in hit and pids:
                     hit[member] = pids[-1]
                     os.kill(pids[-1], number)
 
-    made = declared(tmp_path / "account", WIDTHS, epochs=EPOCHS, of_member=of_member, hang_timeout_s=8.0)
+    limit_s = 60.0 if hangs else 600.0
+    made = declared(tmp_path / "account", widths, epochs=EPOCHS, of_member=of_member, hang_timeout_s=limit_s)
     result = ensemble.submit(made, tmp_path / "run", "local", on_event=hit_some).wait()
 
-    assert [row["state"] for row in result.members] == ["finished"] * 4 + ["failed", "finished"]
-    # A slow machine may have taken one that was only starting to hang, too: that changes nothing either.
+    states = ["failed" if number == 3 else "finished" for number in range(len(widths))]
+    assert [row["state"] for row in result.members] == states
     failures: dict[str, list[str]] = {}
     for event in read_events(tmp_path / "run" / "events.jsonl"):
         if event["type"] == "failed":
             failures.setdefault(event["member"], []).append(event["reason"])
-    assert sorted(hit) == ["member-1", "member-5"]
-    for number, reason in enumerate(("lost", "oom", "hang", "nan", "hang"), start=1):
-        assert reason in failures[f"member-{number}"], failures
-    assert failures["member-4"].count("nan") == 1, "the same batches give the same loss"
+    assert failures == {f"member-{number}": [reason] for number, reason in enumerate(reasons, start=1)}
     got = weights(tmp_path / "run")
-    for number, width in enumerate(WIDTHS):
-        if number != 4:
+    for number, width in enumerate(widths):
+        if number != 3:
             assert got[f"member-{number}"] == expected[f"member-{number}"], number
             assert lost_and_doubled(tmp_path / "account", f"member-{number}", width, EPOCHS) == (0, 0), number
     left = [p for p in processes_with("FAULTS_RUN", str(tmp_path)) if p.status() != psutil.STATUS_ZOMBIE]
@@ -113,6 +118,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
+@pytest.mark.more
 def test_a_disk_that_fills_up_ends_the_run_with_whole_checkpoints_and_a_resume_goes_on(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, str | None]
 ) -> None:

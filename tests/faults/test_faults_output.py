@@ -17,7 +17,7 @@ from ensemble.store import read_events
 SPEC = Path(__file__).parents[1] / "deploy" / "slow_spec.py"
 PROGRESS = re.compile(r"\[\d+:\d\d\] ")
 LOST = re.compile(r"node \S+ is lost: [A-Za-z ,.']+")  # words, without ids and codes
-LIMIT_S = 150.0
+LIMIT_S = 400.0
 
 
 def count_checkpoints(run_dir: Path) -> int:
