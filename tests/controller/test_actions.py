@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_controller import FAULTS, Simulated, an_ensemble, run, states
 
@@ -20,6 +20,7 @@ from ensemble.spec import Search, uniform
 from ensemble.store import EventLog, RunDir, RunState, read_events
 from ensemble.train.job import Job
 from ensemble.train.reporter import FailureNote
+from examples import examples
 
 
 @pytest.fixture(autouse=True)
@@ -66,12 +67,7 @@ class LogReader(Simulated):
     ),
     st.integers(0, 1000),
 )
-@settings(
-    max_examples=15,
-    deadline=None,
-    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a whole run is slow to shrink
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_nothing_is_done_before_the_log_says_why(
     tmp_path_factory: pytest.TempPathFactory, faults: dict[tuple[str, int], str], seed: int
 ) -> None:

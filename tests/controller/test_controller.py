@@ -33,6 +33,7 @@ from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, SpecError, uniform
 from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, read_events, write_request
 from ensemble.train.job import Job
+from examples import examples
 from pipelines import Peers, Pipeline, sources
 
 DECLARED = Resources(cpus_per_worker=1.0, gpus_per_worker=0.0, memory_gb=0.1)  # so nothing is measured
@@ -284,7 +285,7 @@ def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
     st.integers(0, 1000),
     st.integers(1, 2),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_fails_each_member_ends_as_its_retries_say(
     tmp_path_factory: pytest.TempPathFactory, faults: dict[tuple[str, int], str], seed: int, workers: int
 ) -> None:
@@ -343,29 +344,6 @@ def test_trials_fill_free_places_and_the_hopeless_are_pruned(tmp_path: Path) -> 
     assert "continue" in verdicts
 
 
-def test_a_trial_hears_its_verdict_when_the_log_has_its_report(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    unlogged: list[tuple[str, str]] = []
-
-    class Burst(Simulated):
-        """Hands over all that there is in one go."""
-
-        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-            waiting = sum(map(len, self.scripts.values()))
-            return [event for _ in range(max(1, waiting)) for event in super(Burst, self).events(timeout_s)]
-
-        def send(self, member: str, command: str) -> None:
-            if not any(e["type"] == "epoch" and e["member"] == member for e in read_events(path / "events.jsonl")):
-                unlogged.append((member, command))
-            super().send(member, command)
-
-    search = Search({"lr": uniform(0, 1)}, trials=4, sampler="random", pruner="median")
-    executor = Burst(4)
-    state = run(path, an_ensemble(search=search, epochs=3), executor)
-    assert set(states(state).values()) <= {"finished", "pruned"} and len(state.members) == 4
-    assert len(executor.told) >= 4 and not unlogged
-
-
 def test_a_stopped_run_goes_on_and_finished_members_are_not_trained_again(tmp_path: Path) -> None:
     path = tmp_path / "run"
     ensemble = an_ensemble(epochs=3)
@@ -389,27 +367,9 @@ def test_a_stopped_run_goes_on_and_finished_members_are_not_trained_again(tmp_pa
     assert state.header["resumed"]
 
 
-def test_members_are_cancelled_while_they_run_and_while_they_wait(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-
-    def cancel(event: dict[str, Any]) -> None:
-        if event["type"] == "started" and event["member"] == "member-0":
-            write_request(path, "cancel", member="member-0")
-            write_request(path, "cancel", member="member-3")
-
-    state = run(path, an_ensemble(epochs=4), Simulated(before=cancel))
-    assert states(state) == {
-        "member-0": "cancelled",
-        "member-1": "finished",
-        "member-2": "finished",
-        "member-3": "cancelled",
-    }
-    assert state.members["member-3"].attempts == 0
-
-
-def test_a_silent_member_is_killed_and_tried_again(tmp_path: Path) -> None:
-    executor = Simulated(faults={("member-0", 0): "silent"})
-    state = run(tmp_path / "run", an_ensemble(hang_timeout_s=0.2), executor)
+def test_a_silent_member_is_killed_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = Clock(monkeypatch).executor(faults={("member-0", 0): "silent"})
+    state = run(tmp_path / "run", an_ensemble(hang_timeout_s=5.0), executor)
     assert set(states(state).values()) == {"finished"}
     assert state.members["member-0"].reason == "hang"
     assert state.members["member-0"].attempts == 2
@@ -549,15 +509,6 @@ def test_what_is_asked_while_the_run_ends_is_answered(tmp_path: Path, monkeypatc
     events = read_events(RunDir(tmp_path / "run").events)
     assert sorted(event["verb"] for event in events if event["type"] == "asked") == ["pause", "stop"]
     assert events[-1]["type"] == "run_finished" and not list(RunDir(tmp_path / "run").requests.iterdir())
-
-
-def test_the_same_seed_gives_the_same_decisions(tmp_path: Path) -> None:
-    def decisions(name: str) -> list[tuple[Any, ...]]:
-        run(tmp_path / name, an_ensemble(), Simulated(faults={("member-1", 0): "lost"}, seed=7))
-        events = read_events(RunDir(tmp_path / name).events)
-        return [(e["member"], e["attempt"], e["cohort"]) for e in events if e["type"] == "placed"]
-
-    assert decisions("a") == decisions("b")
 
 
 class Clock:

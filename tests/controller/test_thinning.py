@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.controller.thinning import Thinning
@@ -77,7 +77,6 @@ def logs(events: Iterator[tuple[float, Event]]) -> tuple[list[Event], list[Event
     return whole, thinned
 
 
-@settings(max_examples=15, deadline=None)
 @given(
     seconds=st.integers(1, 400),
     members=st.integers(1, 3),
