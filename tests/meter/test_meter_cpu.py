@@ -97,11 +97,11 @@ def test_daemons_are_one_figure_and_idle_workers_one_each(monkeypatch: pytest.Mo
         assert (whole["node"], whole["role"], whole["member"], whole["rank"]) == ("n0", "ray", None, None)
         assert (whole["pid"], whole["origin"], worker["pid"]) == (daemon.pid, "measured", idle.pid)
         assert whole["cpu_s"] >= 0.09 and worker["cpu_s"] >= 0.09
-        assert 0 <= time.time() - worker["since"] < 60
+        assert 0 <= time.time() - worker["since"] < 1800
         real = time.time
         with monkeypatch.context() as patch:
             patch.setattr(time, "time", lambda: real() - 3600.0)
-            assert 0.0 <= sampler.sample()[1]["for_s"] < 60.0  # it follows no clock that is set
+            assert 0.0 <= sampler.sample()[1]["for_s"] < 1800.0  # it follows no clock that is set
         table[1] = ProcessInfo(idle.pid, daemon.pid, "ray::Worker", "ray::Worker.run")
         assert [fields["pid"] for fields in sampler.sample()] == [daemon.pid]
     for _ in range(3):

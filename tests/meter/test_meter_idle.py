@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,13 @@ PACKAGES = [part("package-0", "cpu", 120.0), part("package-1", "cpu", 80.0)]
 GPUS = [part("gpu-0", "gpu", 140.0)]
 
 
-def steady(name: str, kind: Any, watts: float) -> PowerSource:
+def steady(name: str, kind: Any, watts: float, clock: Callable[[], float] = time.monotonic) -> PowerSource:
     """A counter that runs at constant power."""
-    last = time.monotonic()
+    last = clock()
 
     def read() -> list[Reading]:
         nonlocal last
-        last, since = time.monotonic(), last
+        last, since = clock(), last
         return [Reading(name, kind, watts * (last - since))]
 
     return PowerSource(name, kind, "measured", read)
@@ -130,35 +130,37 @@ def test_an_estimate_has_no_idle_part_whatever_was_given() -> None:
 
 
 def test_given_idle_power_is_not_waited_for() -> None:
-    meter = PowerMeter("n0", [steady("p", "cpu", 50.0)], energy=Energy(idle_w={"cpu": 30.0}, measure_idle_s=60.0))
-    before = time.monotonic()
+    now = [0.0]
+    source = steady("p", "cpu", 50.0, lambda: now[0])
+    energy = Energy(idle_w={"cpu": 30.0}, measure_idle_s=600.0)
+    meter, before = PowerMeter("n0", [source], lambda: now[0], energy), time.monotonic()
     meter.start()
-    assert time.monotonic() - before < 30.0
+    assert time.monotonic() - before < 300.0
     assert meter.describe()["idle"] == {"origin": "given", "watts": {"p": 30.0}, "reason": ""}
-    time.sleep(0.05)
+    now[0] = 2.0
     sample = meter.sample()[0]
     (used,) = sample["parts"]
-    assert used["idle_j"] == pytest.approx(0.6 * used["energy_j"], rel=0.2)
+    assert (used["energy_j"], used["idle_j"]) == (100.0, 60.0)
     assert json.loads(json.dumps(sample)) == sample
 
 
 def test_where_nothing_measures_nothing_is_waited_for() -> None:
-    meter = PowerMeter("n0", [an_estimate()], energy=Energy(measure_idle_s=60.0))
+    meter = PowerMeter("n0", [an_estimate()], energy=Energy(measure_idle_s=600.0))
     before = time.monotonic()
     meter.start()
-    assert time.monotonic() - before < 30.0
+    assert time.monotonic() - before < 300.0
     assert meter.describe()["idle"] == {"origin": "unavailable", "watts": {"cpu": 0.0}, "reason": NO_SOURCE}
     assert [each["idle_j"] for each in meter.sample()[0]["parts"]] == [0.0]
 
 
 def test_a_gpu_is_measured_before_the_first_interval_begins() -> None:
-    meter = PowerMeter("n0", [steady("gpu-0", "gpu", 70.0)], energy=Energy(measure_idle_s=0.1))
+    meter = PowerMeter("n0", [steady("gpu-0", "gpu", 70.0)], energy=Energy(measure_idle_s=2.0))
     meter.start()
     idle = meter.describe()["idle"]
     assert idle["origin"] == "measured" and idle["watts"]["gpu-0"] == pytest.approx(70.0, rel=0.1)
     sample = meter.sample()[0]
-    assert sample["energy_j"] < 7.0  # what the measuring took is not the run's
-    assert sample["parts"][0]["idle_j"] == pytest.approx(sample["energy_j"], rel=0.2)
+    assert sample["energy_j"] < 70.0  # what the measuring took, 140 J, is not the run's
+    assert 0 < sample["parts"][0]["idle_j"] <= sample["energy_j"]
 
 
 def test_a_signal_ends_the_measuring_which_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -241,7 +243,7 @@ READ_IDLE = """
 import json, time
 from ensemble.meter.power import PowerMeter, open_nvml
 from ensemble.spec import Energy
-meter, before = PowerMeter("n0", [open_nvml()], energy=Energy(measure_idle_s=0.3)), time.monotonic()
+meter, before = PowerMeter("n0", [open_nvml()], energy=Energy(measure_idle_s=2.0)), time.monotonic()
 meter.start()
 print(json.dumps([time.monotonic() - before, meter.describe()["idle"]]))
 """
@@ -250,8 +252,8 @@ print(json.dumps([time.monotonic() - before, meter.describe()["idle"]]))
 @pytest.mark.parametrize(
     ("state", "watts", "reason", "least_s"),
     [
-        ("GPU-0 load 0\nGPU-1 load 2\nGPU-1 power 70000\n", {"gpu-0": 40.0, "gpu-1": 70.0}, "", 0.3),
-        ("GPU-0 load 0\nGPU-1 load 60\n", {}, "kernels ran on a GPU for 60% of the time", 0.3),
+        ("GPU-0 load 0\nGPU-1 load 2\nGPU-1 power 70000\n", {"gpu-0": 40.0, "gpu-1": 70.0}, "", 2.0),
+        ("GPU-0 load 0\nGPU-1 load 60\n", {}, "kernels ran on a GPU for 60% of the time", 2.0),
         ("", {}, "does not tell whether kernels run", 0.0),
     ],
 )
@@ -264,6 +266,6 @@ def test_the_idle_power_of_gpus_is_read_from_the_driver(
     env |= {"STAND_IN_GPUS": "Old A:16,Old B:16", "STAND_IN_STATE": str(file), "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run([sys.executable, "-c", READ_IDLE], env=env, check=True, capture_output=True, text=True)
     took_s, idle = json.loads(run.stdout)
-    assert idle["watts"] == pytest.approx(watts, rel=0.01)
+    assert idle["watts"] == pytest.approx(watts, rel=0.1)
     assert idle["origin"] == ("measured" if watts else "unavailable") and reason in idle["reason"]
     assert took_s >= least_s

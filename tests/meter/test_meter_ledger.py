@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.meter import ledger
@@ -16,6 +16,7 @@ from ensemble.meter.account import Account
 from ensemble.meter.account_record import decode, encode
 from ensemble.meter.ledger import present
 from ensemble.meter.proportional_split import Span, split, spread, subtract_claimed
+from examples import examples
 
 Event = dict[str, Any]
 
@@ -144,7 +145,7 @@ def logs(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(events=logs())
 def test_rows_add_up_to_every_total_exactly(events: list[Event]) -> None:
     book = ledger(events)
@@ -169,9 +170,10 @@ def test_rows_add_up_to_every_total_exactly(events: list[Event]) -> None:
     for member, own in book.by_member().items():
         full = book.member(member, full=True)
         assert full.cpu_s >= own.cpu_s and (full.energy_j or 0.0) >= (own.energy_j or 0.0)
+    plain = book.as_dict()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain and plain["version"] == 2
 
 
-@settings(max_examples=40)
 @given(events=logs(), random=st.randoms(use_true_random=False))
 def test_the_order_of_reports_of_one_moment_changes_nothing(events: list[Event], random: Any) -> None:
     def moment(event: Event) -> tuple[float, bool, bool]:
@@ -185,7 +187,6 @@ def test_the_order_of_reports_of_one_moment_changes_nothing(events: list[Event],
     assert ledger(shuffled).as_dict() == ledger(sorted(events, key=moment)).as_dict()
 
 
-@settings(max_examples=40)
 @given(events=logs())
 def test_exchanging_two_members_exchanges_their_figures(events: list[Event]) -> None:
     other = {"member-0": "member-1", "member-1": "member-0"}
@@ -202,14 +203,6 @@ def test_exchanging_two_members_exchanges_their_figures(events: list[Event]) -> 
         assert (was.cpu_s, was.origin) == (now.cpu_s, now.origin)
         # A tick that is left over goes by name where remainders are equal: at most one an interval and kind.
         assert was.energy_j == pytest.approx(now.energy_j, abs=len(events) * 2e-6)
-
-
-@settings(max_examples=30)
-@given(events=logs())
-def test_the_dict_is_plain_json(events: list[Event]) -> None:
-    plain = ledger(events).as_dict()
-    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    assert plain["version"] == 2
 
 
 def test_energy_follows_cpu_time_within_each_interval() -> None:

@@ -269,13 +269,13 @@ def test_gpus_are_read_by_their_counter_or_else_by_their_power(nvml: dict[str, s
     assert gpus == [("GPU-0", "New GPU", 16.0), ("GPU-1", "Old GPU", 32.0)]
     assert new == ("gpu-0", "GPU-0", 0.25)
     assert old[:2] == ("gpu-1", "GPU-1")
-    assert 0.05 * 40 <= old[2] < 20 * 40  # 40 W over the time between
+    assert 0.05 * 40 <= old[2] < 300 * 40  # 40 W over the time between
 
 
 def test_the_energy_of_a_gpu_without_a_counter_is_that_of_its_power(nvml: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "state").write_text("GPU-0 power 800000\n")
     _, [(_, _, energy_j)] = read_nvml({**nvml, "STAND_IN_STATE": str(tmp_path / "state")}, "Old GPU:32")
-    assert 0.05 * 800 <= energy_j < 20 * 800
+    assert 0.05 * 800 <= energy_j < 300 * 800
 
 
 @pytest.mark.parametrize("visible", ["1,0", "GPU-1,0"])
