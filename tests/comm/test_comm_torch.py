@@ -1,12 +1,8 @@
+"""What every communicator does, over each backend that this machine has; a member's gradients over it."""
+
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import shutil
-import subprocess
-import sys
-import time
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -14,68 +10,24 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-CHILD = Path(__file__).with_name("comm_child.py")
-ROOT = Path(__file__).resolve().parents[2]
+from ensemble.bench.launch.backends import unavailable_reason  # noqa: E402
+from ensemble.bench.launch.ranks import run_ranks  # noqa: E402
+from ensemble.comm import CommunicatorError, SingleRank  # noqa: E402
+from ensemble.comm.gradients import FusedBroadcast, GradientExchange  # noqa: E402
 
 
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed (make horovod builds it)"
-)
-BACKENDS = ["torch_dist", pytest.param("horovod", marks=needs_horovod)]
-
-
-def needs_mpi() -> pytest.MarkDecorator:
-    found = importlib.util.find_spec("horovod")
-    if found is None or found.origin is None:
-        return needs_horovod
-    built = subprocess.run(["grep", "-rqs", "MPI_Init", Path(found.origin).parent / "torch"], check=False)
-    return pytest.mark.skipif(
-        shutil.which("mpirun") is None or built.returncode != 0,
-        reason="mpirun is not installed, or Horovod is built without MPI (openmpi-bin, libopenmpi-dev)",
-    )
-
-
-def start(backend: str, scenario: str, rank: int, world: int, where: Path) -> subprocess.Popen[str]:
-    arguments = [backend, scenario, (where / "meet").as_uri(), str(rank), str(world), str(where / f"{rank}.json")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, str(CHILD), *arguments], env=environment, stderr=subprocess.PIPE, text=True
-    )
-
-
-def ranks(backend: str, scenario: str, world: int, where: Path) -> list[Any]:
-    """What each rank of a group of processes said; None for one that said nothing."""
-    where.mkdir(exist_ok=True)
-    processes = [start(backend, scenario, rank, world, where) for rank in range(world)]
-    errors = [process.communicate(timeout=100)[1] for process in processes]
-    assert [p.returncode for p in processes] == [0] * world, "\n".join(errors)
-    files = [where / f"{rank}.json" for rank in range(world)]
-    return [json.loads(f.read_text()) if f.exists() else None for f in files]
-
-
-def under_mpi(world: int, where: Path) -> list[Any]:
-    """What ranks that `mpirun` started said."""
-    from ensemble.comm.horovod import mpi_command
-
-    child = [sys.executable, str(CHILD), "mpi", "together", (where / "meet").as_uri(), "-", "-", str(where / "{}")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        mpi_command(world, child), env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads((where / str(rank)).read_text()) for rank in range(world)]
-
-
-@pytest.fixture(scope="module", params=[*BACKENDS, pytest.param("mpi", marks=needs_mpi())])
-def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    where = tmp_path_factory.mktemp("three")
-    return under_mpi(3, where) if request.param == "mpi" else ranks(request.param, "together", 3, where)
+@pytest.fixture(scope="module", params=["gloo", "horovod", pytest.param("horovod-mpi", marks=pytest.mark.slow)])
+def three(request: pytest.FixtureRequest) -> list[Any]:
+    """What each of three ranks said."""
+    if (reason := unavailable_reason(request.param)) is not None:
+        pytest.skip(reason)
+    return run_ranks("comm_ranks:together", {}, placement=[0] * 3, backend=request.param)
 
 
 def test_summed_gradients_are_those_of_one_process(three: list[Any]) -> None:
-    import comm_child
+    import comm_ranks
 
-    model = comm_child.Branches(torch.float64)
+    model = comm_ranks.Branches(torch.float64)
     x = torch.arange(50, dtype=torch.float64).reshape(10, 5).sin()
     outputs = torch.cat([model(x[:7], branch=True), model(x[7:], branch=False)])
     (outputs.square().sum() / 10).backward()
@@ -126,26 +78,17 @@ def test_groups_number_their_ranks_anew_in_rank_order(three: list[Any]) -> None:
     assert [said["groups"].get("last") for said in three] == [[0, 2, 2.0, 0, 2], None, [1, 2, 2.0, 0, 2]]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_lost_peer_is_known_at_once(tmp_path: Path, backend: str) -> None:
-    began = time.monotonic()
-    said = ranks(backend, "lost", 2, tmp_path)
-    assert "another worker of this member is lost" in said[0]
-    assert time.monotonic() - began < 25
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["torch_dist", "horovod"])
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path, backend: str) -> None:
-    process = start(backend, "absent", 0, 3, tmp_path)
-    error = process.communicate(timeout=60)[1]
-    assert process.returncode == 1
-    assert "waited 1 s" in error and "missing ranks: 1, 2" in error
+    if backend == "horovod" and (reason := unavailable_reason(backend)) is not None:
+        pytest.skip(reason)
+    connect = importlib.import_module(f"ensemble.comm.{backend}").connect
+    where = {"rank": 0, "world": 3, "device": torch.device("cpu"), "rendezvous_timeout_s": 0.2}
+    with pytest.raises(CommunicatorError, match=r"waited 0\.2 s .* missing ranks: 1, 2"):
+        connect((tmp_path / "meet").as_uri(), **where)
 
 
 def test_one_worker_has_no_hooks_and_no_messages() -> None:
-    from ensemble.comm import SingleRank
-    from ensemble.comm.gradients import FusedBroadcast, GradientExchange
-
     model = torch.nn.Linear(3, 2)
     exchange = GradientExchange(list(model.parameters()), SingleRank())
     with exchange.overlap_backward():

@@ -1,18 +1,13 @@
-"""One rank of the tests of `ensemble.comm`: `python comm_child.py BACKEND SCENARIO RENDEZVOUS RANK WORLD OUT`."""
+"""What the ranks of `test_comm_torch` do; in a module of its own, so that they can import it."""
 
 from __future__ import annotations
 
-import importlib
-import json
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ensemble.comm import Communicator, CommunicatorError
+from ensemble.comm import Communicator
 from ensemble.comm.gradients import FusedBroadcast, GradientExchange
 
 
@@ -82,38 +77,8 @@ def half(comm: Communicator) -> list[float]:
     return p.grad.tolist()
 
 
-def main() -> None:
-    backend, scenario, rendezvous, rank, world, out = sys.argv[1:]
-    torch.set_num_threads(1)
-    more: dict[str, Any] = {}
-    if backend == "mpi":
-        from ensemble.comm.horovod import connect, find_mpi_rank
-
-        more["backend"] = "horovod-mpi"
-        rank, world = map(str, find_mpi_rank() or ())
-        out = out.format(rank)
-    else:
-        connect = importlib.import_module(f"ensemble.comm.{backend}").connect
-    comm = connect(
-        rendezvous,
-        rank=int(rank),
-        world=int(world),
-        device=torch.device("cpu"),
-        interface="lo",
-        rendezvous_timeout_s=1.0 if scenario == "absent" else 60.0,
-        timeout_s=30.0,
-        **more,
-    )
-    run: Callable[[Communicator], Any] = {"together": together, "lost": lost}[scenario]
-    said = run(comm)
-    comm.close()
-    Path(out).write_text(json.dumps(said))
-
-
-def together(comm: Communicator) -> dict[str, Any]:
-    said: dict[str, Any] = {"exchange": exchange(comm)}
-    if comm.world == 3:
-        said["half"] = half(comm)
+def together(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
+    said: dict[str, Any] = {"exchange": exchange(comm), "half": half(comm)}
     share = torch.full((comm.rank, 2), float(comm.rank))
     said["gathered"] = torch.cat(comm.all_gather(share)).tolist()
     buffers = [
@@ -128,7 +93,7 @@ def together(comm: Communicator) -> dict[str, Any]:
     top = torch.tensor([float(comm.rank)])
     comm.all_reduce_(top, "max")
     said["max"] = top.item()
-    comm.barrier(10.0)
+    comm.barrier(300.0)
     return said
 
 
@@ -156,19 +121,3 @@ def groups(comm: Communicator) -> dict[str, Any]:
         gathered = torch.cat(last.all_gather(torch.tensor([comm.rank]), equal=True))
         said["last"] = [last.rank, last.world, values.item(), *gathered.tolist()]
     return said
-
-
-def lost(comm: Communicator) -> str:
-    """Rank 1 ends without a word; the others learn it at once, not after the time limit."""
-    if comm.rank == 1:
-        sys.exit(0)
-    try:
-        for _ in range(3):
-            comm.all_reduce_(torch.ones(10))
-    except CommunicatorError as error:
-        return str(error)
-    return "no error"
-
-
-if __name__ == "__main__":
-    main()
