@@ -263,6 +263,7 @@ def test_an_array_alone_is_the_runs_only_field(run: Path, artifact: Path, tmp_pa
         assert predict(model, tmp_path / "images.npy", tmp_path / "p") == 5
 
 
+@pytest.mark.more
 def test_texts_in_a_tar_file_are_found(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     with tarfile.open(tmp_path / "texts.tar", "w") as archive:
@@ -304,6 +305,7 @@ def test_every_record_of_the_data_has_a_row_also_where_the_run_leaves_some_out(t
     assert predict(run, save(tmp_path / "ok.npz", x=X), tmp_path / "p") == 40
 
 
+@pytest.mark.more
 def test_a_run_without_validation_whose_training_is_augmented_is_exported(tmp_path: Path) -> None:
     pipe = Pipeline(sources.arrays(**make_images(0))).map(stages.random_flip("image")).map(CROP).map(SCALE)
     run = train(tmp_path / "run", declare(train=pipe, valid=None, test=None, members=[{"width": 2, "lr": 0.1}]))

