@@ -32,11 +32,11 @@ class Account:
     def __init__(self, directory: Path, member: str, rank: int, begins: tuple[int, int]) -> None:
         path = directory / f"{member}-{rank}.jsonl"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._write({"begins": begins, "t": time.time()})
+        self._write({"begins": begins})
 
     def add(self, epoch: int, step: int, index: Sequence[int]) -> None:
         """A batch is about to be trained on."""
-        self._write({"at": [epoch, step], "index": list(index), "t": time.time()})
+        self._write({"at": [epoch, step], "index": list(index)})
 
     def _write(self, line: dict[str, Any]) -> None:
         # one write: whole, or not there
