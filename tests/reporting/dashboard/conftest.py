@@ -171,6 +171,12 @@ def show(tab: Any, view: str) -> str:
     return str(drawn.inner_text())  # no handle is kept, which would keep the view after it was closed
 
 
+def check_width(tab: Any, width: int) -> None:
+    """Nothing is wider than a screen of so many pixels; charts are drawn anew in a moment when it has changed."""
+    tab.set_viewport_size({"width": width, "height": 800})
+    tab.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width)
+
+
 def figure(tab: Any, title: str) -> Any:
     """The first card with this title."""
     return tab.locator("figure", has=tab.locator("h3", has_text=title)).first

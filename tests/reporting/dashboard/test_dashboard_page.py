@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from conftest import DRAWN, Open, show, wait_until
+from conftest import DRAWN, Open, check_width, show, wait_until
 from documents import COLUMNS, HOSTILE, make_change, make_documents
 from page_server import KEY, PageServer
 
@@ -364,8 +364,7 @@ def test_hostile_names_stay_text_in_every_view_and_nothing_is_wider_than_the_scr
         for view in VIEWS:
             show(tab, view)
             for width in (1280, 400):
-                tab.set_viewport_size({"width": width, "height": 800})
-                assert tab.evaluate("() => document.documentElement.scrollWidth") <= width, view
+                check_width(tab, width)
             for chart in tab.locator(
                 "#view :is(canvas, .chart, [role=listbox])[tabindex='0'] >> visible=true"
             ).all():
@@ -373,7 +372,8 @@ def test_hostile_names_stay_text_in_every_view_and_nothing_is_wider_than_the_scr
                 for _ in range(3):
                     tab.keyboard.press("ArrowDown")  # shows a tip
                     tab.keyboard.press("ArrowRight")
-            tab.eval_on_selector_all("#view button.as-table", "all => all.forEach((each) => each.click())")
+            click = "all => all.filter((each) => each.getClientRects().length).forEach((each) => each.click())"
+            tab.eval_on_selector_all("#view button.as-table", click)
             assert tab.locator("#view :is(img, script, b, i, br)").count() == 0, view
             assert tab.evaluate("() => window.hacked === undefined"), view
             if view in ("curves", "timeline", "search", "cost"):

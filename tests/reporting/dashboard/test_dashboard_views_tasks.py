@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import task_events as tasks
-from conftest import figure, show
+from conftest import check_width, figure, show
 
 from ensemble.reporting.dashboard.analysis import read_quality
 from ensemble.reporting.report import write_report
@@ -51,10 +51,9 @@ def test_the_view_has_the_figures_and_plots_of_its_task(tab: Any, reports: dict[
     assert ("within noise" in tiles) == bool(quality["noise"])
     assert "95 % interval" in tiles
     assert all(title in text for title in ("Uncertainty", "Conformal prediction", "Shifted samples", "AUROC"))
-    tab.set_viewport_size({"width": 400, "height": 800})
     for view in ("ensemble", "overview", "members"):
         show(tab, view)
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 400, view
+        check_width(tab, 400)
 
 
 def test_whiskers_span_the_interval_of_the_combined_model_and_of_the_best_member(

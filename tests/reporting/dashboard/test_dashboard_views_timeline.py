@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from conftest import Open
+from conftest import Open, show, wait_until
 from documents import START, make_documents
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
@@ -63,27 +63,20 @@ def test_what_runs_grows_with_the_clock_without_a_change(tab: Any, open_page: Op
     documents = make_documents(8, gpus=0)
     now = documents["state"]["now"]
     spans_of(documents, {"member-1": [[0, "node-0", [], 0, now - 9, now - 8, None, "running"]]})
-    documents["state"]["run"]["started"] = now - 10
+    documents["state"]["run"]["started"] = now - 300  # so that it has room to grow, however late it is looked at
     open_page(documents, "#timeline")
-    bar = f"{BAR} .bar-running"
-    tab.wait_for_selector(f"{BAR} [data-mark=epochs], {bar}")
-    for is_same in (
-        None,
-        True,
-    ):  # the curves arrive meanwhile, and it is drawn anew with them; then it only grows
-        tab.evaluate("s => window.bar = document.querySelector(s)", bar)
-        before = width(tab, bar)
-        tab.wait_for_function(
-            "([s, w]) => +document.querySelector(s).getAttribute('width') > w + 5", arg=[bar, before]
-        )
-        assert is_same is None or tab.evaluate("s => window.bar === document.querySelector(s)", bar)
-    tab.evaluate("() => (location.hash = 'timeline?select=member-1')")
-    rim = f"{BAR} .chosen-bar"
+    bar, rim = f"{BAR} .bar-running", f"{BAR} .chosen-bar"
+    longer = "([s, w]) => +document.querySelector(s).getAttribute('width') > w + 2"
+
+    def grows_in_place() -> bool:
+        tab.evaluate("s => { window.bar = document.querySelector(s); }", bar)
+        tab.wait_for_function(longer, arg=[bar, width(tab, bar)])
+        return bool(tab.evaluate("s => window.bar === document.querySelector(s)", bar))
+
+    wait_until(tab, grows_in_place)  # it was drawn anew with the curves, if they arrived meanwhile
+    show(tab, "timeline?select=member-1")
     tab.wait_for_selector(rim, state="attached")
-    before = width(tab, rim)
-    tab.wait_for_function(
-        "([s, w]) => +document.querySelector(s).getAttribute('width') > w + 5", arg=[rim, before]
-    )
+    tab.wait_for_function(longer, arg=[rim, width(tab, rim)])
 
 
 def test_a_change_ends_an_attempt(tab: Any, open_page: Open) -> None:
