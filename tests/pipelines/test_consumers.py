@@ -334,9 +334,7 @@ def test_who_writes_in_place_changes_nothing_for_anybody_where_a_batch_wraps_too
         for batch in loader:
             records.append(record(batch))
             if capacity == 32:
-                assert batch["image"].untyped_storage().nbytes() == batch["image"].nbytes, (
-                    "it is no view"
-                )
+                assert batch["image"].untyped_storage().nbytes() == batch["image"].nbytes, "it is no view"
             before = {field: tensor.data_ptr() for field, tensor in batch.items()}
             write(batch)
             assert before == {field: tensor.data_ptr() for field, tensor in batch.items()}

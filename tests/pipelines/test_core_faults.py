@@ -82,6 +82,7 @@ def test_nobody_notices_that_preparation_workers_are_killed() -> None:
     assert all(gone(pid) for pid in killed)
 
 
+@pytest.mark.more
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_sample_that_kills_every_worker_ends_the_feeder_not_its_consumers() -> None:
     pipeline = Pipeline(pipe("plain").source, seed=3).map(dies_in_a_worker)
