@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import train_child as cases
+from torch import nn
 
 from ensemble.spec import EMA, SWA, EarlyStopping
 from ensemble.spec.task import CLASSIFICATION
@@ -29,24 +32,62 @@ LOOPS: dict[str, dict[str, Any]] = {
 
 
 def train(
-    folder: Path, recipe: Any = cases.NOISY, inbox: Inbox | None = None, attempt: int = 0, **options: Any
+    folder: Path,
+    recipe: Any = cases.NOISY,
+    inbox: Inbox | None = None,
+    attempt: int = 0,
+    job: dict[str, Any] | None = None,
+    **options: Any,
 ) -> tuple[str, Events]:
+    """The outcome and the events of a member of one worker; a later attempt is told what to go on from."""
     ensemble = cases.declare(recipe, 1, **options)
     events: Events = []
-    job: dict[str, Any] = {"attempt": attempt}
+    given: dict[str, Any] = {"attempt": attempt, **(job or {})}
     if attempt:
-        job["checkpoint"] = f"checkpoint-{attempt - 1}.safetensors"
-    return work(cases.make_job(folder, ensemble, **job), ensemble, events.append, inbox or Inbox()), events
+        given["checkpoint"] = f"checkpoint-{attempt - 1}.safetensors"
+    return work(cases.make_job(folder, ensemble, **given), ensemble, events.append, inbox or Inbox()), events
 
 
 def of(events: Events, type: str) -> Events:
     return [event for event in events if event["type"] == type]
 
 
+def failed(outcome: str, events: Events) -> dict[str, Any]:
+    """The event of a member that failed."""
+    assert outcome == "failed", events[-1]
+    (event,) = of(events, "failed")
+    return event
+
+
 def finished(folder: Path, recipe: Any = cases.NOISY, **options: Any) -> dict[str, Any]:
     outcome, events = train(folder, recipe, **options)
     assert outcome == "finished", of(events, "failed")
     return of(events, "finished")[0]
+
+
+def nothing_more(*_: Any) -> None:
+    """Do no more than train."""
+
+
+def own_loop(
+    after_epoch: Callable[[Any, int], None] = nothing_more,
+    at_the_end: Callable[[Any], None] = nothing_more,
+    make: Callable[[dict[str, Any]], nn.Module] = cases.plain,
+) -> Callable[[Any], None]:
+    """A train function that trains by SGD, and does something more after each epoch, or at the end."""
+
+    def loop(member: Any) -> None:
+        model = make(member.params)
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for epoch in member.epochs():
+            model.train()
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+            after_epoch(member, epoch)
+        at_the_end(member)
+
+    return loop
 
 
 def checkpoint(folder: Path, attempt: int = 0) -> dict[str, Any]:

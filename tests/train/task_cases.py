@@ -1,12 +1,8 @@
-"""One member for each kind of task; `python task_cases.py RANK FOLDER` trains them all, as one of two ranks.
-
-It is a program of its own, and the tests import the same cases from it, to train them with one worker.
-"""
+"""One member for each kind of task, trained by one rank or by two."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +15,7 @@ from torch import nn
 
 from ensemble.spec import Ensemble, Recipe
 from ensemble.spec.task import IGNORED, quantiles
+from ensemble.store import RunDir
 from ensemble.train import Inbox, work
 from pipelines import Pipeline, sources
 
@@ -193,6 +190,20 @@ def train(
     return work(job, ensemble, events.append, inbox or Inbox()), events
 
 
+def train_on(
+    recipe: Recipe, folder: Path, label: np.ndarray, valid: np.ndarray | None = None, **options: Any
+) -> tuple[str, list[dict[str, Any]], str]:
+    """Train a recipe on these targets in their order; outcome, events and log."""
+
+    def pipe(target: np.ndarray) -> Pipeline:
+        x = np.random.default_rng(0).normal(size=(len(target), WIDE))
+        return Pipeline(sources.arrays(x=x, label=target), shuffle=False)
+
+    options = {"train": pipe(label), "valid": pipe(label if valid is None else valid), "shifted": None, **options}
+    outcome, events = train("single", folder, recipe=recipe, **options)
+    return outcome, events, RunDir(folder / "single").log("member-0").read_text()
+
+
 #: Batches of one sample, of which the first of two ranks has none.
 TINY: dict[str, Any] = {"batch_size": 1, "epochs": 1}
 
@@ -201,8 +212,8 @@ def nothing(values: np.ndarray, target: np.ndarray) -> float:
     raise ValueError("no such thing")
 
 
-def main() -> None:
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+def train_all(rank: int, folder: Path) -> None:
+    """Train every case as one of two ranks, and leave what it said in files of the rank's number."""
     said: dict[str, Any] = {name: train(name, folder, rank, 2) for name in CASES}
     (folder / f"{rank}.json").write_text(json.dumps(said))
     (folder / "tiny").mkdir(exist_ok=True)
@@ -212,7 +223,3 @@ def main() -> None:
     recipe = replace(CASES["single"].recipe, split_metrics=[nothing])
     ended = train("single", folder / "failing", rank, 2, recipe=recipe)
     (folder / "failing" / f"{rank}.json").write_text(json.dumps(ended))
-
-
-if __name__ == "__main__":
-    main()

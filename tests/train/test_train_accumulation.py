@@ -13,27 +13,18 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 import train_child as cases  # noqa: E402
+from loop_cases import checkpoint, failed, train  # noqa: E402
+from loop_cases import own_loop as plain_loop  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ensemble.spec import Recipe  # noqa: E402
-from ensemble.store import RunDir, load_checkpoint  # noqa: E402
-from ensemble.train import Inbox, work  # noqa: E402
 from ensemble.train.accumulation import MicroBatches, split_batch  # noqa: E402
 from ensemble.train.job import TrainingError  # noqa: E402
 from pipelines import Batch  # noqa: E402
 
-Events = list[dict[str, Any]]
-
-
-def train(folder: Path, recipe: Any, **options: Any) -> tuple[str, Events]:
-    """The outcome and the events of a member of one worker."""
-    ensemble = cases.declare(recipe, 1, **options)
-    events: Events = []
-    return work(cases.make_job(folder, ensemble), ensemble, events.append, Inbox()), events
-
 
 def weights(folder: Path) -> dict[str, Any]:
-    return load_checkpoint(RunDir(folder).checkpoint("member-0", 0))["model"]
+    return dict(checkpoint(folder)["model"])
 
 
 def batch(rows: int) -> Batch:
@@ -108,16 +99,7 @@ def test_a_train_function_accumulates_as_the_built_in_loop_does(tmp_path: Path) 
 
 
 def test_a_train_function_that_forgets_the_parts_is_told(tmp_path: Path) -> None:
-    def forgetful(member: Any) -> None:
-        model = cases.plain(member.params)
-        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in member.epochs():
-            for batch in member.batches():
-                member.backward(cases.loss(model, batch))
-
-    outcome, events = train(tmp_path, forgetful, accumulate=2)
-    (failed,) = [e for e in events if e["type"] == "failed"]
-    assert outcome == "failed" and "member.parts(batch)" in failed["error"]
+    assert "member.parts(batch)" in failed(*train(tmp_path, plain_loop(), accumulate=2))["error"]
 
 
 def test_memory_is_needed_for_one_part_only(tmp_path: Path) -> None:
@@ -139,9 +121,8 @@ def test_a_loss_that_is_not_a_number_in_the_first_part_ends_the_member(tmp_path:
         losses = cases.loss(model, batch)
         return losses * torch.nan if next(parts) == 0 else losses
 
-    outcome, events = train(tmp_path, Recipe(model=cases.plain, loss=loss), accumulate=3)
-    (failed,) = [e for e in events if e["type"] == "failed"]
-    assert outcome == "failed" and failed["reason"] == "nan" and "epoch 0, step 0" in failed["error"]
+    end = failed(*train(tmp_path, Recipe(model=cases.plain, loss=loss), accumulate=3))
+    assert end["reason"] == "nan" and "epoch 0, step 0" in end["error"]
 
 
 @pytest.mark.parametrize(

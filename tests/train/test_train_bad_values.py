@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import loop_cases  # noqa: E402
 from loop_cases import of, train  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -32,10 +33,8 @@ def one_number(params: Any) -> nn.Module:
 
 
 def failure(folder: Path, recipe: Recipe, valid: Pipeline | None = None, **fields: Any) -> dict[str, Any]:
-    outcome, events = train(folder, recipe, train=Pipeline(sources.arrays(**fields)), valid=valid, optimizer="sgd")
-    assert outcome == "failed"
-    (failed,) = of(events, "failed")
-    return failed
+    data = Pipeline(sources.arrays(**fields))
+    return loop_cases.failed(*train(folder, recipe, train=data, valid=valid, optimizer="sgd"))
 
 
 MULTILABEL = Recipe(model=linear, loss="binary_cross_entropy", target="y", inputs=("x",), task=Task("multilabel"))

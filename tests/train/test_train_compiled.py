@@ -17,7 +17,10 @@ from loop_cases import checkpoint, finished  # noqa: E402
 from ensemble.spec import Recipe  # noqa: E402
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend",
+    ["eager", pytest.param("aot_eager", marks=pytest.mark.more), pytest.param("inductor", marks=pytest.mark.slow)],
+)
 def test_a_compiled_model_has_the_checkpoint_of_any_other(tmp_path: Path, backend: str) -> None:
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler, and there is no g++")

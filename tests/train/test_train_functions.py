@@ -12,7 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import train_child as cases  # noqa: E402
-from loop_cases import STOPPING, Events, checkpoint, finished, of, predictions, train  # noqa: E402
+from loop_cases import STOPPING, Events, checkpoint, failed, finished, of, predictions, train  # noqa: E402
+from loop_cases import own_loop as plain_loop  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.optim.swa_utils import update_bn  # noqa: E402
 
@@ -59,7 +60,10 @@ def own_loop(member: Any) -> None:
     [
         {**STOPPING, "keep": "best", "validate_every": 2},
         {"epochs": 5, "averaging": SWA(0.4), "mixup": 0.3},
-        {"epochs": 3, "averaging": "ema", "compile": {"name": "default", "backend": "aot_eager"}},
+        pytest.param(
+            {"epochs": 3, "averaging": "ema", "compile": {"name": "default", "backend": "aot_eager"}},
+            marks=pytest.mark.more,
+        ),
     ],
     ids=["stopping", "averaged", "compiled"],
 )
@@ -74,25 +78,17 @@ def test_a_train_function_has_all_of_it(tmp_path: Path, options: dict[str, Any])
 
 
 def test_predictions_of_weights_that_may_not_be_kept_are_refused(tmp_path: Path) -> None:
-    def loop(member: Any) -> None:
-        model = cases.plain(member.params)
-        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in member.epochs():
-            for batch in member.batches():
-                member.backward(cases.loss(model, batch))
-                member.step()
-            member.report(loss=1.0)
-            member.predictions("valid", torch.ones(1, 3) / 3, torch.zeros(1, dtype=torch.int64))
+    def predict(member: Any, epoch: int) -> None:
+        member.report(loss=1.0)
+        member.predictions("valid", torch.ones(1, 3) / 3, torch.zeros(1, dtype=torch.int64))
 
-    outcome, events = train(tmp_path, loop, averaging="ema")
-    assert outcome == "failed"
-    assert "comes after the end of member.epochs()" in of(events, "failed")[0]["error"]
+    said = failed(*train(tmp_path, plain_loop(predict), averaging="ema"))["error"]
+    assert "comes after the end of member.epochs()" in said
 
 
 def test_a_train_function_that_does_not_mix_is_told_so(tmp_path: Path) -> None:
-    outcome, events = train(tmp_path, cases.own_loop, mixup=0.3)
-    assert outcome == "failed"
-    assert "nothing is mixed: train on member.mixup(batch)" in of(events, "failed")[0]["error"]
+    said = failed(*train(tmp_path, cases.own_loop, mixup=0.3))["error"]
+    assert "nothing is mixed: train on member.mixup(batch)" in said
 
 
 def own_evaluation(measures: bool) -> Any:
@@ -116,7 +112,7 @@ def own_evaluation(measures: bool) -> Any:
     return loop
 
 
-NORM = Recipe(model=lambda params: cases.Net(norm=True), loss=cases.loss)
+NORM = Recipe(model=cases.normed, loss=cases.loss)
 BY_HAND: dict[str, Any] = {"epochs": 5, "averaging": SWA(0.4), "params": {"lr": 0.1}}
 
 
@@ -138,18 +134,11 @@ def test_averages_of_a_model_that_nobody_can_call_are_trained_on_and_that_is_sai
 
 
 def test_a_train_function_may_compute_the_statistics_of_averages_itself(tmp_path: Path) -> None:
-    def loop(member: Any) -> None:
-        model = cases.Net(norm=True)
-        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for epoch in member.epochs():
-            model.train()
-            for batch in member.batches():
-                member.backward(cases.loss(model, batch))
-                member.step()
-            with member.evaluating() as averaged:
-                update_bn((batch["x"] for batch in cases.data().loader(5, range(epoch, epoch + 1))), averaged)
+    def update(member: Any, epoch: int) -> None:
+        with member.evaluating() as averaged:
+            update_bn((batch["x"] for batch in cases.data().loader(5, range(epoch, epoch + 1))), averaged)
 
-    own = finished(tmp_path / "own", loop, **BY_HAND)
+    own = finished(tmp_path / "own", plain_loop(update, make=cases.normed), **BY_HAND)
     assert own["weights_sha256"] == finished(tmp_path / "recipe", NORM, **BY_HAND)["weights_sha256"]
 
 
@@ -220,19 +209,13 @@ def test_mixup_weighs_samples_where_the_member_has_weights(tmp_path: Path, weigh
 def now_and_then(epochs: range, value: Any) -> Any:
     """A train function that reports its objective after some epochs, and something else after all."""
 
-    def loop(member: Any) -> None:
-        model = cases.plain(member.params)
-        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for epoch in member.epochs():
-            for batch in member.batches():
-                member.backward(cases.loss(model, batch))
-                member.step()
-            if epoch in epochs:
-                member.report(loss=value(epoch), other=1.0)
-            elif epoch % 2:
-                member.report(other=1.0)
+    def report(member: Any, epoch: int) -> None:
+        if epoch in epochs:
+            member.report(loss=value(epoch), other=1.0)
+        elif epoch % 2:
+            member.report(other=1.0)
 
-    return loop
+    return plain_loop(report)
 
 
 def test_an_epoch_without_an_evaluation_does_not_count_for_early_stopping(tmp_path: Path) -> None:
@@ -260,19 +243,12 @@ def test_a_checkpoint_that_does_not_say_whether_there_was_an_evaluation_is_resum
 
 
 def test_predictions_that_do_not_fit_their_task_are_tried_once(tmp_path: Path) -> None:
-    def loop(member: Any) -> None:
-        model = cases.plain(member.params)
-        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in member.epochs():
-            for batch in member.batches():
-                member.backward(cases.loss(model, batch))
-                member.step()
+    def predict(member: Any) -> None:
         member.predictions("valid", torch.zeros(13), torch.arange(13))
 
-    outcome, events = train(tmp_path, loop, epochs=1)
-    (failed,) = of(events, "failed")
-    assert outcome == "failed" and not failed["retry"]
-    assert failed["error"].startswith("member.predictions('valid'), task classification: ")
+    end = failed(*train(tmp_path, plain_loop(at_the_end=predict), epochs=1))
+    assert not end["retry"]
+    assert end["error"].startswith("member.predictions('valid'), task classification: ")
 
 
 def test_a_state_that_no_checkpoint_holds_is_refused_before_the_first_step(tmp_path: Path) -> None:
@@ -284,9 +260,9 @@ def test_a_state_that_no_checkpoint_holds_is_refused_before_the_first_step(tmp_p
             pass
 
     outcome, events = train(tmp_path, Recipe(model=lambda params: Extra(), loss=cases.loss), epochs=1)
-    (failed,) = of(events, "failed")
-    assert outcome == "failed" and not failed["retry"] and not of(events, "started")
-    assert "'_extra_state', which is no tensor" in failed["error"]
+    end = failed(outcome, events)
+    assert not end["retry"] and not of(events, "started")
+    assert "'_extra_state', which is no tensor" in end["error"]
 
 
 def test_members_have_loops_of_their_own(tmp_path: Path) -> None:

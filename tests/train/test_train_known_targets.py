@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import task_cases as cases  # noqa: E402
+from loop_cases import Events, failed  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ensemble.combine.tasks import find_math  # noqa: E402
@@ -23,9 +24,7 @@ from ensemble.train.data import as_stored_target  # noqa: E402
 from ensemble.train.evaluation import _SplitRows, explain_misfit, measure_batch  # noqa: E402
 from ensemble.train.gather import Means  # noqa: E402
 from ensemble.train.outputs import observe  # noqa: E402
-from pipelines import Pipeline, sources  # noqa: E402
 
-Events = list[dict[str, Any]]
 NAN = float("nan")
 RNG = np.random.default_rng(0)
 PROBABILITIES = RNG.dirichlet(np.ones(3), 6).astype(np.float32)
@@ -130,20 +129,6 @@ def test_fractions_are_no_labels(tmp_path: Path) -> None:
     assert why == "multilabel: the target has fractions, where it should name classes or labels"
 
 
-def train(
-    recipe: Recipe, folder: Path, label: np.ndarray, valid: np.ndarray | None = None, **options: Any
-) -> tuple[str, Events, str]:
-    """Train a recipe on these targets in their order; outcome, events and log."""
-
-    def pipe(target: np.ndarray) -> Pipeline:
-        x = np.random.default_rng(0).normal(size=(len(target), cases.WIDE))
-        return Pipeline(sources.arrays(x=x, label=target), shuffle=False)
-
-    options = {"train": pipe(label), "valid": pipe(label if valid is None else valid), "shifted": None, **options}
-    outcome, events = cases.train("single", folder, recipe=recipe, **options)
-    return outcome, events, RunDir(folder / "single").log("member-0").read_text()
-
-
 def end(outcome: str, events: Events) -> dict[str, Any]:
     assert outcome == "finished", events[-1]
     return next(event for event in events if event["type"] == "finished")
@@ -168,8 +153,8 @@ def test_what_the_first_batch_does_not_show_a_later_one_does(tmp_path: Path, nam
     options: dict[str, Any] = {"epochs": 2, "keep": "best", "validate_every": 1}
     if stop is not None:
         inbox = cases.train_child.Script(stop, "stop")
-        assert train(recipe, tmp_path, LATE[name], inbox=inbox, **options)[0] == "stopped"
-    outcome, events, _ = train(recipe, tmp_path, LATE[name], **options)
+        assert cases.train_on(recipe, tmp_path, LATE[name], inbox=inbox, **options)[0] == "stopped"
+    outcome, events, _ = cases.train_on(recipe, tmp_path, LATE[name], **options)
     assert set(end(outcome, events)["metrics"]) == {"loss", "mae", "rmse"}
     saved = load_predictions(RunDir(tmp_path / "single").predictions("member-0", "valid", 0))
     assert saved.task == Task("regression") and len(saved.values) == 15
@@ -178,7 +163,7 @@ def test_what_the_first_batch_does_not_show_a_later_one_does(tmp_path: Path, nam
 
 def test_of_a_target_that_never_takes_part_nothing_is_predicted_and_that_is_said(tmp_path: Path) -> None:
     recipe = Recipe(model=cases.head(1), loss=known_squares, objective="loss")
-    outcome, events, log = train(recipe, tmp_path, np.full(15, NAN))
+    outcome, events, log = cases.train_on(recipe, tmp_path, np.full(15, NAN))
     assert set(end(outcome, events)["metrics"]) == {"loss"}
     assert (
         "no predictions on 'valid' are saved: no value of the target 'label' took part in the first epoch" in log
@@ -192,10 +177,10 @@ def count_squares(model: nn.Module, batch: Any) -> torch.Tensor:
 def test_counts_that_begin_with_0_and_1_are_not_taken_for_classes(tmp_path: Path) -> None:
     recipe = Recipe(model=cases.head(1), loss=count_squares, objective="loss")
     counts = np.array([0, 1, 1, 0, 1] + [4, 0, 2, 7, 1] * 2)
-    outcome, events, log = train(recipe, tmp_path, counts)
+    outcome, events, log = cases.train_on(recipe, tmp_path, counts)
     assert set(end(outcome, events)["metrics"]) == {"loss"}
     assert "more than the classes 0 and 1: declare Recipe(task='regression')" in log
-    outcome, events, _ = train(recipe, tmp_path / "two", counts % 2)
+    outcome, events, _ = cases.train_on(recipe, tmp_path / "two", counts % 2)
     assert set(end(outcome, events)["metrics"]) == {"loss", "accuracy"}, "these are two classes"
 
 
@@ -214,7 +199,7 @@ def test_of_steps_alike_only_those_are_observed_whose_target_shows_more(
     label = np.arange(200) % 2 if kind == "integers" else np.arange(200) % 2 / 1.0
     label[37 * 5 + 2] = 4  # in the 38th of 40 batches
     recipe = Recipe(model=cases.head(1), loss=count_squares, objective="loss")
-    outcome, events, log = train(recipe, tmp_path, label, epochs=1)
+    outcome, events, log = cases.train_on(recipe, tmp_path, label, epochs=1)
     figures = {"loss"} if kind == "integers" else {"loss", "mae", "rmse"}
     assert set(end(outcome, events)["metrics"]) == figures
     assert ("more than the classes 0 and 1: declare" in log) == (kind == "integers")
@@ -232,10 +217,9 @@ def test_a_figure_is_never_of_a_part_of_the_samples(tmp_path: Path) -> None:
         return nn.functional.cross_entropy(model(batch["x"]).reshape(-1, 3), batch["label"], reduction="none")
 
     recipe = Recipe(model=lambda params: Squeezed(3), loss=loss)
-    outcome, events, _ = train(recipe, tmp_path, np.arange(15) % 3, np.arange(11) % 3)
-    (failed,) = [event for event in events if event["type"] == "failed"]
-    assert outcome == "failed" and not failed["retry"]
-    assert "some batches of Ensemble.valid have predictions, another has not" in failed["error"]
+    said = failed(*cases.train_on(recipe, tmp_path, np.arange(15) % 3, np.arange(11) % 3)[:2])
+    assert not said["retry"]
+    assert "some batches of Ensemble.valid have predictions, another has not" in said["error"]
 
 
 def test_predictions_of_an_evaluation_are_not_kept_through_the_next_epoch(tmp_path: Path) -> None:
@@ -248,7 +232,7 @@ def test_predictions_of_an_evaluation_are_not_kept_through_the_next_epoch(tmp_pa
         return cases.cross_entropy(model, batch)
 
     recipe = Recipe(model=cases.head(3), loss=loss, split_metrics=["nll"])
-    outcome, events, _ = train(recipe, tmp_path, np.arange(15) % 3)
+    outcome, events, _ = cases.train_on(recipe, tmp_path, np.arange(15) % 3)
     assert "nll" in end(outcome, events)["metrics"] and kept == [0] * len(kept)
 
 
@@ -256,10 +240,10 @@ def test_the_validation_loss_is_of_the_samples_that_take_part(tmp_path: Path) ->
     recipe = Recipe(model=cases.head(3), loss="cross_entropy", inputs="x", objective="loss")
     label = np.arange(15) % 3
     half = np.where(np.arange(15) < 8, label, IGNORED)
-    outcome, events, _ = train(recipe, tmp_path / "half", label, half)
+    outcome, events, _ = cases.train_on(recipe, tmp_path / "half", label, half)
     loss = end(outcome, events)["metrics"]["loss"]
     saved = load_predictions(RunDir(tmp_path / "half" / "single").predictions("member-0", "valid", 0))
     assert loss == pytest.approx(find_math(saved.task).measure(saved.values, saved.target)["nll"], rel=1e-5)
-    outcome, events, _ = train(recipe, tmp_path / "none", label, np.full(15, IGNORED), keep="best")
-    (failed,) = [event for event in events if event["type"] == "failed"]
-    assert "ranked by 'loss', which it did not report" in failed["error"], "0 would be the best of all losses"
+    outcome, events, _ = cases.train_on(recipe, tmp_path / "none", label, np.full(15, IGNORED), keep="best")
+    said = failed(outcome, events)["error"]
+    assert "ranked by 'loss', which it did not report" in said, "0 would be the best of all losses"

@@ -13,7 +13,18 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import train_child as cases  # noqa: E402
-from loop_cases import LOOPS, STOPPING, Events, checkpoint, finished, of, predictions, train  # noqa: E402
+from loop_cases import (  # noqa: E402
+    LOOPS,
+    STOPPING,
+    Events,
+    checkpoint,
+    failed,
+    finished,
+    of,
+    own_loop,
+    predictions,
+    train,
+)
 from torch import nn  # noqa: E402
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn  # noqa: E402
 
@@ -130,14 +141,7 @@ def test_an_objective_that_is_undefined_now_and_then_is_the_worst_and_ends_nobod
 
 
 def test_weights_that_could_not_be_kept_are_said_to_be_absent(tmp_path: Path) -> None:
-    def loop(member: Any) -> None:
-        model = cases.plain(member.params)
-        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in member.epochs():
-            for batch in member.batches():
-                member.backward(cases.loss(model, batch))
-                member.step()
-            member.report(score=float("nan"))
+    loop = own_loop(lambda member, epoch: member.report(score=float("nan")))
 
     def log(folder: str) -> str:
         return RunDir(tmp_path / folder).log("member-0").read_text()
@@ -152,17 +156,8 @@ def test_weights_that_could_not_be_kept_are_said_to_be_absent(tmp_path: Path) ->
 
 
 def test_an_infinite_objective_is_not_the_best(tmp_path: Path) -> None:
-    values = iter([float("inf"), 0.25, 0.5])
-
-    def loop(member: Any) -> None:
-        model = cases.plain(member.params)
-        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in member.epochs():
-            for batch in member.batches():
-                member.backward(cases.loss(model, batch))
-                member.step()
-            member.report(score=next(values))
-
+    values = [float("inf"), 0.25, 0.5]
+    loop = own_loop(lambda member, epoch: member.report(score=values[epoch]))
     end = finished(tmp_path, loop, keep="best", objective="score", mode="max")
     assert (end["kept"]["epoch"], end["kept"]["value"]) == (2, 0.5)
 
@@ -205,41 +200,24 @@ def test_the_best_epoch_is_what_remains_of_a_member(tmp_path: Path) -> None:
 
 
 def test_an_objective_that_nobody_reports_is_named(tmp_path: Path) -> None:
-    def loop(member: Any) -> None:
-        model = cases.plain(member.params)
-        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in member.epochs():
-            for batch in member.batches():
-                member.backward(cases.loss(model, batch))
-                member.step()
-            member.report(los=1.0)
-
-    outcome, events = train(tmp_path, loop, keep="best", objective="loss")
-    assert outcome == "failed"
-    assert "ranked by 'loss', which it did not report; did you mean 'los'?" in of(events, "failed")[0]["error"]
+    loop = own_loop(lambda member, epoch: member.report(los=1.0))
+    said = failed(*train(tmp_path, loop, keep="best", objective="loss"))["error"]
+    assert "ranked by 'loss', which it did not report; did you mean 'los'?" in said
 
 
 def test_a_member_that_stops_early_leaves_the_stream_before_it_predicts(tmp_path: Path) -> None:
     """Else whoever reads the same stream would wait for it, until the feeder detaches it."""
     pipe, read = cases.data(), []
-    with Feeder(pipe, workers=1, capacity=32, expect=1, stall_limit_s=1.0) as feeder:
+    with Feeder(pipe, workers=1, capacity=32, expect=1, stall_limit_s=120.0) as feeder:
 
-        def loop(member: Any) -> None:
-            model = cases.plain(member.params)
-            model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-            for _ in member.epochs():
-                for batch in member.batches():
-                    member.backward(cases.loss(model, batch))
-                    member.step()
-                member.report(loss=1.0)
+        def read_late(member: Any) -> None:
             for batch in attach(feeder.address, pipe, batch_size=5, epochs=2, name="late"):
                 read.append(len(batch["index"]))
 
-        ensemble = cases.declare(
-            loop, 1, train=pipe, valid=None, epochs=9, objective="loss", early_stopping=EarlyStopping(1)
-        )
-        job = cases.make_job(tmp_path, ensemble, feeder=feeder.address)
-        assert work(job, ensemble, [].append, Inbox()) == "finished"
+        loop = own_loop(lambda member, epoch: member.report(loss=1.0), read_late)
+        options = {"train": pipe, "valid": None, "epochs": 9, "objective": "loss"}
+        early = EarlyStopping(1)
+        finished(tmp_path, loop, job={"feeder": feeder.address}, early_stopping=early, **options)
         assert feeder.stats()["detached"] == 0
     assert sum(read) == 2 * cases.N
 
@@ -369,6 +347,5 @@ def test_the_best_weights_may_be_of_a_step_within_an_epoch(tmp_path: Path) -> No
 
 
 def test_a_train_function_says_how_it_is_evaluated(tmp_path: Path) -> None:
-    outcome, events = train(tmp_path, cases.own_loop, validate_every=2)
-    assert outcome == "failed"
-    assert "call member.validate_with(measure) before the loop" in of(events, "failed")[0]["error"]
+    said = failed(*train(tmp_path, cases.own_loop, validate_every=2))["error"]
+    assert "call member.validate_with(measure) before the loop" in said

@@ -13,7 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import loop_cases  # noqa: E402
 import train_child as cases  # noqa: E402
+from loop_cases import Events, failed, of  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ensemble.spec import Bootstrap, Ensemble, Folds, Recipe  # noqa: E402
@@ -21,31 +23,13 @@ from ensemble.store import RunDir, load_checkpoint, load_predictions  # noqa: E4
 from ensemble.train import Inbox, work  # noqa: E402
 from pipelines import Feeder, Pipeline, sources  # noqa: E402
 
-Events = list[dict[str, Any]]
 
-
-def train(
-    folder: Path,
-    recipe: Any = cases.SMOOTH,
-    inbox: Inbox | None = None,
-    job: dict[str, Any] | None = None,
-    **options: Any,
-) -> tuple[str, Events]:
-    """The outcome and the events of a member of one worker."""
-    ensemble = cases.declare(recipe, 1, **options)
-    events: Events = []
-    given = cases.make_job(folder, ensemble, **(job or {}))
-    return work(given, ensemble, events.append, inbox or Inbox()), events
-
-
-def of(events: Events, type: str) -> Events:
-    return [event for event in events if event["type"] == type]
+def train(folder: Path, recipe: Any = cases.SMOOTH, *given: Any, **options: Any) -> tuple[str, Events]:
+    return loop_cases.train(folder, recipe, *given, **options)
 
 
 def failure(outcome: str, events: Events) -> str:
-    assert outcome == "failed"
-    (failed,) = of(events, "failed")
-    return str(failed["error"])
+    return str(failed(outcome, events)["error"])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -158,7 +142,7 @@ def test_a_resume_tells_the_last_epoch_again_with_its_start(tmp_path: Path) -> N
     assert "last_epoch" not in of(first, "started")[0]
     (epoch,) = of(first, "epoch")
     told = {name: value for name, value in epoch.items() if name not in ("type", "member", "attempt")}
-    (started,) = of(train(tmp_path, job=AGAIN)[1], "started")
+    (started,) = of(train(tmp_path, attempt=1)[1], "started")
     assert (started["epoch"], started["step"], started["last_epoch"]) == (1, 2, told)
 
 
@@ -179,7 +163,7 @@ def test_a_checkpoint_of_another_identity_is_refused(tmp_path: Path) -> None:
     train(tmp_path)
     said = failure(*train(tmp_path, params={"lr": 0.1}, seed=5))
     assert "another identity" in said and "lr" in said and "seed was 0, is 5" in said
-    assert train(tmp_path, job=AGAIN)[0] == "finished", "and is left as it was"
+    assert train(tmp_path, attempt=1)[0] == "finished", "and is left as it was"
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
@@ -189,9 +173,9 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
         ({"drop_last": True}, "drop_last was False, is True"),
         ({"train": cases.data(seed=1)}, "the training pipeline is another one"),
     ):
-        refused = failure(*train(tmp_path, job=AGAIN, **options))
+        refused = failure(*train(tmp_path, attempt=1, **options))
         assert "was trained on other data" in refused and said in refused
-    assert train(tmp_path, train=cases.data().map(lambda sample: sample), job=AGAIN)[0] == "finished", (
+    assert train(tmp_path, train=cases.data().map(lambda sample: sample), attempt=1)[0] == "finished", (
         "what has no name is as long as before"
     )
 

@@ -11,26 +11,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import loop_cases  # noqa: E402
 import train_child as cases  # noqa: E402
+from loop_cases import Events, of  # noqa: E402
 
 from ensemble.store import RunDir  # noqa: E402
-from ensemble.train import Inbox, checkpoint, work  # noqa: E402
+from ensemble.train import Inbox, checkpoint  # noqa: E402
 from ensemble.train.data_identity import training_data  # noqa: E402
 from ensemble.train.job import TrainingError  # noqa: E402
 from pipelines import Feeder  # noqa: E402
 
-Events = list[dict[str, Any]]
-
 
 def train(folder: Path, inbox: Inbox, feeder: str | None = None) -> tuple[str, Events]:
-    ensemble = cases.declare(cases.SMOOTH, 1)
-    events: Events = []
-    outcome = work(cases.make_job(folder, ensemble, feeder=feeder), ensemble, events.append, inbox)
-    return outcome, events
-
-
-def of(events: Events, type: str) -> Events:
-    return [event for event in events if event["type"] == type]
+    return loop_cases.train(folder, cases.SMOOTH, inbox, job={"feeder": feeder})
 
 
 def test_what_waits_for_the_end_of_an_epoch_is_the_last_that_was_asked_but_an_end_counts_most() -> None:
@@ -67,7 +60,7 @@ def test_a_member_changes_feeders_and_goes_on_alone_with_the_same_batches(tmp_pa
         inbox = Later({"command": "join", "feeder": second.address, "cohort": 1}, {"command": "alone"})
         outcome, events = train(tmp_path / "moved", inbox, first.address)
         assert outcome == "finished"
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while first.stats()["members"] or second.stats()["members"]:
             assert time.monotonic() < until, "it reads no longer"
             time.sleep(0.01)

@@ -240,10 +240,10 @@ def test_the_cores_of_an_evaluation_within_an_epoch_are_not_those_of_training() 
             sum(range(1000))
 
     throughput = Throughput()
-    burn(0.05)
+    burn(0.02)
     with throughput.pausing():
-        burn(0.4)
-    burn(0.05)
+        burn(0.16)
+    burn(0.02)
     throughput.add_step(8)
     throughput.end_training()
     assert throughput.end_epoch({})["cpus"] < 2

@@ -10,11 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import train_child as cases  # noqa: E402
+from loop_cases import checkpoint, failed, finished, of, train  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ensemble.spec import Recipe  # noqa: E402
-from ensemble.store import RunDir, load_checkpoint  # noqa: E402
-from ensemble.train import Inbox, work  # noqa: E402
 from ensemble.train.job import Diverged, TrainingError  # noqa: E402
 from ensemble.train.precision import MAX_SKIPPED_IN_A_ROW, MixedPrecision  # noqa: E402
 
@@ -118,21 +117,13 @@ class Recurrent(nn.Module):
         return self.out(self.layer(x[:, :, None])[0][:, -1])
 
 
-def train(folder: Path, model: Any, loss: Any = cases.loss, **options: Any) -> tuple[str, list[dict[str, Any]]]:
-    """The outcome and the events of a member of one worker."""
-    recipe = Recipe(model=model, loss=loss)
-    ensemble = cases.declare(recipe, 1, epochs=2, **options)
-    events: list[dict[str, Any]] = []
-    return work(cases.make_job(folder, ensemble), ensemble, events.append, Inbox()), events
-
-
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_nets_train_in_each_precision_on_the_cpu(tmp_path: Path, kind: Any) -> None:
-    last = {}
+    last, recipe = {}, Recipe(model=lambda params: Recurrent(kind), loss=cases.loss)
     for precision in ("fp32", "bf16", "fp16"):
-        outcome, events = train(tmp_path / precision, lambda params: Recurrent(kind), precision=precision)
+        outcome, events = train(tmp_path / precision, recipe, precision=precision, epochs=2)
         assert outcome == "finished", events
-        last[precision] = [e for e in events if e["type"] == "epoch"][-1]
+        last[precision] = of(events, "epoch")[-1]
         assert last[precision]["skipped_steps"] == 0
     assert torch.backends.mkldnn.enabled
     for precision, rel in (("bf16", 2e-2), ("fp16", 2e-3)):
@@ -176,11 +167,11 @@ def test_a_kernel_that_the_cpu_lacks_in_fp16_is_named_with_the_remedy(tmp_path: 
         return Backwards.apply(cases.loss(model, batch))
 
     for loss in (forwards, backwards):
-        outcome, events = train(tmp_path / loss.__name__, cases.plain, loss, precision="fp16")
-        (failed,) = [e for e in events if e["type"] == "failed"]
-        assert outcome == "failed" and failed["retry"] is False
-        assert "in fp16 on the CPU: use precision='bf16' or 'fp32', or a GPU (" in failed["error"], failed
-        assert "Half" in failed["error"]
+        recipe = Recipe(model=cases.plain, loss=loss)
+        end = failed(*train(tmp_path / loss.__name__, recipe, precision="fp16"))
+        assert end["retry"] is False
+        assert "in fp16 on the CPU: use precision='bf16' or 'fp32', or a GPU (" in end["error"]
+        assert "Half" in end["error"]
 
 
 def test_weights_in_fp16_are_refused(tmp_path: Path) -> None:
@@ -198,8 +189,7 @@ def test_what_the_optimizer_does_not_hold_does_not_count_for_clipping(tmp_path: 
         ensemble = cases.declare(cases.HEAD, 1, precision=precision, epochs=1)
         torch.manual_seed(ensemble.identify(0).seed)
         before = cases.plain({}).layers[-1].weight.detach().clone()
-        job = cases.make_job(tmp_path / precision, ensemble)
-        assert work(job, ensemble, lambda event: None, Inbox()) == "finished"
-        after = load_checkpoint(RunDir(tmp_path / precision).checkpoint("member-0", 0))["model"]["layers.4.weight"]
+        finished(tmp_path / precision, cases.HEAD, precision=precision, epochs=1)
+        after = checkpoint(tmp_path / precision)["model"]["layers.4.weight"]
         steps[precision] = float((after - before).norm())
     assert steps["fp16"] == pytest.approx(steps["fp32"], rel=0.05)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,8 @@ torch = pytest.importorskip("torch")
 
 import task_cases as cases  # noqa: E402
 import train_child  # noqa: E402
+from loop_cases import Events, failed  # noqa: E402
+from ranks import run_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ensemble.combine.tasks import find_math  # noqa: E402
@@ -26,9 +25,6 @@ from ensemble.spec.task import IGNORED, Task  # noqa: E402
 from ensemble.store import RunDir, load_checkpoint, load_predictions, save_checkpoint  # noqa: E402
 from ensemble.train.call import Call, Observation  # noqa: E402
 from pipelines import Pipeline, sources  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[2]
-Events = list[dict[str, Any]]
 
 #: name -> kind, shape of a sample's values, names of its metrics beside the loss
 EXPECTED: dict[str, tuple[str, tuple[int, ...], set[str]]] = {
@@ -62,13 +58,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where every case was trained by two workers."""
     folder = tmp_path_factory.mktemp("two")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    program = Path(__file__).with_name("task_cases.py")
-    ranks = [
-        subprocess.Popen([sys.executable, str(program), str(rank), str(folder)], env=environment)
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=200) for rank in ranks] == [0, 0]
+    run_ranks(2, cases.train_all, folder)
     return folder
 
 
@@ -198,16 +188,6 @@ def test_a_call_gives_what_the_loss_saw(one: Path) -> None:
     np.testing.assert_allclose(predictions(one, "single").values, expected.detach().numpy(), rtol=1e-6)
 
 
-def run(recipe: Recipe, folder: Path, label: np.ndarray, **options: Any) -> tuple[str, Events, str]:
-    """Train a recipe on these targets; outcome, events and log."""
-    x = np.random.default_rng(0).normal(size=(len(label), cases.WIDE))
-    pipe = Pipeline(sources.arrays(x=x, label=label))
-    outcome, events = cases.train(
-        "single", folder, **{"recipe": recipe, "train": pipe, "valid": pipe, "shifted": None, **options}
-    )
-    return outcome, events, RunDir(folder / "single").log("member-0").read_text()
-
-
 def mean_square(model: nn.Module, batch: Any) -> torch.Tensor:
     return (model(batch["x"]) - batch["label"]).flatten(1).square().mean(dim=1)
 
@@ -230,7 +210,7 @@ def test_what_may_mean_several_things_is_not_guessed(
     tmp_path: Path, shape: tuple[int, ...], label: np.ndarray, message: str
 ) -> None:
     recipe = Recipe(model=cases.head(*shape), loss=mean_square, objective="loss")
-    outcome, _, log = run(recipe, tmp_path, label)
+    outcome, _, log = cases.train_on(recipe, tmp_path, label)
     assert outcome == "finished", "the loss is as good as any"
     assert "no predictions on 'valid' are saved" in log and message in log
     assert not RunDir(tmp_path / "single").predictions("member-0", "valid", 0).exists()
@@ -238,17 +218,15 @@ def test_what_may_mean_several_things_is_not_guessed(
 
 def test_a_metric_without_a_meaning_for_what_is_inferred_is_refused_after_the_first_epoch(tmp_path: Path) -> None:
     recipe = Recipe(model=cases.head(1), loss=mean_square, objective="roc_auc")
-    outcome, events, _ = run(recipe, tmp_path, np.linspace(0, 5, 12)[:, None])
-    (failed,) = [event for event in events if event["type"] == "failed"]
-    assert outcome == "failed" and not failed["retry"]
-    assert failed["error"].startswith("split_metrics: 'roc_auc' has no meaning for regression; known ones are r2")
+    end = failed(*cases.train_on(recipe, tmp_path, np.linspace(0, 5, 12)[:, None])[:2])
+    assert not end["retry"]
+    assert end["error"].startswith("split_metrics: 'roc_auc' has no meaning for regression; known ones are r2")
 
 
 def test_a_metric_of_the_split_needs_a_task(tmp_path: Path) -> None:
     recipe = Recipe(model=cases.head(4), loss=mean_square, objective="roc_auc")
-    outcome, events, _ = run(recipe, tmp_path, np.eye(4)[np.arange(12) % 4])
-    (failed,) = [event for event in events if event["type"] == "failed"]
-    assert outcome == "failed" and "roc_auc: the target 'label' holds only 0.0 and 1.0" in failed["error"]
+    end = failed(*cases.train_on(recipe, tmp_path, np.eye(4)[np.arange(12) % 4])[:2])
+    assert "roc_auc: the target 'label' holds only 0.0 and 1.0" in end["error"]
 
 
 def test_a_variance_that_is_not_positive_is_refused(tmp_path: Path) -> None:
@@ -261,9 +239,8 @@ def test_a_variance_that_is_not_positive_is_refused(tmp_path: Path) -> None:
             return tuple(each - 100 for each in super().forward(x))
 
     recipe = Recipe(model=lambda params: Raw(1, several=True), loss=loss, task="gaussian")
-    outcome, events, _ = run(recipe, tmp_path, np.linspace(0, 5, 12))
-    (failed,) = [event for event in events if event["type"] == "failed"]
-    assert outcome == "failed" and "the variance of a Gaussian is above 0" in failed["error"]
+    end = failed(*cases.train_on(recipe, tmp_path, np.linspace(0, 5, 12))[:2])
+    assert "the variance of a Gaussian is above 0" in end["error"]
 
 
 def test_a_loss_that_calls_the_model_otherwise_in_training_is_evaluated_its_own_way(tmp_path: Path) -> None:
@@ -271,7 +248,7 @@ def test_a_loss_that_calls_the_model_otherwise_in_training_is_evaluated_its_own_
         x = batch["x"] if model.training else -batch["x"]
         return nn.functional.cross_entropy(model(x), batch["label"], reduction="none")
 
-    outcome, _, _ = run(Recipe(model=cases.head(3), loss=loss), tmp_path, np.arange(12) % 3)
+    outcome, _, _ = cases.train_on(Recipe(model=cases.head(3), loss=loss), tmp_path, np.arange(12) % 3)
     assert outcome == "finished" and observed(tmp_path, "single").call is None
 
 
@@ -284,7 +261,7 @@ def test_a_model_that_gets_the_batch_is_called_with_it(tmp_path: Path) -> None:
         model=lambda params: Whole(3),
         loss=lambda model, batch: nn.functional.cross_entropy(model(batch), batch["label"], reduction="none"),
     )
-    outcome, _, _ = run(recipe, tmp_path, np.arange(12) % 3, accumulate=2)
+    outcome, _, _ = cases.train_on(recipe, tmp_path, np.arange(12) % 3, accumulate=2)
     assert outcome == "finished" and observed(tmp_path, "single").call == Call((None,))
 
 
@@ -336,20 +313,17 @@ def test_a_rank_without_samples_knows_what_the_others_saw(two: Path, tmp_path: P
 
 
 def test_a_failing_metric_fails_all_ranks(two: Path) -> None:
-    failed = [json.loads((two / "failing" / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert [outcome for outcome, _ in failed] == ["failed", "failed"]
-    (event,) = [event for event in failed[0][1] if event["type"] == "failed"]
-    assert "no such thing" in event["error"]
+    ended = [json.loads((two / "failing" / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert [outcome for outcome, _ in ended] == ["failed", "failed"]
+    assert "no such thing" in failed(*ended[0])["error"]
 
 
 def test_a_label_without_a_class_at_a_step_is_named(tmp_path: Path) -> None:
     target = cases.padded_steps(np.random.default_rng(0).normal(size=(12, 6)))
     target[7, 0] = 5
-    recipe = cases.CASES["steps"].recipe
-    outcome, events, _ = run(recipe, tmp_path, target)
-    (failed,) = [event for event in events if event["type"] == "failed"]
+    end = failed(*cases.train_on(cases.CASES["steps"].recipe, tmp_path, target)[:2])
     says = "Ensemble.train: sample 7 has the label 5 in 'label', and the model has the classes 0 ... 2"
-    assert outcome == "failed" and failed["error"] == says
+    assert end["error"] == says
 
 
 def test_a_train_function_of_a_recipe_has_its_call_and_task_seen(tmp_path: Path) -> None:
@@ -437,7 +411,7 @@ def test_targets_are_saved_as_the_task_wants_them(tmp_path: Path) -> None:
         loss=lambda m, b: (m(b["x"]) - torch.nan_to_num(b["label"])).square().mean(dim=1),
         task="multilabel",
     )
-    outcome, events, _ = run(recipe, tmp_path / "labels", labels)
+    outcome, events, _ = cases.train_on(recipe, tmp_path / "labels", labels)
     assert outcome == "finished", events[-1]
     saved = predictions(tmp_path / "labels", "single")
     assert saved.target.dtype == np.int64 and saved.target[0].tolist() == [0, 1, IGNORED, 1]
@@ -446,7 +420,7 @@ def test_targets_are_saved_as_the_task_wants_them(tmp_path: Path) -> None:
     assert found["hamming_accuracy"] == pytest.approx(right[:, [0, 1, 3]].mean())
 
     recipe = Recipe(model=cases.head(1), loss=cases.squares, task="regression")
-    outcome, events, _ = run(recipe, tmp_path / "counts", np.arange(12))
+    outcome, events, _ = cases.train_on(recipe, tmp_path / "counts", np.arange(12))
     assert outcome == "finished", events[-1]
     assert predictions(tmp_path / "counts", "single").target.tolist() == list(range(12))
     assert predictions(tmp_path / "counts", "single").target.dtype == np.float64

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +10,34 @@ import pytest
 
 pytest.importorskip("torch")
 
-import widened_child as child
+import train_child as cases
+from ranks import run_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
+from ensemble.spec import EMA, EarlyStopping
+from ensemble.train import work
+
+LOOP: dict[str, Any] = {
+    "params": {"lr": 0.4, "dtype": "float64"},
+    "train": cases.data(dtype="float64"),
+    "valid": cases.data(13, 1, "float64"),
+    "epochs": 9,
+    "objective": "loss",
+    "early_stopping": EarlyStopping(2),
+    "keep": "best",
+    "averaging": EMA(0.8),
+    "validate_every": 2,
+    "elastic": True,
+}
+
+
+def train(rank: int, folder: Path, world: int = 1, stop: int | None = None) -> tuple[str, list[dict[str, Any]]]:
+    """Train the member, from its checkpoint where it has one; outcome and events."""
+    ensemble = cases.declare(cases.SMOOTH, world, **LOOP)
+    identity = replace(ensemble.identify(0), widened_from=1 if world > 1 else None)
+    meet = (folder / "meet").as_uri() if world > 1 else None
+    job = cases.make_job(folder / "run", ensemble, identity=identity, rank=rank, rendezvous=meet)
+    events: list[dict[str, Any]] = []
+    return work(job, ensemble, events.append, cases.Script(stop, "stop")), events
 
 
 def end(ended: tuple[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -26,21 +48,15 @@ def end(ended: tuple[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stop", [4, 13], ids=["within the first epoch", "later"])
 def test_a_widened_member_decides_as_it_would_have_with_one_worker(tmp_path: Path, stop: int) -> None:
-    whole = end(child.train(tmp_path / "whole"))
+    whole = end(train(0, tmp_path / "whole"))
     folder = tmp_path / "widened"
-    assert child.train(folder, stop=stop)[0] == "stopped"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([sys.executable, child.__file__, str(rank), str(folder)], env=environment)
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=200) for rank in ranks] == [0, 0]
-    outcomes = [json.loads((folder / f"{rank}.json").read_text())[0] for rank in range(2)]
-    assert outcomes == ["finished", "finished"]
-    wide = end(json.loads((folder / "0.json").read_text()))
-    assert (wide["epoch"], wide["kept"]["epoch"], wide["kept"]["step"]) == (
+    assert train(0, folder, stop=stop)[0] == "stopped"
+    ranks = run_ranks(2, train, folder, 2)
+    wide = end(ranks[0])
+    assert ranks[1][0] == "finished"
+    assert [wide["epoch"], wide["kept"]["epoch"], wide["kept"]["step"]] == [
         whole["epoch"],
         whole["kept"]["epoch"],
         whole["kept"]["step"],
-    )
+    ]
     assert whole["epoch"] < 8 and wide["metrics"] == pytest.approx(whole["metrics"], rel=1e-9)
