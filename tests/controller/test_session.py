@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_controller import DECLARED, an_ensemble
 
@@ -46,6 +46,7 @@ from ensemble.spec import Ensemble, Identity, Member, Search, uniform
 from ensemble.spec.search_space import SECOND_OBJECTIVES
 from ensemble.store import RunDir, RunState, fold
 from ensemble.store.member import ENDED
+from examples import examples
 
 NODES = [Node(name, 2, (), 8.0, name, interface="lo") for name in ("a", "b")]
 TRIALS = 6
@@ -125,6 +126,7 @@ class World:
         self.ended: Counter[int] = Counter()
         self.asked = itertools.count()
         self.unanswered: set[str] = set()
+        self.seen = 0  # events of the log in which answers were looked for
         self.now = 100.0
         stream = SharedStream(ensemble)
         stream.check()
@@ -476,9 +478,10 @@ class World:
             cores = [each.count_ranks(node.name) * each.identity.cpus_per_worker for each in held]
             assert sum(cores) <= node.cpus + 1e-9, "more than there is"
 
-        for event in self.log:
+        for event in self.log[self.seen :]:
             if event["type"] == "asked":
                 self.unanswered.discard(event["request"])
+        self.seen = len(self.log)
         assert not self.unanswered, "a request was not answered"
 
     def check_end(self) -> None:
@@ -517,7 +520,7 @@ def declare(kind: str, workers: int) -> Ensemble:
     shared=st.booleans(),
     steps=st.integers(0, 300),
 )
-@settings(max_examples=120)
+@examples(60)
 def test_whatever_happens_no_member_is_lost_and_no_place_is_leaked(
     kind: str, random: Random, workers: int, slow: bool, shared: bool, steps: int
 ) -> None:
@@ -530,9 +533,23 @@ def test_whatever_happens_no_member_is_lost_and_no_place_is_leaked(
     world.check_end()
 
 
+def begin(kind: str, workers: int = 1) -> tuple[World, Process]:
+    """A world in which nothing fails, and the process of its first member."""
+    world = World(declare(kind, workers), Random(0), failing_launches=0.0)
+    return world, next(iter(world.processes.values()))
+
+
+def end(world: World, process: Process) -> None:
+    """A member finishes, and its processes exit."""
+    if not process.reports:
+        process.end("finished", "finished", metrics={"accuracy": 0.5})
+    while process.reports:
+        world.report(process)
+    world.reconcile()
+
+
 def test_a_trial_has_its_cost_when_its_nodes_were_metered_after_its_end() -> None:
-    world = World(declare("energy_j", 3), Random(0), failing_launches=0.0)
-    [process] = world.processes.values()
+    world, process = begin("energy_j", 3)
     assert set(process.nodes) == {"a", "b"}
 
     def list_costs() -> list[str]:
@@ -544,9 +561,7 @@ def test_a_trial_has_its_cost_when_its_nodes_were_metered_after_its_end() -> Non
 
     process.end("finished", "finished", metrics={"accuracy": 0.5})
     meter("a")
-    while process.reports:
-        world.report(process)
-    world.reconcile()
+    end(world, process)
     meter("a")
     assert list_costs() == [] and not world.ended, "b was metered before the end only"
     meter("b")
@@ -554,12 +569,8 @@ def test_a_trial_has_its_cost_when_its_nodes_were_metered_after_its_end() -> Non
 
 
 def test_power_up_to_a_time_before_the_end_of_a_trial_is_not_its_cost() -> None:
-    world = World(declare("energy_j", 1), Random(0), failing_launches=0.0)
-    process = next(iter(world.processes.values()))
-    process.end("finished", "finished", metrics={"accuracy": 0.5})
-    while process.reports:
-        world.report(process)
-    world.reconcile()
+    world, process = begin("energy_j")
+    end(world, process)
     power = {"type": "power", "node": process.nodes[0], "watts": 1.0}
     world.handle({**power, "until": world.session.state.t - 1.0})
     world.reconcile()
@@ -570,12 +581,8 @@ def test_power_up_to_a_time_before_the_end_of_a_trial_is_not_its_cost() -> None:
 
 
 def test_a_trial_on_a_node_that_meters_no_more_has_its_cost_after_a_few_seconds() -> None:
-    world = World(declare("energy_j", 1), Random(0), failing_launches=0.0)
-    process = next(iter(world.processes.values()))
-    process.end("finished", "finished", metrics={"accuracy": 0.5})
-    while process.reports:
-        world.report(process)
-    world.reconcile()
+    world, process = begin("energy_j")
+    end(world, process)
     assert not world.ended
     world.now += WAIT_S
     world.reconcile()
@@ -583,8 +590,7 @@ def test_a_trial_on_a_node_that_meters_no_more_has_its_cost_after_a_few_seconds(
 
 
 def test_figures_that_were_held_back_are_logged_before_a_cost_is_measured() -> None:
-    world = World(declare("energy_j", 1), Random(0), failing_launches=0.0)
-    process = next(iter(world.processes.values()))
+    world, process = begin("energy_j")
     world.now += 5000.0
     world.report(process)  # it starts: the session does not take it for hung
     who = {"node": "a", "role": "train", "member": process.identity.member, "pid": 1, "origin": "measured"}
@@ -609,8 +615,7 @@ def test_figures_that_were_held_back_are_logged_before_a_cost_is_measured() -> N
 
 
 def test_cpu_seconds_are_known_when_the_processes_are_gone() -> None:
-    world = World(declare("cpu_s", 1), Random(0), failing_launches=0.0)
-    process = next(iter(world.processes.values()))
+    world, process = begin("cpu_s")
     process.end("finished", "finished", metrics={"accuracy": 0.5})
     world.report(process)
     world.reconcile()
@@ -689,7 +694,6 @@ def test_a_quarantined_gpu_is_not_offered_again_by_whoever_describes_the_node() 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["in time", "too late"])
 @given(random=st.randoms(use_true_random=False), workers=st.integers(1, 2), steps=st.integers(0, 40))
-@settings(max_examples=40)
 def test_members_leave_a_node_that_is_drained_and_use_up_no_retry(
     is_lost: bool, random: Random, workers: int, steps: int
 ) -> None:
