@@ -156,7 +156,7 @@ def an_ensemble(members: list[Member | dict[str, Any]] | None = None, **options:
         "valid": samples(48, 1),
         "epochs": 2,
         "batch_size": 32,
-        "gate_timeout_s": 20.0,
+        "gate_timeout_s": 300.0,
         # so that nothing is measured: what befalls a member is to befall it in training
         "resources": Resources(cpus_per_worker=1.0, gpus_per_worker=0.0, memory_gb=1.0),
     }

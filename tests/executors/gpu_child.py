@@ -100,7 +100,7 @@ class Run:
     def _start(self, folder: Path, environment: dict[str, str], executor: str, mode: str, *arguments: str) -> None:
         self.path = folder / "run"
         command = [sys.executable, str(HERE / "gpu_child.py"), mode, str(self.path), executor, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         self.said = done.stderr
         self.states = dict(re.findall(r"^(member-\d+) (\w+)$", done.stdout, re.M))

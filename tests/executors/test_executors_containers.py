@@ -8,13 +8,11 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from ensemble.store import read_events
+from finished_runs import of_kind
 
 HERE = Path(__file__).parent
 MIB = 2**20
@@ -74,17 +72,14 @@ def group() -> Iterator[Path]:
     pytest.skip("no control group can be made here")
 
 
-def of_kind(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == kind]
-
-
+@pytest.mark.more
 def test_members_and_rings_together_are_offered_no_more_than_the_limit_of_the_group(
     group: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "runs.py"
     script.write_text(RUNS)
     command = [sys.executable, str(script), str(tmp_path / "run"), str(group)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     [node] = of_kind(tmp_path / "run", "node")
     ring_bytes = max(event["ring_bytes"] for event in of_kind(tmp_path / "run", "feeder"))
@@ -95,38 +90,53 @@ def test_members_and_rings_together_are_offered_no_more_than_the_limit_of_the_gr
 
 
 def test_a_ring_beyond_the_limit_of_the_group_is_refused_by_its_size(group: Path) -> None:
-    asks = f"""
-import os
-from pathlib import Path
-Path({str(group)!r}, "cgroup.procs").write_text(str(os.getpid()))
-from pipelines.prepare.fields import Field
-from pipelines.shm import ring
-ring.create(ring.Layout({{"x": Field((2**18,), "float32")}}, {LIMIT // MIB + 1}), "ring")
-"""
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    done = subprocess.run([sys.executable, "-c", asks], env=environment, capture_output=True, text=True)
     needed = LIMIT // MIB + 1
+    done = run_alone(f"Path({str(group)!r}, 'cgroup.procs').write_text(str(os.getpid())); make_ring({needed})")
     assert f"MemoryError: ring needs {needed} MiB of memory for {needed} samples" in done.stderr
 
 
-def test_a_run_does_not_depend_on_the_size_of_dev_shm(tmp_path: Path) -> None:
+RING = """
+import os
+from pathlib import Path
+from ensemble.cli.doctor import _shared_memory
+from pipelines.prepare.fields import Field
+from pipelines.shm import ring
+
+def make_ring(mib):
+    return ring.create(ring.Layout({"x": Field((2**18,), "float32")}, mib), "ring")
+
+"""
+
+
+def run_alone(program: str, within: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    command = [*within, sys.executable, "-c", RING + program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def small() -> list[str]:
+    """What to put before a command for which /dev/shm is small."""
     unshare = shutil.which("unshare")
     command = [str(unshare), "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"', "sh"]
     if unshare is None or subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
+    return command
+
+
+def test_a_ring_does_not_depend_on_the_size_of_dev_shm_and_the_doctor_knows_it(small: list[str]) -> None:
+    done = run_alone("made = make_ring(24); print(*_shared_memory())", small)
+    assert done.returncode == 0, done.stderr
+    assert "1 MiB, as containers have by default" in done.stdout
+
+
+@pytest.mark.more
+def test_a_run_does_not_depend_on_the_size_of_dev_shm(small: list[str], tmp_path: Path) -> None:
     script = tmp_path / "runs.py"
     script.write_text(RUNS)
-    command += [sys.executable, str(script), str(tmp_path / "run"), ""]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    command = [*small, sys.executable, str(script), str(tmp_path / "run"), ""]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert max(event["ring_bytes"] for event in of_kind(tmp_path / "run", "feeder")) > 16 * MIB
     assert all(event["private_batches"] == 0 for event in of_kind(tmp_path / "run", "epoch"))
-
-    command[-4:] = [
-        sys.executable,
-        "-c",
-        "from ensemble.cli.doctor import _shared_memory; print(*_shared_memory())",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    said = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
-    assert "1 MiB, as containers have by default" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import subprocess
 import sys
@@ -21,8 +20,11 @@ from ensemble.reporting import status_notes
 from ensemble.schedule import Node
 from ensemble.store import RunState, read_events
 
-# What is the same code on both is tried on Ray, whose start takes half a minute, in the long tests only.
-EXECUTORS = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
+# That ranks have GPUs of their own is in the first tier in test_executors_forks.py, what is offered of GPUs below.
+EXECUTORS = [
+    pytest.param("local", marks=pytest.mark.more),
+    pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow]),
+]
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -65,18 +67,12 @@ def test_ranks_of_a_member_get_instances_of_different_gpus(executor: str, tmp_pa
     assert set(alone) == {"MIG-0-0", "MIG-0-1", "MIG-1-0", "MIG-1-1"}
 
 
-@pytest.mark.parametrize(
-    ("executor", "reported_after_s"),
-    [
-        ("local", 0.0),
-        pytest.param("local", 1.2, id="forks-reported-late"),
-        pytest.param("ray", 0.0, marks=pytest.mark.ray),
-    ],
-)
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_who_keeps_gpus_busy_is_in_the_power_events(
-    executor: str, reported_after_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORKS_REPORTED_AFTER_S", str(reported_after_s))  # power is read once a second
+    # Power is read once a second: forks are reported before a reading on Ray, and after one here.
+    monkeypatch.setenv("FORKS_REPORTED_AFTER_S", "1.2" if executor == "local" else "0.0")
     run = Run(tmp_path, "A100:80,A100:80", "", executor, "active")
     assert set(run.states.values()) == {"finished"}
     assert {event["power"]["gpu_activity"] for event in run.of_kind("node")} == {IN_USE}
@@ -92,6 +88,7 @@ def test_who_keeps_gpus_busy_is_in_the_power_events(
     assert seen == set(shares)
 
 
+@pytest.mark.more
 def test_who_has_ended_since_the_last_reading_has_what_it_used(tmp_path: Path) -> None:
     run = Run(tmp_path, "A100:80", "", "local", "ended")
     active = [part["activity"] for e in run.of_kind("power") for part in e["parts"] if part.get("activity")]
@@ -109,6 +106,7 @@ def test_the_node_says_when_activity_is_known_no_more(executor: str, tmp_path: P
     assert not any("activity" in part for event in later for part in event["parts"])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("gpus", "with_mps", "why"), [("A100:80:2", False, MIG), ("A100:80", True, MPS)])
 def test_where_activity_is_not_known_the_node_says_why(
     gpus: str, with_mps: bool, why: str, tmp_path: Path
@@ -158,6 +156,7 @@ ensemble.submit(declared, Path(sys.argv[1]), executor="inline", on_event=react).
 """
 
 
+@pytest.mark.more
 def test_a_member_that_trains_in_this_process_keeps_the_gpu_busy(tmp_path: Path) -> None:
     environment = make_machine(tmp_path, "A100:80")
     subprocess.run([sys.executable, "-c", INLINE, str(tmp_path / "run")], env=environment, check=True)
@@ -173,11 +172,12 @@ BROKEN = {"xid 79": "XID 79: GPU has fallen", "ecc 2": "2 uncorrectable ECC erro
 @pytest.mark.parametrize(
     ("executor", "befalls", "fails", "workers"),
     [
-        *itertools.product(["local"], BROKEN, ["fails", "hangs"], [1]),
-        ("local", "xid 79", "fails", 2),
-        ("local", "xid 48", "hangs", 2),
-        pytest.param("ray", "xid 79", "fails", 2, marks=pytest.mark.ray),
-        pytest.param("ray", "lost 1", "hangs", 1, marks=pytest.mark.ray),
+        pytest.param("local", "xid 79", "fails", 1, marks=pytest.mark.more),
+        pytest.param("local", "ecc 2", "hangs", 1, marks=pytest.mark.more),
+        pytest.param("local", "lost 1", "fails", 2, marks=pytest.mark.more),
+        pytest.param("local", "xid 48", "hangs", 2, marks=pytest.mark.more),
+        pytest.param("ray", "xid 79", "fails", 2, marks=[pytest.mark.ray, pytest.mark.slow]),
+        pytest.param("ray", "lost 1", "hangs", 1, marks=[pytest.mark.ray, pytest.mark.slow]),
     ],
 )
 def test_a_gpu_that_breaks_is_used_no_more_and_costs_no_retry(
@@ -191,6 +191,7 @@ def test_a_gpu_that_breaks_is_used_no_more_and_costs_no_retry(
     assert said in (run.path / "report.html").read_text()
 
 
+@pytest.mark.more
 def test_the_applications_errors_are_its_own(tmp_path: Path) -> None:
     run = Run(tmp_path, ",".join(["A100:80"] * 4), "", "local", "breaks", "xid 31", "fails", "1")
     assert run.states == {"member-0": "failed", "member-1": "finished", "member-2": "finished"}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import simplejpeg
 
 import ensemble
@@ -62,20 +63,10 @@ def loss(net: Any, batch: Any) -> Any:
         gc.collect()
         feeder = next(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_feeder(pid))
         workers = Path(f"/proc/{feeder}/task/{feeder}/children").read_text().split()
-        print(
-            json.dumps(
-                {
-                    "member": before,
-                    "collected": describe(os.getpid()),
-                    "feeder": describe(feeder),
-                    "workers": [describe(int(pid)) for pid in workers],
-                    "modules": [
-                        name for name in ("cv2", "simplejpeg", "pyarrow", "optuna") if name in sys.modules
-                    ],
-                }
-            ),
-            flush=True,
-        )
+        seen = {"member": before, "collected": describe(os.getpid()), "feeder": describe(feeder)}
+        seen["workers"] = [describe(int(pid)) for pid in workers]
+        seen["modules"] = [name for name in ("cv2", "simplejpeg", "pyarrow", "optuna") if name in sys.modules]
+        print(json.dumps(seen), flush=True)
     return functional.cross_entropy(net(batch["image"].float() / 255), batch["index"] % 2, reduction="none")
 
 
@@ -101,6 +92,7 @@ def write_photos(path: Path) -> Path:
     return path
 
 
+@pytest.mark.more
 def test_members_share_what_the_fork_server_imported_and_load_no_decoder(tmp_path: Path) -> None:
     pipeline = Pipeline(sources.tar(write_photos(tmp_path / "photos.tar"), rename={"jpeg": "image"}), seed=0)
     pipeline = pipeline.map(stages.decode_jpeg("image")).map(stages.resize("image", 64))
@@ -122,12 +114,8 @@ def test_members_share_what_the_fork_server_imported_and_load_no_decoder(tmp_pat
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
     alone = int(done.stdout)
     for row in result.members:
-        [line] = [
-            each
-            for each in RunDir(tmp_path / "run").log(row["member"]).read_text().splitlines()
-            if "loaded" in each
-        ]
-        seen = json.loads(line)
+        log = RunDir(tmp_path / "run").log(row["member"]).read_text()
+        [seen] = [json.loads(line) for line in log.splitlines() if "loaded" in line]
         # The rest of what it imports is the fork server's, and stays so through a collection of garbage.
         assert seen["member"]["private"] < alone / 4, (seen, alone)
         assert seen["collected"]["private"] - seen["member"]["private"] < alone / 40, (seen, alone)

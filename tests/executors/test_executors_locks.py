@@ -14,17 +14,23 @@ from ensemble.store import fold, read_events
 
 HERE = Path(__file__).parent
 RUNS = f"""
-import sys
+import os, sys
 sys.path.insert(0, {str(HERE)!r})
 from execute_members import an_ensemble, bad, keyed
 import ensemble
-workers, where, cache = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-resources = ensemble.Resources(workers=workers, cpus_per_worker=0.5, memory_gb=0.3)
-more = {{"cache": "disk", "cache_dir": cache[0], "train": keyed(bad, "skip")}} if cache else {{}}
-try:
-    ensemble.submit(an_ensemble(resources=resources, **more), where, "local").wait()
-except ensemble.SpecError as error:
-    sys.exit(f"refused: {{error}}")
+from ensemble.cli.doctor import _file_locks
+
+def run(where, executor, workers=1, **more):
+    resources = ensemble.Resources(workers=workers, cpus_per_worker=0.5, memory_gb=0.3)
+    try:
+        ensemble.submit(an_ensemble(resources=resources, **more), where, executor).wait()
+    except Exception as error:
+        print(f"refused: {{error}}", file=sys.stderr)
+
+def look(where):
+    os.chdir(where)
+    print(*_file_locks())
+
 """
 
 
@@ -36,47 +42,43 @@ def without(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     return where, {**os.environ, **make_environment(tmp_path, where)}
 
 
-def run(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", RUNS, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-
-
-def test_members_of_one_worker_train_there_and_the_lack_of_locks_is_said(
-    without: tuple[Path, dict[str, str]],
-) -> None:
-    where, environment = without
-    done = run(environment, 1, where / "run")
+def run(environment: dict[str, str], program: str) -> subprocess.CompletedProcess[str]:
+    environment = {**environment, "PYTHONPATH": str(HERE.parents[1])}
+    done = subprocess.run([sys.executable, "-c", RUNS + program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "this file system has no locks (flock); start no second controller" in done.stderr
-    state = fold(read_events(where / "run" / "events.jsonl"))
+    return done
+
+
+def check_trained(run_dir: Path) -> None:
+    state = fold(read_events(run_dir / "events.jsonl"))
     assert {member.state for member in state.members.values()} == {"finished"}
 
 
-def test_members_of_several_workers_are_refused_there_before_anything_starts(
+def test_what_needs_locks_is_refused_there_before_anything_starts_and_what_needs_none_says_so(
     without: tuple[Path, dict[str, str]],
 ) -> None:
+    """Members of one worker train there, those of several do not; neither is there a cache. The doctor looks."""
     where, environment = without
-    done = run(environment, 2, where / "run")
-    assert done.returncode == 1 and "refused: " in done.stderr
-    assert "is on a file system without locks (flock)" in done.stderr and "-o flock" in done.stderr
-    assert not read_events(where / "run" / "events.jsonl")
-    elsewhere = run(environment, 2, where.parent / "run")
-    assert elsewhere.returncode == 0, elsewhere.stderr
-
-
-def test_a_cache_there_is_refused(without: tuple[Path, dict[str, str]]) -> None:
-    where, environment = without
-    done = run(environment, 1, where.parent / "run", where / "cache")
+    runs = f"run({str(where / 'run')!r}, 'inline'); run({str(where / 'wide')!r}, 'local', workers=2)"
+    cached = f"cache='disk', cache_dir={str(where / 'cache')!r}, train=keyed(bad, 'skip')"
+    cache = f"run({str(where.parent / 'run')!r}, 'inline', {cached})"
+    done = run(environment, f"{runs}; {cache}; look({str(where)!r}); look({str(where.parent)!r})")
+    assert "this file system has no locks (flock); start no second controller" in done.stderr
+    check_trained(where / "run")
+    refused, *_ = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
+    assert "is on a file system without locks (flock)" in refused and "-o flock" in refused
+    assert not read_events(where / "wide" / "events.jsonl")
     assert "its file system has no locks (fcntl)" in done.stderr
+    there, elsewhere = done.stdout.splitlines()[-2:]
+    assert "-o flock" in there and "'available': True" in elsewhere
 
 
-def test_the_doctor_looks_for_locks_in_the_directory_where_it_is_called(
-    without: tuple[Path, dict[str, str]],
-) -> None:
+@pytest.mark.more
+def test_processes_train_there_and_several_workers_elsewhere(without: tuple[Path, dict[str, str]]) -> None:
     where, environment = without
-    asks = "from ensemble.cli.doctor import _file_locks; print(*_file_locks())"
-    environment["PYTHONPATH"] = str(HERE.parents[1])
-    for directory, word in ((where, "-o flock"), (where.parent, "'available': True")):
-        command = [sys.executable, "-c", asks]
-        done = subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True)
-        assert word in done.stdout, done.stderr
+    run(
+        environment,
+        f"run({str(where / 'run')!r}, 'local'); run({str(where.parent / 'run')!r}, 'local', workers=2)",
+    )
+    check_trained(where / "run")
+    check_trained(where.parent / "run")

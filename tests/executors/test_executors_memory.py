@@ -1,18 +1,10 @@
-"""A worker is held to the memory that its member was granted; one that takes more gets more, and harms nobody."""
+"""A worker is held to the memory that its member was granted; runs of such members: test_executors_runs.py."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
-from execute_members import an_ensemble
-
-import ensemble
-from ensemble import Member
-from ensemble.store import RunState, fold, read_events
 
 LIMITED = """
 import json, mmap, os, threading
@@ -52,40 +44,8 @@ print(json.dumps(said))
 
 
 def test_what_goes_over_the_grant_is_refused_and_shared_memory_does_not_count() -> None:
-    run = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     said = json.loads(run.stdout)
     assert said.pop("as before") is True
     assert said == {way: ["oom", True] for way in ("numpy", "torch", "python", "backward")}
-
-
-def state_of(run_dir: Path) -> RunState:
-    return fold(read_events(run_dir / "events.jsonl"))
-
-
-@pytest.fixture(scope="module")
-def greedy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a member that takes 400 MB more than it was granted, at first, beside one that does not."""
-    path = tmp_path_factory.mktemp("greedy") / "run"
-    members = [
-        Member({"lr": 0.1}, memory_gb=0.5, cpus_per_worker=0.5),
-        Member({"lr": 0.2, "hold_mb": 700}, memory_gb=0.25, cpus_per_worker=0.5),
-    ]
-    ensemble.submit(an_ensemble(members, retries=0), path, "local").wait()
-    return path
-
-
-def test_a_member_that_takes_too_much_is_tried_again_with_more_room(greedy: Path) -> None:
-    state = state_of(greedy)
-    assert {member.id: member.state for member in state.members.values()} == dict.fromkeys(
-        ("member-0", "member-1"), "finished"
-    )
-    assert state.members["member-1"].attempts == 3 and state.members["member-1"].reason == "oom"
-    assert [event["memory_gb"] for event in state.rooms] == [0.5, 1.0], "counted against none of its 0 retries"
-    assert state.members["member-0"].attempts == 1
-
-
-def test_its_neighbour_learns_what_it_learns_alone(greedy: Path, tmp_path: Path) -> None:
-    ensemble.submit(an_ensemble([{"lr": 0.1}]), tmp_path / "alone", "inline").wait()
-    alone = state_of(tmp_path / "alone").members["member-0"].weights_sha256
-    assert alone is not None and state_of(greedy).members["member-0"].weights_sha256 == alone

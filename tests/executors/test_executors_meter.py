@@ -56,7 +56,9 @@ class Meter:
         self._thread.join()
 
 
-@pytest.mark.parametrize(("executor", "every_s"), [("inline", 0.1), ("local", 0.1), ("local", 2.0)])
+@pytest.mark.parametrize(
+    ("executor", "every_s"), [("inline", 0.1), pytest.param("local", 2.0, marks=pytest.mark.more)]
+)
 def test_the_account_of_a_run_is_what_its_meter_saw(tmp_path: Path, executor: str, every_s: float) -> None:
     energy = Energy(meter=str(tmp_path / "{node}.csv"), idle_w={"node": 150.0})
     declared = execute_members.an_ensemble(energy=energy)
@@ -118,7 +120,7 @@ def test_power_is_never_sampled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -
     assert [event["type"] for event in told] == ["power"] * 6, "the last one when it is closed"
 
 
-@pytest.mark.parametrize("executor", ["inline", "local"])
+@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
 def test_the_last_moments_of_a_run_are_metered_too(tmp_path: Path, executor: str) -> None:
     ensemble.submit(execute_members.an_ensemble(), tmp_path / "run", executor).wait()
     events = read_events(tmp_path / "run" / "events.jsonl")
@@ -133,7 +135,7 @@ def test_the_last_moments_of_a_run_are_metered_too(tmp_path: Path, executor: str
 
 def test_the_report_the_ledger_and_the_log_say_the_same(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    ensemble.submit(execute_members.an_ensemble(), path, "local").wait()
+    ensemble.submit(execute_members.an_ensemble(), path, "inline").wait()
     events = read_events(path / "events.jsonl")
     kept = json.loads((path / "ledger.json").read_text())
     used = ledger(events).run
@@ -153,7 +155,7 @@ def list_figures(page: str) -> list[Any]:
 @pytest.mark.skipif(
     getattr(find_busy_time(), "scope", None) != "host", reason="idle power is measured where all CPU time is seen"
 )
-@pytest.mark.parametrize("executor", ["inline", "local"])
+@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
 def test_a_run_can_be_interrupted_while_idle_power_is_measured(
     tmp_path: Path, executor: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from execute_members import an_ensemble, samples, when_sent
+from finished_runs import of_kind
 
 import ensemble
 from ensemble import Ensemble, Member, Resources, SpecError
@@ -27,15 +27,9 @@ Event = dict[str, Any]
 Hook = Callable[[Any, Event], None]
 
 
-def of(run_dir: Path, kind: str, member: str | None = None) -> list[Event]:
-    events = read_events(run_dir / "events.jsonl")
-    return [e for e in events if e["type"] == kind and member in (None, e.get("member"))]
-
-
 def run(declared: Ensemble, run_dir: Path, hook: Hook | None = None) -> Any:
     """Run it with real processes; the hook is called with the controller and each event."""
     started: list[Any] = []
-    declared = dataclasses.replace(declared, gate_timeout_s=120.0)
 
     def on_event(event: Event) -> None:
         if hook is not None and started:
@@ -60,16 +54,16 @@ def recorded(path: Path) -> dict[int, list[int]]:
 def undisturbed(members: list[Any], folder: Path, **options: Any) -> dict[str, Event]:
     """The `finished` events of members that train one after the other, each alone."""
     ensemble.submit(an_ensemble(members, **options), folder, "inline").wait()
-    return {event["member"]: event for event in of(folder, "finished")}
+    return {event["member"]: event for event in of_kind(folder, "finished")}
 
 
-STEPS_S = [0.01, 0.01, 0.01, 0.15, 0.08, 0.08]
+STEPS_S = [0.01, 0.01, 0.01, 0.01, 0.08, 0.08]
 
 
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of six members on one feeder the slowest is sent on alone, two form a cohort of their own, which a third one
-    joins later; then their feeder is killed.
+    """Of six members on one feeder one is sent on alone, and waits there for the quick ones to finish; two form a
+    cohort of their own, which a third one joins later; then their feeder is killed.
     """
     folder = tmp_path_factory.mktemp("moves")
     asked: list[str] = []
@@ -94,6 +88,8 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             session._cohort += 1
             join(4, 5)
             when_sent(controller, (folder / "they may begin").touch)
+        if what == "finished" and {members[f"member-{n}"].state for n in (0, 1)} == {"finished"}:
+            (folder / "the quick have finished").touch()
         if (what, who) == ("epoch", "member-4") and members["member-4"].epoch == 2:
             assert members["member-4"].cohort == 1
             asked.append("join")
@@ -106,18 +102,20 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             os.kill(feeder["pid"], signal.SIGKILL)
 
     # An epoch has three batches of training and two of validation.
-    waits = {2: (11, "it may go on"), 4: (1, "they may begin"), 5: (1, "they may begin")}
+    waits = {2: (11, "it may go on"), 3: (11, "the quick have finished")}
+    waits |= {4: (1, "they may begin"), 5: (1, "they may begin")}
     members: list[Any] = [{"lr": 0.1, "step_s": s, "record": str(folder / f"{i}")} for i, s in enumerate(STEPS_S)]
     for number, (after, marker) in waits.items():
         members[number] |= {"fault": "wait", "after": after, "marker": str(folder / marker)}
-    result = run(an_ensemble(members, epochs=EPOCHS, capacity=64, resources=NARROW), folder / "run", change)
+    patient = {"capacity": 64, "stall_limit_s": 300.0, "resources": NARROW}
+    result = run(an_ensemble(members, epochs=EPOCHS, **patient), folder / "run", change)
     assert asked == ["start", "join", "kill"] and {row["state"] for row in result.members} == {"finished"}
     assert {row["attempts"] for row in result.members} == {1}
     return folder
 
 
 def test_who_moves_says_when_it_has(moved: Path) -> None:
-    said = {event["member"]: event for event in of(moved / "run", "moved")}
+    said = {event["member"]: event for event in of_kind(moved / "run", "moved")}
     assert {member: event["cohort"] for member, event in said.items()} == {
         "member-2": 1,
         "member-3": None,
@@ -133,7 +131,7 @@ def test_who_moves_says_when_it_has(moved: Path) -> None:
 def test_members_that_move_learn_the_same_bits(moved: Path) -> None:
     members = [{"lr": 0.1} for _ in STEPS_S]
     expected = undisturbed(members, moved / "alone", epochs=EPOCHS)
-    found = {event["member"]: event["weights_sha256"] for event in of(moved / "run", "finished")}
+    found = {event["member"]: event["weights_sha256"] for event in of_kind(moved / "run", "finished")}
     assert found == {member: event["weights_sha256"] for member, event in expected.items()}
 
 
@@ -148,32 +146,30 @@ def test_members_that_move_see_every_sample_once_in_an_epoch(moved: Path) -> Non
 def test_a_stream_goes_on_at_once_without_who_has_left_it(moved: Path) -> None:
     run_dir = moved / "run"
     left = Counter({f"member-{i}": EPOCHS for i in range(len(STEPS_S))})
-    for event in of(run_dir, "moved"):
+    for event in of_kind(run_dir, "moved"):
         left[event["member"]] = event["epoch"]
     private = {
         event["member"]
-        for event in of(run_dir, "epoch")
+        for event in of_kind(run_dir, "epoch")
         if event["epoch"] < left[event["member"]] and event["private_batches"]
     }
     assert not private
-    last = [event for event in of(run_dir, "feeder") if event["cohort"] == 0][-1]
+    last = [event for event in of_kind(run_dir, "feeder") if event["cohort"] == 0][-1]
     assert last["consumed"] == N * sum(left.values()), "it fed each for as long as that read there"
     assert last["prepared"] == N * EPOCHS and last["members"] == 0
-    # Of the six only quick ones are left when the third has moved; the slowest takes three steps an epoch.
-    for quick in ("member-0", "member-1"):
-        after = [e["waited_s"] for e in of(run_dir, "epoch", quick) if e["epoch"] > left["member-2"]]
-        assert len(after) > 2 and sum(after) < len(after) * 3 * STEPS_S[3] / 2, "it is paced by nobody any more"
-    later = [e for e in of(run_dir, "epoch", "member-3") if e["epoch"] >= left["member-3"]]
+    assert last["detached"] == 0, "the one that waits until others have finished paces nobody any more"
+    later = [e for e in of_kind(run_dir, "epoch", "member-3") if e["epoch"] >= left["member-3"]]
     assert {(e["shared_batches"], e["private_batches"]) for e in later} == {(0, 3)}
 
 
 def test_a_member_shares_the_stream_that_it_has_joined(moved: Path) -> None:
-    (event,) = of(moved / "run", "moved", "member-2")
-    later = [e for e in of(moved / "run", "epoch", "member-2") if e["epoch"] >= event["epoch"]]
+    (event,) = of_kind(moved / "run", "moved", "member-2")
+    later = [e for e in of_kind(moved / "run", "epoch", "member-2") if e["epoch"] >= event["epoch"]]
     assert sum(e["shared_batches"] for e in later) > 0, "as long as there is a feeder"
     assert sum(e["private_batches"] for e in later) > 0, "and none when it had died"
 
 
+# What widening changes and does not in a member: tests/train/test_train_widened.py.
 @pytest.fixture(scope="module")
 def widened(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A member of one worker gets a second after its second epoch; the run is stopped later and goes on. Of two
@@ -184,9 +180,8 @@ def widened(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def change(controller: Any, event: Event) -> None:
         what = (event["type"], event.get("member"), event.get("epoch"))
         if what == ("epoch", "member-0", 1):
-            assert controller.session.commands.widen("member-0", 2) and not controller.session.commands.widen(
-                "member-0", 2
-            )
+            widen = controller.session.commands.widen
+            assert widen("member-0", 2) and not widen("member-0", 2)
         if what == ("epoch", "member-2", 1):
             assert controller.session.commands.alone("member-2")
         if what == ("epoch", "member-0", 5):
@@ -207,23 +202,26 @@ def elastic(folder: Path, **options: Any) -> Ensemble:
     return an_ensemble(members, **{**defaults, **options})
 
 
+@pytest.mark.more
 def test_a_member_is_widened_between_two_epochs(widened: Path) -> None:
-    first, second = of(widened / "run", "member", "member-0")
+    first, second = of_kind(widened / "run", "member", "member-0")
     assert (first["workers"], second["workers"]) == (1, 2) and second["widened_from"] == 1
-    assert second["widened"] == {"from": 1, "epoch": of(widened / "run", "stopped", "member-0")[0]["epoch"]}
-    assert of(widened / "run", "stopped", "member-0")[0]["step"] == 0
-    widths = [len(event["devices"]) for event in of(widened / "run", "placed", "member-0")]
+    assert second["widened"] == {"from": 1, "epoch": of_kind(widened / "run", "stopped", "member-0")[0]["epoch"]}
+    assert of_kind(widened / "run", "stopped", "member-0")[0]["step"] == 0
+    widths = [len(event["devices"]) for event in of_kind(widened / "run", "placed", "member-0")]
     assert widths == [1, 2, 2], "the resume is as wide"
     state = fold(read_events(widened / "run" / "events.jsonl")).members["member-0"]
     assert state.state == "finished" and state.failures == 0
     assert [event["epoch"] for event in state.history] == list(range(9))
 
 
+@pytest.mark.more
 def test_a_widened_member_sees_every_sample_once_in_an_epoch(widened: Path) -> None:
     seen = recorded(widened / "0")
     assert list(seen) == list(range(9)) and all(sorted(indices) == list(range(N)) for indices in seen.values())
 
 
+@pytest.mark.more
 def test_a_widened_member_learns_what_it_would_have_learnt(widened: Path) -> None:
     member = Member({"lr": 0.1}, seed=7)
     undisturbed([member], widened / "narrow", epochs=9)
@@ -235,14 +233,16 @@ def test_a_widened_member_learns_what_it_would_have_learnt(widened: Path) -> Non
         np.testing.assert_allclose(weights[0][name].numpy(), tensor.numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.more
 def test_all_ranks_of_a_member_leave_the_stream_together(widened: Path) -> None:
-    stays, leaves = (of(widened / "run", "finished", f"member-{i}")[0]["weights_sha256"] for i in (1, 2))
+    stays, leaves = (of_kind(widened / "run", "finished", f"member-{i}")[0]["weights_sha256"] for i in (1, 2))
     assert stays == leaves
     assert recorded(widened / "1") == recorded(widened / "2")
-    (event,) = of(widened / "run", "moved", "member-2")
+    (event,) = of_kind(widened / "run", "moved", "member-2")
     assert event["cohort"] is None
 
 
+@pytest.mark.more
 def test_a_wide_member_does_not_go_on_where_the_ensemble_is_not_elastic(widened: Path) -> None:
     with pytest.raises(StoreError, match="workers=2, now 1"):
         ensemble.submit(elastic(widened, elastic=False), widened / "run", "local")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from execute_members import an_ensemble, bad, deadly, keyed
+from finished_runs import hashes, of_kind
 
 import ensemble
 from ensemble import Resources
@@ -16,32 +16,24 @@ from ensemble.store import fold, read_events
 NARROW = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)
 
 
-def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == kind]
-
-
-def hashes(run_dir: Path) -> dict[str, str]:
-    return {event["member"]: event["weights_sha256"] for event in events(run_dir, "finished")}
-
-
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     """What members learn from the same records where the bad ones are mere errors."""
     run_dir = tmp_path_factory.mktemp("expected") / "run"
     ensemble.submit(an_ensemble(train=keyed(bad, "skip"), resources=NARROW), run_dir, "inline").wait()
     return hashes(run_dir)
 
 
-@pytest.mark.parametrize("sharing", ["auto", "independent"])
+@pytest.mark.parametrize("sharing", ["auto", pytest.param("independent", marks=pytest.mark.more)])
 def test_members_train_without_the_records_that_kill(
-    sharing: str, tmp_path: Path, expected: dict[str, str]
+    sharing: str, tmp_path: Path, expected: dict[str, str | None]
 ) -> None:
     declared = an_ensemble(train=keyed(deadly, "skip"), sharing=sharing, retries=1, resources=NARROW)
     result = ensemble.submit(declared, tmp_path / "run", "local").wait()
     assert [row["state"] for row in result.members] == ["finished"] * 2
     assert hashes(tmp_path / "run") == expected
     assert declared.stream.hazards.deadly == {}, "the next run of it may find the file mended"
-    found = {(event["split"], event["index"]) for event in events(tmp_path / "run", "bad_record")}
+    found = {(event["split"], event["index"]) for event in of_kind(tmp_path / "run", "bad_record")}
     assert found == {("train", 7), ("train", 70)}
     assert "sample 7 of train (arrays(" in (
         status_feeders(fold(read_events(tmp_path / "run" / "events.jsonl"))) or ""
@@ -51,12 +43,13 @@ def test_members_train_without_the_records_that_kill(
         assert attempts == [1, 1], "the feeder has found them before any member could"
     else:
         assert max(attempts) <= 3, "one death for each record at most, and more of them than retries"
-        assert all("it was preparing sample" in event["error"] for event in events(tmp_path / "run", "failed"))
+        assert all("it was preparing sample" in event["error"] for event in of_kind(tmp_path / "run", "failed"))
 
 
+@pytest.mark.more
 def test_where_none_may_be_left_out_all_members_fail_with_the_record_named(tmp_path: Path) -> None:
     declared = an_ensemble(train=keyed(deadly, "raise"), resources=NARROW)
     result = ensemble.submit(declared, tmp_path / "run", "local").wait()
     assert [(row["state"], row["attempts"]) for row in result.members] == [("failed", 1)] * 2
-    for failure in events(tmp_path / "run", "failed"):
+    for failure in of_kind(tmp_path / "run", "failed"):
         assert "ends every process that prepares it" in failure["error"] and "row " in failure["error"]

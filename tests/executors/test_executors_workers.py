@@ -116,7 +116,7 @@ def test_those_that_are_ended_at_the_close_are_listed_once_more(tmp_path: Path, 
         assert host.workers.list_processes() == {}
 
 
-def test_descriptors_past_those_of_select_are_like_any_other(tmp_path: Path, run_dir: RunDir) -> None:
+def test_descriptors_past_those_of_select_are_like_any_other(host: Host, run_dir: RunDir) -> None:
     """As with a thousand ranks on a node, of which each has a socket and a pidfd here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
@@ -124,12 +124,10 @@ def test_descriptors_past_those_of_select_are_like_any_other(tmp_path: Path, run
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
     others: list[int] = []
     try:
-        with open(os.devnull) as null, selectors.DefaultSelector() as selector:
+        with open(os.devnull) as null:
             others = [os.dup(null.fileno()) for _ in range(1100)]
-            host = Host(tmp_path, selector)
             host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
             assert host.wait_for("exited")["outcome"] == "finished"
-            host.workers.close()
         assert "filedescriptor out of range" not in run_dir.log("member-0").read_text()
     finally:
         for each in others:

@@ -64,11 +64,10 @@ def drain() -> tuple[dict[str, float | None], dict[str, float | None]]:
 
     client: Any = global_worker.gcs_client  # type: ignore[attr-defined]
     [node] = ray.nodes()
-    before = _compat.list_draining_nodes(20.0)
+    before = _compat.list_draining_nodes(300.0)
     preemption = 2  # DRAIN_NODE_REASON_PREEMPTION of autoscaler.proto
     client.drain_node(node["NodeID"], preemption, "notice", 4_000_000_000_000)
-    until = time.monotonic() + 20
-    while not (after := _compat.list_draining_nodes(20.0)) and time.monotonic() < until:
+    while not (after := _compat.list_draining_nodes(300.0)):
         time.sleep(0.05)  # the head says so when its node has agreed
     return before, {"this" if ray_id == node["NodeID"] else ray_id: t for ray_id, t in after.items()}
 
@@ -81,13 +80,13 @@ def thread_state(pid: int, thread: int) -> str:
 def stop_head() -> list[bool]:
     """Whether the head answers: before it is stopped, while it is, and when it goes on."""
     [head] = [each for each in psutil.Process().children() if each.name() == "gcs_server"]
-    answers = [_compat.is_head_answering(20.0)]
+    answers = [_compat.is_head_answering(300.0)]
     head.send_signal(signal.SIGSTOP)
     while any(thread_state(head.pid, thread.id) != "T" for thread in head.threads()):
         time.sleep(0.01)  # each of its threads stops by itself
     answers.append(_compat.is_head_answering(1.0))
     head.send_signal(signal.SIGCONT)
-    return [*answers, _compat.is_head_answering(20.0)]
+    return [*answers, _compat.is_head_answering(300.0)]
 
 
 def main(place: Path) -> dict[str, Any]:

@@ -32,8 +32,6 @@ def run(job, ensemble, send, inbox, startup_cpu_s):
     together = log.parents[2] / "together"  # so many members run at the same time
     while together.exists() and len(list(log.parents[1].glob("*/log.txt"))) < int(together.read_text()):
         time.sleep(0.01)
-    slow = log.parents[2].with_suffix(".txt")
-    time.sleep(float(slow.read_text()) if slow.exists() else 0.0)
     if job.rank == 0:
         who = {"member": job.identity.member, "attempt": job.attempt}
         send({"type": "started", **who, "first_epoch": 0})
@@ -112,12 +110,6 @@ def main(mode: str, run_dir: Path) -> None:
             print("waits", submit(whole[:2], 1.0, run_dir / "waits", on_event=give_back))
         finally:
             other.release()
-    elif mode == "slow":  # each works for a while, so that what runs at the same time can be seen
-        (run_dir / "slow.txt").write_text("1.0")
-        print("slow", submit(whole[:3], 1.0, run_dir / "slow"))
-    elif mode == "long":
-        (run_dir / "long.txt").write_text("5.0")
-        print("long", submit(whole, 1.0, run_dir / "long"))
     elif mode.startswith("each"):  # so many members, all at the same time
         count = int(mode.removeprefix("each"))
         members = [{"lr": 0.01 * (n + 1)} for n in range(count)]
@@ -127,8 +119,6 @@ def main(mode: str, run_dir: Path) -> None:
                 (run_dir / "each" / "together").write_text(str(count))
 
         print("each", submit(members, 1.0, run_dir / "each", on_event=begin))
-    elif mode == "halves":
-        print("halves", submit(whole * 2, 0.5, run_dir / "halves"))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""A driver on a cluster of two nodes: trains four members, two of which fit on each."""
+"""A driver on Ray: trains four members, two of which fit on a core; says when one started or ended an epoch."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -21,6 +22,12 @@ def declared(sharing: str = "auto", step_s: float = 0.0, epochs: int = 4, capaci
     return an_ensemble(members, epochs=epochs, sharing=sharing, capacity=capacity, **usual)
 
 
+def say(event: dict[str, Any]) -> None:
+    if event["type"] in ("started", "epoch"):
+        print(event["type"], flush=True)
+
+
 if __name__ == "__main__":
-    run_dir, sharing, step_s, *numbers = sys.argv[1:]
-    ensemble.submit(declared(sharing, float(step_s), *map(int, numbers)), run_dir, executor="ray").wait()
+    run_dir, sharing, step_s, *numbers = [*sys.argv[1:], *("auto", "0.0")[len(sys.argv) - 2 :]]
+    made = declared(sharing, float(step_s), *map(int, numbers))
+    ensemble.submit(made, run_dir, executor="ray", on_event=say).wait()

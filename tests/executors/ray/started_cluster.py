@@ -9,27 +9,15 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import psutil
 
 HERE = Path(__file__).parent
 MARK = "ENSEMBLE_TEST_CLUSTER"  # in the environment of all that a cluster starts
-PATIENCE_S = 120.0
-
-
-def wait_until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
-    """Wait until a condition holds, and return what it says."""
-    until = time.monotonic() + patience_s
-    while not (said := condition()):
-        assert time.monotonic() < until, what
-        time.sleep(0.05)
-    return said
 
 
 @dataclass
@@ -67,7 +55,7 @@ class StartedCluster:
         command += ["--node-ip-address", "127.0.0.1", "--object-store-memory", str(80 * 2**20)]
         command += ["--min-worker-port", "0", "--max-worker-port", "0"]  # else all use the same ports
         environment = {**self.environment, "RAY_ADDRESS": "", **variables}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def find(self, *names: str, **variables: str) -> list[psutil.Process]:
@@ -96,7 +84,7 @@ class StartedCluster:
         for each in mine:
             with contextlib.suppress(psutil.Error):
                 each.kill()
-        psutil.wait_procs(mine, timeout=10)
+        psutil.wait_procs(mine, timeout=60)
 
     def run(self, *arguments: object) -> subprocess.Popen[str]:
         """Start an `ensemble` command."""

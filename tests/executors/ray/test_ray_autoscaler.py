@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from autoscaler_nodes import make_environment, write_config
-from started_cluster import make_cluster, wait_until
+from leftovers import wait_until
+from started_cluster import make_cluster
 
 from ensemble.store import fold, read_events
-
-pytestmark = pytest.mark.ray
 
 SPEC = """
 from execute_members import an_ensemble
@@ -25,6 +24,7 @@ def spec(marker: str, cpus: float = 0.9):
 """
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
 def test_nodes_are_added_for_members_that_wait_and_removed_when_idle(version: int, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_nodes_are_added_for_members_that_wait_and_removed_when_idle(version: in
             assert driver.poll() is None, driver.communicate()
             removed_s = time.monotonic() - began
             marker.touch()
-            _, said = driver.communicate(timeout=120)
+            _, said = driver.communicate()
             assert driver.returncode == 0, said
         finally:
             driver.kill()
@@ -64,13 +64,3 @@ def test_nodes_are_added_for_members_that_wait_and_removed_when_idle(version: in
     state = fold(events)
     assert [(each.state, each.attempts) for each in state.members.values()] == [("finished", 1)] * 3
     assert not [event for event in events if event["type"] == "node_lost"], "what is given back is not lost"
-
-
-def test_a_member_that_no_autoscaler_serves_is_refused(tmp_path: Path) -> None:
-    spec = tmp_path / "spec.py"
-    spec.write_text(SPEC)
-    with make_cluster() as cluster:
-        cluster.start(cpus=1)
-        driver = cluster.run("run", spec, "--run-dir", tmp_path / "run", "--set", "marker=x", "--set", "cpus=64")
-        _, said = driver.communicate(timeout=120)
-    assert driver.returncode == 2 and "largest that would fit" in said

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import pytest
 from leftovers import wait_until
 from one_head import start_head
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.more]
 
 ROOT = Path(__file__).parents[3]
 SPEC = """
@@ -42,8 +43,7 @@ def spec():
                     batch_size=32, train=Pipeline(sources.arrays(x=x, label=np.arange(96) % 3)),
                     resources=Resources(cpus_per_worker=1))
 """
-SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
-LIMIT_S = 25.0  # it takes one or two; Ray by itself would not look at a signal for half a minute
+SIGNALS = [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 
 
 @pytest.fixture
@@ -71,6 +71,14 @@ def start_run(directory: Path, *options: str, **more: str) -> subprocess.Popen[s
     )
 
 
+def interrupt(run: subprocess.Popen[str], number: signal.Signals, directory: Path, status: int) -> None:
+    """Send a signal, and check that the run ends by it before Ray by itself would look at it."""
+    # It takes one or two seconds; Ray would take half a minute. A busy machine took long up to here, too.
+    before_s = time.time() - psutil.Process(run.pid).create_time()
+    run.send_signal(number)
+    check_interrupted(run, directory, status, limit_s=max(25.0, 5 * before_s))
+
+
 def accept(listener: socket.socket, run: subprocess.Popen[str]) -> socket.socket:
     """The next connection of a run that waits for a cluster."""
     while not select.select([listener], [], [], 0.5)[0]:
@@ -78,9 +86,9 @@ def accept(listener: socket.socket, run: subprocess.Popen[str]) -> socket.socket
     return listener.accept()[0]
 
 
-def check_interrupted(run: subprocess.Popen[str], directory: Path, status: int) -> None:
+def check_interrupted(run: subprocess.Popen[str], directory: Path, status: int, limit_s: float) -> None:
     """Check what it printed and left. Ray's own words are in a file, which is named, or there are none."""
-    out, err = run.communicate(timeout=LIMIT_S)
+    out, err = run.communicate(timeout=limit_s)
     message = f"interrupted before training started; {directory / 'run'} can be run again\n"
     log = directory / "run" / "ray.log"
     assert (run.returncode, out) == (status, "")
@@ -97,12 +105,11 @@ def test_a_signal_ends_a_run_that_waits_for_a_silent_cluster(
         if number == signal.SIGTERM:  # after some seconds Ray reports that it has no answer
             log = tmp_path / "run" / "ray.log"
             wait_until(lambda: log.exists() and log.stat().st_size > 0, "Ray's report")
-        run.send_signal(number)
-        check_interrupted(run, tmp_path, status)
+        interrupt(run, number, tmp_path, status)
     for each in connections:
         each.close()
-    with start_run(tmp_path, "--executor", "local") as again:
-        _, err = again.communicate(timeout=120)
+    with start_run(tmp_path, "--executor", "inline") as again:
+        _, err = again.communicate()
         assert again.returncode == 0, err
 
 
@@ -112,7 +119,7 @@ def test_a_silent_cluster_is_given_up_after_a_time_limit(silent: socket.socket, 
     with subprocess.Popen(
         [sys.executable, "-c", program], env=environment(RAY_ADDRESS=address), text=True, stderr=subprocess.PIPE
     ) as session:
-        _, err = session.communicate(timeout=60)
+        _, err = session.communicate()
     assert session.returncode == 1
     assert err.splitlines()[-1] == (
         f"ensemble.spec.validation.SpecError: no Ray answers at RAY_ADDRESS={address}: it accepts connections, "
@@ -137,11 +144,7 @@ assert signal.getsignal(signal.SIGTERM) is handle, "the program calls what the s
 Session(limit_s=0.5)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(RAY_ADDRESS=address),
-        text=True,
-        capture_output=True,
-        timeout=60,
+        [sys.executable, "-c", program], env=environment(RAY_ADDRESS=address), text=True, capture_output=True
     )
     assert done.stderr.splitlines()[-1] == (
         "ensemble.spec.validation.SpecError: an earlier start of Ray, which was given up, still hangs at "
@@ -181,17 +184,17 @@ assert not ray.is_initialized(), "the session took the late connection for one o
             assert late.stdout is not None
             said = late.stdout.readline()
             head.resume()
-            _, err = late.communicate("\n", timeout=120)
+            _, err = late.communicate("\n")
     assert (said, late.returncode) == ("given up\n", 0), err
 
 
 def open_session(**more: str) -> subprocess.CompletedProcess[str]:
-    program = "from ensemble.executors.ray.session import Session; print(len(Session(limit_s=60.0).nodes()))"
+    program = "from ensemble.executors.ray.session import Session; print(len(Session(limit_s=300.0).nodes()))"
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, env=environment(**more), text=True, capture_output=True, timeout=120)
+    return subprocess.run(command, env=environment(**more), text=True, capture_output=True)
 
 
-@pytest.mark.parametrize("token", [True, False])
+@pytest.mark.parametrize("token", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_cluster_is_joined_with_its_token_or_without_where_it_asks_for_none(tmp_path: Path, token: bool) -> None:
     home = {"HOME": str(tmp_path)}  # without ~/.ray/auth_token
     with start_head(environment(), token=token) as clients:
@@ -224,7 +227,7 @@ print(node["NodeManagerAddress"], get_node_ip_address())
 print([name for name in os.environ if "CLUSTER" in name and name not in before])
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment(), text=True, capture_output=True, timeout=120)
+    done = subprocess.run(command, env=environment(), text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     addresses, changed = done.stdout.splitlines()
     own, later = addresses.split()
@@ -236,14 +239,13 @@ def children(run: subprocess.Popen[str]) -> dict[str, psutil.Process]:
     return {each.name(): each for each in psutil.Process(run.pid).children(recursive=True)}
 
 
-@pytest.mark.parametrize("daemon", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("daemon", [pytest.param("gcs_server", marks=pytest.mark.slow), "raylet"])
 def test_a_signal_ends_a_run_whose_own_ray_does_not_start(tmp_path: Path, daemon: str) -> None:
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as temporary:
         with start_run(tmp_path, TMPDIR=temporary) as run:
             wait_until(lambda: daemon in children(run), daemon)
             started = children(run)
             started[daemon].suspend()
-            run.terminate()
-            check_interrupted(run, tmp_path, 143)
+            interrupt(run, signal.SIGTERM, tmp_path, 143)
         assert [each for each in started.values() if each.is_running()] == []
         assert os.listdir(temporary) == []

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import Phase, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from ray_model import Cluster, Group, Piece, Run, World, fits_alone, list_pending, make_member, replace_ray
 
@@ -19,6 +19,7 @@ from ensemble.executors.ray.queued_demand import MOST_PENDING
 from ensemble.executors.ray.request import Bundle, Request
 from ensemble.schedule import Node, Placement, pack
 from ensemble.spec import Identity
+from examples import examples
 
 Hosts = list[tuple[float, float, int]]  # cores, GiB, GPUs
 
@@ -64,7 +65,7 @@ def choose(members: Sequence[Identity], cluster: Cluster, devices: str) -> list[
     return [one for one in members if fits_alone(one, cluster, devices)]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(hosts=HOSTS, kinds=MEMBERS, devices=DEVICES)
 def test_on_an_empty_cluster_all_members_get_places_at_once_if_it_can_hold_them(
     world: World, hosts: Hosts, kinds: Any, devices: str
@@ -91,7 +92,7 @@ def test_on_an_empty_cluster_all_members_get_places_at_once_if_it_can_hold_them(
     assert not cluster.groups
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(hosts=HOSTS, kinds=MEMBERS, devices=DEVICES, taken=st.lists(st.integers(0, 4), min_size=4, max_size=4))
 def test_each_request_fits_on_some_node_when_nobody_else_uses_it(
     world: World, hosts: Hosts, kinds: Any, devices: str, taken: list[int]
@@ -110,7 +111,7 @@ def test_each_request_fits_on_some_node_when_nobody_else_uses_it(
     assert list_pending(run)
 
 
-@settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.generate])
+@examples(10)
 @given(
     hosts=HOSTS,
     kinds=st.tuples(MEMBERS, MEMBERS),

@@ -18,13 +18,11 @@ from ensemble.executors.ray import RayExecutor
 from ensemble.store import RunDir
 from ensemble.train import Job
 
-pytestmark = pytest.mark.ray
-
-LONG_S = 100.0  # what takes longer has failed
+pytestmark = [pytest.mark.ray, pytest.mark.more]
 
 
 class Run:
-    """An executor on a Ray of its own, and jobs of one member."""
+    """An executor, and jobs of one member."""
 
     def __init__(self, path: Path) -> None:
         self.declared = an_ensemble([{"lr": 0.1}], epochs=1, resources=Resources(cpus_per_worker=0.2))
@@ -71,7 +69,7 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def run(one_ray: None, tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path / "run")
     try:
         run.open()
@@ -91,7 +89,7 @@ def test_nobody_waits_for_an_agent_that_is_slow_and_members_wait_for_their_feede
 
     using = threading.Thread(target=use)
     using.start()
-    using.join(LONG_S / 5)
+    using.join(300.0)
     waited = using.is_alive()
     run.agent.send_signal(signal.SIGCONT)
     using.join()
@@ -108,10 +106,10 @@ def test_an_agent_that_is_silent_is_replaced_and_its_ranks_are_gone_before(
     run.launch(0, step_s=100.0)
     rank = psutil.Process(run.until(lambda event: event["type"] == "started")["pid"])
     run.agent.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr("ensemble.executors.ray.executor._SILENT_S", 3.0)
+    monkeypatch.setattr("ensemble.executors.ray.executor._SILENT_S", 10.0)
     exited = run.exited()
     assert (exited["outcome"], exited["agent_lost"]) == (None, True)
-    monkeypatch.setattr("ensemble.executors.ray.executor._SILENT_S", LONG_S)
+    monkeypatch.setattr("ensemble.executors.ray.executor._SILENT_S", 300.0)
     run.launch(1)
     assert run.exited()["outcome"] == "finished"
     assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE

@@ -76,16 +76,16 @@ class Head:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, env=self.environment, **pipes)  # type: ignore[call-overload,no-any-return]
 
-    def call(self, *arguments: object, timeout_s: float = 120.0) -> tuple[int, str, str]:
+    def call(self, *arguments: object) -> tuple[int, str, str]:
         with self.start(*arguments) as process:
-            out, err = process.communicate(timeout=timeout_s)
+            out, err = process.communicate()
         return process.returncode, out, err
 
     def ask(self, program: str, *arguments: str) -> Any:
         """What a Python program prints as JSON."""
         environment = {**self.environment, "RAY_AUTH_MODE": "token"}
         command = [sys.executable, "-c", program, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -138,7 +138,7 @@ def head(hold: Path) -> Iterator[Head]:
             if isinstance(each, subprocess.Popen) or each.is_running():
                 each.kill()
         node.wait()
-        psutil.wait_procs(mine, timeout=10)
+        psutil.wait_procs(mine, timeout=60)
         shutil.rmtree(short)
 
 
@@ -173,7 +173,7 @@ def test_a_run_is_a_job_of_its_name_that_goes_on_where_it_was_stopped(
     assert (code, out) == (2, "") and "give another --name" in err and "epochs=..." in err
     assert err.count("\n") == 1 and "epochs=30" not in err
     assert head.call("stop", run_dir)[0] == 0
-    said, err = first.communicate(timeout=60)
+    said, err = first.communicate()
     assert first.returncode == 1, said + err  # no member has finished
     assert said.startswith("ensemble-job\n") and "stopped" in said
     assert {m.state for m in fold(read_events(run_dir / "events.jsonl")).members.values()} == {"stopped"}
@@ -186,6 +186,29 @@ def test_a_run_is_a_job_of_its_name_that_goes_on_where_it_was_stopped(
     assert {(m.state, m.attempts) for m in state.members.values()} == {("finished", 2)}
 
 
+@pytest.mark.slow
+@pytest.mark.ray
+def test_rays_own_submission_runs_an_ensemble_too(head: Head, spec: Path, tmp_path: Path) -> None:
+    """As users of `ray job submit` do it, who name no address to the run."""
+    run_dir = tmp_path / "run"
+    submit = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", head.url, "--"]
+    submit += [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(run_dir)]
+    refused = subprocess.run(submit, env={**head.environment, "RAY_AUTH_MODE": "disabled"}, capture_output=True)
+    assert refused.returncode != 0 and not run_dir.exists()
+    environment = {**head.environment, "RAY_AUTH_MODE": "token"}
+
+    def is_taken() -> subprocess.CompletedProcess[str] | None:
+        done = subprocess.run(submit, env=environment, capture_output=True, text=True)
+        # a head answers before the agent that starts its jobs does
+        return done if "No available agent" not in done.stderr else None
+
+    done = wait_until(is_taken, "the head takes jobs")
+    assert done.returncode == 0 and "succeeded" in done.stdout + done.stderr, done.stdout + done.stderr
+    state = fold(read_events(run_dir / "events.jsonl"))
+    assert state.executor == "ray" and {m.state for m in state.members.values()} == {"finished"}
+
+
+@pytest.mark.more
 @pytest.mark.ray
 def test_a_job_ends_with_the_status_of_its_run_and_mistakes_are_one_line(
     head: Head, spec: Path, tmp_path: Path

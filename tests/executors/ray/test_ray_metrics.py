@@ -7,14 +7,13 @@ import os
 import re
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from leftovers import wait_until
 from prometheus_client.parser import text_string_to_metric_families as parse_metrics
 
 from ensemble.cli.parser import main
@@ -24,7 +23,6 @@ from ensemble.reporting.metrics.grafana import RAY_GPU_POWER, RAY_PREFIX, format
 from ensemble.reporting.metrics.projection import LASTING, Sample
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 120.0
 SPEC = """
 from execute_members import an_ensemble
 def spec(go="go"):
@@ -33,19 +31,11 @@ def spec(go="go"):
 """
 
 
-def wait_until(condition: Any, what: str) -> Any:
-    until = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < until, what
-        time.sleep(0.2)
-    return found
-
-
 def fetch(url: str, token: str | None = None) -> tuple[int, str]:
     """Status and body."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=300) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, ""
@@ -109,11 +99,11 @@ def test_a_watched_run_shows_rays_dashboard_and_reports_through_ray(tmp_path: Pa
         wait_until(made.exists, "the dashboard for Grafana is not beside Ray's")
         assert made.read_text() == format_dashboard()
         go.touch()
-        assert process.wait(PATIENCE_S) == 0, log.read_text()
+        assert process.wait() == 0, log.read_text()
         assert not token_file.parent.exists()
     finally:
         process.terminate()
-        process.wait(PATIENCE_S)
+        process.wait()
 
 
 def test_the_dashboard_needs_the_executor_that_starts_ray(

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
-import shutil
 import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from finished_runs import hashes, of_kind
 from nodes_child import declared
-from two_nodes import expect_weights, wait_for_nodes, weights
+from started_cluster import StartedCluster, make_cluster
+from two_nodes import drive, expect_weights
 
-from ensemble.store import RunState, fold, read_events
+from ensemble.store import RunState
 
 pytestmark = pytest.mark.ray
 
@@ -29,76 +25,22 @@ HERE = Path(__file__).parent
 N = 96
 
 
-@dataclass
-class Cluster:
-    """A head and a second node, each with one core to offer; `environment` is for their clients."""
-
-    environment: dict[str, str]
-    nodes: list[subprocess.Popen[bytes]]
-
-    def run(
-        self, run_dir: Path, *arguments: object, meanwhile: Callable[[list[dict[str, Any]]], bool] | None = None
-    ) -> RunState:
-        """Run `nodes_child` to its end; `meanwhile` is shown the events until it says that it has seen enough."""
-        command = [sys.executable, str(HERE / "nodes_child.py"), str(run_dir), *map(str, arguments)]
-        driver = subprocess.Popen(command, env=self.environment, stderr=subprocess.PIPE, text=True)
-        try:
-            while meanwhile is not None and driver.poll() is None:
-                if (run_dir / "events.jsonl").exists() and meanwhile(read_events(run_dir / "events.jsonl")):
-                    meanwhile = None
-                time.sleep(0.05)
-            _, said = driver.communicate(timeout=280)
-        finally:
-            driver.kill()
-        assert driver.returncode == 0, said
-        assert meanwhile is None or meanwhile(read_events(run_dir / "events.jsonl")), "the run was over before"
-        return fold(read_events(run_dir / "events.jsonl"))
-
-
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    short = Path("/tmp") / f"t{secrets.token_hex(4)}"  # Ray's sockets lie below
-    short.mkdir(mode=0o700)
-    (short / "token").write_text(secrets.token_hex(32))
-    (short / "token").chmod(0o600)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(short / "token"),
-        "RAY_ADDRESS": f"127.0.0.1:{port}",
-        "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)]),
-    }
-    usual = ["--block", "--num-cpus", "1", "--node-ip-address", "127.0.0.1", "--disable-usage-stats"]
-    usual += ["--object-store-memory", str(80 * 2**20)]
-    head = ["--head", "--port", str(port), "--include-dashboard", "false", "--temp-dir", str(short / "ray")]
-    nodes: list[subprocess.Popen[bytes]] = []
-    try:
-        for own in (head, ["--address", f"127.0.0.1:{port}"]):
-            command = [sys.executable, "-m", "ray.scripts.scripts", "start", *own, *usual]
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            nodes.append(subprocess.Popen(command, env={**environment, "RAY_ADDRESS": ""}, **quiet))  # type: ignore[call-overload]
-            wait_for_head(port)
-        wait_for_nodes(environment, len(nodes))
-        yield Cluster(environment, nodes)
-    finally:
-        mine = [each for node in nodes for each in psutil.Process(node.pid).children(recursive=True)]
-        for each in [*mine, *nodes]:
-            if isinstance(each, subprocess.Popen) or each.is_running():
-                each.kill()
-        for node in nodes:
-            node.wait()
-        psutil.wait_procs(mine, timeout=10)
-        shutil.rmtree(short)
+def cluster() -> Iterator[StartedCluster]:
+    """A head and a second node, each with one core to offer."""
+    with make_cluster() as made:
+        made.start({})
+        yield made
 
 
-def wait_for_head(port: int) -> None:
-    until = time.monotonic() + 90
-    while socket.socket().connect_ex(("127.0.0.1", port)):
-        assert time.monotonic() < until, "the head does not listen"
-        time.sleep(0.1)
+def run(
+    cluster: StartedCluster,
+    run_dir: Path,
+    *arguments: object,
+    meanwhile: Callable[[list[dict[str, Any]]], bool] | None = None,
+) -> RunState:
+    command = [sys.executable, str(HERE / "nodes_child.py"), str(run_dir), *map(str, arguments)]
+    return drive(command, cluster.environment, run_dir, meanwhile)
 
 
 @pytest.fixture(scope="module")
@@ -107,16 +49,13 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[s
     return expect_weights(tmp_path_factory, "inline", lambda epochs: declared(epochs=epochs))
 
 
-def of_kind(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == kind]
-
-
+@pytest.mark.more
 @pytest.mark.parametrize("sharing", ["all", pytest.param("single", marks=pytest.mark.slow)])
 def test_what_two_nodes_read_is_prepared_once_and_weights_are_those_of_one_node(
-    cluster: Cluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]], sharing: str
+    cluster: StartedCluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]], sharing: str
 ) -> None:
-    state = cluster.run(tmp_path / "run", sharing, 0.0, 4)
-    assert weights(state) == expected(4)
+    state = run(cluster, tmp_path / "run", sharing, 0.0, 4)
+    assert hashes(tmp_path / "run") == expected(4)
     assert len({member.node for member in state.members.values()}) == 2
     assert all(event["private_batches"] == 0 for event in of_kind(tmp_path / "run", "epoch"))
     feeders = state.feeders.values()
@@ -132,7 +71,7 @@ def test_what_two_nodes_read_is_prepared_once_and_weights_are_those_of_one_node(
 
 @pytest.mark.slow  # tests/pipelines/test_peers.py kills a feeder among peers, too
 def test_a_feeder_killed_in_mid_run_leaves_the_other_node_running_and_comes_back(
-    cluster: Cluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
+    cluster: StartedCluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
 ) -> None:
     killed: list[dict[str, Any]] = []
     epochs = 100
@@ -146,8 +85,8 @@ def test_a_feeder_killed_in_mid_run_leaves_the_other_node_running_and_comes_back
 
     # Nodes share again if they are no farther apart than the ring, here seven seconds: as long as a busy machine
     # may take to start a feeder, for which members may wait. They meet before the rings hold the stream's end.
-    state = cluster.run(tmp_path / "run", "all", 0.1, epochs, 2048, meanwhile=kill_one)
-    assert weights(state) == expected(epochs)
+    state = run(cluster, tmp_path / "run", "all", 0.1, epochs, 2048, meanwhile=kill_one)
+    assert hashes(tmp_path / "run") == expected(epochs)
     assert {member.attempts for member in state.members.values()} == {1}
     where = killed[0]["node"]
     elsewhere = {member.id for member in state.members.values() if member.node != where}
@@ -161,20 +100,19 @@ def test_a_feeder_killed_in_mid_run_leaves_the_other_node_running_and_comes_back
 
 @pytest.mark.slow
 def test_a_lost_node_leaves_the_members_of_the_other_to_their_stream(
-    cluster: Cluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
+    cluster: StartedCluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
 ) -> None:
     epochs = 20
-    raylets = [p for p in psutil.Process(cluster.nodes[1].pid).children(recursive=True) if p.name() == "raylet"]
+    raylet = max(cluster.find("raylet/raylet"), key=psutil.Process.create_time)
 
     def lose_one(events: list[dict[str, Any]]) -> bool:
         if not any(e["type"] == "epoch" and e["epoch"] == 2 for e in events):
             return False
-        for raylet in raylets:
-            raylet.kill()
+        raylet.kill()
         return True
 
-    state = cluster.run(tmp_path / "run", "all", 0.03, epochs, meanwhile=lose_one)
-    assert weights(state) == expected(epochs)
+    state = run(cluster, tmp_path / "run", "all", 0.03, epochs, meanwhile=lose_one)
+    assert hashes(tmp_path / "run") == expected(epochs)
     first = {event["member"]: event["node"] for event in reversed(of_kind(tmp_path / "run", "placed"))}
     assert len(set(first.values())) == 2 and len({member.node for member in state.members.values()}) == 1
     times = [event["t"] for event in of_kind(tmp_path / "run", "feeder")]

@@ -21,8 +21,6 @@ from ensemble.spec import SpecError
 from ensemble.store import RunDir
 from ensemble.train import Job
 
-pytestmark = pytest.mark.ray
-
 Event = dict[str, Any]
 LOST = "the actor died"
 

@@ -1,30 +1,25 @@
-"""Runs on Ray: real actors, real kills, a real head with token authentication."""
+"""Runs on Ray: real actors, real kills."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
 import signal
-import socket
 import stat
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from driver_child import RATES
 from execute_members import an_ensemble, loss
-from leftovers import named_memory, new_named_memory
+from finished_runs import hashes, of_kind
+from leftovers import named_memory, new_named_memory, wait_until
+from nodes_child import RATES
 
 import ensemble
-from ensemble import Member, Recipe, Resources, Search, SpecError, uniform
+from ensemble import Member, Recipe, Resources, SpecError
 from ensemble.executors.ray import RayExecutor
 from ensemble.store import RunDir, fold, read_events
 from ensemble.train import Job
@@ -34,11 +29,6 @@ pytestmark = pytest.mark.ray
 HERE = Path(__file__).parent
 RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 PYTHONPATH = os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)])
-
-
-def hashes(run_dir: Path) -> dict[str, str | None]:
-    state = fold(read_events(run_dir / "events.jsonl"))
-    return {member.id: member.weights_sha256 for member in state.members.values()}
 
 
 def states(result: ensemble.Result) -> list[str]:
@@ -70,31 +60,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]
     return hashes(path)
 
 
-@pytest.fixture
-def short(tmp_path: Path) -> Iterator[Path]:
-    """A directory with a path short enough for Ray's sockets, empty again at the end of the test."""
-    path = Path("/tmp") / f"t{secrets.token_hex(4)}"
-    path.mkdir(mode=0o700)
-    yield path
-    left = list(path.iterdir())
-    path.rmdir() if not left else None
-    assert not left, f"left behind: {left}"
-
-
-def test_failures_stay_with_their_member_and_nothing_is_left(
+def test_a_run_on_ray_shares_as_on_one_node_is_accounted_and_leaves_nothing(
     short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, str | None]
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(short))
     monkeypatch.setattr("tempfile.tempdir", None)
     shared_memory = named_memory()
-    killed = {"fault": "kill", "after": 5, "marker": str(tmp_path / "marker")}
-    rank = {"fault": "kill", "after": 4, "marker": str(tmp_path / "marker of a rank")}
-    members: list[Any] = [
-        {"lr": 0.1},
-        {"lr": 0.2, **killed},
-        {"lr": 0.3, "fault": "nan"},
-        Member({"lr": 0.1, **rank}, workers=2),
-    ]
     listening: set[tuple[str, str]] = set()
     modes, tokens, commands = set[int](), set[str](), list[str]()
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -115,21 +86,28 @@ def test_failures_stay_with_their_member_and_nothing_is_left(
                     continue
                 listening.update((c.laddr.ip, process.name()) for c in connections if c.status == "LISTEN")
 
-    declared = an_ensemble(members, epochs=4, retries=1, resources=Resources(cpus_per_worker=0.2))
+    members = [{"lr": lr} for lr in RATES[:2]]
+    declared = an_ensemble(members, epochs=4, resources=Resources(cpus_per_worker=0.2))
     run_dir = tmp_path / "run"
     result = ensemble.submit(declared, run_dir, executor="ray", on_event=look).wait()
 
-    assert states(result) == ["finished", "finished", "failed", "finished"]
-    state = fold(read_events(run_dir / "events.jsonl"))
-    assert [m.attempts for m in state.members.values()] == [1, 2, 1, 2]
-    assert state.members["member-1"].reason == "lost"
-    got = hashes(run_dir)
-    assert got["member-0"] == reference["member-0"], "on Ray and shared, or inline and alone: the same weights"
-    assert got["member-1"] == reference["member-1"], "killed and resumed, the same weights"
-    loopback = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    assert listening and {ip for ip, _ in listening} <= loopback, listening
+    assert [(row["state"], row["attempts"]) for row in result.members] == [("finished", 1)] * 2
+    assert hashes(run_dir).items() < reference.items(), "on Ray and shared, or inline and alone: the same weights"
+    assert all(event["private_batches"] == 0 for event in of_kind(run_dir, "epoch"))
+    [node] = {event["node"] for event in of_kind(run_dir, "placed")}
+    used = {(event["role"], event["member"]) for event in of_kind(run_dir, "usage") if event["node"] == node}
+    assert {("train", "member-0"), ("train", "member-1"), ("ray", None)} <= used
     roles = {row["role"] for row in (result.ledger or {})["rows"]}
     assert {"startup", "train", "prepare", "feed", "orchestrate", "ray"} <= roles
+    events = read_events(run_dir / "events.jsonl")
+    over = max(n for n, event in enumerate(events) if event["type"] == "finished")
+    last = {e["role"] for e in events[over + 1 :] if e["type"] == "usage" and e["pid"] != os.getpid()}
+    assert {"orchestrate", "ray"} <= last, (
+        "what the agents used up to their end is in the log before the run's end"
+    )
+    assert events[-1]["type"] == "run_finished" and events[-2]["pid"] == os.getpid(), "and what we used to ours"
+    loopback = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert listening and {ip for ip, _ in listening} <= loopback, listening
     assert processes_of_session(short) == []
     assert new_named_memory(shared_memory) == set()
     assert modes == {0o700}, "Ray lets everybody write in its own directory, nobody gets there"
@@ -137,6 +115,31 @@ def test_failures_stay_with_their_member_and_nothing_is_left(
     assert len(token) == 64 and not any(token in command for command in commands)
     assert not (tmp_path / ".ray").exists(), "Ray would keep a token there that everybody may read"
     assert os.environ["RAY_AUTH_TOKEN"] == "of another cluster"
+
+
+# Each of these starts a Ray of its own, or two; those below share one.
+
+
+@pytest.mark.more
+def test_a_killed_driver_leaves_no_process_and_its_run_goes_on(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, str | None]
+) -> None:
+    run_dir = tmp_path / "run"
+    monkeypatch.setenv("TMPDIR", str(short))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    command = [sys.executable, str(HERE / "nodes_child.py"), str(run_dir)]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert driver.stdout is not None
+    assert driver.stdout.readline().strip() == "started"
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    # Ray's agents try for a minute to tell of the raylet's end, and so may a worker that was in a call to it
+    wait_until(lambda: not processes_of_session(short, agents=False), "nothing is left")
+    result = ensemble.resume(run_dir).wait()
+    assert processes_of_session(short) == []
+    assert set(states(result)) == {"finished"}
+    assert hashes(run_dir) == reference
 
 
 GIVES_UP_ONCE = """
@@ -160,16 +163,79 @@ session.close()
 """
 
 
+@pytest.mark.more
 def test_a_ray_that_gives_up_on_a_busy_machine_is_started_again(short: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(short)}
     command = [sys.executable, "-c", GIVES_UP_ONCE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["2", "1", "1"], "two starts, one node, and the first one's directory is gone"
     assert processes_of_session(short) == []
 
 
-def test_an_actor_that_was_killed_gets_no_other_rank(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_node_agent_that_breaks_or_is_killed_is_replaced_and_its_members_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, str | None]
+) -> None:
+    breaks, both = tmp_path / "breaks", tmp_path / "both were replaced"
+    monkeypatch.setenv("BREAKS_AGENTS", str(breaks))
+    import agent_members
+
+    harmed: list[int] = []  # agents replaced before, each time
+
+    def harm(event: dict[str, Any]) -> None:
+        replaced = len(of_kind(tmp_path / "run", "agent_replaced"))
+        if event["type"] == "started" and not harmed:
+            breaks.touch()
+            harmed.append(0)
+        elif event["type"] == "power" and replaced == 1 and harmed == [0]:
+            harmed.append(1)
+            kill_agents()
+        elif event["type"] == "power" and replaced == 2:
+            both.touch()
+
+    members: list[Any] = [{"lr": lr, "fault": "wait", "after": 4, "marker": str(both)} for lr in RATES[:2]]
+    recipe = Recipe(model=agent_members.Model(), loss=loss)
+    declared = an_ensemble(members, recipe=recipe, epochs=4, resources=Resources(cpus_per_worker=0.2), retries=0)
+    result = ensemble.submit(declared, tmp_path / "run", executor="ray", on_event=harm).wait()
+    assert states(result) == ["finished"] * 2
+    got = hashes(tmp_path / "run")
+    assert {member: got[member] for member in got} == {member: reference[member] for member in got}
+    broke, was_killed = of_kind(tmp_path / "run", "agent_replaced")
+    assert "no power to be had" in broke["detail"] and "no power" not in was_killed["detail"]
+
+
+def kill_agents() -> None:
+    """End the node agents of this process's Ray."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if "ray::NodeAgent" in " ".join(process.cmdline()):
+                process.kill()
+
+
+@pytest.mark.more
+def test_failures_stay_with_their_member(one_ray: None, tmp_path: Path, reference: dict[str, str | None]) -> None:
+    killed = {"fault": "kill", "after": 5, "marker": str(tmp_path / "marker")}
+    rank = {"fault": "kill", "after": 4, "marker": str(tmp_path / "marker of a rank")}
+    members: list[Any] = [
+        {"lr": 0.1},
+        {"lr": 0.2, **killed},
+        {"lr": 0.3, "fault": "nan"},
+        Member({"lr": 0.1, **rank}, workers=2),
+    ]
+    declared = an_ensemble(members, epochs=4, retries=1, resources=Resources(cpus_per_worker=0.2))
+    run_dir = tmp_path / "run"
+    result = ensemble.submit(declared, run_dir, executor="ray").wait()
+    assert states(result) == ["finished", "finished", "failed", "finished"]
+    assert [row["attempts"] for row in result.members] == [1, 2, 1, 2]
+    assert fold(read_events(run_dir / "events.jsonl")).members["member-1"].reason == "lost"
+    got = hashes(run_dir)
+    assert got["member-0"] == reference["member-0"]
+    assert got["member-1"] == reference["member-1"], "killed and resumed, the same weights"
+
+
+@pytest.mark.more
+def test_an_actor_that_was_killed_gets_no_other_rank(one_ray: None, tmp_path: Path) -> None:
     """A rank may have said its last when its member is killed, because another rank failed."""
     declared = an_ensemble([{"lr": 0.1}], epochs=1, resources=Resources(cpus_per_worker=0.2))
     run_dir = RunDir.create(tmp_path / "run", declared)
@@ -208,179 +274,7 @@ def test_an_actor_that_was_killed_gets_no_other_rank(tmp_path: Path) -> None:
         executor.close()
 
 
-@pytest.mark.slow
-def test_a_node_agent_that_breaks_or_is_killed_is_replaced_and_its_members_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, str | None]
-) -> None:
-    breaks, both = tmp_path / "breaks", tmp_path / "both were replaced"
-    monkeypatch.setenv("BREAKS_AGENTS", str(breaks))
-    import agent_members
-
-    harmed: list[int] = []  # agents replaced before, each time
-
-    def harm(event: dict[str, Any]) -> None:
-        replaced = len(replacements(tmp_path / "run"))
-        if event["type"] == "started" and not harmed:
-            breaks.touch()
-            harmed.append(0)
-        elif event["type"] == "power" and replaced == 1 and harmed == [0]:
-            harmed.append(1)
-            kill_agents()
-        elif event["type"] == "power" and replaced == 2:
-            both.touch()
-
-    members: list[Any] = [{"lr": lr, "fault": "wait", "after": 4, "marker": str(both)} for lr in RATES[:2]]
-    recipe = Recipe(model=agent_members.Model(), loss=loss)
-    declared = an_ensemble(members, recipe=recipe, epochs=4, resources=Resources(cpus_per_worker=0.2), retries=0)
-    result = ensemble.submit(declared, tmp_path / "run", executor="ray", on_event=harm).wait()
-    assert states(result) == ["finished"] * 2
-    got = hashes(tmp_path / "run")
-    assert {member: got[member] for member in got} == {member: reference[member] for member in got}
-    broke, was_killed = replacements(tmp_path / "run")
-    assert "no power to be had" in broke["detail"] and "no power" not in was_killed["detail"]
-
-
-def replacements(run_dir: Path) -> list[dict[str, Any]]:
-    return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == "agent_replaced"]
-
-
-def kill_agents() -> None:
-    """End the node agents of this process's Ray."""
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has ended
-            if "ray::NodeAgent" in " ".join(process.cmdline()):
-                process.kill()
-
-
-@pytest.mark.slow  # searches are the same for all executors: tests/executors/test_executors_runs.py
-def test_a_search_on_ray_refills_freed_places(tmp_path: Path) -> None:
-    search = Search({"lr": uniform(0.001, 0.5)}, trials=5, sampler="random", pruner="median")
-    declared = an_ensemble(search=search, epochs=3, resources=Resources(cpus_per_worker=0.9))
-    result = ensemble.submit(declared, tmp_path / "run", executor="ray").wait()
-    assert len(result.members) == 5
-    assert set(states(result)) <= {"finished", "pruned"}
-    first_epochs = [m.first_epoch for m in fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()]
-    assert None not in first_epochs
-    events = read_events(tmp_path / "run" / "events.jsonl")
-    over = max(n for n, e in enumerate(events) if e["type"] in ("finished", "pruned"))
-    last = {e["role"] for e in events[over + 1 :] if e["type"] == "usage" and e["pid"] != os.getpid()}
-    assert {"orchestrate", "ray"} <= last, (
-        "what the agents used up to their end is in the log, before the run's end"
-    )
-    assert events[-1]["type"] == "run_finished" and events[-2]["pid"] == os.getpid(), "and what we used to ours"
-
-
-def test_what_no_node_can_give_is_refused(tmp_path: Path) -> None:
+@pytest.mark.more
+def test_what_no_node_can_give_is_refused(one_ray: None, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="largest that would fit"):
         ensemble.submit(an_ensemble(resources=Resources(cpus_per_worker=4096)), tmp_path / "run", "ray")
-
-
-def test_a_killed_driver_leaves_no_process_and_its_run_goes_on(
-    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, str | None]
-) -> None:
-    run_dir = tmp_path / "run"
-    monkeypatch.setenv("TMPDIR", str(short))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    driver = subprocess.Popen(
-        [sys.executable, str(HERE / "driver_child.py"), str(run_dir)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    assert driver.stdout is not None
-    assert driver.stdout.readline().strip() == "started"
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
-    # Ray's agents try for a minute to tell of the raylet's end, and so may a worker that was in a call to it
-    until = time.monotonic() + 150
-    while (left := processes_of_session(short, agents=False)) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert left == []
-    result = ensemble.resume(run_dir).wait()
-    assert processes_of_session(short) == []
-    assert set(states(result)) == {"finished"}
-    assert hashes(run_dir) == reference
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture
-def head(short: Path) -> Iterator[dict[str, str]]:
-    """A Ray head with token authentication; yields the environment for its clients."""
-    token = short / "token"
-    token.write_text(secrets.token_hex(32))
-    token.chmod(0o600)
-    port, dashboard = free_port(), free_port()
-    environment = {
-        **os.environ,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": PYTHONPATH,
-    }
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus", "2"]
-    command += ["--port", str(port), "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)]
-    command += ["--temp-dir", str(short / "ray"), "--disable-usage-stats"]
-    command += ["--dashboard-agent-listen-port", str(free_port())]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{dashboard}"
-    try:
-        wait_for(address + "/api/version", token.read_text())
-        yield {**environment, "RAY_API_SERVER_ADDRESS": address}
-    finally:
-        mine = [process, *psutil.Process(process.pid).children(recursive=True)]
-        process.terminate()
-        process.wait(timeout=30)
-        for each in [*mine[1:], *processes_of_session(short)]:
-            if isinstance(each, psutil.Process) and each.is_running():
-                each.kill()
-        psutil.wait_procs([each for each in mine if isinstance(each, psutil.Process)], timeout=10)
-        subprocess.run(["rm", "-rf", str(short / "ray"), str(token)], check=True)
-
-
-def wait_for(url: str, token: str) -> None:
-    until = time.monotonic() + 60
-    while True:
-        try:
-            urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"}))
-            return
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.2)
-
-
-@pytest.mark.slow  # tests/executors/ray/test_ray_jobs.py submits to such a head, too
-def test_ray_job_submit_runs_an_ensemble_on_a_head_that_asks_for_a_token(
-    head: dict[str, str], tmp_path: Path
-) -> None:
-    spec = tmp_path / "spec.py"
-    spec.write_text("from ensemble.cli.demo import spec\n")
-    run_dir = tmp_path / "run"
-    entrypoint = [str(Path(sys.executable).parent / "ensemble"), "run", str(spec), "--run-dir", str(run_dir)]
-    submit = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--", *entrypoint]
-    settings = ["--set", "epochs=2", "--json", str(tmp_path / "rows.json")]
-
-    stranger = {**head, "RAY_AUTH_MODE": "disabled"}
-    refused = subprocess.run([*submit, *settings], env=stranger, capture_output=True, text=True, timeout=60)
-    assert refused.returncode != 0 and not run_dir.exists()
-
-    until = time.monotonic() + 60
-    while True:
-        done = subprocess.run([*submit, *settings], env=head, capture_output=True, text=True, timeout=200)
-        # a head answers before the agent that starts its jobs does
-        if "No available agent" not in done.stderr or time.monotonic() > until:
-            break
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "succeeded" in done.stdout + done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [row["state"] for row in rows] == ["finished"] * 8
-    state = fold(read_events(run_dir / "events.jsonl"))
-    assert state.executor == "ray"
-    assert (run_dir / "report.html").exists()

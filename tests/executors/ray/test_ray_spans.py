@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,12 @@ from typing import Any
 
 import psutil
 import pytest
+from finished_runs import hashes, of_kind
 from spans_child import declared
-from two_nodes import expect_weights, wait_for_nodes, weights
+from two_nodes import drive, expect_weights, wait_for_nodes
 
 from ensemble.bench.launch.hosts import Hosts, unavailable
-from ensemble.store import RunState, fold, read_events
+from ensemble.store import RunState
 
 REASON = unavailable()
 pytestmark = [pytest.mark.ray, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
@@ -42,22 +42,8 @@ class Cluster:
     def run(
         self, run_dir: Path, *arguments: object, meanwhile: Callable[[list[dict[str, Any]]], bool] | None = None
     ) -> RunState:
-        """Run `spans_child` to its end; `meanwhile` is shown the events until it says that it has seen enough."""
         command = [sys.executable, str(HERE / "spans_child.py"), str(run_dir), *map(str, arguments)]
-        driver = subprocess.Popen(
-            self.hosts.command(0, command), env=self.environment, stderr=subprocess.PIPE, text=True
-        )
-        try:
-            while meanwhile is not None and driver.poll() is None:
-                if (run_dir / "events.jsonl").exists() and meanwhile(read_events(run_dir / "events.jsonl")):
-                    meanwhile = None
-                time.sleep(0.05)
-            _, said = driver.communicate(timeout=280)
-        finally:
-            driver.kill()
-        assert driver.returncode == 0, said
-        assert meanwhile is None, "the run was over before"
-        return fold(read_events(run_dir / "events.jsonl"))
+        return drive(self.hosts.command(0, command), self.environment, run_dir, meanwhile)
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +61,9 @@ def cluster() -> Iterator[Cluster]:
         head = f"{hosts.addresses[0]}:{PORT}"
         try:
             for number, own in enumerate((["--head", "--port", PORT], ["--address", head])):
-                command = [
-                    sys.executable,
-                    "-m",
-                    "ray.scripts.scripts",
-                    "start",
-                    "--block",
-                    "--num-cpus",
-                    "1",
-                    *own,
-                ]
-                command += ["--node-ip-address", hosts.addresses[number], "--disable-usage-stats"]
+                command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *own]
+                command += ["--num-cpus", "1", "--node-ip-address", hosts.addresses[number]]
+                command += ["--disable-usage-stats"]
                 command += ["--object-store-memory", str(80 * 2**20)]
                 command += ["--temp-dir", str(short / "ray"), "--include-dashboard", "false"] * (number == 0)
                 with open(short / f"{number}.log", "wb") as log:
@@ -103,7 +81,7 @@ def cluster() -> Iterator[Cluster]:
                     each.kill()
             for node in nodes:
                 node.wait()
-            psutil.wait_procs(mine, timeout=10)
+            psutil.wait_procs(mine, timeout=60)
             shutil.rmtree(short)
 
 
@@ -113,25 +91,22 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[s
     return expect_weights(tmp_path_factory, "local", lambda epochs: declared(epochs=epochs, cpus=0.25))
 
 
-def list_of_kind(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == kind]
-
-
+@pytest.mark.more
 def test_ranks_on_two_hosts_read_one_stream_and_have_the_weights_of_one_host(
     cluster: Cluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
 ) -> None:
     before = [cluster.hosts.traffic(host).sent for host in range(2)]
     state = cluster.run(tmp_path / "run", 0.0, 3, "torch")
-    assert weights(state) == expected(3)
-    wide = next(each for each in list_of_kind(tmp_path / "run", "placed") if each["member"] == "member-0")
+    assert hashes(tmp_path / "run") == expected(3)
+    wide = next(each for each in of_kind(tmp_path / "run", "placed") if each["member"] == "member-0")
     assert len(wide["nodes"]) == 3 and len(set(wide["nodes"])) == 2 and wide["node"] == wide["nodes"][0]
-    assert all(event["private_batches"] == 0 for event in list_of_kind(tmp_path / "run", "epoch"))
+    assert all(event["private_batches"] == 0 for event in of_kind(tmp_path / "run", "epoch"))
     feeders = list(state.feeders.values())
     assert len(feeders) == 2
     assert sum(event["prepared"] for event in feeders) == 3 * N, "each sample once for both nodes"
     assert sum(event["consumed"] for event in feeders) == 3 * 3 * N, "the wide member reads on both nodes"
     assert min(cluster.hosts.traffic(host).sent - before[host] for host in range(2)) > 3 * 6 * 1000
-    used = {(event["member"], event["rank"], event["node"]) for event in list_of_kind(tmp_path / "run", "usage")}
+    used = {(event["member"], event["rank"], event["node"]) for event in of_kind(tmp_path / "run", "usage")}
     assert {("member-0", rank, node) for rank, node in enumerate(wide["nodes"])} <= used
 
 
@@ -154,9 +129,9 @@ def test_the_end_of_one_hosts_agent_uses_up_no_retry(
         return True
 
     state = cluster.run(tmp_path / "run", 0.03, epochs, "torch", meanwhile=end_agent)
-    assert weights(state) == expected(epochs)
+    assert hashes(tmp_path / "run") == expected(epochs)
     assert state.members["member-0"].attempts == 2, "it went on from its checkpoint, on both hosts again"
-    again = list_of_kind(tmp_path / "run", "placed")[-1]
+    again = of_kind(tmp_path / "run", "placed")[-1]
     assert again["member"] in ("member-0", "member-1")
 
 
@@ -171,9 +146,9 @@ def test_a_rank_that_is_killed_on_the_other_host_is_named_and_its_member_goes_on
         os.kill(ranks[-1]["pid"], signal.SIGKILL)
         return True
 
-    state = cluster.run(tmp_path / "run", 0.03, 8, "torch", meanwhile=kill_rank)
-    assert weights(state) == expected(8)
-    (failed,) = list_of_kind(tmp_path / "run", "failed")
+    cluster.run(tmp_path / "run", 0.03, 8, "torch", meanwhile=kill_rank)
+    assert hashes(tmp_path / "run") == expected(8)
+    (failed,) = of_kind(tmp_path / "run", "failed")
     assert failed["reason"] == "lost" and "rank 2" in failed["error"]
 
 
@@ -195,14 +170,14 @@ def test_a_member_on_two_hosts_is_paused_and_resumed(
         return len(asked) == 2
 
     state = cluster.run(tmp_path / "run", 0.03, 30, "torch", meanwhile=pause_and_resume)
-    assert weights(state) == expected(30)
-    assert state.members["member-0"].attempts == 2 and not list_of_kind(tmp_path / "run", "failed")
+    assert hashes(tmp_path / "run") == expected(30)
+    assert state.members["member-0"].attempts == 2 and not of_kind(tmp_path / "run", "failed")
 
 
 @pytest.mark.slow
 def test_hierarchical_groups_are_the_hosts(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run(tmp_path / "run", 0.0, 2, "hierarchical")
-    (plan,) = list_of_kind(tmp_path / "run", "plan")
-    wide = next(each for each in list_of_kind(tmp_path / "run", "placed") if each["member"] == "member-0")
+    (plan,) = of_kind(tmp_path / "run", "plan")
+    wide = next(each for each in of_kind(tmp_path / "run", "placed") if each["member"] == "member-0")
     hosts = [[rank for rank in range(3) if wide["nodes"][rank] == node] for node in dict.fromkeys(wide["nodes"])]
     assert plan["tuned"]["groups"] == hosts

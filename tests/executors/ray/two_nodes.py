@@ -1,4 +1,4 @@
-"""What the tests of members on two nodes share: waiting for the nodes, and the weights that are expected."""
+"""What the tests of members on two nodes share: how a driver is run, and the weights that are expected."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
+from finished_runs import hashes
 
 import ensemble
 from ensemble import Ensemble
 from ensemble.store import RunState, fold, read_events
 
 Weights = dict[str, str | None]
+Event = dict[str, Any]
 
 
 def wait_for_nodes(
@@ -21,7 +25,7 @@ def wait_for_nodes(
 ) -> None:
     """Wait until so many nodes are alive; `on_host` makes of a command the one that runs it on the head's host."""
     asks = "import ray; ray.init(log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while True:
         command = on_host([sys.executable, "-c", asks])
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -30,8 +34,26 @@ def wait_for_nodes(
         assert time.monotonic() < until, done.stderr[-2000:]
 
 
-def weights(state: RunState) -> Weights:
-    return {member.id: member.weights_sha256 for member in state.members.values()}
+def drive(
+    command: Sequence[str],
+    environment: dict[str, str],
+    run_dir: Path,
+    meanwhile: Callable[[list[Event]], bool] | None,
+) -> RunState:
+    """Run a driver to its end; `meanwhile` is shown the events until it says that it has seen enough."""
+    driver = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    log = run_dir / "events.jsonl"
+    try:
+        while meanwhile is not None and driver.poll() is None:
+            if log.exists() and meanwhile(read_events(log)):
+                meanwhile = None
+            time.sleep(0.05)
+        _, said = driver.communicate()
+    finally:
+        driver.kill()
+    assert driver.returncode == 0, said
+    assert meanwhile is None or meanwhile(read_events(log)), "the run was over before"
+    return fold(read_events(log))
 
 
 def expect_weights(
@@ -44,7 +66,7 @@ def expect_weights(
         if epochs not in known:
             path = factory.mktemp("alone") / "run"
             ensemble.submit(declare(epochs), path, executor=executor).wait()
-            known[epochs] = weights(fold(read_events(path / "events.jsonl")))
+            known[epochs] = hashes(path)
         return known[epochs]
 
     return after
