@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ensemble import Member, SpecError
 from ensemble.api import DrivenRun
 from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, read_events, receive_requests
 
-EPOCHS = 12
+EPOCHS = 8
 
 
 def declared(lr: float = 0.1) -> ensemble.Ensemble:
@@ -30,6 +31,7 @@ def state_of(path: Path) -> RunState:
     return fold(read_events(RunDir(path).events))
 
 
+@pytest.mark.more
 def test_what_one_handle_asks_another_sees_and_weights_stay_what_they_are(tmp_path: Path) -> None:
     path = tmp_path / "run"
     run = ensemble.submit(declared(), path, executor="local")
@@ -68,11 +70,12 @@ def test_what_one_handle_asks_another_sees_and_weights_stay_what_they_are(tmp_pa
     assert not any(RunDir(path).requests.iterdir())
 
 
-def test_a_paused_run_waits_inline_too_until_another_shell_lets_it_go_on(
+def test_a_paused_run_waits_until_another_shell_lets_it_go_on_and_its_weights_stay_what_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.02)
     path = tmp_path / "run"
+    members = [{"lr": 0.1}, {"lr": 0.2}]
 
     def pause(event: dict[str, Any]) -> None:
         if event["type"] == "epoch" and event["member"] == "member-0" and event["epoch"] == 0:
@@ -81,20 +84,29 @@ def test_a_paused_run_waits_inline_too_until_another_shell_lets_it_go_on(
     def another_shell() -> None:
         other = ensemble.attach(path)
         wait_until(lambda: {row["state"] for row in other.status()} == {"paused"}, "a pause")
+        with pytest.raises(StoreError, match=r"'lr': 0\.1"):
+            ensemble.submit(an_ensemble([{"lr": 0.5}, {"lr": 0.2}], epochs=2), path, executor="inline")
+        with pytest.raises(SpecError, match="did you mean 'member-1'"):
+            other.cancel("member-11")
         other.resume("member-1").wait()
+        with pytest.raises(StoreError, match="member-1 is not paused"):
+            other.resume("member-1").wait()
         wait_until(lambda: other.status()[1]["state"] == "finished", "the end of the one that was resumed")
         other.stop().wait()
 
-    run = ensemble.submit(
-        an_ensemble([{"lr": 0.1}, {"lr": 0.2}], epochs=2), path, executor="inline", on_event=pause
-    )
-    shell = threading.Thread(target=another_shell)
-    shell.start()
-    assert run.wait().stopped == "asked to"
-    shell.join()
+    run = ensemble.submit(an_ensemble(members, epochs=2), path, executor="inline", on_event=pause)
+    with ThreadPoolExecutor(1) as shell:
+        asked = shell.submit(another_shell)
+        assert run.wait().stopped == "asked to"
+        asked.result()
     assert [row["state"] for row in run.status()] == ["paused", "finished"]
     ensemble.resume(path).wait()
     assert [row["state"] for row in run.status()] == ["finished", "finished"]
+    with pytest.raises(StoreError, match="the run has ended"):
+        ensemble.attach(path).pause("member-0").wait()
+    ensemble.submit(an_ensemble(members, epochs=2), tmp_path / "alone", executor="inline").wait()
+    alone = state_of(tmp_path / "alone").members
+    assert all(state_of(path).members[name].weights_sha256 == alone[name].weights_sha256 for name in alone)
 
 
 def test_a_request_that_was_received_is_waited_for_and_one_that_was_not_is_withdrawn(tmp_path: Path) -> None:
