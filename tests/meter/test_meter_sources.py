@@ -37,31 +37,37 @@ def names(source: PowerSource | Absent) -> list[tuple[str, str]]:
     return [(reading.name, reading.kind) for reading in source.read()]
 
 
-def test_amd_has_packages_with_cores_below_and_no_memory(tmp_path: Path) -> None:
-    for socket in (0, 1):
-        zone(tmp_path, f"intel-rapl:{socket}", f"package-{socket}")
-        zone(tmp_path, f"intel-rapl:{socket}/intel-rapl:{socket}:0", "core")
-    assert names(open_rapl(tmp_path)) == [("package-0", "cpu"), ("package-1", "cpu")]
+LAYOUTS: dict[str, tuple[dict[str, str], set[tuple[str, str]]]] = {
+    "AMD's packages have cores below, and no memory": (
+        {f"intel-rapl:{i}": f"package-{i}" for i in (0, 1)} | {"intel-rapl:0/intel-rapl:0:0": "core"},
+        {("package-0", "cpu"), ("package-1", "cpu")},
+    ),
+    "each die of a socket counts": (
+        {
+            "intel-rapl:0": "package-0-die-0",
+            "intel-rapl:1": "package-0-die-1",
+            "intel-rapl:1/intel-rapl:1:0": "dram",
+        },
+        {("package-0-die-0", "cpu"), ("package-0-die-1", "cpu"), ("package-0-die-1/dram", "dram")},
+    ),
+    "zones are named as the kernel names them, not by their number": (
+        {"intel-rapl:0": "package-1", "intel-rapl:1": "package-0", "intel-rapl:1/intel-rapl:1:0": "dram"},
+        {("package-1", "cpu"), ("package-0", "cpu"), ("package-0/dram", "dram")},
+    ),
+    "the second view is read where there is no first": (
+        {"intel-rapl-mmio:0": "package-0", "intel-rapl-mmio:0/intel-rapl-mmio:0:0": "dram"},
+        {("package-0", "cpu"), ("package-0/dram", "dram")},
+    ),
+}
 
 
-def test_each_die_of_a_socket_counts(tmp_path: Path) -> None:
-    for number, die in enumerate(["package-0-die-0", "package-0-die-1", "package-1-die-0", "package-1-die-1"]):
-        zone(tmp_path, f"intel-rapl:{number}", die)
-        zone(tmp_path, f"intel-rapl:{number}/intel-rapl:{number}:0", "dram")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_zones_are_found_however_the_kernel_lays_them_out(layout: str, tmp_path: Path) -> None:
+    zones, expected = LAYOUTS[layout]
+    for path, name in zones.items():
+        zone(tmp_path, path, name)
     found = names(open_rapl(tmp_path))
-    assert len(set(found)) == 8
-    assert ("package-1-die-0/dram", "dram") in found
-
-
-def test_zones_are_named_as_the_kernel_names_them_not_by_their_number(tmp_path: Path) -> None:
-    zone(tmp_path, "intel-rapl:0", "package-1")
-    zone(tmp_path, "intel-rapl:1", "package-0")
-    zone(tmp_path, "intel-rapl:1/intel-rapl:1:0", "dram")
-    assert set(names(open_rapl(tmp_path))) == {
-        ("package-1", "cpu"),
-        ("package-0", "cpu"),
-        ("package-0/dram", "dram"),
-    }
+    assert len(found) == len(expected) and set(found) == expected
 
 
 def test_the_second_view_of_a_package_is_not_added_and_the_platform_is_left_out(tmp_path: Path) -> None:
@@ -73,12 +79,6 @@ def test_the_second_view_of_a_package_is_not_added_and_the_platform_is_left_out(
     for file in (package, again):
         file.write_text("500000\n")
     assert [(reading.name, reading.energy_j) for reading in source.read()] == [("package-0", 0.5)]
-
-
-def test_the_second_view_is_read_where_there_is_no_first(tmp_path: Path) -> None:
-    zone(tmp_path, "intel-rapl-mmio:0", "package-0")
-    zone(tmp_path, "intel-rapl-mmio:0/intel-rapl-mmio:0:0", "dram")
-    assert names(open_rapl(tmp_path)) == [("package-0", "cpu"), ("package-0/dram", "dram")]
 
 
 def test_the_platform_alone_is_no_measure_of_the_processors(tmp_path: Path) -> None:

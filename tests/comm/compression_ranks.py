@@ -1,10 +1,8 @@
-"""A rank of the tests of compressed exchanges: `python compression_child.py RENDEZVOUS RANK WORLD OUT`."""
+"""What the ranks of `test_compression` do; in a module of its own, so that they can import it."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from ensemble.comm.autotune.measure import measure_rates
 from ensemble.comm.compressed_all_reduce import CompressedAllReduce
 from ensemble.comm.gradients import GradientExchange
 from ensemble.comm.powersgd import PowerSGD
-from ensemble.comm.torch_dist import connect
 from ensemble.spec.options import COMPRESSIONS, resolve
 from ensemble.store import load_checkpoint, save_checkpoint
 
@@ -30,7 +27,7 @@ FEEDBACK = {
     "onebit": {},
     "powersgd": {},
 }
-STEPS = 4
+STEPS = 3
 
 
 def parameters() -> dict[str, nn.Parameter]:
@@ -69,7 +66,7 @@ def digest(own: dict[str, nn.Parameter]) -> str:
     ).hexdigest()
 
 
-def scheme(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, Any]:
+def scheme(comm: Communicator, folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:
     """What is sent in a few steps and what is remembered, beside what there was to send."""
     own = parameters()
     exchange = exchange_of(comm, own, name, **options)
@@ -95,9 +92,9 @@ def scheme(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, 
             assert own["matrix"].grad is not None and isinstance(wanted, torch.Tensor)
             errors.append(float((own["matrix"].grad - wanted).norm() / wanted.norm()))
         if number == STEPS - 2:
-            saved = told(comm, exchange.state_dict(), name)
+            saved = told(comm, folder, exchange.state_dict(), name)
     applied = [(number, rank) for number in range(STEPS) for rank in range(3)]
-    left = lost(total, told(comm, exchange.state_dict(), name), own, exchange, applied)
+    left = lost(total, told(comm, folder, exchange.state_dict(), name), own, exchange, applied)
     exchange.close()
 
     resumed = parameters()
@@ -118,12 +115,12 @@ def scheme(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, 
     }
 
 
-def told(comm: Communicator, state: dict[str, Any], name: str) -> dict[str, Any]:
+def told(comm: Communicator, folder: Path, state: dict[str, Any], name: str) -> dict[str, Any]:
     """Rank 0's state, as all find it in a checkpoint."""
-    path = Path(sys.argv[1].removeprefix("file://")).with_name(f"{name}-{state['steps']}")
+    path = folder / f"{name}-{state['steps']}"
     if comm.rank == 0:
         save_checkpoint(path, state)
-    comm.barrier(60.0)
+    comm.barrier(300.0)
     return load_checkpoint(path)
 
 
@@ -175,24 +172,22 @@ def trained(comm: Communicator, name: str, steps: range, total: dict[str, torch.
 GROWN = ("qsgd4", "onebit", "powersgd")
 
 
-def narrow(comm: Communicator, folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Two ranks train some steps and write down what they remember; what came out."""
-    totals = {}
+def narrow(comm: Communicator, options: dict[str, Any]) -> None:
+    """Two ranks train some steps and write down what they remember, and what came out."""
+    folder = Path(options["folder"])
     for name in GROWN:
-        totals[name] = {key: torch.zeros(shape, dtype=torch.float64) for key, shape in SHAPES.items()}
-        exchange, _ = trained(comm, name, range(2), totals[name], None)
+        total = {key: torch.zeros(shape, dtype=torch.float64) for key, shape in SHAPES.items()}
+        exchange, _ = trained(comm, name, range(2), total, None)
         state = exchange.state_dict()
         if comm.rank == 0:
-            save_checkpoint(folder / f"narrow-{name}", state)
+            save_checkpoint(folder / f"narrow-{name}", {"state": state, "total": total})
         exchange.close()
-    return totals
 
 
-def grown(comm: Communicator, folder: Path, name: str, total: dict[str, torch.Tensor] | None) -> dict[str, Any]:
+def grown(comm: Communicator, folder: Path, name: str) -> dict[str, Any]:
     """Three ranks go on from what two have written down."""
-    comm.barrier(60.0)
-    saved = load_checkpoint(folder / f"narrow-{name}")
-    total = total or {key: torch.zeros(shape, dtype=torch.float64) for key, shape in SHAPES.items()}
+    before = load_checkpoint(folder / f"narrow-{name}")
+    saved, total = before["state"], before["total"]
     exchange, own = trained(comm, name, range(0), total, saved)
     shares = [
         float(bucket.reduction.rank_state()[0].abs().max())
@@ -202,7 +197,7 @@ def grown(comm: Communicator, folder: Path, name: str, total: dict[str, torch.Te
     exchange.close()
     exchange, own = trained(comm, name, range(2, STEPS), total, saved)
     applied = [(number, rank) for number in range(STEPS) for rank in range(2 if number < 2 else 3)]
-    left = lost(total, told(comm, exchange.state_dict(), f"grown-{name}"), own, exchange, applied)
+    left = lost(total, told(comm, folder, exchange.state_dict(), f"grown-{name}"), own, exchange, applied)
     exchange.close()
     return {"lost": left, "share": shares}
 
@@ -236,24 +231,12 @@ def automatic(comm: Communicator) -> dict[str, Any]:
     return {"rates": asdict(rates), "chosen": choose_codec(2**20, comm.world, rates), "valid": CODECS}
 
 
-def main() -> None:
-    rendezvous, rank, world, out = sys.argv[1:]
-    torch.set_num_threads(1)
-    folder, totals = Path(rendezvous.removeprefix("file://")).parent, {}
-    if int(rank) < 2:
-        pair = connect(f"{rendezvous}-two", rank=int(rank), world=2, device=torch.device("cpu"), interface="lo")
-        totals = narrow(pair, folder)
-        pair.close()
-    comm = connect(rendezvous, rank=int(rank), world=int(world), device=torch.device("cpu"), interface="lo")
-    said = {
-        "schemes": {name: scheme(comm, name, options) for name, options in FEEDBACK.items()},
+def together(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
+    """All that three ranks do; `narrow` is done before."""
+    folder = Path(options["folder"])
+    return {
+        "schemes": {name: scheme(comm, folder, name, options) for name, options in FEEDBACK.items()},
         "overflow": {name: overflow(comm, name) for name in ("fp16", "bf16", "qsgd2", "onebit", "powersgd")},
         "auto": automatic(comm),
-        "grown": {name: grown(comm, folder, name, totals.get(name)) for name in GROWN},
+        "grown": {name: grown(comm, folder, name) for name in GROWN},
     }
-    comm.close()
-    Path(out).write_text(json.dumps(said))
-
-
-if __name__ == "__main__":
-    main()
