@@ -322,27 +322,6 @@ def test_predictions_are_saved_for_valid_and_test(tmp_path: Path) -> None:
         assert saved.target is not None
 
 
-def test_a_regression_has_its_errors_and_no_accuracy(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(20, 3)).astype(np.float32)
-    pipe = Pipeline(sources.arrays(x=x, label=x.sum(axis=1)))
-    recipe = Recipe(
-        model=lambda params: nn.Linear(3, 1),
-        loss=lambda model, batch: (model(batch["x"])[:, 0] - batch["label"]).square(),
-        objective="loss",
-        mode="min",
-    )
-    outcome, events = train(tmp_path, recipe, train=pipe, valid=pipe, epochs=20)
-    assert outcome == "finished"
-    metrics = of(events, "finished")[0]["metrics"]
-    assert set(metrics) == {"loss", "mae", "rmse"} and metrics["loss"] < 0.05
-    saved = load_predictions(RunDir(tmp_path).predictions("member-0", "valid", 0))
-    assert saved.task.kind == "regression" and saved.values.shape == (20,) and saved.target is not None
-    error = saved.values.astype(np.float64) - saved.target
-    assert metrics["mae"] == pytest.approx(np.abs(error).mean())
-    assert metrics["rmse"] == pytest.approx(np.sqrt(np.square(error).mean()))
-
-
 def test_a_mean_loss_is_refused_with_the_remedy(tmp_path: Path) -> None:
     mean = Recipe(model=cases.plain, loss=lambda model, batch: cases.loss(model, batch).mean())
     assert 'reduction="none"' in failure(*train(tmp_path, mean))

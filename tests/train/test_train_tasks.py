@@ -178,16 +178,6 @@ def test_the_checkpoint_says_how_the_model_is_called(one: Path, name: str, call:
     assert found.target == (dtype, (7,) if name == "steps" else ())
 
 
-def test_a_call_gives_what_the_loss_saw(one: Path) -> None:
-    """What is predicted by the repeated call are the outputs of the model itself."""
-    state = load_checkpoint(RunDir(one / "single").checkpoint("member-0", 0))
-    model = cases.CASES["single"].recipe.model({})
-    model.load_state_dict(state["model"])
-    x = torch.from_numpy(np.random.default_rng(1).normal(size=(13, 6)))
-    expected = model(x).float().softmax(dim=1)
-    np.testing.assert_allclose(predictions(one, "single").values, expected.detach().numpy(), rtol=1e-6)
-
-
 def mean_square(model: nn.Module, batch: Any) -> torch.Tensor:
     return (model(batch["x"]) - batch["label"]).flatten(1).square().mean(dim=1)
 
