@@ -187,6 +187,7 @@ def write_in_a_step():
     # bytes that a forked process has of its own after a first step, and not before it
     told, tell = os.pipe()
     if os.fork():
+        os.close(tell)
         os.wait()
         return int(os.read(told, 20))
     torch.set_num_threads(1)
