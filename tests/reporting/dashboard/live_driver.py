@@ -1,6 +1,6 @@
 """A driver whose run is watched: it trains four slow members on one pipeline, or goes on with them.
 
-python live_driver.py RUN_DIR ray|local
+python live_driver.py RUN_DIR
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPOCHS = 2000  # more than a test waits for: it is stopped
 if __name__ == "__main__":
     run_dir = Path(sys.argv[1])
     if (run_dir / "events.jsonl").exists():
-        ensemble.resume(run_dir, executor=sys.argv[2]).wait()
+        ensemble.resume(run_dir, executor="local").wait()
     else:
         declared = an_ensemble(
             [{"lr": rate, "width": 8, "step_s": 0.1} for rate in RATES],
@@ -30,4 +30,4 @@ if __name__ == "__main__":
             epochs=EPOCHS,
             resources=Resources(cpus_per_worker=0.2, gpus_per_worker=0.0, memory_gb=0.2),
         )
-        ensemble.submit(declared, run_dir, executor=sys.argv[2]).wait()
+        ensemble.submit(declared, run_dir, executor="local").wait()

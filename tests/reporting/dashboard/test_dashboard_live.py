@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -31,8 +30,8 @@ SAID, CONFIRM = ".toasts .toast", "dialog button[type=submit]"
 class Driver:
     """The process that drives the run, and what its log says."""
 
-    def __init__(self, run_dir: Path, executor: str) -> None:
-        self.run_dir, self.executor = run_dir, executor
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
         self.output = run_dir.parent / f"{run_dir.name}.txt"
         self.start()
 
@@ -40,7 +39,7 @@ class Driver:
         self._events, self._offset = list[dict[str, Any]](), 0
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "live_driver.py"), str(self.run_dir), self.executor],
+                [sys.executable, str(HERE / "live_driver.py"), str(self.run_dir)],
                 env={**os.environ, "PYTHONPATH": str(HERE.parents[2])},
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -90,27 +89,15 @@ class Driver:
             self.process.wait()
 
 
-@contextlib.contextmanager
-def driven(run_dir: Path, executor: str) -> Iterator[Driver]:
+@pytest.fixture
+def on_local(tmp_path: Path) -> Iterator[Driver]:
     """A run in which all four members train."""
-    driver = Driver(run_dir, executor)
+    driver = Driver(tmp_path / "run")
     try:
         driver.wait_for_epochs()
         yield driver
     finally:
         driver.stop()
-
-
-@pytest.fixture(scope="module")
-def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    with driven(tmp_path_factory.mktemp("live") / "run", "ray") as driver:
-        yield driver
-
-
-@pytest.fixture
-def on_local(tmp_path: Path) -> Iterator[Driver]:
-    with driven(tmp_path / "run", "local") as driver:
-        yield driver
 
 
 @pytest.fixture
@@ -237,18 +224,17 @@ def test_the_page_of_a_real_run_follows_its_log_and_draws_every_view(finished_ru
         assert "2 of 2" in show(page, "overview")
 
 
-@pytest.mark.ray
 @pytest.mark.more
-def test_what_is_asked_from_the_page_of_a_run_on_ray_is_done_and_said(page: Any, on_ray: Driver) -> None:
+def test_what_is_asked_from_the_page_is_done_and_said(page: Any, on_local: Driver) -> None:
     """Every view shows it. Pause, resume, clone, cancel, stop: the log has the answer, and the page says it."""
-    with serve(on_ray.run_dir) as server:
+    with serve(on_local.run_dir) as server:
         enter(page, server)
         assert all(text in page.inner_text("#app") for text in ("4 running", "Stop the run …"))
-        check_views(page, on_ray.fold)
+        check_views(page, on_local.fold)
 
         def wait_for_answer(verb: str, said: str) -> None:
-            wait_until(page, lambda: on_ray.find_answer(verb) is not None)
-            answer = on_ray.find_answer(verb)
+            wait_until(page, lambda: on_local.find_answer(verb) is not None)
+            answer = on_local.find_answer(verb)
             assert answer is not None and answer["done"], answer
             wait_until(page, lambda: any(said in each for each in page.locator(SAID).all_inner_texts()))
 
@@ -267,7 +253,7 @@ def test_what_is_asked_from_the_page_of_a_run_on_ray_is_done_and_said(page: Any,
         wait_for_answer("add", "a clone of member-1: ")
         show(page, "members")
         page.wait_for_selector("tr[data-member=member-4] >> text=running")
-        identity = on_ray.fold().members["member-4"].identity
+        identity = on_local.fold().members["member-4"].identity
         assert identity["params"]["lr"] == 0.01 and identity["lineage"]["from"] == "member-1"
         assert "clone of member-1" in show(page, "member?member=member-4")
 
@@ -283,7 +269,7 @@ def test_what_is_asked_from_the_page_of_a_run_on_ray_is_done_and_said(page: Any,
         wait_for_answer("stop", "stop: ")
         page.wait_for_selector("header .pill >> text=stopped")
         assert page.locator("text=Stop the run …").count() == 0
-        assert on_ray.process.wait(HANG_S) is not None
+        assert on_local.process.wait(HANG_S) is not None
         assert page.text_content(".connection") == "run ended"
 
 
