@@ -136,9 +136,15 @@ def check_onnx(file: Path, x: np.ndarray[Any, Any], values: np.ndarray[Any, Any]
         assert measure_difference(session.run(["values"], {"x": x[:count]})[0], values[:count]) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    ("case", "onnx"), [("gaussian", False), *(pytest.param(case, True, marks=pytest.mark.more) for case in CASES)]
-)
+#: ONNX beside the programs takes twice as long.
+TIERS = [
+    pytest.param(case, onnx, marks=pytest.mark.slow if onnx else () if case == "gaussian" else pytest.mark.more)
+    for case in CASES
+    for onnx in (False, True)
+]
+
+
+@pytest.mark.parametrize(("case", "onnx"), TIERS)
 def test_a_task_is_exported_bitwise_and_predicted(case: str, onnx: bool, tmp_path: Path) -> None:
     task, build, criterion, options, columns = CASES[case]
 

@@ -570,7 +570,7 @@ def spec(members: int, train: int = 3, valid: int = 3):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.slow), "valid"])
 def test_a_label_that_is_seen_to_be_no_class_before_training_is_a_mistake_of_the_spec(
     split: str, tmp_path: Path
 ) -> None:

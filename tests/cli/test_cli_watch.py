@@ -77,7 +77,7 @@ def test_a_run_elsewhere_is_watched_to_its_end(driver: tuple[subprocess.Popen[by
     assert process.wait(timeout=300) == 0
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_ctrl_c_ends_the_watch_and_not_the_run(driver: tuple[subprocess.Popen[bytes], Path, Path]) -> None:
     process, run_dir, hold = driver
     watch = Watch(run_dir)
@@ -90,7 +90,7 @@ def test_ctrl_c_ends_the_watch_and_not_the_run(driver: tuple[subprocess.Popen[by
     assert process.wait(timeout=300) == 0 and set(states(run_dir).values()) == {"finished"}
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_watch_ends_when_the_controller_is_lost(driver: tuple[subprocess.Popen[bytes], Path, Path]) -> None:
     process, run_dir, _ = driver
     watch = Watch(run_dir)

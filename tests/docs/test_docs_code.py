@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from code_blocks import PAGES, QUICK_START, ROOT, SHELLS, Block, inline_codes, read_blocks, read_commands
+from code_blocks import PAGES, ROOT, SHELLS, Block, inline_codes, read_blocks, read_commands
 
 from ensemble.cli.parser import _make_parser
 from ensemble.store import fold, read_events
@@ -26,6 +27,10 @@ def is_run(block: Block) -> bool:
 
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
+
+
+#: Of the pages whose code does not run in the second tier: one in the first, and one that starts many processes.
+TIERS = {"README.md": (), "docs/how-to/port-a-script.md": pytest.mark.slow}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +85,7 @@ def run_page(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=() if page == QUICK_START else pytest.mark.more)
+        pytest.param(page, marks=TIERS.get(name_of(page), pytest.mark.more))
         for page in PAGES
         if any(map(is_run, BLOCKS[page]))
     ],
@@ -123,6 +128,7 @@ def test_each_command_of_a_shell_block_is_one(capsys: pytest.CaptureFixture[str]
     assert seen > 3 and wrong == []
 
 
+@functools.cache
 def commands() -> dict[str, str]:
     """The help of each command, in full."""
     import argparse

@@ -90,6 +90,7 @@ def test_the_search_works_on_a_site_that_is_opened_from_a_disk(site: Path, tab: 
     tab.wait_for_selector("a.md-search-result__link[href*='flotillas.html']")
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_no_page_is_wider_than_a_telephone(site: Path, tab: Any) -> None:
     """Of each section the longest page and the one with most tables; of all pages it takes minutes."""
