@@ -8,6 +8,7 @@ rooms, not from the laws about Ray and about `pipelines/` standing alone.
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,10 +106,6 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
-
-
 def imports(tree: ast.Module, path: str) -> Iterator[Import]:
     """Every import of a file: statements, relative ones resolved, and import_module("...") calls."""
     package = Path(path).parent.parts
@@ -159,6 +156,11 @@ def unpickles(tree: ast.Module) -> Iterator[int]:
             yield node.value.lineno
 
 
+@functools.cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
 def all_imports(package: str) -> Iterator[Import]:
     for path in files(package):
         yield from imports(parse(path), name_of(path))
@@ -198,7 +200,7 @@ def test_pipelines_imports_neither_ray_nor_ensemble() -> None:
 
 def test_within_ensemble_only_cluster_imports_ray() -> None:
     found = [i.where for i in all_imports("ensemble") if i.package == "ray"]
-    assert [where for where in found if not where.startswith("ensemble/executors/ray")] == []
+    assert found and [where for where in found if not where.startswith("ensemble/executors/ray")] == []
 
 
 def test_only_a_loggers_own_file_imports_its_library() -> None:
@@ -232,6 +234,7 @@ def test_private_api_of_libraries_is_used_only_where_it_is_accounted_for() -> No
     found = {name: sorted(set(privates(tree, ours))) for name, tree in trees.items()}
     elsewhere = {name: uses for name, uses in found.items() if uses and not name.endswith("_compat.py")}
     assert elsewhere == {}, "use a public API, or put it into the library's _compat.py (see tests/test_compat.py)"
+    assert [name for name, uses in found.items() if name.endswith("_compat.py") and not uses] == []
 
 
 def test_nothing_sleeps_in_the_pipelines() -> None:
@@ -242,118 +245,28 @@ def test_nothing_sleeps_in_the_pipelines() -> None:
 @pytest.mark.parametrize("module", ["ensemble", "ensemble.api", "ensemble.controller.controller", "pipelines"])
 def test_importing_a_package_loads_no_heavy_library(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(set(sys.modules) & set({HEAVY!r})))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
 
 
-# The checks themselves: a law that its check cannot see broken is no law.
+# A law that its check cannot see broken is no law.
+BREAKS = {
+    "def f():\n    from ray.util import placement_group": "ray.util.placement_group",
+    "import typing\nif typing.TYPE_CHECKING:\n    import ray": "ray",
+    "import importlib\nimportlib.import_module('ray.util')": "ray.util",
+    "from ..ring import Ring": "pipelines.ring.Ring",
+}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import ray",
-        "import ray.util as u",
-        "from ray import remote",
-        "def f():\n    from ray.util import placement_group",
-        "import typing\nif typing.TYPE_CHECKING:\n    import ray",
-        "import importlib\nimportlib.import_module('ray.util')",
-    ],
-)
-def test_an_import_is_seen_in_every_spelling(source: str) -> None:
-    assert "ray" in {i.package for i in imports(ast.parse(source), "ensemble/x.py")}
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("from . import ring", "pipelines.feed.ring"),
-        ("from .ring import Ring", "pipelines.feed.ring.Ring"),
-        ("from .. import ring", "pipelines.ring"),
-        ("from ..ring import Ring", "pipelines.ring.Ring"),
-    ],
-)
-def test_a_relative_import_is_resolved(source: str, name: str) -> None:
-    assert [i.name for i in imports(ast.parse(source), "pipelines/feed/x.py")] == [name]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import pickle\npickle.loads(b'')",
-        "import cloudpickle as cp\ncp.load(f)",
-        "from pickle import loads as read",
-        "import torch\ntorch.load(path)",
-        "import numpy as np\nnp.load(path, allow_pickle=True)",
-    ],
-)
-def test_unpickling_is_seen_in_every_spelling(source: str) -> None:
-    assert list(unpickles(ast.parse(source))) != []
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("import ray._private.utils", "ray._private.utils"),
-        ("from ray._private import utils", "ray._private.utils"),
-        ("from torch.nn.modules.batchnorm import _BatchNorm as B", "torch.nn.modules.batchnorm._BatchNorm"),
-        ("def f():\n    import torch\n    torch._foreach_add_(a, b)", "torch._foreach_add_"),
-        ("import ray\nray._private.ray_constants.ENABLE_RAY_CLUSTER = False", "ray._private"),
-        ("import torch.nn as n\nn.modules._x", "torch.nn.modules._x"),
-        ("import optuna\ndef f(study: optuna.Study): study._storage", "study._storage"),
-        ("import torch\nadam = torch.optim.Adam(p)\nadam._ours()", "adam._ours"),
-        ("def f(trial): return trial._trial_id", "trial._trial_id"),
-        ("class A:\n    def f(self): self.hvd.mpi_ops._basics", "self.hvd.mpi_ops._basics"),
-        ("from optuna import pruners\nclass A(pruners.P):\n    def f(self): self._pruners", "pruners.P._pruners"),
-        ("import ray\nray.init(_temp_dir='/tmp')", "_temp_dir"),
-        ("def f(study): return getattr(study, '_storage')", "_storage"),
-        ("import importlib\nimportlib.import_module('torch._dynamo')", "torch._dynamo"),
-        ("PRELOADED = ('torch', 'torch._dynamo')", "torch._dynamo"),
-    ],
-)
-def test_private_api_is_seen_in_every_spelling(source: str, name: str) -> None:
-    assert name in [found for _, found in privates(ast.parse(source), {"_ours"})]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import os\nos._exit(1)",
-        "from pipelines import _payload\n_payload.x",
-        "from ._base import Source",
-        "class A:\n    def __init__(self): self._x = 1\ndef f(a: A): return a._x",
-        "def f(run): run._ours()",
-        "from torch import nn\nclass M(nn.Module):\n    def __init__(self): self._x = 1\n    def f(self): self._x",
-        "import torch\ntorch.__version__",
-        "def f(segment): segment._replace(text='')",
-    ],
-)
-def test_what_is_ours_or_pythons_is_no_private_api_of_a_library(source: str) -> None:
-    assert list(privates(ast.parse(source), {"_ours"})) == []
-
-
-@pytest.mark.parametrize("source", ["import pickle\npickle.dumps(1)", "import json\njson.loads('1')"])
-def test_writing_a_pickle_and_reading_json_are_no_unpickling(source: str) -> None:
-    assert list(unpickles(ast.parse(source))) == []
-
-
-@pytest.mark.parametrize(
-    ("room", "source", "allowed"),
-    [
-        ("schedule", "from ensemble.spec import Identity", True),
-        ("schedule", "from ensemble.executors import Node", False),
-        (
-            "schedule",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ensemble.executors import Node",
-            True,
-        ),
-        ("store", "from ensemble import train", False),
-        ("store", "from ensemble import submit", False),
-        ("store", "from ensemble import __version__", True),
-        ("store", "from pipelines import Pipeline", True),
-        ("cli", "import ensemble", True),
-        ("spec", "def f():\n    import ensemble", False),
-    ],
-)
-def test_the_order_of_rooms_is_seen_broken(room: str, source: str, allowed: bool) -> None:
-    assert (list(wrong_way(ROOT / "ensemble" / f"{room}.py", ast.parse(source))) == []) is allowed
+def test_a_break_of_a_law_is_seen() -> None:
+    for source, name in BREAKS.items():
+        assert name in [found.name for found in imports(ast.parse(source), "pipelines/feed/x.py")]
+    for source in ("import cloudpickle as cp\ncp.load(f)", "from pickle import loads as read"):
+        assert list(unpickles(ast.parse(source))) != []
+    for room, source in (
+        ("schedule", "from ensemble.executors import Node"),
+        ("store", "from ensemble import submit"),
+    ):
+        assert list(wrong_way(ROOT / "ensemble" / f"{room}.py", ast.parse(source))) != []
+    for source in ("import torch\ntorch.optim.Adam(p)._step", "def f(trial): return trial._trial_id"):
+        assert list(privates(ast.parse(source), {"_ours"})) != []

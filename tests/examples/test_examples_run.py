@@ -31,35 +31,33 @@ PYTHONPATH = os.pathsep.join(map(str, (ROOT, HOOK)))
 import_torchvision()  # load_spec() of examples that use it
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if "def spec(" in path.read_text())
 DATA = os.environ.get("ENSEMBLE_DATA")
+MORE, SLOW = pytest.mark.more, pytest.mark.slow
 needs_data = pytest.mark.skipif(
     DATA is None, reason="ENSEMBLE_DATA does not name the folder that holds cifar10/ and imdb/"
 )
 
 
-def run(example: str, run_dir: Path, **settings: Any) -> tuple[RunState, list[dict[str, Any]]]:
-    """Run an example by the local executor; its state at the end, and its rows."""
-    sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    command = [
-        sys.executable,
-        "-m",
-        "ensemble.cli",
-        "run",
-        f"examples/{example}.py",
-        "--executor",
-        "local",
-        *sets,
-    ]
+def run_python(*words: str | Path, cwd: Path) -> str:
+    """What a program prints."""
     done = subprocess.run(
-        [*command, "--run-dir", str(run_dir), "--json", "-"],
-        cwd=ROOT,
+        [sys.executable, *words],
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return fold(read_events(run_dir / "events.jsonl")), json.loads(done.stdout)
+    return done.stdout
+
+
+def run(example: str, run_dir: Path, **settings: Any) -> tuple[RunState, list[dict[str, Any]]]:
+    """Run an example by the local executor; its state at the end, and its rows."""
+    sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    command = ["-m", "ensemble.cli", "run", f"examples/{example}.py", "--executor", "local", *sets]
+    said = run_python(*command, "--run-dir", str(run_dir), "--json", "-", cwd=ROOT)
+    return fold(read_events(run_dir / "events.jsonl")), json.loads(said)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -156,12 +154,14 @@ def check_trained(state: RunState, rows: list[dict[str, Any]], run_dir: Path) ->
     assert (reuse.prepared, reuse.consumed, reuse.factor) == (360, 720, 2.0)  # nine tenths of 400, for two
 
 
+@MORE
 @needs_data
 def test_cifar10_trains_on_photographs(tmp_path: Path) -> None:
     state, rows = run("cifar10", tmp_path, data=f"{DATA}/cifar10", samples=400, epochs=1, members=2)
     check_trained(state, rows, tmp_path)
 
 
+@SLOW  # tests/pipelines/test_core_prepare.py has members with stages of their own, too
 def test_members_share_what_torchvision_augments_and_add_noise_of_their_own(
     downloads: Path, tmp_path: Path
 ) -> None:
@@ -172,6 +172,7 @@ def test_members_share_what_torchvision_augments_and_add_noise_of_their_own(
     assert state.combined is not None
 
 
+@MORE
 def test_the_speed_of_augmentation_is_measured(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "photos.tar", "w") as archive:
         for number in range(2):
@@ -180,39 +181,29 @@ def test_the_speed_of_augmentation_is_measured(tmp_path: Path) -> None:
             content = simplejpeg.encode_jpeg(image)
             file.size = len(content)
             archive.addfile(file, io.BytesIO(content))
-    script = [
-        sys.executable,
-        ROOT / "examples/augment_speed.py",
-        tmp_path / "photos.tar",
-        "--rounds=1",
-        "--size=24",
-    ]
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    table = subprocess.run(script, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    script = [ROOT / "examples/augment_speed.py", tmp_path / "photos.tar", "--rounds=1", "--size=24"]
+    table = run_python(*script, cwd=ROOT)
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     assert [row[0] for row in rows[1:]] == ["our stages", "torchvision, PIL images", "torchvision, tensors"]
     assert all(int(figure) > 0 for row in rows[1:] for figure in row[1:])
 
 
-@pytest.mark.parametrize("script", ["plain", "attach_only", "train_function", "recipe"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        *(pytest.param(name, marks=MORE) for name in ("attach_only", "train_function")),
+        *(pytest.param(name, marks=SLOW) for name in ("plain", "recipe")),
+    ],
+)
 def test_a_ported_script_finds_what_it_searches_for(script: str, downloads: Path, tmp_path: Path) -> None:
     small = ["--trials=2", "--epochs=1", "--samples=120", "--together=2", f"--out={tmp_path}/found.json"]
-    done = subprocess.run(
-        [sys.executable, ROOT / f"examples/port/{script}.py", downloads / "cifar10", *small],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(ROOT / f"examples/port/{script}.py", downloads / "cifar10", *small, cwd=tmp_path)
     found = json.loads((tmp_path / "found.json").read_text())
     assert len(found["trials"]) == 2 and {"params": found["params"], "value": found["best"]} in found["trials"]
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
 
 
-@pytest.mark.slow
+@SLOW
 @needs_data
 def test_imdb_trains_on_text(tmp_path: Path) -> None:
     small = {"samples": 400, "epochs": 1, "members": 2, "length": 64, "words": 2000}
@@ -220,7 +211,7 @@ def test_imdb_trains_on_text(tmp_path: Path) -> None:
     check_trained(state, rows, tmp_path)
 
 
-@pytest.mark.slow  # tests/e2e/test_e2e_search.py prunes and refills, too
+@SLOW  # tests/e2e/test_e2e_search.py prunes and refills, too
 def test_pruned_trials_of_the_search_give_their_place_to_new_ones(tmp_path: Path) -> None:
     # Enough that some wait for a place when the first are pruned, though the first wave may all have finished.
     state, rows = run("search", tmp_path, trials=18, epochs=3, concurrent=3)
@@ -244,6 +235,7 @@ def test_pruned_trials_of_the_search_give_their_place_to_new_ones(tmp_path: Path
     assert state.combined is not None
 
 
+@MORE
 def test_resnet50_trains_on_folders_of_images(downloads: Path, tmp_path: Path) -> None:
     small = {"size": 32, "width": 8, "batch_size": 8, "epochs": 2, "warmup": 1, "workers": 1, "precision": "fp32"}
     state, rows = run("resnet50", tmp_path, data=downloads / "imagenet", **small)
@@ -253,7 +245,7 @@ def test_resnet50_trains_on_folders_of_images(downloads: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("pruner", ["median", "patience", "none"])
-@pytest.mark.slow
+@SLOW
 def test_the_search_works_with_every_pruner(pruner: str, tmp_path: Path) -> None:
     _, rows = run("search", tmp_path, trials=4, epochs=2, pruner=pruner)
     assert {row["state"] for row in rows} <= {"finished", "pruned"} and len(rows) == 4
@@ -262,10 +254,15 @@ def test_the_search_works_with_every_pruner(pruner: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("example", "settings", "figures"),
     [
-        ("regression", {"members": 2}, {"rmse", "nll", "crps", "coverage_90"}),
-        ("multilabel", {}, {"f1_macro", "subset_accuracy", "average_precision"}),
-        ("committee", {"folds": 3}, {"accuracy", "nll", "ece_debiased", "roc_auc"}),
-        ("plasma", {"shots": 60}, {"accuracy", "nll", "roc_auc", "shot_roc_auc", "warning_steps"}),
+        pytest.param("regression", {"members": 2}, {"rmse", "nll", "crps", "coverage_90"}, marks=MORE),
+        pytest.param("committee", {"folds": 3}, {"accuracy", "nll", "ece_debiased", "roc_auc"}, marks=MORE),
+        pytest.param("multilabel", {}, {"f1_macro", "subset_accuracy", "average_precision"}, marks=SLOW),
+        pytest.param(
+            "plasma",
+            {"shots": 60},
+            {"accuracy", "nll", "roc_auc", "shot_roc_auc", "warning_steps"},
+            marks=SLOW,
+        ),
     ],
 )
 def test_examples_of_other_tasks_end_in_a_combined_model_that_says_how_sure_it_is(
@@ -283,24 +280,17 @@ def test_examples_of_other_tasks_end_in_a_combined_model_that_says_how_sure_it_i
         assert held_out == [0, 1, 2], "each leaves out a fold of its own"
 
 
+@MORE
 def test_the_best_trials_of_a_search_become_an_artifact_that_answers_with_torch_alone(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples/search_to_artifact.py", "digits", "--trials=5", "--epochs=4"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    script = ROOT / "examples/search_to_artifact.py"
+    said = run_python(script, "digits", "--trials=5", "--epochs=4", cwd=tmp_path)
     state = fold(read_events(tmp_path / "runs/digits/events.jsonl"))
     assert len(state.members) == 5 and state.combined is not None
     assert state.combined["method"] == "greedy" and state.combined["calibration"]["method"] == "temperature"
     for words in ("combined (greedy", "best member (member-", "CPU time", "energy", "runs/digits/report.html"):
-        assert words in done.stdout
-    assert done.stdout.count("95 % interval") == 2, "of the ensemble and of the best trial"
-    asked = re.search(r"with torch alone: (\d+) of (\d+) test samples are right", done.stdout)
+        assert words in said
+    assert said.count("95 % interval") == 2, "of the ensemble and of the best trial"
+    asked = re.search(r"with torch alone: (\d+) of (\d+) test samples are right", said)
     assert asked is not None and int(asked[2]) == 256
     assert int(asked[1]) / 256 == pytest.approx(state.combined["metrics"]["ensemble"]["accuracy"], abs=0.1)
     assert {"model.pt2", "README.md", "ledger.json"} <= {file.name for file in (tmp_path / "digits").iterdir()}

@@ -30,7 +30,7 @@ def run_python(*words: str | Path, cwd: Path) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -41,6 +41,7 @@ def sort_trials(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(trials, key=lambda trial: (trial["params"]["width"], trial["params"]["lr"]))
 
 
+@pytest.mark.more
 def test_the_page_shows_what_measure_prints_of_the_figures_and_of_the_scripts_as_they_are(tmp_path: Path) -> None:
     printed = run_python(PORT / "measure.py", cwd=tmp_path)
     assert printed.count("\n") > len(SCRIPTS)
@@ -100,6 +101,7 @@ def test_each_round_begins_with_another_script_and_an_interrupted_one_is_complet
     )
 
 
+@pytest.mark.more
 def test_runs_with_other_options_are_not_mixed(tmp_path: Path) -> None:
     figures = json.loads((PORT / "figures.json").read_text())
     old = tmp_path / "old.json"

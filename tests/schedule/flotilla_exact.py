@@ -70,7 +70,7 @@ class _Program:
         self.at_most([(-factor, variable) for factor, variable in terms], -value)
 
 
-def least_makespan(problem: Problem, upper: float, time_limit_s: float = 60.0) -> Exact:
+def least_makespan(problem: Problem, upper: float, time_limit_s: float = 600.0) -> Exact:
     """The optimum of a problem of few members with nothing busy.
 
     Args:

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 from flotilla_instances import rated
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.schedule.flotilla import Allocation, Capacity, RatedMember, allocate, interpolate_rate
@@ -47,7 +47,6 @@ rooms = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(members(), rooms)
 def test_every_member_is_in_one_flotilla_with_a_width_that_a_node_can_hold(
     listed: list[RatedMember], capacity: Capacity
@@ -72,7 +71,6 @@ def test_every_member_is_in_one_flotilla_with_a_width_that_a_node_can_hold(
         assert fits_on_nodes(capacity.slots, np.array(flotilla.workers))
 
 
-@settings(max_examples=40, deadline=None)
 @given(members(), rooms, st.randoms(use_true_random=False))
 def test_neither_the_order_given_nor_the_unit_of_rates_changes_a_decision(
     listed: list[RatedMember], capacity: Capacity, rng: random.Random
@@ -90,7 +88,6 @@ def test_neither_the_order_given_nor_the_unit_of_rates_changes_a_decision(
     assert decisions(allocate(scaled, faster, SAMPLES, effort=EFFORT)) == decisions(first)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=5), st.lists(st.integers(1, 8), min_size=1, max_size=8))
 def test_what_packs_by_counting_is_what_the_timeline_starts_at_once(slots: list[int], widths: list[int]) -> None:
     widths = [min(width, max(slots)) for width in widths]

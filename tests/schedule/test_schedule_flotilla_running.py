@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.schedule.flotilla import (
@@ -22,6 +22,7 @@ from ensemble.schedule.flotilla import (
     group_streams,
     revise,
 )
+from examples import examples
 
 SAMPLES = 1000
 NODE = Capacity(slots=(8,), streams=3)
@@ -71,7 +72,6 @@ def test_a_second_preparation_that_takes_the_members_cores_is_not_started() -> N
     assert len(group_streams(listed, NODE, SAMPLES, cores=scarce).groups) == 1
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([10.0, 11.0, 200.0]), st.sampled_from([5, 10])), max_size=7), st.data())
 def test_streams_hold_every_member_once_and_never_lengthen_the_run(
     rates: list[tuple[float, int]], data: st.DataObject
@@ -188,7 +188,7 @@ speeds = st.sampled_from([10.0, 12.0, 25.0, 50.0, 100.0])
 lengths = st.sampled_from([2, 5, 10])
 
 
-@settings(max_examples=80, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(speeds, lengths), min_size=2, max_size=5),
     st.lists(st.tuples(speeds, lengths), max_size=2),

@@ -7,10 +7,10 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from schedule_cases import identity
 
 from ensemble.schedule import Node, pack
 from ensemble.schedule.interference import Interference, device_kind
-from ensemble.spec import Identity
 
 
 def seen(done: dict[int, float], times: int = 3, kind: str = "A") -> Interference:
@@ -70,16 +70,6 @@ def test_packing_respects_it() -> None:
         found = found.with_observation("cpu x 8", 4, 1.0, 0.6).with_observation("cpu x 8", 6, 1.0, 0.3)
     limits, tenants = found.tenant_limits([gpu, cpu])
     assert (limits, tenants) == ({"cpu": 4}, {"A": 1})
-    plain = {
-        "params": {},
-        "seed": 0,
-        "workers": 1,
-        "threads": 1,
-        "precision": "fp32",
-        "epochs": 1,
-        "batch_size": 8,
-    }
-    asked = {"cpus_per_worker": 0.1, "gpus_per_worker": 0.25, "memory_gb": None}
-    waiting = [Identity(member=f"m-{n}", number=n, **plain, **asked) for n in range(16)]  # type: ignore[arg-type]
+    waiting = [identity(n, cpus_per_worker=0.1, gpus_per_worker=0.25) for n in range(16)]
     placed = [(p.node, p.devices[0]) for p in pack(waiting, [], [gpu, cpu], limits=limits, tenants=tenants)]
     assert [placed.count(where) for where in (("gpu", "0"), ("gpu", "1"), ("cpu", None))] == [1, 4, 4]

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from schedule_cases import identity as plain_identity
 
 from ensemble.schedule.memory_grants import Grant, Grants, add_margin, as_event, compute_gpu_share, increase_grant
 from ensemble.spec import Identity
 
 GPU = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"
 HOST = "MemoryError: Unable to allocate 300. MiB"
-
-
-def identity(number: int = 0, **options: Any) -> Identity:
-    plain = {"seed": 0, "threads": 1, "precision": "fp32", "epochs": 1, "batch_size": 8, "workers": 1}
-    asked = {"params": {}, "cpus_per_worker": 1.0, "gpus_per_worker": 0.25, "memory_gb": None}
-    return Identity(member=f"member-{number}", number=number, **{**plain, **asked, **options})
+identity = functools.partial(plain_identity, gpus_per_worker=0.25)
 
 
 @given(

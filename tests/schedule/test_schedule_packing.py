@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from schedule_cases import identity, node
 
 from ensemble.schedule import (
     FreeCapacity,
@@ -22,20 +23,9 @@ from ensemble.schedule import (
     pack,
 )
 from ensemble.spec import Identity
+from examples import examples
 
 KINDS = ("A", "B")
-
-
-def identity(number: int = 0, **options: object) -> Identity:
-    asked = {"workers": 1, "cpus_per_worker": 1.0, "gpus_per_worker": 0.0, "memory_gb": None, **options}
-    plain = {"params": {}, "seed": 0, "threads": 1, "precision": "fp32", "epochs": 1, "batch_size": 8}
-    return Identity(member=f"member-{number}", number=number, **plain, **asked)  # type: ignore[arg-type]
-
-
-def node(
-    name: str = "a", cpus: float = 4, gpus: Sequence[str] = (), memory_gb: float = 16, places: int | None = None
-) -> Node:
-    return Node(name, cpus, tuple(gpus), memory_gb, name, places)
 
 
 def slowly(
@@ -204,8 +194,34 @@ lesser = st.dictionaries(st.sampled_from(["n0", "n1"]), st.integers(1, 3))
 sharing = st.dictionaries(st.sampled_from(KINDS), st.integers(1, 3))
 
 
+def check_fair(placements: list[Placement], nodes: list[Node], devices: str) -> None:
+    for at in nodes:
+        here = [p for p in placements if p.count_ranks(at.name)]
+        ranks = [p.count_ranks(at.name) for p in here]
+        declared = [0 if "cpus_per_worker" in p.identity.auto else p.identity.cpus_per_worker for p in here]
+        assert sum(each * n for each, n in zip(declared, ranks, strict=True)) <= at.cpus + 1e-6
+        assert (
+            sum((p.identity.memory_gb or 0) * n for p, n in zip(here, ranks, strict=True)) <= at.memory_gb + 1e-6
+        )
+        assert at.places is None or len(here) <= at.places
+        load: Counter[str] = Counter()
+        for p in here:
+            used = [p.devices[rank] for rank in p.ranks_by_node[at.name] if p.devices[rank] is not None]
+            assert len(p.devices) == p.identity.workers == sum(map(len, p.ranks_by_node.values()))
+            assert len({device is None for device in p.devices}) == 1, "on GPUs or on the CPU, not on both"
+            assert len(set(used)) == len(used), "two ranks of a member on one GPU"
+            assert set(used) <= set(at.gpu_ids)
+            for device in used:
+                load[device] += p.identity.gpus_per_worker
+            if devices == "cpu":
+                assert not used
+            if devices == "cuda":
+                assert len(used) == p.count_ranks(at.name)
+        assert all(load[one] <= free + 1e-6 for one, free in zip(at.gpu_ids, at.gpu_free, strict=True))
+
+
 @given(members, members, clusters, modes, lesser, sharing)
-@settings(max_examples=120, deadline=None)
+@examples(100)
 def test_it_places_as_the_definition_does(
     first: list[Identity],
     second: list[Identity],
@@ -216,12 +232,14 @@ def test_it_places_as_the_definition_does(
 ) -> None:
     running = slowly(first, [], nodes, devices, {}, {})
     assert pack(first, [], nodes, devices) == running
+    check_fair(running, nodes, devices)
     expected = slowly(second, running, nodes, devices, limits, tenants)
     assert pack(second, running, nodes, devices, limits, tenants) == expected
+    check_fair([*running, *expected], nodes, devices)
 
 
 @given(members, clusters, modes, st.integers(0, 2**16))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_one_that_is_kept_is_as_one_made_anew(
     waiting: list[Identity], nodes: list[Node], devices: str, seed: int
 ) -> None:
@@ -247,12 +265,11 @@ def test_one_that_is_kept_is_as_one_made_anew(
 
 
 @given(members, clusters, modes)
-@settings(max_examples=60, deadline=None)
 def test_a_refusal_is_for_those_that_fit_nowhere(waiting: list[Identity], nodes: list[Node], devices: str) -> None:
     for one in waiting:
-        assert (explain_unplaceable(one, nodes, devices) is None) == bool(
-            slowly([one], [], nodes, devices, {}, {})
-        )
+        reason = explain_unplaceable(one, nodes, devices)
+        assert (reason is None) == bool(slowly([one], [], nodes, devices, {}, {}))
+        assert reason is None or reason.startswith(one.member)
 
 
 def test_a_guessed_core_fits_on_less_than_one_and_what_was_declared_does_not() -> None:

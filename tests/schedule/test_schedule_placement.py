@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from schedule_cases import identity
 
 from ensemble.controller.failure_policy import lower_limit
 from ensemble.schedule import (
@@ -16,25 +17,6 @@ from ensemble.schedule import (
     decide_starts,
     explain_unplaceable,
 )
-from ensemble.spec import Identity
-
-
-def identity(number: int, cpus: float = 1.0) -> Identity:
-    return Identity(
-        member=f"member-{number}",
-        number=number,
-        params={},
-        seed=0,
-        workers=1,
-        threads=1,
-        precision="fp32",
-        epochs=1,
-        batch_size=8,
-        cpus_per_worker=cpus,
-        gpus_per_worker=0.0,
-        memory_gb=None,
-    )
-
 
 FOUR = (Node("a", 4, (), 16, "a"),)
 
@@ -92,14 +74,16 @@ def test_room_counts_only_what_nobody_waits_for() -> None:
         count_placeable(identity(9), 10, PlacementState(nodes=FOUR, running=running(0), waiting=[identity(1)]))
         == 2
     )
-    assert count_placeable(identity(9), 10, PlacementState(nodes=FOUR, waiting=[identity(1, 8.0)])) == 0
+    assert (
+        count_placeable(identity(9), 10, PlacementState(nodes=FOUR, waiting=[identity(1, cpus_per_worker=8.0)]))
+        == 0
+    )
 
 
 @given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), max_size=14), st.integers(0, 2**16), st.booleans())
-@settings(max_examples=100)
 def test_everything_that_fits_is_placed_in_the_end(sizes: list[float], seed: int, streaming: bool) -> None:
     rng = random.Random(seed)
-    waiting = [identity(i, cpus) for i, cpus in enumerate(sizes)]
+    waiting = [identity(i, cpus_per_worker=cpus) for i, cpus in enumerate(sizes)]
     assert all(explain_unplaceable(i, FOUR) is None for i in waiting)
     busy: list[Placement] = []
     done: set[str] = set()

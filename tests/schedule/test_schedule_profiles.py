@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schedule_cases import identity as plain_identity
 
 from ensemble.schedule import Node, Profile, apply_profile, list_candidate_widths, pack, select_unmeasured
 from ensemble.schedule.memory_grants import add_margin
 from ensemble.schedule.profiles import MemoryCap
-from ensemble.spec import Identity
 from ensemble.spec.identity import compute_cost_key
 
 AUTO = ["cpus_per_worker", "gpus_per_worker", "memory_gb"]
+identity = functools.partial(
+    plain_identity, params={"width": 8, "lr": 0.1}, batch_size=32, gpus_per_worker=1.0, auto=AUTO
+)
 names = st.text("abcdef0123456789-", min_size=1, max_size=8)
 figures = st.floats(1e-6, 1e6)
 by_width = st.dictionaries(st.integers(1, 64), figures, min_size=1, max_size=5)
@@ -38,26 +41,7 @@ def profiles(draw: st.DrawFn) -> Profile:
     )
 
 
-def identity(number: int = 0, **given_: Any) -> Identity:
-    fields: dict[str, Any] = {
-        "member": f"member-{number}",
-        "number": number,
-        "params": {"width": 8, "lr": 0.1},
-        "seed": number,
-        "workers": 1,
-        "threads": 1,
-        "precision": "fp32",
-        "epochs": 1,
-        "batch_size": 32,
-        "cpus_per_worker": 1.0,
-        "gpus_per_worker": 1.0,
-        "memory_gb": None,
-        "auto": AUTO,
-    }
-    return Identity(**fields | given_)
-
-
-def node(cpus: float = 2.0, gpus: int = 0, **given_: Any) -> Node:
+def node(cpus: float = 2.0, gpus: int = 0, **given_: int) -> Node:
     return Node(name="here", cpus=cpus, gpus=("G",) * gpus, memory_gb=8.0, host="here", **given_)
 
 

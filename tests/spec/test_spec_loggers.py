@@ -81,11 +81,8 @@ def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_start
         "    return declared(['tensorboard', 'wandb'])\n"
     )
     command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(tmp_path / "run")]
-    command += ["--executor", "inline"]
     root = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [*command, "--executor", "inline"], capture_output=True, text=True, env=root, timeout=120
-    )
+    done = subprocess.run([*command, "--executor", "inline"], capture_output=True, text=True, env=root)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
         "ensemble: Ensemble.loggers has 'wandb', but wandb cannot be imported: pip install 'ray-ensemble[wandb]'"

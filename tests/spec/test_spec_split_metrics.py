@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from sklearn import metrics
 
 from ensemble import Ensemble, Recipe, SpecError
 from ensemble.combine.tasks import find_math
@@ -23,11 +24,19 @@ NUMBERS = RNG.normal(size=150)
 NUMBERS_TARGET = NUMBERS + 0.3 * RNG.normal(size=150)
 
 
+@pytest.fixture(scope="module")
+def metrics() -> Any:
+    """scikit-learn's, dear to import."""
+    from sklearn import metrics
+
+    return metrics
+
+
 def recipe(**options: object) -> Recipe:
     return Recipe(model=lambda params: None, loss=lambda model, batch: None, **options)  # type: ignore[arg-type]
 
 
-def test_two_classes_are_measured_by_their_second() -> None:
+def test_two_classes_are_measured_by_their_second(metrics: Any) -> None:
     names = ("roc_auc", "average_precision", "f1", "precision", "recall", "matthews", "cohen_kappa")
     predicted = TWO.argmax(axis=1)
     assert compute(names, TWO, TWO_TARGET, CLASSIFICATION) == {
@@ -41,7 +50,7 @@ def test_two_classes_are_measured_by_their_second() -> None:
     }
 
 
-def test_more_classes_are_averaged() -> None:
+def test_more_classes_are_averaged(metrics: Any) -> None:
     predicted = THREE.argmax(axis=1)
     found = compute(
         ("roc_auc", "roc_auc_macro", "f1", "f1_macro", "f1_micro", "balanced_accuracy", "top5_accuracy"),
@@ -65,7 +74,7 @@ def test_more_classes_are_averaged() -> None:
     )
 
 
-def test_labels_are_averaged() -> None:
+def test_labels_are_averaged(metrics: Any) -> None:
     found = compute(
         ("roc_auc_macro", "average_precision", "f1_macro", "f1_micro"), LABELS, LABELS_TARGET, Task("multilabel")
     )
@@ -80,7 +89,7 @@ def test_labels_are_averaged() -> None:
     )
 
 
-def test_numbers_are_those_of_scikit_learn() -> None:
+def test_numbers_are_those_of_scikit_learn(metrics: Any) -> None:
     names = [name for name, known in KNOWN.items() if "regression" in known.kinds]
     found = compute(names, NUMBERS, NUMBERS_TARGET, Task("regression"))
     assert set(found) == set(names)
@@ -287,7 +296,7 @@ def test_proper_scores_are_the_figures_of_a_combined_model(
     assert len(found) == 2
 
 
-def test_proper_scores_are_those_of_scikit_learn() -> None:
+def test_proper_scores_are_those_of_scikit_learn(metrics: Any) -> None:
     found = compute(("nll", "brier"), THREE, THREE_TARGET, CLASSIFICATION)
     assert found["nll"] == pytest.approx(metrics.log_loss(THREE_TARGET, THREE))
     assert found["brier"] == pytest.approx(np.mean(np.sum((THREE - np.eye(3)[THREE_TARGET]) ** 2, axis=1)))
