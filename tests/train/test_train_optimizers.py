@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import subprocess
 import sys
@@ -178,18 +177,37 @@ def test_what_lars_does_not_take_is_refused() -> None:
         LARS([nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.0, nesterov=True)
 
 
-BEFORE_AND_AFTER_WARM_UP = """
-import json, os, sys, torch
+def test_after_the_first_no_optimizer_imports_a_module_and_no_thread_has_begun() -> None:
+    code = (
+        "import sys, os, torch; from ensemble.train.optimizers import warm_up; before = len(sys.modules); "
+        "threads = os.listdir('/proc/self/task'); warm_up(); after = set(sys.modules); "
+        "assert os.listdir('/proc/self/task') == threads; "
+        "torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]); "
+        "print(len(after) - before, sorted(set(sys.modules) - after))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    count, _, others = done.stdout.partition(" ")
+    assert int(count) > 100, "else there is nothing to import before"
+    assert others.strip() == "[]"
+
+
+@pytest.mark.more
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="nothing is computed where torch is built for CUDA")
+def test_forked_processes_share_what_torch_sets_up_in_its_first_step() -> None:
+    code = """
+import os, sys, torch
 from ensemble.bench.pipelines.processes import read_memory
 from ensemble.train.optimizers import warm_up
 
-def write_in_a_step():
-    # bytes that a forked process has of its own after a first step, and not before it
-    told, tell = os.pipe()
-    if os.fork():
-        os.close(tell)
-        os.wait()
-        return int(os.read(told, 20))
+drawn = torch.get_rng_state()
+if sys.argv[1] == "warm":
+    warm_up()
+else:
+    torch.optim.SGD([torch.nn.Parameter(torch.empty(0))], lr=0.0)
+assert torch.equal(torch.get_rng_state(), drawn) and len(os.listdir("/proc/self/task")) == 1
+if os.fork():
+    os.wait()
+else:
     torch.set_num_threads(1)
     layers = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(1568, 2)
     net = torch.nn.Sequential(*layers)
@@ -197,31 +215,13 @@ def write_in_a_step():
     before = read_memory(os.getpid())["Private_Dirty"]
     torch.nn.functional.cross_entropy(net(torch.ones(4, 3, 16, 16)), torch.zeros(4, dtype=torch.int64)).backward()
     optimizer.step()
-    os.write(tell, str(read_memory(os.getpid())["Private_Dirty"] - before).encode())
-    os._exit(0)
-
-has_kernels = not torch.backends.cuda.is_built()
-cold = write_in_a_step() if has_kernels else None
-before, threads, drawn = len(sys.modules), os.listdir("/proc/self/task"), torch.get_rng_state()
-warm_up()
-after = set(sys.modules)
-assert torch.equal(torch.get_rng_state(), drawn)
-torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
-said = {"imported": len(after) - before, "later": sorted(set(sys.modules) - after)}
-said |= {"threads": os.listdir("/proc/self/task") == threads, "cold": cold}
-print(json.dumps({**said, "warm": write_in_a_step() if has_kernels else None}))
+    print(read_memory(os.getpid())["Private_Dirty"] - before, flush=True)
 """
-
-
-def test_what_the_first_optimizer_and_the_first_step_set_up_is_there_before_a_fork() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BEFORE_AND_AFTER_WARM_UP], capture_output=True, text=True, check=True
-    )
-    said = json.loads(done.stdout)
-    assert said["imported"] > 100, "else there is nothing to import before"
-    assert said["later"] == [] and said["threads"], "no other optimizer imports a module, and no thread has begun"
-    if said["cold"] is not None:  # nothing is computed before where torch is built for CUDA
-        assert said["warm"] < said["cold"] / 2, said
+    written = [
+        int(subprocess.run([sys.executable, "-c", code, each], capture_output=True, text=True, check=True).stdout)
+        for each in ("warm", "cold")
+    ]
+    assert written[0] < written[1] / 2, written
 
 
 class Normed(nn.Module):
