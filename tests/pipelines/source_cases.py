@@ -1,7 +1,7 @@
 """One of each source over files that it makes, for tests that hold for all of them.
 
-`main` is what a process of its own runs: it opens the source anew, attaches consumers to a feeder and prints one
-JSON line: the fingerprint, and what each consumer has read.
+`main` is what a process of its own runs: for each line of JSON that it is given it opens a source anew, attaches
+consumers to a feeder and prints a line: the fingerprint, and what each consumer has read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -138,7 +139,7 @@ def read_labelled(folder: Path) -> Any:
 def read_outside(folder: Path) -> Any:
     import datasets
 
-    paths = sorted(map(str, (folder / "images").iterdir()))
+    paths = sorted(map(os.path.abspath, (folder / "images").iterdir()))
     made = datasets.Dataset.from_dict({"image": paths}).cast_column("image", datasets.Image())
     return sources.huggingface(made.select(range(len(paths) - 1, -1, -1)))
 
@@ -286,14 +287,21 @@ def read(loader: Any) -> list[Any]:
     return [record(batch) for batch in loader]
 
 
-def main(case: str, folder: str, address: str, jobs: str) -> None:
+def read_shared(case: str, folder: str, address: str) -> Rows:
     from core_pipes import together
 
     pipe = make_pipeline(CASES[case].open(Path(folder)))
     loaders = [
-        attach(address, pipe, name=f"{os.getpid()}-{min(i, MEMBERS - 1)}", **arguments(job))
-        for i, job in enumerate(json.loads(jobs))
+        attach(address, pipe, name=f"member-{min(i, MEMBERS - 1)}", **arguments(job)) for i, job in enumerate(JOBS)
     ]
     found = together([functools.partial(read, loader) for loader in loaders])
-    shares = [loader.stats() for loader in loaders]
-    print(json.dumps({"fingerprint": pipe.fingerprint, "batches": found, "stats": shares}), flush=True)
+    return {
+        "fingerprint": pipe.fingerprint,
+        "batches": found,
+        "shared": [loader.stats()["shared_batches"] for loader in loaders],
+    }
+
+
+def main() -> None:
+    for request in sys.stdin:
+        print(json.dumps(read_shared(**json.loads(request))), flush=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from light_stages import Seedable, late, shifted
 from tv import import_torchvision
 
 from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages
@@ -99,14 +100,18 @@ def test_a_random_transform_is_known_and_is_a_function_of_seed_epoch_and_index(n
     assert (first != second).any() and (first != images(pipe(seed=4).map(make(), field="image"))[0]).any()
 
 
-def test_declared_and_found_are_the_same_and_a_feeders_workers_make_the_same() -> None:
+def test_declared_and_found_are_the_same() -> None:
+    declared = pipe().map(v2.ColorJitter(0.4), field="image", random="torch", id="j")
+    assert declared.fingerprint == pipe().map(v2.ColorJitter(0.4), field="image", id="j").fingerprint
+
+
+@pytest.mark.more  # each worker imports torchvision
+def test_a_feeders_workers_transform_as_a_member_does_alone() -> None:
     jitter = v2.Compose([v2.ColorJitter(0.4, hue=0.1), v2.RandomRotation(9), v1.RandomChoice([v2.RandomInvert()])])
     mapped = pipe().map(jitter, field="image", id="jitter")
     assert mapped.stages[0].random == "global"
-    declared = pipe().map(v2.ColorJitter(0.4), field="image", random="torch", id="j")
-    assert declared.fingerprint == pipe().map(v2.ColorJitter(0.4), field="image", id="j").fingerprint
     alone = images(mapped)[0]
-    with Feeder(mapped, workers=2) as feeder:
+    with Feeder(mapped) as feeder:
         loader = attach(feeder.address, mapped, batch_size=4, epochs=1)
         shared = {int(i): x.numpy().copy() for b in loader for i, x in zip(b["index"], b["image"], strict=True)}
         assert loader.stats()["private_batches"] == 0
@@ -233,10 +238,6 @@ def test_a_whole_sample_of_arrays_is_refused_where_a_transform_would_leave_it_as
 # Python's and numpy's generators
 
 
-def shifted(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "x": sample["x"] + random.random() + np.random.rand()}
-
-
 def mixed(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "x": sample["x"] + random.random() + np.random.rand() + torch.rand(()).item()}
 
@@ -251,7 +252,10 @@ def values(pipeline: Pipeline, batch_size: int = 4) -> dict[int, float]:
     }
 
 
-@pytest.mark.parametrize(("stage", "kind"), [(shifted, "python"), (shifted, "global"), (mixed, "global")])
+@pytest.mark.parametrize(
+    ("stage", "kind"),
+    [(shifted, "python"), (shifted, "global"), pytest.param(mixed, "global", marks=pytest.mark.more)],
+)
 def test_global_generators_of_python_and_numpy_are_seeded_for_each_sample(stage: Any, kind: Any) -> None:
     def draw() -> list[float]:
         return [random.random(), np.random.rand(), torch.rand(()).item()]
@@ -263,7 +267,7 @@ def test_global_generators_of_python_and_numpy_are_seeded_for_each_sample(stage:
     once = values(mapped)
     assert draw() == expected and once == values(mapped, 5)
     assert len({round(x - i, 9) for i, x in once.items()}) == 16
-    with Feeder(mapped, workers=2) as feeder:
+    with Feeder(mapped) as feeder:
         loader = attach(feeder.address, mapped, batch_size=4, epochs=1)
         assert by_index(loader, "x") == once and loader.stats()["private_batches"] == 0
     with pytest.raises(
@@ -332,15 +336,8 @@ def test_generators_of_modules_and_unseeded_ones_are_found() -> None:
         numbers(fresh).fields  # noqa: B018
 
 
-class Seedable(Own):
-    """As albumentations' transforms: generators of its own, and a method that seeds them."""
-
-    def set_random_seed(self, seed: int) -> None:
-        self.parts = [{"rng": random.Random(seed)}]
-
-
 def test_an_object_that_can_be_seeded_is_seeded_for_each_sample() -> None:
-    mapped = numbers(Seedable(random.Random()))
+    mapped = numbers(Seedable())
     assert mapped.stages[0].random == "own"
     once = values(mapped)
     assert once == values(mapped, 5) and len({round(x - i, 9) for i, x in once.items()}) == 16
@@ -354,11 +351,6 @@ def test_an_object_that_can_be_seeded_is_seeded_for_each_sample() -> None:
 # Draws that only some samples show
 
 
-def late(sample: dict[str, Any]) -> dict[str, Any]:
-    """Draws for one record in the middle."""
-    return {**sample, "x": sample["x"] + (random.random() if sample["x"] == 9 else 0)}
-
-
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_draw_at_a_later_sample_is_said_wherever_it_is_prepared(is_shared: bool) -> None:
     mapped = numbers(late)
@@ -368,7 +360,7 @@ def test_a_draw_at_a_later_sample_is_said_wherever_it_is_prepared(is_shared: boo
         with pytest.raises(ForeignRandomness, match=said):
             values(mapped)
         return
-    with Feeder(mapped, workers=2) as feeder, pytest.raises(PipelineError, match=said):
+    with Feeder(mapped) as feeder, pytest.raises(PipelineError, match=said):
         list(attach(feeder.address, mapped, batch_size=4, epochs=1))
 
 

@@ -30,13 +30,18 @@ def read(batches: Any, field: str = "image") -> Any:
     return np.stack([rows[i] for i in range(N)])
 
 
-def check_is_a_function_of_seed_epoch_and_index(mapped: Pipeline, dtype: str, shape: tuple[int, ...]) -> None:
+def check_is_a_function_of_seed_epoch_and_index(mapped: Pipeline, dtype: str, shape: tuple[int, ...]) -> Any:
     first = read(mapped.loader(4, range(1)))
     assert (first.dtype, first.shape) == (dtype, (N, *shape))
     torch.manual_seed(1), np.random.seed(1)
     assert (read(mapped.loader(5, range(1))) == first).all()
     assert (read(mapped.loader(5, range(1, 2))) != first).any()
-    with Feeder(mapped, workers=2) as feeder:
+    return first
+
+
+def check_is_shared(mapped: Pipeline, first: Any) -> None:
+    """Its worker imports the library, which is dear."""
+    with Feeder(mapped) as feeder:
         shared = attach(feeder.address, mapped, batch_size=4, epochs=1)
         assert (read(shared) == first).all() and shared.stats()["private_batches"] == 0
 
@@ -54,12 +59,14 @@ ALBUMENTATIONS: dict[str, tuple[Callable[[Any], Any], str, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ALBUMENTATIONS)
+@pytest.mark.parametrize("name", ["bare", "seeded by its user", pytest.param("composed", marks=pytest.mark.more)])
 def test_a_transform_of_albumentations_is_seeded_for_each_sample(name: str) -> None:
     make, dtype, shape = ALBUMENTATIONS[name]
     mapped = pipe().map(make(pytest.importorskip("albumentations")), field="image", id=name)
     assert mapped.stages[0].random == "own"
-    check_is_a_function_of_seed_epoch_and_index(mapped, dtype, shape)
+    first = check_is_a_function_of_seed_epoch_and_index(mapped, dtype, shape)
+    if name == "composed":
+        check_is_shared(mapped, first)
 
 
 def test_all_targets_of_albumentations_are_moved_with_their_image() -> None:
@@ -104,6 +111,7 @@ def test_a_function_that_calls_albumentations_is_refused() -> None:
         pipe().map(lambda image: flip(image=image)["image"], field="image").fields  # noqa: B018
 
 
+@pytest.mark.more
 def test_a_module_of_kornias_is_known_to_be_random_and_is_given_a_tensor() -> None:
     k = pytest.importorskip("kornia.augmentation")
     scaled = pipe().map(stages.scale("image"))
@@ -112,13 +120,15 @@ def test_a_module_of_kornias_is_known_to_be_random_and_is_given_a_tensor() -> No
     for transform, shape in ((chain, (3, 24, 20)), (several, (3, 10, 8)), (k.auto.TrivialAugment(), (3, 24, 20))):
         mapped = scaled.map(transform, field="image", id="kornia")
         assert mapped.stages[1].random == "torch"
-        check_is_a_function_of_seed_epoch_and_index(mapped, "float32", shape)
+        first = check_is_a_function_of_seed_epoch_and_index(mapped, "float32", shape)
+    check_is_shared(mapped, first)
     with pytest.raises(ForeignRandomness, match=r'draws from torch.*declare it, map\(..., random="torch"\)'):
         scaled.map(lambda image: chain(torch.from_numpy(image)[None])[0], field="image").fields  # noqa: B018
     with pytest.raises(PipelineError, match=r"Expected input of .*float32.*Got torch.uint8"):
         pipe().map(chain, field="image").fields  # noqa: B018
 
 
+@pytest.mark.more
 def test_a_deterministic_transform_of_kornias_does_what_it_does_to_a_batch_of_one() -> None:
     kornia = pytest.importorskip("kornia")
     mean, std = torch.full((3,), 0.5), torch.full((3,), 0.2)

@@ -17,6 +17,7 @@ import torch
 from core_pipes import leaves_nothing, together  # noqa: F401
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from light_stages import jitter
 
 from pipelines import (
     Batch,
@@ -164,7 +165,7 @@ def has_values(schema: Any) -> bool:
     return any(map(has_values, schema.values() if isinstance(schema, dict) else schema[1:]))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(schemas().filter(has_values), st.integers(0, 1 << 30))
 def test_any_structure_comes_out_of_a_loader_and_of_a_resident_set_or_is_refused(schema: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -191,7 +192,7 @@ def test_any_structure_comes_out_of_a_loader_and_of_a_resident_set_or_is_refused
         assert Structure.from_record(structure.as_record()) == structure
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(schemas(), st.integers(0, 1 << 30))
 def test_any_structure_comes_out_of_a_cache_record(schema: Any, seed: int) -> None:
     sample = make_sample(schema, np.random.default_rng(seed))
@@ -222,13 +223,6 @@ def detection(k: int) -> dict[str, Any]:
         "target": {"boxes": boxes, "labels": (np.arange(k % 4), k), "name": "é" * (k % 5)},
         "file": bytes(range(k % 6)),
     }
-
-
-def jitter(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """A stage of a member's own: it sees the sample as the stages before left it."""
-    target = sample["target"]
-    assert type(target["labels"]) is tuple and type(target["labels"][1]) is int and type(target["name"]) is str
-    return {**sample, "target": {**target, "boxes": target["boxes"] * rng.random(dtype=np.float32)}}
 
 
 DECLARED = [
@@ -273,10 +267,9 @@ def test_shared_batches_of_nested_samples_equal_private_ones(how: str) -> None:
             assert feeder.stats()["cache"]["samples"] == N
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_workers_of_a_loader_prepare_the_same_nested_samples(rank: int) -> None:
+def test_workers_of_a_loader_prepare_the_same_nested_samples() -> None:
     whole = pipeline_of([detection(k) for k in range(N)], DECLARED, seed=4).map(jitter)
-    reading: dict[str, Any] = {"batch_size": 5, "epochs": range(3), "rank": rank, "world": 3}
+    reading: dict[str, Any] = {"batch_size": 5, "epochs": range(3), "rank": 2, "world": 3}
     with contextlib.closing(whole.loader(**reading, workers=2)) as loader:
         for one, own in zip(loader, whole.loader(**reading), strict=True):
             assert equal(dict(one), dict(own)) and type(one["target"]["boxes"]) is Ragged

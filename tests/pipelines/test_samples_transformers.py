@@ -7,19 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch._dynamo  # transformers imports it, and it makes a folder where TMPDIR then points
 from core_pipes import leaves_nothing  # noqa: F401
 
 from pipelines import Feeder, Pipeline, attach, from_samples, sources, stages
 from pipelines.errors import ForeignRandomness
 
-transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.more  # tests/pipelines/test_samples_collate.py has a collate_fn like theirs
 TEXTS = [f"{'a good film ' * (n % 4)}or bad number {n}" for n in range(12)]
 MOST = 16
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def transformers() -> Any:
+    """The library. It imports torch._dynamo, which makes a folder where TMPDIR then points."""
+    import torch._dynamo  # noqa: F401
+
+    return pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(transformers: Any) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
@@ -43,7 +50,9 @@ def encoded(tokenizer: Any) -> Pipeline:
 NAMES = ("input_ids", "attention_mask")
 
 
-def test_a_padding_collator_pads_to_the_longest_as_it_does_for_a_data_loader(tokenizer: Any) -> None:
+def test_a_padding_collator_pads_to_the_longest_as_it_does_for_a_data_loader(
+    transformers: Any, tokenizer: Any
+) -> None:
     pad = transformers.DataCollatorWithPadding(tokenizer)
     pipeline = encoded(tokenizer)
     batches = [dict(batch) for batch in pipeline.loader(5, 1, collate=from_samples(pad))]
@@ -58,13 +67,13 @@ def test_a_padding_collator_pads_to_the_longest_as_it_does_for_a_data_loader(tok
             assert all(torch.equal(batch[name], alone[name]) for name in alone)
 
 
-def test_the_default_collator_stacks(tokenizer: Any) -> None:
+def test_the_default_collator_stacks(transformers: Any) -> None:
     fixed = Pipeline(sources.arrays(input_ids=np.arange(24).reshape(6, 4), label=np.arange(6)), shuffle=False)
     batch = next(iter(fixed.loader(4, collate=from_samples(transformers.default_data_collator))))
     assert batch["labels"].tolist() == [0, 1, 2, 3] and batch["input_ids"].shape == (4, 4)
 
 
-def test_masking_is_seeded_by_batch_and_goes_on_after_a_resume(tokenizer: Any) -> None:
+def test_masking_is_seeded_by_batch_and_goes_on_after_a_resume(transformers: Any, tokenizer: Any) -> None:
     def read(collator: Any, **options: Any) -> list[Any]:
         adapted = from_samples(collator, random="torch")
         return [

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import Pipeline, PipelineError, sampling, sources
@@ -142,7 +142,6 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
         assert len({tuple(each) for each in epochs}) == 3
 
 
-@settings(max_examples=30)
 @given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=50))
 def test_the_logarithm_is_numpys_to_the_last_bits(values: list[float]) -> None:
     array = np.array(values)
@@ -352,23 +351,21 @@ def test_the_fingerprint_knows_weights_labels_and_the_number_of_positions() -> N
 
 
 def test_a_copy_in_another_process_draws_the_same() -> None:
-    script = (
-        "import pickle, sys; p = pickle.load(sys.stdin.buffer);"
-        "print(p.order()(3, 0, len(p)).tolist(), p.fingerprint)"
-    )
-    labels = np.arange(30) % 4
-    for made in (
+    script = """if True:
+        import pickle, sys
+        for each in pickle.load(sys.stdin.buffer):
+            print(each.order()(3, 0, len(each)).tolist(), each.fingerprint)
+    """
+    made = (
         sampling.weighted(np.arange(30.0)),
         sampling.weighted(np.arange(30.0), samples=9, replacement=False),
-        sampling.balanced(labels, samples=41),
-    ):
-        pipeline = Pipeline(source(30), seed=2, sampling=made)
-        drawn = epoch(pipeline, 3)
-        out = subprocess.run(
-            [sys.executable, "-c", script], input=pickle.dumps(pipeline), capture_output=True, check=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
-        assert out.stdout.decode().strip() == f"{drawn} {pipeline.fingerprint}"
+        sampling.balanced(np.arange(30) % 4, samples=41),
+    )
+    pipelines = [Pipeline(source(30), seed=2, sampling=each) for each in made]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script]
+    said = subprocess.check_output(command, input=pickle.dumps(pipelines), env=environment).decode()
+    assert said.splitlines() == [f"{epoch(each, 3)} {each.fingerprint}" for each in pipelines]
 
 
 def test_an_order_takes_no_memory_for_its_positions() -> None:

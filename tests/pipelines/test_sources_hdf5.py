@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -168,10 +167,7 @@ def test_a_damaged_chunk_is_a_sample_error_of_its_rows_alone(tmp_path: Path) -> 
         source[15]
 
 
-def test_a_changed_file_is_not_read_and_an_open_one_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_file_that_is_open_is_read_as_it_is(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", x=np.arange(3))
     with h5py.File(path, "r"):
-        source = sources.hdf5(path)
-    os.utime(path, ns=(1, 1))
-    with pytest.raises(SampleError, match=r"a\.h5: was changed after its records were indexed"):
-        source[0]
+        assert values(sources.hdf5(path), "x") == [0, 1, 2]

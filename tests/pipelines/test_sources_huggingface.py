@@ -12,12 +12,14 @@ import pytest
 from pipelines import sources
 from pipelines.errors import PipelineError, SampleError
 
-datasets = pytest.importorskip("datasets")
+datasets: Any = None
 N = 1500
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def whole() -> Any:
+    global datasets  # dear to import
+    datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
     value, kinds = datasets.Value, datasets.Features
     features = kinds(
@@ -58,10 +60,16 @@ def check(record: dict[str, Any], i: int) -> None:
     assert record["boxes"] == [{"x": i, "name": "a"}] * (i % 3) and record["words"] == ["w"] * (i % 2)
 
 
-@pytest.mark.parametrize("in_memory", [False, True])
-def test_records_are_what_is_stored_whatever_was_selected(whole: Any, tmp_path: Path, in_memory: bool) -> None:
-    whole.save_to_disk(tmp_path / "set")
-    data = datasets.load_from_disk(tmp_path / "set", keep_in_memory=in_memory)
+@pytest.fixture(scope="module")
+def folder(whole: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`whole`, saved."""
+    place: Path = tmp_path_factory.mktemp("huggingface") / "set"
+    whole.save_to_disk(place)
+    return place
+
+
+def test_records_are_what_is_stored_whatever_was_selected(whole: Any, folder: Path) -> None:
+    data = datasets.load_from_disk(folder)
     odd = [i for i in range(N) if i % 2]
     cases = [
         (data, list(range(N))),
@@ -89,27 +97,21 @@ def test_records_are_what_is_stored_whatever_was_selected(whole: Any, tmp_path: 
 
 
 def test_a_set_in_files_is_pickled_as_places_in_them_and_one_in_memory_out_of_band(
-    whole: Any, tmp_path: Path
+    whole: Any, folder: Path
 ) -> None:
-    whole.save_to_disk(tmp_path / "set")
     buffers: list[pickle.PickleBuffer] = []
-    body = pickle.dumps(
-        sources.huggingface(datasets.load_from_disk(tmp_path / "set")), 5, buffer_callback=buffers.append
-    )
+    body = pickle.dumps(sources.huggingface(datasets.load_from_disk(folder)), 5, buffer_callback=buffers.append)
     assert not any(each.raw().nbytes for each in buffers) and b"image 7" not in body
     body = pickle.dumps(sources.huggingface(whole), 5, buffer_callback=buffers.append)
     assert b"image 7" not in body and any(b"image 7" in bytes(each) for each in buffers)
 
 
-def test_the_order_of_loading_does_not_matter_to_the_identity_and_other_data_do(
-    whole: Any, tmp_path: Path
-) -> None:
+def test_the_order_of_loading_does_not_matter_to_the_identity_and_other_data_do(whole: Any, folder: Path) -> None:
     def identity(change: int) -> Any:
         return sources.huggingface(datasets.Dataset.from_dict({"x": [1, 2, 3 + change]})).identity()
 
     assert identity(0) == identity(0) != identity(1)
-    whole.save_to_disk(tmp_path / "set")
-    first, second = (sources.huggingface(datasets.load_from_disk(tmp_path / "set")) for _ in range(2))
+    first, second = (sources.huggingface(datasets.load_from_disk(folder)) for _ in range(2))
     assert first.identity() == second.identity() != sources.huggingface(whole).identity()
     assert (
         sources.huggingface(whole, id="mine").identity()

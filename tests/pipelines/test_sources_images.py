@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -82,20 +80,6 @@ def test_a_file_that_cannot_be_read_is_named_with_its_index(tmp_path: Path) -> N
         source[3]
     with pytest.raises(SampleError, match=r"sample 2 \(.*/c\.jpg\): the file is empty"):
         source[2]
-
-
-def test_identity_follows_the_files(tmp_path: Path) -> None:
-    write(tmp_path, "a.jpg", "b.jpg")
-    first = json.dumps(sources.image_folder(tmp_path).identity())
-    assert json.dumps(sources.image_folder(os.path.relpath(tmp_path)).identity()) == first
-    os.utime(tmp_path / "a.jpg", ns=(1, 1))
-    assert json.dumps(sources.image_folder(tmp_path).identity()) != first
-
-
-def test_it_pickles(tmp_path: Path) -> None:
-    source = sources.image_folder(write(tmp_path, "x/a.jpg", "y/b.jpg"))
-    copy = pickle.loads(cloudpickle.dumps(source))
-    assert (copy[1], copy.classes, copy.identity()) == (source[1], source.classes, source.identity())
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines import sources
-from pipelines.errors import PipelineError, SampleError
+from pipelines.errors import PipelineError
 
 WIDE = np.arange(24).reshape(4, 3, 2)
 
@@ -106,11 +105,3 @@ def test_what_cannot_be_mapped_is_refused_with_what_to_do(tmp_path: Path) -> Non
         sources.memmap(x=tmp_path / "x.npy", y=save(tmp_path / "y.npy", np.arange(1)))
     with pytest.raises(PipelineError, match="no column was given"):
         sources.memmap()
-
-
-def test_a_changed_file_is_another_source_and_is_not_read(tmp_path: Path) -> None:
-    source = sources.memmap(x=save(tmp_path / "x.npy", np.arange(3)))
-    os.utime(tmp_path / "x.npy", ns=(1, 1))
-    assert sources.memmap(x=tmp_path / "x.npy").identity() != source.identity()
-    with pytest.raises(SampleError, match=r"sample 1 \(.*x\.npy:row 1\): .*was changed after"):
-        source[1]

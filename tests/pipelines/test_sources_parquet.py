@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import os
-import pickle
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -108,7 +102,8 @@ def test_lists_that_are_no_array_are_sample_errors(tmp_path: Path) -> None:
 def test_only_the_asked_columns_are_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", images(3))
     assert sources.parquet(path, columns=("label",))[1] == {"label": 1}
-    assert sources.parquet(path, columns="label")[1] == {"label": 1}
+    source = sources.parquet(path, columns="label")
+    assert source[1] == {"label": 1} and source.identity() != sources.parquet(path).identity()
 
 
 def test_a_missing_value_is_a_sample_error_and_its_neighbours_are_not(tmp_path: Path) -> None:
@@ -134,17 +129,6 @@ def test_damaged_rows_name_index_and_file_and_the_others_are_read(tmp_path: Path
         source[3]
     assert "\n" not in str(caught.value)
     assert source[40] == {"x": 40.0}
-
-
-def test_a_file_that_changed_after_it_was_indexed_is_not_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", images(5))
-    source = sources.parquet(path)
-    write(path, images(6))
-    with pytest.raises(SampleError, match=r"a\.parquet: was changed after its records were indexed"):
-        source[0]
-    path.unlink()
-    with pytest.raises(SampleError, match=r"cannot be opened: No such file"):
-        source[0]
 
 
 def test_files_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:
@@ -191,26 +175,6 @@ def test_who_only_asks_for_the_fields_keeps_no_row_group(tmp_path: Path) -> None
     assert source[7] == {"x": 7} and source._cache.bytes > 0
 
 
-def test_identity_follows_file_and_columns(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", images(3))
-    first = json.dumps(sources.parquet(path).identity())
-    assert json.dumps(sources.parquet(os.path.relpath(path)).identity()) == first
-    assert json.dumps(sources.parquet(path, ["label"]).identity()) != first
-    os.utime(path, ns=(5, 5))
-    assert json.dumps(sources.parquet(path).identity()) != first
-
-
-def test_a_used_source_pickles_to_its_index_and_reads_in_a_new_process(tmp_path: Path) -> None:
-    source = sources.parquet(write(tmp_path / "a.parquet", {"x": np.arange(20_000)}, 5000))
-    source[3]
-    payload = cloudpickle.dumps(source)
-    assert len(payload) < 2000
-    assert pickle.loads(payload)[7] == {"x": 7}
-    code = "import sys, pickle; s = pickle.load(sys.stdin.buffer); print(s[12345]['x'], s.where(12345))"
-    done = subprocess.run([sys.executable, "-c", code], input=payload, capture_output=True, check=True)
-    assert done.stdout.decode().split() == ["12345", f"{tmp_path}/a.parquet:row", "12345"]
-
-
 @pytest.mark.filterwarnings("ignore:This process")
 def test_a_forked_child_reads_what_its_parent_has_and_has_not_read(tmp_path: Path) -> None:
     source = sources.parquet(write(tmp_path / "a.parquet", {"x": np.arange(100)}, 10))
@@ -221,9 +185,9 @@ def test_a_forked_child_reads_what_its_parent_has_and_has_not_read(tmp_path: Pat
         receive, send = context.Pipe(duplex=False)
         child = context.Process(target=lambda: send.send([int(source[i]["x"]) for i in (3, 55, 99)]), daemon=True)
         child.start()
-        assert receive.poll(10)
+        assert receive.poll(300)
         assert receive.recv() == [3, 55, 99]
-        child.join(20)
+        child.join(300)
     finally:
         source._cache._lock.__exit__()
     assert source[99] == {"x": 99}

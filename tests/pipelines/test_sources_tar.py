@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
-import pickle
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import sources
@@ -56,6 +51,7 @@ def test_rename_gives_several_extensions_one_field(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar", {"a.jpg": b"1", "b.JPEG": b"2", "c.png": b"3"})
     source = sources.tar(path, rename={"jpeg": "image", "JPG": "image", "webp": "image"})
     assert [list(record) for record in source] == [["key", "image"], ["key", "image"], ["key", "png"]]
+    assert source.identity() != sources.tar(path).identity()
 
 
 def test_shards_are_read_as_one_even_where_keys_repeat(tmp_path: Path) -> None:
@@ -80,7 +76,6 @@ def archive_bytes(tmp_path: Path) -> bytes:
 
 
 @given(data=st.data())
-@settings(max_examples=60)
 def test_an_archive_cut_off_anywhere_never_loses_a_record_silently(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -215,22 +210,3 @@ def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for i in (0, 4, 2, 2, 0, 3, 1, 4):
         assert source[i]["txt"] == b"%d" % i
         assert len(os.listdir("/proc/self/fd")) <= before + 2
-
-
-def test_identity_follows_file_and_names(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tar", {"a.jpg": b"x"})
-    first = json.dumps(sources.tar(path).identity())
-    assert json.dumps(sources.tar(os.path.relpath(path)).identity()) == first
-    assert json.dumps(sources.tar(path, rename={"jpg": "image"}).identity()) != first
-    os.utime(path, ns=(5, 5))
-    assert json.dumps(sources.tar(path).identity()) != first
-
-
-def test_a_used_source_pickles_and_reads_in_a_new_process(tmp_path: Path) -> None:
-    source = sources.tar(write(tmp_path / "a.tar", {"a.txt": b"one", "b.txt": b"two"}))
-    source[0]
-    payload = cloudpickle.dumps(source)
-    assert pickle.loads(payload)[1] == source[1]
-    code = "import sys, pickle; print(pickle.load(sys.stdin.buffer)[1]['txt'].decode())"
-    done = subprocess.run([sys.executable, "-c", code], input=payload, capture_output=True, check=True)
-    assert done.stdout.strip() == b"two"

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
-import os
 import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from pipelines import sources
 from pipelines.errors import PipelineError, SampleError
 from pipelines.sources._crc32c import crc32c, mask
@@ -119,7 +119,6 @@ def slowly(data: bytes) -> int:
 
 
 @given(size=st.integers(0, 3000), seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
 def test_checksums_of_any_length_are_those_of_the_definition(size: int, seed: int) -> None:
     data = np.random.default_rng(seed).bytes(size)
     assert crc32c(data) == slowly(data)
@@ -139,7 +138,6 @@ VALUES = st.one_of(
 
 
 @given(st.dictionaries(st.text(max_size=10), VALUES, max_size=6))
-@settings(deadline=None)
 def test_an_example_is_parsed_as_protobuf_parses_it(features: dict[str, Any]) -> None:
     found = parse_example(example(features))
     assert set(found) == set(features)
@@ -153,7 +151,7 @@ def test_an_example_is_parsed_as_protobuf_parses_it(features: dict[str, Any]) ->
 
 
 @given(data=st.binary(max_size=60))
-@settings(max_examples=500, deadline=None)
+@examples(200)
 def test_bytes_at_random_are_parsed_or_refused(data: bytes) -> None:
     try:
         found = parse_example(data)
@@ -165,7 +163,6 @@ def test_bytes_at_random_are_parsed_or_refused(data: bytes) -> None:
 
 
 @given(features=st.dictionaries(st.sampled_from("abc"), VALUES, min_size=1), data=st.data())
-@settings(deadline=None)
 def test_a_damaged_example_is_never_another_error(features: dict[str, Any], data: st.DataObject) -> None:
     raw = bytearray(example(features))
     place = data.draw(st.integers(0, len(raw) - 1))
@@ -275,7 +272,3 @@ def test_damage_is_named_with_file_and_byte(tmp_path: Path) -> None:
         sources.tfrecord(changed("a.gz", gzip.compress(whole)))
     with pytest.raises(PipelineError, match="holds no record"):
         sources.tfrecord(changed("empty", b""))
-    source = sources.tfrecord(tmp_path / "a.tfrecord")
-    os.utime(tmp_path / "a.tfrecord", ns=(1, 1))
-    with pytest.raises(SampleError, match="was changed after its records were indexed"):
-        source[1]
