@@ -61,7 +61,7 @@ def batches(loader: Any) -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:left out")
-@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("threads", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_a_record_that_ends_or_hangs_its_process_is_left_out_for_all_and_named(threads: bool) -> None:
     expected = batches(made(bad).loader(8, range(3)))
     feeder = Feeder(

@@ -77,7 +77,7 @@ needs_horovod = pytest.mark.skipif(
     ("design", "preparers", "transport"),
     [
         pytest.param("all", None, "gloo", marks=pytest.mark.more),
-        ("multi", 2, "gloo"),
+        pytest.param("multi", 2, "gloo", marks=pytest.mark.more),
         pytest.param("single", 1, "gloo", marks=pytest.mark.more),
         pytest.param("all", None, "horovod", marks=[needs_horovod, pytest.mark.more]),
         pytest.param("single", 2, "horovod", marks=[needs_horovod, pytest.mark.slow]),
