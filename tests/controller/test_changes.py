@@ -49,7 +49,7 @@ def metrics(outputs, batch):
         write_request(STOP.read_text(), "stop")
     return {}
 
-def spec(members: int = 2, epochs: int = 3):
+def spec(members: int = 2, epochs: int = 2):
     x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
     pipe = Pipeline(sources.arrays(x=x, label=np.arange(12) % 3))
     return Ensemble(
@@ -267,10 +267,10 @@ def test_a_run_of_another_python_goes_on_with_a_declaration_that_this_one_compil
     assert "a change of code cannot be detected: another version of Python recorded it" in said
     assert f"Python 3.0 compiled the functions of its stages then, Python {PYTHON} does now" in said
     trained = [event["epoch"] for event in project.events("epoch") if event["member"] == "member-0"]
-    assert trained == [0, 1, 2], "it goes on from its checkpoint"
+    assert trained == [0, 1], "it goes on from its checkpoint"
 
 
-@pytest.mark.parametrize("command", ["run", "resume"])
+@pytest.mark.parametrize("command", ["run", pytest.param("resume", marks=pytest.mark.more)])
 def test_a_run_of_another_version_goes_on_and_it_is_said_what_could_not_be_compared(
     project: Project, command: str
 ) -> None:
@@ -286,7 +286,7 @@ def test_a_run_of_another_version_goes_on_and_it_is_said_what_could_not_be_compa
     assert project.events("code_changed") == []
     assert project.state().header["data"]["scheme"] == 2
     trained = [event["epoch"] for event in project.events("epoch") if event["member"] == "member-0"]
-    assert trained == [0, 1, 2], "it goes on from its checkpoint"
+    assert trained == [0, 1], "it goes on from its checkpoint"
 
     status, said = project.run()  # what is recorded now can be compared
     assert status == 0 and "another version" not in said
@@ -368,13 +368,11 @@ def test_load_builds_members_with_the_code_they_were_trained_with(project: Proje
     ("right", "wrong", "named"),
     [
         ("functional.cross_entropy(", "functional.cross_entropi(", "a_spec.loss"),
-        ('batch["label"], red', 'batch["label"].float(), red', "a_spec.loss"),
         ("return scale *", 'return float("nan") *', "a_spec.loss"),
         ('"lr": 0.1 * (n + 1)', '"lr": 0.1, "by": "fast"', None),
-        ('"lr": 0.1 * (n + 1)', '"lr": 0.1, "by": 1e39', None),
         ("pipe = Pipeline(sources.arrays(x=x,", "pipe = Pipeline(sources.arrays(x=x.astype(np.int32),", None),
     ],
-    ids=["misspelt", "type", "nan", "hyperparameter", "nan by hyperparameter", "data"],
+    ids=["misspelt", "nan", "hyperparameter", "data"],
 )
 def test_what_failed_is_tried_again_by_the_same_command_once_it_is_mended(
     project: Project, right: str, wrong: str, named: str | None

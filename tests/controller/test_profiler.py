@@ -156,6 +156,7 @@ def test_a_train_function_is_measured_with_every_number_of_workers(
     assert [path.name for path in (tmp_path / "run" / "members").iterdir()] == ["profile"]
 
 
+@pytest.mark.more
 def test_a_wide_member_is_measured_on_two_nodes_as_well_where_that_is_left_open(
     local: tuple[Executor, list[Node], RunDir], tmp_path: Path
 ) -> None:
@@ -188,6 +189,7 @@ def test_a_wide_member_is_measured_on_two_nodes_as_well_where_that_is_left_open(
     assert set(found[2].samples_per_s) == {3} and found[2].memory_gb > 0
 
 
+@pytest.mark.more
 def test_hundreds_of_members_with_much_to_say_are_measured(
     local: tuple[Executor, list[Node], RunDir], tmp_path: Path
 ) -> None:
