@@ -28,7 +28,7 @@ def smooth_loss(model: Any, batch: Any) -> Any:
     return functional.cross_entropy(model(batch["image"]), batch["label"], reduction="none")
 
 
-def digits(epochs: int = 12, **options: Any) -> Ensemble:
+def digits(epochs: int = 4, **options: Any) -> Ensemble:
     from sklearn.datasets import load_digits
 
     known = load_digits()
@@ -44,10 +44,10 @@ def digits(epochs: int = 12, **options: Any) -> Ensemble:
 
     given: dict[str, Any] = {
         "recipe": Recipe(model=mlp, loss=smooth_loss),
-        "members": [{"width": 16 + 4 * n, "lr": 0.1} for n in range(5)],
-        "train": split(0, 900, seed=0),
-        "valid": split(900, 1300),
-        "test": split(1300, 1797),
+        "members": [{"width": 16 + 4 * n, "lr": 0.1} for n in range(3)],
+        "train": split(0, 600, seed=0),
+        "valid": split(600, 900),
+        "test": split(900, 1300),
         "epochs": epochs,
         "batch_size": 50,
         "optimizer": {"name": "sgd", "momentum": 0.9},
