@@ -66,7 +66,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[str | None]:
     return digests(train(tmp_path_factory.mktemp("whole") / "run", make(N)))
 
 
-@pytest.mark.parametrize(("executor", "sharing"), [("inline", "independent"), ("local", "node")])
+@pytest.mark.parametrize(
+    ("executor", "sharing"),
+    [("inline", "independent"), pytest.param("local", "node", marks=pytest.mark.more)],
+)
 def test_epochs_added_to_a_finished_run_give_the_weights_of_the_longer_one(
     executor: str, sharing: str, whole: list[str | None], tmp_path: Path
 ) -> None:
@@ -87,15 +90,20 @@ def test_epochs_added_to_a_finished_run_give_the_weights_of_the_longer_one(
     assert RunDir(path).report.stat().st_mtime_ns > starts(path)[1]["t"] * 1e9
 
 
-def test_epochs_can_be_added_more_than_once(whole: list[str | None], tmp_path: Path) -> None:
+def test_epochs_can_be_added_more_than_once_and_the_run_is_that_of_the_longer_declaration(
+    whole: list[str | None], tmp_path: Path
+) -> None:
     path = train(tmp_path / "run", make())
     ensemble.resume(path, epochs=3).wait()
+    with pytest.raises(StoreError, match=r"member-0 has epochs=3, now 2: `ensemble resume --epochs` gave it 3"):
+        ensemble.submit(make(), path, "inline")
     ensemble.resume(path, epochs=N).wait()
-    assert digests(path) == whole
+    assert digests(train(path, make(N))) == whole, "the declaration with all epochs is this run's"
     member = state_of(path).members["member-0"]
-    assert (member.identity["epochs"], member.identity["extended_from"]) == (N, K)
+    assert (member.identity["epochs"], member.identity["extended_from"], member.attempts) == (N, K, 3)
 
 
+@pytest.mark.more
 def test_a_killed_extension_goes_on_to_the_new_end_by_a_plain_resume(
     whole: list[str | None], tmp_path: Path
 ) -> None:
@@ -187,32 +195,26 @@ def make_with(schedule: Any, **options: Any) -> ensemble.Ensemble:
 
 
 @pytest.mark.parametrize(
-    ("made", "epochs", "why"),
+    ("made", "why"),
     [
-        (lambda: make(), K, "its members train for 2 epochs already; give more than that, not 2"),
-        (lambda: make(), 1, "give more than that, not 1"),
-        (
-            lambda: make(schedule="cosine"),
-            N,
-            "'cosine' of member-0 ends with the learning rate 0 after its 2 epochs",
-        ),
-        (lambda: make(schedule="polynomial"), N, "nothing would be learnt"),
-        (lambda: make_with(by_all_steps), N, "Recipe.schedule reads the number of all steps"),
+        (lambda: make(schedule="cosine"), "'cosine' of member-0 ends with the learning rate 0 after its 2 epochs"),
+        (lambda: make_with(by_all_steps), "Recipe.schedule reads the number of all steps"),
         (
             lambda: make(recipe=own_loop, schedule=None, objective="loss"),
-            N,
             "the train function reads `member.steps`",
         ),
     ],
 )
 def test_an_extension_that_would_not_train_as_declared_is_refused_and_changes_nothing(
-    made: Any, epochs: int, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Any, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = train(tmp_path / "run", made())
     log = RunDir(path).events.read_bytes()
+    with pytest.raises(StoreError, match="its members train for 2 epochs already; give more than that, not 2"):
+        ensemble.resume(path, epochs=K)
     with pytest.raises(StoreError, match=why):
-        ensemble.resume(path, epochs=epochs)
-    assert main(["resume", str(path), "--epochs", str(epochs)]) == 2
+        ensemble.resume(path, epochs=N)
+    assert main(["resume", str(path), "--epochs", str(N)]) == 2
     assert why in capsys.readouterr().err
     assert RunDir(path).events.read_bytes() == log
 
@@ -254,16 +256,8 @@ def test_a_schedule_that_has_ended_above_zero_stays_there_and_that_is_said(
     assert rates[2:] == [pytest.approx(0.05 * 0.25)] * 2
 
 
-def test_a_run_that_was_extended_is_not_taken_for_the_shorter_declaration(tmp_path: Path) -> None:
-    path = train(tmp_path / "run", make())
-    ensemble.resume(path, epochs=3).wait()
-    with pytest.raises(StoreError, match=r"member-0 has epochs=3, now 2: `ensemble resume --epochs` gave it 3"):
-        ensemble.submit(make(), path, "inline")
-    assert digests(train(path, make(3))) == digests(path), "the declaration with all epochs is this run's"
-
-
 @pytest.mark.parametrize(
-    "options", [{"keep": "best"}, {"averaging": "ema"}, {"averaging": {"name": "swa", "start": 1}, "keep": "best"}]
+    "options", [{"averaging": "ema"}, {"averaging": {"name": "swa", "start": 1}, "keep": "best"}]
 )
 def test_members_that_keep_other_weights_train_on_with_those_in_training(
     options: dict[str, Any], tmp_path: Path
@@ -274,24 +268,10 @@ def test_members_that_keep_other_weights_train_on_with_those_in_training(
     assert digests(path) == whole
 
 
-def test_members_that_stopped_early_stay_as_they_are_and_a_relative_start_of_averages_is_said(
-    tmp_path: Path,
-) -> None:
-    early = Member({"lr": 0.0, "width": 4}, early_stopping={"patience": 1})
-    path = train(tmp_path / "run", make(3, [{"lr": 0.1, "width": 4}, early], averaging="swa"))
-    ensemble.resume(path, epochs=N).wait()
-    assert [len(member.history) for member in state_of(path).members.values()] == [N, 2]
-    (note,) = starts(path)[1]["extended"]["notes"]
-    assert note == "SWA goes on with the average that began after 0.75 of the declared 3 epochs"
-    alone = train(tmp_path / "alone", make(3, [early]))
-    with pytest.raises(StoreError, match="its members stopped early"):
-        ensemble.resume(alone, epochs=N)
+def test_pruned_trials_stay_pruned_and_the_declaration_with_all_epochs_is_the_runs(tmp_path: Path) -> None:
+    """Trials that were pruned have the epochs of the first declaration; later epochs are not judged."""
+    import optuna
 
-
-def test_the_declaration_with_all_epochs_is_the_runs_also_where_some_members_were_given_none(
-    tmp_path: Path,
-) -> None:
-    """Trials that were pruned, and members that stopped early, have the epochs of the first declaration."""
     pruner = {"name": "median", "startup_trials": 1}
     space = {"lr": ensemble.loguniform(1e-7, 0.5)}
 
@@ -299,27 +279,52 @@ def test_the_declaration_with_all_epochs_is_the_runs_also_where_some_members_wer
         search = ensemble.Search(space, trials=trials, sampler="random", seed=2, pruner=pruner)
         return make(epochs, search=search, recipe=Recipe(model=model, loss=loss))
 
-    path = train(tmp_path / "search", searched(2, 8))
+    path = train(tmp_path / "run", searched(2, 8))
+    before = {m.id: (m.state, m.attempts, len(m.history)) for m in state_of(path).members.values()}
+    finished = [name for name, (state, *_) in before.items() if state == "finished"]
+    assert {state for state, *_ in before.values()} == {"finished", "pruned"}
     ensemble.resume(path, epochs=3).wait()
-    states = [member.state for member in state_of(path).members.values()]
-    assert set(states) == {"finished", "pruned"}
+    state = state_of(path)
+    assert set(starts(path)[1]["extended"]["members"]) == set(finished)
+    for name, member in state.members.items():
+        if name in finished:
+            assert (member.state, len(member.history)) == ("finished", 3)
+        else:
+            assert (member.state, member.attempts, len(member.history)) == before[name]
+    backend = optuna.storages.journal.JournalFileBackend(str(RunDir(path).journal))
+    study = optuna.load_study(study_name="executed", storage=optuna.storages.JournalStorage(backend))
+    for trial in study.trials:
+        member = state.members[f"member-{trial.number}"]
+        assert trial.state.name == ("COMPLETE" if member.id in finished else "PRUNED")
+        assert trial.last_step == len(member.history)
+        if member.id in finished:
+            assert trial.value == member.metrics["accuracy"]
+
     with pytest.raises(StoreError, match=r"has epochs=3, now 2: `ensemble resume --epochs` gave it 3"):
         train(path, searched(2, 8))
-    train(path, searched(3, 10))
+    train(path, searched(3, 9))
     found = list(state_of(path).members.values())
-    assert [member.state for member in found[:8]] == states and len(found) == 10
+    assert [member.state for member in found[:8]] == [state for state, *_ in before.values()] and len(found) == 9
     assert {len(m.history) for m in found if m.state == "finished"} == {3}
 
+
+def test_the_declaration_with_all_epochs_is_the_runs_also_where_a_member_stopped_early(tmp_path: Path) -> None:
     early = Member({"lr": 0.0, "width": 4}, early_stopping={"patience": 1})
-    path = train(tmp_path / "list", make(3, [{"lr": 0.1, "width": 4}, early]))
-    ensemble.resume(path, epochs=4).wait()
-    train(path, make(4, [{"lr": 0.1, "width": 4}, early]))
-    assert [len(member.history) for member in state_of(path).members.values()] == [4, 2]
-    with pytest.raises(StoreError, match="member-1 has epochs=3, now 5"):
-        train(path, make(5, [Member({"lr": 0.1, "width": 4}, epochs=4), early]))
+    path = train(tmp_path / "run", make(3, [{"lr": 0.1, "width": 4}, early], averaging="swa"))
+    ensemble.resume(path, epochs=N).wait()
+    assert [len(member.history) for member in state_of(path).members.values()] == [N, 2]
+    (note,) = starts(path)[1]["extended"]["notes"]
+    assert note == "SWA goes on with the average that began after 0.75 of the declared 3 epochs"
+    train(path, make(N, [{"lr": 0.1, "width": 4}, early], averaging="swa"))
+    assert [member.attempts for member in state_of(path).members.values()] == [2, 1]
+    with pytest.raises(StoreError, match="member-1 has epochs=3, now 7"):
+        train(path, make(7, [Member({"lr": 0.1, "width": 4}, epochs=N), early], averaging="swa"))
+    alone = train(tmp_path / "alone", make(3, [early]))
+    with pytest.raises(StoreError, match="its members stopped early"):
+        ensemble.resume(alone, epochs=N)
 
 
-@pytest.mark.parametrize("searched", [False, True])
+@pytest.mark.parametrize("searched", [True, pytest.param(False, marks=pytest.mark.more)])
 def test_members_that_failed_for_good_without_a_checkpoint_are_not_tried_again(
     searched: bool, tmp_path: Path
 ) -> None:
@@ -346,35 +351,3 @@ def test_what_a_function_reads_is_seen() -> None:
     assert not reads_parameter(lambda a, b, steps: b["steps"], 2), "a hyperparameter of that name"
     assert reads_parameter(lambda *all: None, 2) and reads_parameter(print, 2), "what cannot be seen"
     assert reads_attribute(own_loop, "steps") and not reads_attribute(loss, "steps")
-
-
-def test_pruned_trials_of_a_search_stay_pruned_and_later_epochs_are_not_judged(tmp_path: Path) -> None:
-    import optuna
-
-    search = ensemble.Search(
-        {"lr": ensemble.loguniform(1e-7, 0.5)},
-        trials=8,
-        sampler="random",
-        seed=2,
-        pruner={"name": "median", "startup_trials": 1},
-    )
-    path = train(tmp_path / "run", make(search=search, recipe=Recipe(model=model, loss=loss)))
-    before = {m.id: (m.state, m.attempts, len(m.history)) for m in state_of(path).members.values()}
-    finished = [name for name, (state, *_) in before.items() if state == "finished"]
-    assert {state for state, *_ in before.values()} == {"finished", "pruned"}
-    ensemble.resume(path, epochs=N).wait()
-    state = state_of(path)
-    assert set(starts(path)[1]["extended"]["members"]) == set(finished)
-    for name, member in state.members.items():
-        if name in finished:
-            assert (member.state, len(member.history)) == ("finished", N)
-        else:
-            assert (member.state, member.attempts, len(member.history)) == before[name]
-    backend = optuna.storages.journal.JournalFileBackend(str(RunDir(path).journal))
-    study = optuna.load_study(study_name="executed", storage=optuna.storages.JournalStorage(backend))
-    for trial in study.trials:
-        member = state.members[f"member-{trial.number}"]
-        assert trial.state.name == ("COMPLETE" if member.id in finished else "PRUNED")
-        assert trial.last_step == len(member.history)
-        if member.id in finished:
-            assert trial.value == member.metrics["accuracy"]
