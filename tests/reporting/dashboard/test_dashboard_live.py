@@ -182,7 +182,7 @@ VIEWS: dict[str, Callable[[Any, str, RunState], bool]] = {
     "placement": is_placement,
     "pipeline": is_pipeline,
     "search": lambda tab, text, state: "lr" in text,
-    "ensemble": lambda tab, text, state: "Calibration" in text or "finished" in text,
+    "ensemble": lambda tab, text, state: ("Calibration" if state.combined else "saved") in text,
     "cost": is_cost,
     "details": lambda tab, text, state: "member-1" in text,
     "notices": lambda tab, text, state: bool(text),
