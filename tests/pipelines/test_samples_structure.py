@@ -277,7 +277,9 @@ def test_workers_of_a_loader_prepare_the_same_nested_samples() -> None:
         assert loader.num_workers == 2, "they have prepared it"
 
 
-@pytest.mark.parametrize("design", ["all", "single", "node"])
+@pytest.mark.parametrize(
+    "design", ["all", *(pytest.param(each, marks=pytest.mark.more) for each in ("single", "node"))]
+)
 def test_nodes_send_each_other_nested_samples(design: Any, tmp_path: Path) -> None:
     whole = pipeline_of([detection(k) for k in range(N)], DECLARED, seed=4).map(jitter)
     own = [dict(batch.clone()) for batch in whole.loader(4, range(3))]

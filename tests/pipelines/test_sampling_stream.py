@@ -158,7 +158,14 @@ def test_a_worker_that_is_killed_changes_nothing() -> None:
     assert got == alone(pipeline)
 
 
-@pytest.mark.parametrize(("kind", "design"), [("balanced", "all"), ("weighted", "single"), ("subset", "node")])
+@pytest.mark.parametrize(
+    ("kind", "design"),
+    [
+        ("balanced", "all"),
+        pytest.param("weighted", "single", marks=pytest.mark.more),
+        pytest.param("subset", "node", marks=pytest.mark.more),
+    ],
+)
 def test_nodes_that_share_a_stream_carry_the_same_positions(kind: str, design: str, tmp_path: Path) -> None:
     pipeline = pipe(kind)
     with ExitStack() as stack:

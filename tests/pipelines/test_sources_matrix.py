@@ -154,7 +154,8 @@ def test_a_file_that_was_changed_since_is_not_read(case: str, tmp_path: Path) ->
     source = pickle.loads(cloudpickle.dumps(opened))  # as in a preparation worker
     changed = folder / CASES[case].file
     os.utime(changed, ns=(1, 1))
-    assert CASES[case].open(folder).identity() != before
+    is_content = case == "arrays of np.memmap"
+    assert (CASES[case].open(folder).identity() == before) == is_content
     failed = []
     for index in range(N):
         try:
