@@ -161,7 +161,7 @@ def test_cifar10_trains_on_photographs(tmp_path: Path) -> None:
     check_trained(state, rows, tmp_path)
 
 
-@SLOW  # tests/pipelines/test_core_prepare.py has members with stages of their own, too
+@MORE
 def test_members_share_what_torchvision_augments_and_add_noise_of_their_own(
     downloads: Path, tmp_path: Path
 ) -> None:
