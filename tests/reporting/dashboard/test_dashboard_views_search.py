@@ -50,17 +50,19 @@ def box_of(tab: Any, selector: str) -> dict[str, float]:
 
 
 def drag(tab: Any, axis: str, low: float, high: float) -> None:
-    """Drags over two shares of an axis's height, 0 at its foot."""
-    box = box_of(tab, f"[data-axis='{axis}'] .axis-line")
+    """Drags over two shares of an axis's height, 0 at its foot; again where the page moved the axis meanwhile."""
 
-    def place(share: float) -> float:
-        return box["y"] + (1 - share) * box["height"]
+    def hits(share: float, *, down: bool = False) -> bool:
+        box = box_of(tab, f"[data-axis='{axis}'] .axis-line")
+        tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + (1 - share) * box["height"], steps=4)
+        if down:
+            tab.mouse.down()
+        return box == box_of(tab, f"[data-axis='{axis}'] .axis-line")
 
-    x = box["x"] + box["width"] / 2
-    tab.mouse.move(x, place(low))
-    tab.mouse.down()
-    tab.mouse.move(x, place((low + high) / 2), steps=4)
-    tab.mouse.move(x, place(high), steps=4)
+    while not hits(low, down=True):
+        tab.mouse.up()
+    while not (hits((low + high) / 2) and hits(high)):
+        pass
     tab.mouse.up()
 
 
