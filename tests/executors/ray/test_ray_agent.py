@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import signal
 import socket
@@ -52,8 +53,7 @@ class Run:
     def a_job(self, number: int = 0, **params: Any) -> str:
         made: dict[str, Any] = {"rendezvous": None, "interface": None, "device": "cpu", "feeder": None}
         identity = self.declared.identify(number)
-        if params:
-            identity = an_ensemble([{"lr": 0.1, **params}], epochs=1).identify(0)
+        identity = dataclasses.replace(identity, params=identity.params | params)
         return Job(run_dir=str(self.run_dir.path), identity=identity, attempt=0, rank=0, **made).as_json()
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ def test_commands_are_executed_in_their_order_and_a_rank_ends_for_lack_of_memory
     assert ended == {"member-0": "stopped", "member-1": "finished"}
 
     monkeypatch.setattr(agent._guard, "_fraction", lambda: 0.99)
-    agent.perform(3, [("launch", [run.a_job(step_s=100.0)], [None])])
+    agent.perform(3, [("launch", [run.a_job(2, step_s=100.0)], [None])])
     [exited] = list_exits(agent)
     assert (exited["outcome"], exited["reason"]) == (None, "oom")
     assert "short of memory" in exited["detail"]
