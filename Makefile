@@ -66,7 +66,7 @@ docs: $(READY)
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 compiled: $(READY)
 	@$(BIN)/python -m compileall -q ensemble pipelines

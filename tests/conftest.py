@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 for folder in ("executors", "fixtures", "reporting", "train"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
@@ -20,7 +20,12 @@ from examples import FEW  # noqa: E402
 
 # How long one example takes says nothing on a machine that is shared, and to explain a failure may take minutes.
 # The first tier tries the same examples each time; `make test-more` others (`--hypothesis-profile more`).
-common = {"deadline": None, "print_blob": True, "phases": [phase for phase in Phase if phase != Phase.explain]}
+common = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow],
+    "print_blob": True,
+    "phases": [phase for phase in Phase if phase != Phase.explain],
+}
 settings.register_profile("default", max_examples=FEW, derandomize=True, database=None, **common)
 settings.register_profile("more", max_examples=10 * FEW, **common)
 settings.load_profile("default")
