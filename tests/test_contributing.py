@@ -55,3 +55,14 @@ def test_each_step_of_a_walk_is_a_function_that_is_there(walk: str) -> None:
     assert len(steps) == len(re.findall(r"^\d+\. ", text, re.M)), "each line names a function and its file"
     missing = [f"{file}: {name}" for name, file in steps if name not in definitions(ROOT / file)]
     assert missing == []
+
+
+def test_each_test_that_is_named_as_a_guard_is_there_and_in_the_first_tier() -> None:
+    text = (ROOT / "docs" / "how-to" / "test.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 15
+    for file, name in named:
+        source = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        (found,) = [n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name]
+        marks = "".join(map(ast.unparse, found.decorator_list)) + str(re.findall(r"^pytestmark = .*", source, re.M))
+        assert not re.search(r"mark\.(more|slow|chaos)\b", re.sub(r"param\(.*?marks=[^)]*\)", "", marks)), name
