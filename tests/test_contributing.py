@@ -64,5 +64,7 @@ def test_each_test_that_is_named_as_a_guard_is_there_and_in_the_first_tier() -> 
     for file, name in named:
         source = (ROOT / "tests" / file).read_text(encoding="utf-8")
         (found,) = [n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name]
-        marks = "".join(map(ast.unparse, found.decorator_list)) + str(re.findall(r"^pytestmark = .*", source, re.M))
+        marks = "".join(map(ast.unparse, found.decorator_list)) + str(
+            re.findall(r"^pytestmark = .*", source, re.M)
+        )
         assert not re.search(r"mark\.(more|slow|chaos)\b", re.sub(r"param\(.*?marks=[^)]*\)", "", marks)), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -33,8 +34,8 @@ def loss(net: Any, batch: Any) -> Any:
     from torch.nn import functional
 
     marker = os.environ.get("KILL_ONCE")
-    if marker and (batch.epoch, batch.step) == (1, 4) and net[1].out_features == 9 and not os.path.exists(marker):
-        with open(marker, "w"):
+    if marker and (batch.epoch, batch.step) == (1, 4) and net[1].out_features == 9:
+        with contextlib.suppress(FileExistsError), open(marker, "x"):  # one of two that come at once
             os.kill(os.getpid(), signal.SIGKILL)
     return functional.cross_entropy(net(batch["image"]), batch["label"], reduction="none")
 

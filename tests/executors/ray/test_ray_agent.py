@@ -218,8 +218,8 @@ def test_an_agent_that_takes_over_ends_what_the_other_left_even_if_it_is_stopped
         left.suspend()
         try:
             second = run.start_agent(takes_over=directory)
-            # What is stopped is still said of one that has been killed, for the moment until it is taken down.
-            wait_until(lambda: left.status() == psutil.STATUS_ZOMBIE)
+            # For a moment /proc still says of one that has been killed that it is stopped.
+            wait_until(lambda: left.status() == psutil.STATUS_ZOMBIE, "what was left has ended")
             assert second.describe("127.0.0.1")[1] == directory
         finally:
             left.kill()
