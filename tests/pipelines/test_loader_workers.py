@@ -305,7 +305,7 @@ def kill_own_process(sample: dict[str, Any]) -> dict[str, Any]:
 def test_workers_that_always_die_are_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARENT", str(os.getpid()))
     loader = Pipeline(data().take(4)).map(kill_own_process).loader(4, 1, workers=1)
-    with pytest.raises(PipelineError, match="workers in a row ended|ends every process that prepares it"):
+    with pytest.raises(PipelineError, match=r"workers in a row ended|ends every process that prepares it"):
         list(loader)
 
 
