@@ -40,6 +40,11 @@ def served(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         port = probe.getsockname()[1]
     command = [sys.executable, str(ROOT / "examples" / "serve.py"), str(artifact), "--port", str(port)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    # Serve gives its proxy 5 s to start, which a machine that does much else exceeds.
+    environment |= {
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
+    }
     log = tmp_path_factory.mktemp("log") / "stderr"
     with open(log, "wb") as errors:
         process = subprocess.Popen(

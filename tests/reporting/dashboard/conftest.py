@@ -5,29 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from page_server import STATIC, PageServer
-
-Open = Callable[..., PageServer]
+from page_steps import COMPARED, DRAWN, HANG_S, MARKS, Open
 
 CHROMIUM = Path("/usr/bin/chromium")  # Debian's; Playwright's own would have to be downloaded
-HANG_S = 300.0  # no test is about how long something takes: this only ends one that hangs
-
-#: Of a view that has been drawn at least once.
-DRAWN = "[data-view]:not([data-drawn='0'])"
-#: What else is there once a view has drawn what its tests are about.
-MARKS = {
-    "curves": "figure :is([data-mark=line], [data-mark=best])",
-    "placement": ".node",
-    "search": "canvas.lines[data-lines]:not([data-lines='0'])",
-    "timeline": "[data-mark=attempt]",
-}
-COMPARED = "() => !document.querySelector('[data-view]').innerText.includes('are being compared')"
 #: Evaluates a line of JSON, [modules, code, arguments], to one: [value] or the text of an error.
 EVALUATE = """
 import { createInterface } from "node:readline";
@@ -154,35 +140,3 @@ def open_page(tab: Any, page_server: PageServer) -> Open:
         return page_server
 
     return open_
-
-
-def wait_until(page: Any, is_so: Callable[[], Any]) -> None:
-    """Waits until something holds in the page or in the server; the browser's events go on meanwhile."""
-    until = time.monotonic() + HANG_S
-    while not is_so():
-        assert time.monotonic() < until, "it did not happen"
-        page.wait_for_timeout(20)
-
-
-def show(tab: Any, view: str) -> str:
-    """Opens a view, by its address without the `#`; returns its text once it is drawn."""
-    tab.evaluate("view => { location.hash = view; }", view)
-    drawn = tab.locator(f"[data-view={view.partition('?')[0]}]:not([data-drawn='0'])")
-    return str(drawn.inner_text())  # no handle is kept, which would keep the view after it was closed
-
-
-def check_width(tab: Any, width: int) -> None:
-    """Nothing is wider than a screen of so many pixels; charts are drawn anew in a moment when it has changed."""
-    tab.set_viewport_size({"width": width, "height": 800})
-    tab.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width)
-
-
-def figure(tab: Any, title: str) -> Any:
-    """The first card with this title."""
-    return tab.locator("figure", has=tab.locator("h3", has_text=title)).first
-
-
-def selected(tab: Any) -> set[str]:
-    """The members that the address says are selected."""
-    found = tab.evaluate("new URLSearchParams(location.hash.split('?')[1] ?? '').get('select') ?? ''")
-    return set(filter(None, found.split(",")))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Open, wait_until
 from documents import make_change, make_documents
 from page_server import PageServer
+from page_steps import Open, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 

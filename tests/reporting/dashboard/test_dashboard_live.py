@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HANG_S, show, wait_until
 from dashboard_process import Server, serve
 from leftovers import wait_until as wait_for
+from page_steps import HANG_S, show, wait_until
 
 import ensemble
 from ensemble.store import RunDir, RunState, fold, read_events

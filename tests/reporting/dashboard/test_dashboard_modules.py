@@ -571,3 +571,11 @@ def test_only_members_at_work_are_still_running(apply: Call) -> None:
     phases = {"running": "running", "placed": "running", "paused": "standing", "stopped": "standing"}
     phases |= {"interrupted": "standing", "waiting": "waiting"}
     assert {state: apply("trial_data", "phaseOf", state) for state in phases} == phases
+
+
+def test_what_the_page_itself_noticed_stays_when_it_loads_the_run_anew_and_goes_with_the_run(call: Call) -> None:
+    code = """s.addNotice("warning", "refused"); s.load(docs.state);
+        const again = s.notices.map((each) => each.text); s.load({...docs.state, log: "another"});
+        const left = s.notices.filter((each) => each.text === "refused");
+        return [again.filter((text) => text === "refused"), left];"""
+    assert call("store.js", make_store(code), make_documents(3)) == [["refused"], []]

@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from conftest import DRAWN, Open, check_width, show, wait_until
 from documents import COLUMNS, HOSTILE, make_change, make_documents
 from page_server import KEY, PageServer
+from page_steps import DRAWN, Open, check_width, show, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import run_events as runs
-from conftest import show, wait_until
 from documents import HOSTILE, make_documents
+from page_steps import show, wait_until
 
 from ensemble.reporting import write_report
 from ensemble.reporting.dashboard.frozen import compose_report

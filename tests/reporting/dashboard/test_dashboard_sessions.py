@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import aiohttp
 import pytest
 import run_events
-from conftest import DRAWN
 from dashboard_process import HANG_S, serve
+from page_steps import DRAWN
 
 from ensemble.reporting.dashboard import server as page_server
 from ensemble.reporting.dashboard.connections import listen

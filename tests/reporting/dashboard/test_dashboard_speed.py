@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import show, wait_until
 from dashboard_process import Server, serve
 from live_log import MEMBERS, LiveLog
+from page_steps import show, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]  # it measures time
 

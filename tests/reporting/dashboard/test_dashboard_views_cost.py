@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Open, figure
 from document_parts import COST_COLUMNS
 from documents import START, make_documents
 from page_server import PageServer
+from page_steps import Open, figure
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 

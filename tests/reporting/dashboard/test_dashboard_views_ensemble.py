@@ -6,8 +6,8 @@ import copy
 from typing import Any
 
 import pytest
-from conftest import Open, figure
 from documents import make_documents
+from page_steps import Open, figure
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 

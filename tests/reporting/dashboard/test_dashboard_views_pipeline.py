@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Open
 from documents import make_documents
+from page_steps import Open
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 

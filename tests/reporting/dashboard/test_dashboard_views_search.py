@@ -6,9 +6,9 @@ import random
 from typing import Any
 
 import pytest
-from conftest import Open, figure, selected, show, wait_until
 from documents import COLUMNS, make_documents
 from page_server import PageServer
+from page_steps import Open, figure, selected, show, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 

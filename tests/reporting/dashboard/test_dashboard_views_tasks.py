@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import task_events as tasks
-from conftest import check_width, figure, show
+from page_steps import check_width, figure, show
 
 from ensemble.reporting.dashboard.analysis import read_quality
 from ensemble.reporting.report import write_report

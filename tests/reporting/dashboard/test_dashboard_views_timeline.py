@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import pytest
-from conftest import Open, show, wait_until
 from documents import START, make_documents
+from page_steps import Open, show, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 

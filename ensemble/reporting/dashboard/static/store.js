@@ -42,6 +42,7 @@ export class Store {
     this.nodes = [];
     this.streams = [];
     this.notices = [];
+    this.ownNotices = []; // of this page, such as refusals: no document has them
     this.cost = null;
     this.power = { nodes: [] };
     this.curves = null;
@@ -57,13 +58,15 @@ export class Store {
 
   /** Takes a whole `state` document. */
   load(state) {
+    const own = state.log === this.log ? this.ownNotices : []; // else it is another run's
     this.clear();
+    this.ownNotices = own;
     this.offset = state.offset;
     this.log = state.log;
     this.hear(state.now);
     for (const name of SECTIONS) this[name] = state[name] ?? this[name];
     this.bareCost();
-    this.notices = (state.notices ?? []).slice(-MOST_NOTICES);
+    this.notices = [...(state.notices ?? []), ...own].sort((a, b) => a.at_s - b.at_s).slice(-MOST_NOTICES);
     this.power = state.power ?? this.power;
     this.columns = state.members.columns;
     for (const [id, row] of Object.entries(state.members.rows)) this.setMember(id, row);
@@ -182,6 +185,7 @@ export class Store {
     if (this.run === null) return;
     const notice = { at_s: Math.max(0, this.now() - (this.run.started ?? this.now())), level, text };
     this.notices = [...this.notices, notice].slice(-MOST_NOTICES);
+    this.ownNotices = [...this.ownNotices, notice].slice(-MOST_NOTICES);
     this.tell(["notices"]);
   }
 

@@ -1,0 +1,56 @@
+"""What tests do with a page: open it, wait for it, look at it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from page_server import PageServer
+
+Open = Callable[..., PageServer]
+
+HANG_S = 300.0  # no test is about how long something takes: this only ends one that hangs
+
+#: Of a view that has been drawn at least once.
+DRAWN = "[data-view]:not([data-drawn='0'])"
+#: What else is there once a view has drawn what its tests are about.
+MARKS = {
+    "curves": "figure :is([data-mark=line], [data-mark=best])",
+    "placement": ".node",
+    "search": "canvas.lines[data-lines]:not([data-lines='0'])",
+    "timeline": "[data-mark=attempt]",
+}
+COMPARED = "() => !document.querySelector('[data-view]').innerText.includes('are being compared')"
+
+
+def wait_until(page: Any, is_so: Callable[[], Any]) -> None:
+    """Waits until something holds in the page or in the server; the browser's events go on meanwhile."""
+    until = time.monotonic() + HANG_S
+    while not is_so():
+        assert time.monotonic() < until, "it did not happen"
+        page.wait_for_timeout(20)
+
+
+def show(tab: Any, view: str) -> str:
+    """Opens a view, by its address without the `#`; returns its text once it is drawn."""
+    tab.evaluate("view => { location.hash = view; }", view)
+    drawn = tab.locator(f"[data-view={view.partition('?')[0]}]:not([data-drawn='0'])")
+    return str(drawn.inner_text())  # no handle is kept, which would keep the view after it was closed
+
+
+def check_width(tab: Any, width: int) -> None:
+    """Nothing is wider than a screen of so many pixels; charts are drawn anew in a moment when it has changed."""
+    tab.set_viewport_size({"width": width, "height": 800})
+    tab.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width)
+
+
+def figure(tab: Any, title: str) -> Any:
+    """The first card with this title."""
+    return tab.locator("figure", has=tab.locator("h3", has_text=title)).first
+
+
+def selected(tab: Any) -> set[str]:
+    """The members that the address says are selected."""
+    found = tab.evaluate("new URLSearchParams(location.hash.split('?')[1] ?? '').get('select') ?? ''")
+    return set(filter(None, found.split(",")))
