@@ -145,9 +145,9 @@ def test_a_feeder_that_nobody_needs_any_more_is_stopped_before_it_has_an_address
     assert decided.feeders.running == set(), "a late answer says nothing"
 
 
-@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize(("is_replaced", "is_late"), [(False, False), (False, True), (True, True)])
 def test_the_answer_to_a_start_that_was_stopped_is_not_taken_for_that_of_the_next(
-    tmp_path: Path, is_replaced: bool
+    tmp_path: Path, is_replaced: bool, is_late: bool
 ) -> None:
     decided = Decided(tmp_path, "node")
     decided.assign(decided.starts("a"))
@@ -157,8 +157,9 @@ def test_the_answer_to_a_start_that_was_stopped_is_not_taken_for_that_of_the_nex
     decided.feeders.stop_unneeded(set())
     decided.assign(decided.starts("a"))
     first, second = decided.of(StartFeeder)
-    decided.feeders.handle_ready(ready(second, "a-0"))
-    decided.feeders.handle_ready(ready(first, None, "no memory"))
+    answers = [ready(first, None, "no memory"), ready(second, "a-0")]
+    for answer in reversed(answers) if is_late else answers:
+        decided.feeders.handle_ready(answer)
     assert decided.feeders.address(("a", 0)) == "a-0", "it runs, and is known to run"
     decided.feeders.stop_unneeded(set())
     kinds = [type(each) for each in decided.state.actions if not isinstance(each, Log)]

@@ -548,6 +548,17 @@ def end(world: World, process: Process) -> None:
     world.reconcile()
 
 
+@given(random=st.randoms(use_true_random=False), steps=st.integers(0, 100))
+def test_members_that_share_nothing_are_placed_once_and_end(random: Random, steps: int) -> None:
+    world = World(replace(declare("list", 1), sharing="independent"), random)
+    for _ in range(steps):
+        world.step()
+        if world.session.is_over and not world.later:
+            break
+    world.finish()
+    world.check_end()
+
+
 def test_a_trial_has_its_cost_when_its_nodes_were_metered_after_its_end() -> None:
     world, process = begin("energy_j", 3)
     assert set(process.nodes) == {"a", "b"}

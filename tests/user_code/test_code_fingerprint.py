@@ -390,3 +390,8 @@ def test_an_import_within_a_function_of_many_constants_is_found() -> None:
     imports._import = lambda module, names: looked.append((module, names))  # type: ignore[method-assign]
     imports.late_in(space["busy"].__code__, "")
     assert looked == [("late", ("shift",))]
+
+
+def test_what_is_not_used_any_more_is_named() -> None:
+    before = Code("3.11", {"spec.loss": "1", "spec.helper": "2"})
+    assert Code("3.11", {"spec.loss": "1"}).changed(before) == ["spec.helper"]
