@@ -388,3 +388,13 @@ def test_targets_are_the_same_where_the_same_are_ignored() -> None:
     again.target[4, 0] = np.nan if not np.isnan(again.target[4, 0]) else 1
     with pytest.raises(CombineError, match=r"different targets for valid sample [34]"):
         align("valid", {"a": first, "b": again})
+
+
+def test_rows_of_members_that_saved_them_in_another_order_are_matched_by_index() -> None:
+    one = predictions(NORMAL, 0)
+    turned = Predictions(
+        one.values[::-1], one.index[::-1], None if one.target is None else one.target[::-1], one.task
+    )
+    aligned = align("valid", {"a": one, "b": turned})
+    np.testing.assert_array_equal(aligned.values[0], aligned.values[1])
+    assert aligned.index.tolist() == sorted(one.index.tolist())
