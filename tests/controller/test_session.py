@@ -435,6 +435,15 @@ class World:
         self.reconcile()
         self.leave_drained()
 
+    def live_through(self, steps: int) -> None:
+        """Whatever may happen, for so many steps; then the run comes to its end, and is checked."""
+        for _ in range(steps):
+            self.step()
+            if self.session.is_over and not self.later:
+                break
+        self.finish()
+        self.check_end()
+
     def finish(self) -> None:
         """Nothing fails any more, and whoever is paused goes on: the run comes to its end."""
         for _ in range(3000):
@@ -525,12 +534,7 @@ def test_whatever_happens_no_member_is_lost_and_no_place_is_leaked(
     kind: str, random: Random, workers: int, slow: bool, shared: bool, steps: int
 ) -> None:
     world = World(declare(kind, workers), random, slow_feeders=slow, on_cluster=shared)
-    for _ in range(steps):
-        world.step()
-        if world.session.is_over and not world.later:
-            break
-    world.finish()
-    world.check_end()
+    world.live_through(steps)
 
 
 def begin(kind: str, workers: int = 1) -> tuple[World, Process]:
@@ -551,12 +555,7 @@ def end(world: World, process: Process) -> None:
 @given(random=st.randoms(use_true_random=False), steps=st.integers(0, 100))
 def test_members_that_share_nothing_are_placed_once_and_end(random: Random, steps: int) -> None:
     world = World(replace(declare("list", 1), sharing="independent"), random)
-    for _ in range(steps):
-        world.step()
-        if world.session.is_over and not world.later:
-            break
-    world.finish()
-    world.check_end()
+    world.live_through(steps)
 
 
 def test_a_trial_has_its_cost_when_its_nodes_were_metered_after_its_end() -> None:
