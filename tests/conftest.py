@@ -15,8 +15,7 @@ for folder in ("executors", "fixtures", "reporting", "train"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 from cpu_seconds import Measure  # noqa: E402
-
-from examples import FEW  # noqa: E402
+from property_examples import FEW  # noqa: E402
 
 # How long one example takes says nothing on a machine that is shared, and to explain a failure may take minutes.
 # The first tier tries the same examples each time; `make test-more` others (`--hypothesis-profile more`).

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 
 from ensemble.bench.schedule.policies import Flotillas, InCohorts, OneByOne, rated_members
 from ensemble.bench.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from ensemble.schedule import Capacity, Node, PlacementState, Start
 from ensemble.spec import Identity
-from examples import examples
 
 SAMPLES = 100
 rates = st.floats(1.0, 1000.0)

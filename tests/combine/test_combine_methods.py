@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 
 from ensemble.combine import (
     CombineError,
@@ -24,7 +25,6 @@ from ensemble.combine import (
 from ensemble.combine.combination import call_function
 from ensemble.spec import COMBINERS
 from ensemble.spec.task import Task
-from examples import examples
 
 Members = list[np.ndarray]
 

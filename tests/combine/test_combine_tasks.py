@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 from task_members import CLASSES, LABELS, LEVELS, TASKS, Array, make_members
 
 from ensemble.combine import CombineError, find_math, fit
 from ensemble.spec import COMBINERS
 from ensemble.spec.task import IGNORED, Task, quantiles
-from examples import examples
 
 seeds = st.integers(0, 100_000)
 tasks = st.sampled_from(TASKS)

@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 from torch import Tensor
 
 from ensemble.comm.codecs import CODECS, Codec, make_codec
-from examples import examples
 
 VARIANTS: list[dict[str, Any]] = [
     {"name": "fp16"},

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from property_examples import examples
 from test_controller import FAULTS, Simulated, an_ensemble, run, states
 
 from ensemble.controller.actions import AppendMemberLog, RemoveAttemptFiles, RemoveEarlierCheckpoints
@@ -20,7 +21,6 @@ from ensemble.spec import Search, uniform
 from ensemble.store import EventLog, RunDir, RunState, read_events
 from ensemble.train.job import Job
 from ensemble.train.reporter import FailureNote
-from examples import examples
 
 
 @pytest.fixture(autouse=True)

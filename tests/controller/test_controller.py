@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from property_examples import examples
 
 from ensemble.controller.controller import Controller
 from ensemble.controller.failure_policy import RetryPolicy
@@ -33,7 +34,6 @@ from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, SpecError, uniform
 from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, read_events, write_request
 from ensemble.train.job import Job
-from examples import examples
 from pipelines import Peers, Pipeline, sources
 
 DECLARED = Resources(cpus_per_worker=1.0, gpus_per_worker=0.0, memory_gb=0.1)  # so nothing is measured

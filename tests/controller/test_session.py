@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 from test_controller import DECLARED, an_ensemble
 
 from ensemble.controller.actions import (
@@ -46,7 +47,6 @@ from ensemble.spec import Ensemble, Identity, Member, Search, uniform
 from ensemble.spec.search_space import SECOND_OBJECTIVES
 from ensemble.store import RunDir, RunState, fold
 from ensemble.store.member import ENDED
-from examples import examples
 
 NODES = [Node(name, 2, (), 8.0, name, interface="lo") for name in ("a", "b")]
 TRIALS = 6

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 
 from ensemble.meter import ledger
 from ensemble.meter.account import Account
 from ensemble.meter.account_record import decode, encode
 from ensemble.meter.ledger import present
 from ensemble.meter.proportional_split import Span, split, spread, subtract_claimed
-from examples import examples
 
 Event = dict[str, Any]
 

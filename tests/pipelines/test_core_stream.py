@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from property_examples import examples
 
-from examples import examples
 from pipelines.stream import Block, Stream
 
 

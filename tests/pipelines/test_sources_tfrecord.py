@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 
-from examples import examples
 from pipelines import sources
 from pipelines.errors import PipelineError, SampleError
 from pipelines.sources._crc32c import crc32c, mask

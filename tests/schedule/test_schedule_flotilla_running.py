@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 
 from ensemble.schedule.flotilla import (
     Capacity,
@@ -22,7 +23,6 @@ from ensemble.schedule.flotilla import (
     group_streams,
     revise,
 )
-from examples import examples
 
 SAMPLES = 1000
 NODE = Capacity(slots=(8,), streams=3)

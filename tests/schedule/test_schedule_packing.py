@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 from schedule_cases import identity, node
 
 from ensemble.schedule import (
@@ -23,7 +24,6 @@ from ensemble.schedule import (
     pack,
 )
 from ensemble.spec import Identity
-from examples import examples
 
 KINDS = ("A", "B")
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.study import StudyDirection
+from property_examples import examples
 from studies import read_study
 from test_search_failures import declared, run
 
@@ -24,7 +25,6 @@ from ensemble.search.searcher import Searcher
 from ensemble.search.study import write_study
 from ensemble.spec import Ensemble, Search, SpecError, choice, loguniform
 from ensemble.store import RunDir, RunState, apply_event, fold, read_events
-from examples import examples
 
 SPACE = {"lr": loguniform(1e-3, 1.0), "width": choice(4, 8, 16)}
 BOTH = [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE]

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
+from property_examples import examples
 from studies import read_study
 
 from ensemble.search.searcher import Searcher
 from ensemble.search.study import write_study
 from ensemble.spec import Search, SpecError, choice, integer, loguniform, uniform
 from ensemble.store import RunState, apply_event, fold
-from examples import examples
 
 SPACE = {
     "lr": loguniform(1e-4, 1.0),

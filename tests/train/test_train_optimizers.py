@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from property_examples import examples  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ensemble.spec.validation import SpecError  # noqa: E402
 from ensemble.train.job import TrainingError  # noqa: E402
 from ensemble.train.lars import LARS, bias_and_norm  # noqa: E402
 from ensemble.train.optimizers import make_optimizer  # noqa: E402
-from examples import examples  # noqa: E402
 
 SHAPES = [(4, 3), (5,), (2, 3, 2, 2), (3, 1)]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from property_examples import examples
 from ray_model import Cluster, Group, Piece, Run, World, fits_alone, list_pending, make_member, replace_ray
 
 from ensemble.executors.ray.demand import plan_requests
@@ -19,7 +20,6 @@ from ensemble.executors.ray.queued_demand import MOST_PENDING
 from ensemble.executors.ray.request import Bundle, Request
 from ensemble.schedule import Node, Placement, pack
 from ensemble.spec import Identity
-from examples import examples
 
 Hosts = list[tuple[float, float, int]]  # cores, GiB, GPUs
 

@@ -15,11 +15,11 @@ import pytest
 from documents import COLUMNS, HOSTILE, START, make_change, make_documents
 from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 
 from ensemble.reporting import text
 from ensemble.reporting.sections.feeders import bottlenecks
 from ensemble.store.state import RunState
-from examples import examples
 
 Call = Callable[..., Any]
 
