@@ -275,7 +275,8 @@ def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> No
 
 
 def test_wider_members_are_measured_with_a_workers_part_of_the_batch(tmp_path: Path) -> None:
-    declared = inspected_runs.declare(members=[Member({"width": 8, "lr": 0.1}, workers=2)])
+    half_a_core = Resources(cpus_per_worker=0.5)  # one core is enough for both workers
+    declared = inspected_runs.declare(members=[Member({"width": 8, "lr": 0.1}, workers=2)], resources=half_a_core)
     assert isinstance(declared, Ensemble)
     (row,) = ensemble.dry_run(declared, tmp_path / "run", executor="local").members
     assert (
