@@ -102,7 +102,7 @@ class GroupAssignment:
         generation: number of the group.
         rank: this node's rank in it.
         nodes: the numbers of its nodes, by rank.
-        store: path of the file through which its ranks connect.
+        store: absolute path of the file through which its ranks connect.
     """
 
     generation: int
@@ -230,7 +230,7 @@ class Rendezvous:
             boots = [member["boot"] for member in members]
             if self._boot in boots:
                 nodes = tuple(member["node"] for member in members)
-                store = os.path.join(self.peers.directory, f"store-{generation}")
+                store = os.path.abspath(os.path.join(self.peers.directory, f"store-{generation}"))
                 return GroupAssignment(generation, boots.index(self._boot), nodes, store)
         return None
 

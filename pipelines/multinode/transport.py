@@ -52,7 +52,7 @@ def connect(transport: str, *, path: str, rank: int, world: int, interface: str,
     Args:
         transport: "gloo", "nccl", "horovod", or "module:function" of another, which is called with the other
             arguments.
-        path: a file that does not exist yet, on a file system that all ranks see.
+        path: absolute, of a file that does not exist yet, on a file system that all ranks see.
         rank, world: this rank, and the number of ranks.
         interface: the network interface to bind to.
         timeout_s: the longest time of a call.

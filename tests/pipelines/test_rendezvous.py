@@ -69,6 +69,14 @@ def test_a_feeder_that_was_started_again_is_not_taken_for_the_one_before(tmp_pat
     assert again.poll(-1, everybody=False) == dataclasses.replace(invitation, rank=1)
 
 
+def test_a_transport_is_told_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here, there = meetings(Path(), 2)
+    there.announce(-1)
+    assignment = here.poll(-1, everybody=True)
+    assert assignment is not None and assignment.store == str(tmp_path / "peers" / "store-1")
+
+
 def test_other_pipelines_do_not_meet_and_are_named(tmp_path: Path) -> None:
     here, there = meetings(tmp_path, 2)
     there = Rendezvous(there.peers, "another", near=64)
