@@ -223,6 +223,7 @@ def find_processes(directory: Path) -> list[psutil.Process]:
     """The processes of members, and those that they started, on the node with that directory."""
     import psutil
 
+    psutil.process_iter.cache_clear()  # else one whose number was another's cannot be ended through what it yields
     return [process for process in psutil.process_iter() if is_of_node(process.pid, directory)]
 
 

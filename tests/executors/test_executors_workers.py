@@ -7,6 +7,7 @@ import os
 import resource
 import selectors
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from execute_members import an_ensemble
 from ensemble import Member
 from ensemble.executors.limits import raise_descriptor_limit
 from ensemble.executors.process_pool import ProcessPool, dispatch
-from ensemble.executors.spawn import ForkServer
+from ensemble.executors.spawn import ForkServer, find_processes, make_node_environment
 from ensemble.store import RunDir
 from ensemble.train import Job
 
@@ -166,3 +167,20 @@ def test_one_that_could_not_be_started_leaves_nothing(tmp_path: Path, run_dir: R
         with pytest.raises(OSError, match="No space"):
             host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
         assert here.children() == children and here.num_fds() == before and not selector.get_map()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the number of the next process is chosen by root")
+def test_a_process_whose_number_was_anothers_is_found_and_can_be_ended(tmp_path: Path) -> None:
+    number = -1
+    while True:
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(number - 1)) if number > 0 else None
+        with subprocess.Popen(["sleep", "1000"], env=make_node_environment(tmp_path)) as process:
+            try:
+                is_reused, number = process.pid == number, process.pid
+                [found] = find_processes(tmp_path)
+                found.kill()
+                assert process.wait() == -signal.SIGKILL
+            finally:
+                process.kill()
+        if is_reused:  # else another process was given the number before
+            break

@@ -373,6 +373,7 @@ def _find_processes(directory: Path) -> list[Any]:
     import psutil
 
     found = []
+    psutil.process_iter.cache_clear()  # else one whose number was another's cannot be ended through what it yields
     for process in psutil.process_iter(["cmdline"]):
         if process.pid == os.getpid():
             continue

@@ -193,7 +193,8 @@ def test_what_others_do_on_a_gpu_that_the_run_does_not_hold_is_not_reported() ->
 NEVER_WAITS = """
 import os, subprocess, sys
 environment = {**os.environ, "ENSEMBLE_NODE_DIRECTORY": sys.argv[1]}
-print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], env=environment).pid, flush=True)
+tell_and_sleep = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"  # its environment can be read
+child = subprocess.Popen([sys.executable, "-c", tell_and_sleep], env=environment)
 sys.stdin.read()
 """
 
