@@ -208,7 +208,7 @@ def test_pipelines_imports_neither_ray_nor_ensemble() -> None:
     assert [i.where for i in all_imports("pipelines") if i.package in ("ray", "ensemble")] == []
 
 
-def test_within_ensemble_only_cluster_imports_ray() -> None:
+def test_within_ensemble_only_executors_ray_imports_ray() -> None:
     found = [i.where for i in all_imports("ensemble") if i.package == "ray"]
     assert found and [where for where in found if not where.startswith("ensemble/executors/ray")] == []
 

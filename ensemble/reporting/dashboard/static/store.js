@@ -42,7 +42,6 @@ export class Store {
     this.nodes = [];
     this.streams = [];
     this.notices = [];
-    this.ownNotices = []; // of this page, such as refusals: no document has them
     this.cost = null;
     this.power = { nodes: [] };
     this.curves = null;
@@ -58,9 +57,8 @@ export class Store {
 
   /** Takes a whole `state` document. */
   load(state) {
-    const own = state.log === this.log ? this.ownNotices : []; // else it is another run's
+    const own = state.log === this.log ? this.notices.filter((each) => each.isOwn) : []; // else it is another run's
     this.clear();
-    this.ownNotices = own;
     this.offset = state.offset;
     this.log = state.log;
     this.hear(state.now);
@@ -183,9 +181,9 @@ export class Store {
   /** Adds a notice of this page's own, such as a refusal. */
   addNotice(level, text) {
     if (this.run === null) return;
-    const notice = { at_s: Math.max(0, this.now() - (this.run.started ?? this.now())), level, text };
+    const at_s = Math.max(0, this.now() - (this.run.started ?? this.now()));
+    const notice = { at_s, level, text, isOwn: true }; // such as a refusal: no document has it
     this.notices = [...this.notices, notice].slice(-MOST_NOTICES);
-    this.ownNotices = [...this.ownNotices, notice].slice(-MOST_NOTICES);
     this.tell(["notices"]);
   }
 
