@@ -1,26 +1,24 @@
 """Compares the pipelines of two processes by their descriptions (`Pipeline.describe_for_peers`).
 
 A description has `tokens`, which identify the pipeline object at each number of stages and which its pickled
-copies share; `parts`, the digest of each part, None if it has no sure identity; `fields`, None if no sample was
-prepared yet (the consumer then compares what the feeder sends); and `scheme`, the form of the digests (1 if
-absent). Two pipelines agree as far as their tokens do, and from there on as far as the digests do.
+copies share; `parts`, name and digest of each part, and whether the digest is sure; `fields`, None if no sample
+was prepared yet (the consumer then compares what the feeder sends); and `scheme`, the form of the digests (1 if
+absent). Two pipelines agree as far as their tokens do, and from there on as far as sure digests do. Where digests
+differ the parts do, sure or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipelines import fingerprint
-from pipelines.fingerprint import SCHEME, Unsure, describe, describe_ours
+from pipelines.fingerprint import SCHEME, Description, describe, describe_ours, is_ours
 from pipelines.order import BlockOrder, Generators, epoch_indices
+from pipelines.sources._base import Subset
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
-
-#: Name, digest or None, and what is unsure or None.
-Part = tuple[str, str | None, str | None]
 
 #: Parts before the stages: source, seed, order, error policy.
 PARTS_BEFORE_STAGES = 4
@@ -39,29 +37,68 @@ class Difference:
     unsure: bool = False
 
 
-def describe_parts(pipeline: Pipeline) -> list[Part]:
-    """Returns (name, digest or None, what is unsure or None) of each part of a pipeline."""
+@dataclass(frozen=True)
+class Part:
+    """One part of a pipeline, for comparisons.
 
-    def part(name: str, what: Callable[[], Any]) -> Part:
-        try:
-            return name, fingerprint.digest(what()), None
-        except Unsure as unsure:
-            return name, None, str(unsure)
+    Attributes:
+        name: such as "source" or "stage 2 resize('image')".
+        digest: of all that could be described of it.
+        gaps: what could not, in words; empty if an equal digest means an equal part.
+    """
+
+    name: str
+    digest: str
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether an equal digest means an equal part."""
+        return not self.gaps
+
+    def as_json(self) -> list[Any]:
+        """As peers receive it."""
+        return [self.name, self.digest, self.is_sure]
+
+
+def describe_parts(pipeline: Pipeline) -> list[Part]:
+    """Returns the parts of a pipeline: source, seed, order, error policy, stages."""
+
+    def part(name: str, what: Any) -> Part:
+        described = what if isinstance(what, Description) else Description(what)
+        return Part(name, described.digest, described.gaps)
 
     return [
-        part("source", lambda: _describe_source(pipeline)),
-        part("seed", lambda: [describe_ours(Generators), pipeline.seed]),
-        part("shuffle" if pipeline.sampling is None else "sampling", lambda: _describe_order(pipeline)),
-        part("on_error", lambda: pipeline.on_error),
-        *(part(f"stage {i} {stage.name}", stage.describe) for i, stage in enumerate(pipeline.stages)),
+        part("source", _describe_source(pipeline)),
+        part("seed", [describe_ours(Generators), pipeline.seed]),
+        part("shuffle" if pipeline.sampling is None else "sampling", _describe_order(pipeline)),
+        part("on_error", pipeline.on_error),
+        *(part(f"stage {i} {stage.name}", stage.describe()) for i, stage in enumerate(pipeline.stages)),
     ]
 
 
-def _describe_source(pipeline: Pipeline) -> Any:
-    source = pipeline.id if pipeline.id is not None else pipeline.source.identity()
-    if source is None:
-        raise Unsure(f"the source {pipeline.source!r}")
-    return source
+def explain_unsure(parts: Sequence[Part]) -> str | None:
+    """Says which part of a pipeline keeps it from having a fingerprint, and what to do; None where none does."""
+    part = next((part for part in parts if not part.is_sure), None)
+    if part is None:
+        return None
+    more = f" (and {len(part.gaps) - 1} more)" if len(part.gaps) > 1 else ""
+    remedy = "id= to Pipeline()" if part.name == "source" else "id= or version= to map()"
+    return f"{part.name} has no sure identity: {part.gaps[0]}{more}; give {remedy}"
+
+
+def _describe_source(pipeline: Pipeline) -> Description:
+    if pipeline.id is not None:
+        return Description(pipeline.id)
+    identity = pipeline.source.identity()
+    gaps = () if identity is not None else (f"the source {pipeline.source!r} does not say what its records are",)
+    source = pipeline.source
+    while isinstance(source, Subset):
+        source = source.source
+    if is_ours(type(source)):
+        return Description(identity, gaps)
+    users = describe(source)  # its state, too, of which its identity may say nothing
+    return Description([identity, users.value], (*gaps, *users.gaps))
 
 
 def _describe_order(pipeline: Pipeline) -> Any:
@@ -69,7 +106,7 @@ def _describe_order(pipeline: Pipeline) -> Any:
         return pipeline.sampling.describe()
     if pipeline.shuffle != "blocks":
         return [describe_ours(epoch_indices), pipeline.shuffle]
-    return [describe_ours(BlockOrder), pipeline.shuffle_window, describe(pipeline.source.groups)]
+    return [describe_ours(BlockOrder), pipeline.shuffle_window, describe(pipeline.source.groups).value]
 
 
 def count_common_stages(tokens: Sequence[str], parts: Sequence[Part], theirs: Mapping[str, Any]) -> int:
@@ -88,8 +125,8 @@ def count_common_stages(tokens: Sequence[str], parts: Sequence[Part], theirs: Ma
     pairs = enumerate(zip(tokens, theirs["tokens"], strict=False))
     agreed = max((stages for stages, (mine, other) in pairs if mine == other), default=-1)
     known = 0 if agreed < 0 else PARTS_BEFORE_STAGES + agreed
-    for (_, mine, _), (_, other) in zip(parts[known:], theirs["parts"][known:], strict=False):
-        if mine is None or mine != other:
+    for part, (_, other, is_sure) in zip(parts[known:], theirs["parts"][known:], strict=False):
+        if not (part.is_sure and is_sure) or part.digest != other:
             break
         known += 1
     return known - PARTS_BEFORE_STAGES if known >= PARTS_BEFORE_STAGES else -1
@@ -121,14 +158,13 @@ def find_difference(
     if agreed == mine == other:
         if theirs["fields"] in (None, fields):
             return None
-        unsure = any(digest is None for _, digest, *_ in [*parts, *theirs["parts"]])
+        unsure = not all([*(part.is_sure for part in parts), *(is_sure for *_, is_sure in theirs["parts"])])
         reason = f"the fields differ: {theirs['fields']} at the consumer, {fields} at the feeder"
         return Difference(reason, unsure=unsure)
     known = 0 if agreed < 0 else PARTS_BEFORE_STAGES + agreed
-    for (name, digest, _), (their_name, their_digest) in zip(parts[known:], theirs["parts"][known:], strict=False):
-        if None not in (digest, their_digest) and digest != their_digest:
-            return Difference(f"the pipelines differ: {their_name} at the consumer, another {name} at the feeder")
-    why = next((f"{why} has no sure identity: give it an id=" for _, _, why in parts if why), theirs["why_unsure"])
-    if why:
+    for part, (name, other_digest, _) in zip(parts[known:], theirs["parts"][known:], strict=False):
+        if part.digest != other_digest:
+            return Difference(f"the pipelines differ: {name} at the consumer, another {part.name} at the feeder")
+    if why := explain_unsure(parts) or theirs["why_unsure"]:
         return Difference(f"the pipelines cannot be compared: {why}", unsure=True)
     return Difference(f"the pipelines differ: {other} stages at the consumer, {mine} at the feeder")

@@ -102,6 +102,7 @@ class Pipeline:
         random: Randomness | Literal[False] | None = None,
         fields: Mapping[str, tuple[tuple[int, ...], str]] | None = None,
         id: str | None = None,
+        version: str | int | None = None,
     ) -> Pipeline:
         """Returns the pipeline with one more stage.
 
@@ -117,13 +118,15 @@ class Pipeline:
                 `set_random_seed`). Found for `rng`, torchvision, kornia and `"own"`. `False`: nothing.
             fields: name -> (shape, dtype) of all fields after this stage, if it is the last one. Unless given, a
                 sample is prepared to find out.
-            id: identifies the stage in fingerprints instead of its code, for a lambda or a closure.
+            id: identifies the stage in fingerprints instead of its code and all that is bound to it.
+            version: of what the description of its code does not cover (`why_unsure`), such as a file that it
+                opens. Its code is still compared.
 
         Raises:
             PipelineError: `call` is not callable, or `random` is invalid.
         """
         longer = self._copy()
-        longer.stages = (*self.stages, make_stage(call, field, random, id))
+        longer.stages = (*self.stages, make_stage(call, field, random, id, version))
         longer._tokens = (*self._tokens, uuid.uuid4().hex)
         longer._hazards = DeadlyRecords()
         longer._declared = declare_fields(fields, has_slots=bool(find_slots(longer.stages))) if fields else None
@@ -260,13 +263,12 @@ class Pipeline:
     def parts(self) -> list[list[str]] | None:
         """Returns [name, digest] of source, seed, order, error policy and stages; None if one is unsure."""
         parts = self._describe_parts()
-        return None if any(digest is None for _, digest, _ in parts) else [[name, str(d)] for name, d, _ in parts]
+        return [[part.name, part.digest] for part in parts] if all(part.is_sure for part in parts) else None
 
     @property
     def why_unsure(self) -> str | None:
         """Says which part keeps the pipeline from having a fingerprint, and what to do; None if it has one."""
-        why = next((why for _, _, why in self._describe_parts() if why is not None), None)
-        return None if why is None else f"{why} has no sure identity: give it an id="
+        return comparison.explain_unsure(self._describe_parts())
 
     def _describe_parts(self) -> list[comparison.Part]:
         return comparison.describe_parts(self)
@@ -291,7 +293,7 @@ class Pipeline:
 
     def describe_identity(self) -> dict[str, Any]:
         """Describes the pipeline as JSON values, without its fields, for which a sample has to be prepared."""
-        parts = [[name, digest] for name, digest, _ in self._describe_parts()]
+        parts = [part.as_json() for part in self._describe_parts()]
         return {"scheme": fingerprint.SCHEME, "tokens": self._tokens, "parts": parts}
 
     def count_common_stages(self, theirs: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pipelines import fingerprint
 from pipelines.errors import PipelineError
-from pipelines.stages._pictures import adapt
+from pipelines.stages._pictures import Albumentation, adapt
 from pipelines.stages._transforms import find_randomness
 
 Randomness = Literal["numpy", "torch", "python", "global", "own"]
@@ -32,12 +32,14 @@ class Stage:
         field: the field that it receives and returns; None if it receives the whole sample.
         random: what it draws from; None if it is deterministic.
         id: stands for the function in fingerprints.
+        version: of what a description of the function does not cover.
     """
 
     call: Callable[..., Any]
     field: str | None
     random: Randomness | None
     id: str | None
+    version: str | int | None = None
 
     @property
     def name(self) -> str:
@@ -45,18 +47,23 @@ class Stage:
         call = getattr(self.call, "transform", self.call) if fingerprint.is_ours(type(self.call)) else self.call
         return f"{_name(call)}({self.field!r})" if self.field else _name(call)
 
-    def describe(self) -> Any:
-        """Describes this stage as a JSON value, for fingerprints.
-
-        Raises:
-            fingerprint.Unsure: the function cannot be described surely.
-        """
-        what = ["id", self.id] if self.id is not None else fingerprint.describe(self.call)
-        return [what, self.field, self.random]
+    def describe(self) -> fingerprint.Description:
+        """Describes this stage, for fingerprints."""
+        if self.id is not None:
+            return fingerprint.Description([["id", self.id], self.field, self.random])
+        is_seeded = self.random == "own" or isinstance(self.call, Albumentation)
+        what = fingerprint.describe(self.call, is_seeded=is_seeded)
+        if self.version is not None:
+            return fingerprint.Description([what.value, self.field, self.random, self.version])
+        return fingerprint.Description([what.value, self.field, self.random], what.gaps)
 
 
 def make_stage(
-    call: Callable[..., Any], field: str | None, random: Randomness | Literal[False] | None, id: str | None
+    call: Callable[..., Any],
+    field: str | None,
+    random: Randomness | Literal[False] | None,
+    id: str | None,
+    version: str | int | None = None,
 ) -> Stage:
     """Makes the stage of `Pipeline.map`, which describes the arguments.
 
@@ -79,7 +86,7 @@ def make_stage(
             "be cached, nor a validation set be prepared once",
             stacklevel=3,
         )
-    return Stage(adapt(call, field, is_still=not random), field, random or None, id)
+    return Stage(adapt(call, field, is_still=not random), field, random or None, id, version)
 
 
 def _name(call: Any) -> str:

@@ -20,7 +20,7 @@ from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.spec.identity import cost_options, hash_json, mask_magnitude, select_hyperparameters
 from ensemble.spec.recipe import has_own_loop
 from ensemble.train.optimizers import make_recipe_optimizer
-from pipelines.fingerprint import Unsure, describe, describe_ours, is_ours
+from pipelines.fingerprint import describe, describe_ours, is_ours
 
 #: Numbers that a module holds, and prints in its repr, that change no tensor's shape: `Dropout(p=0.1)`.
 _HARMLESS = ("p", "eps", "momentum", "negative_slope", "dropout")
@@ -49,7 +49,7 @@ def signature_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
             [_describe_module(module) for module in model.modules()],
             _describe_optimizer(ensemble.recipe, model, identity),
         ]
-    except Unsure:
+    except _Incomparable:
         seen.append(select_hyperparameters(identity))
     return hash_json(seen), sum(_size(tensor) for _, tensor in tensors)
 
@@ -63,6 +63,17 @@ def _build_model(recipe: Recipe, params: dict[str, Any]) -> nn.Module:
     return model
 
 
+class _Incomparable(Exception):
+    """Raised inside this module where a part of a member cannot be compared."""
+
+
+def _describe_surely(value: Any) -> Any:
+    described = describe(value)
+    if described.gaps:
+        raise _Incomparable(described.gaps[0])
+    return described.value
+
+
 def _describe_tensor(name: str, tensor: torch.Tensor) -> list[Any]:
     shape = None if nn.parameter.is_lazy(tensor) else list(tensor.shape)
     return [name, shape, str(tensor.dtype), tensor.requires_grad]
@@ -73,16 +84,18 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 def _describe_module(module: nn.Module) -> Any:
-    """The class and plain attributes of a module; Unsure where they are not comparable."""
+    """The class and plain attributes of a module; `_Incomparable` where they are not comparable."""
     cls = type(module)
     if "<locals>" in cls.__qualname__ or any(vars(module)[name] for name in _HOOKS):
-        raise Unsure(f"{cls.__qualname__}")
+        raise _Incomparable(cls.__qualname__)
     held = {}
     for name, value in vars(module).items():
         if name in _MODULE or name.startswith("_flat_weight") or isinstance(value, torch.Tensor | nn.Module):
             continue
         name_only = isinstance(value, torch.dtype | torch.device)
-        held[name] = str(value) if name_only else describe(mask_magnitude(value) if name in _HARMLESS else value)
+        held[name] = (
+            str(value) if name_only else _describe_surely(mask_magnitude(value) if name in _HARMLESS else value)
+        )
     return [*_describe_class(cls), held]
 
 
@@ -95,10 +108,10 @@ def _describe_optimizer(recipe: Recipe, model: nn.Module, identity: Identity) ->
     try:
         made = make_recipe_optimizer(recipe, identity, model, dict(identity.params))
     except Exception as error:  # it fails without memory, or always, which its steps will show
-        raise Unsure(str(error)) from None
+        raise _Incomparable(str(error)) from None
     groups = [
         {
-            name: len(value) if name == "params" else describe(mask_magnitude(value))
+            name: len(value) if name == "params" else _describe_surely(mask_magnitude(value))
             for name, value in group.items()
         }
         for group in made.param_groups

@@ -22,50 +22,30 @@ the user's.
 from __future__ import annotations
 
 import dataclasses
-import enum
-import functools
-import hashlib
 import json
-import re
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ensemble.user_code import instructions
-from ensemble.user_code.imports import (
-    Imports,
-    file_of,
-    folder_of,
-    is_foreign,
-    module_name,
-    syntax_of,
-    wrapped_functions,
-)
-from pipelines import fingerprint as prints
+from ensemble.user_code.imports import Imports, syntax_of
+from pipelines.fingerprint import digest, refers_to_ours
+from pipelines.fingerprint.bytecode import Use
+from pipelines.fingerprint.describer import Describer, Place
+from pipelines.fingerprint.modules import file_of, is_foreign_class, module_name
+from pipelines.fingerprint.ours import is_ours
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
 
-#: Version of the descriptions. Version 1, which is not recorded, named our own code by its module.
-SCHEME = 2
+#: Version of the descriptions.
+SCHEME = 3
 #: The minor version of this Python: instructions of another one cannot be compared, nor run.
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-#: Attributes that Python and torch, not its author, put into a class.
-_MACHINERY = prints.MACHINERY | {
-    "__name__",
-    "__classcell__",
-    "_is_protocol",
-    "_backward_cls",
-    "_autograd_function_id",
-}
 #: Fields of a Recipe that rank members and do not affect training.
 _RANKING = frozenset(("objective", "mode"))
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
@@ -115,8 +95,8 @@ def code_of(ensemble: Ensemble) -> Code:
     return Code(PYTHON, visitor.parts, dict(sorted(visitor.imports.files.items())), ours=frozenset(visitor.ours))
 
 
-def _visit_ensemble(ensemble: Ensemble, written: frozenset[str]) -> _Visitor:
-    visitor, recipe = _Visitor(written), ensemble.recipe
+def _visit_ensemble(ensemble: Ensemble, written: frozenset[str]) -> _MembersCode:
+    visitor, recipe = _MembersCode(written), ensemble.recipe
     if dataclasses.is_dataclass(recipe):
         for field in dataclasses.fields(recipe):
             if field.name not in _RANKING and getattr(recipe, field.name) not in (None, ()):
@@ -134,265 +114,92 @@ def _visit_ensemble(ensemble: Ensemble, written: frozenset[str]) -> _Visitor:
 
 
 def _digest(description: Any) -> str:
-    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
+    return digest(description)[:16]
 
 
-class _Visitor:
-    """Describes values as JSON; each function, class and global of the user's becomes a part of its own."""
+class _MembersCode(Describer):
+    """Describes the code of members: its parts have the names that users know, and digests of their own.
+
+    What a run changes is no change of code: globals that the code writes, the state of other packages' objects.
+    What cannot be described is left out. Paths are relative to the module in which they stand.
+
+    Attributes:
+        ours: parts that refer to ray-ensemble's own code.
+        imports: files of the user's modules.
+        written: globals that the visited code writes, named as parts are.
+    """
 
     def __init__(self, left_out: frozenset[str] = frozenset()) -> None:
-        self.parts: dict[str, str] = {}
-        self.ours: set[str] = set()  # parts that refer to ray-ensemble's own code
+        super().__init__()
+        self.ours: set[str] = set()
         self.imports = Imports()
-        self.written: set[str] = set()  # globals that the visited code writes, named as parts are
+        self.written: set[str] = set()
         self._left_out = left_out
-        self._keys: dict[int, str] = {}
-        self._found: list[Any] = []  # functions and classes; the first `_done` have been visited
-        self._done = 0
-        self._closures: list[types.FunctionType] = []  # functions of ours that are being described
 
     def add_root(self, name: str, value: Any) -> None:
-        """Describe a function of the declaration, and note what it uses."""
-        self._add_part(name, self._describe(value, _Place("")))
+        """Describe a function of the declaration, and what it uses."""
+        self._add_part(name, None)  # its place: before what it uses
+        self._add_part(name, self.describe(value))
 
     def finish(self) -> None:
-        """Describe all functions and classes in use; iterative, because a chain of calls may be long."""
-        while self._done < len(self._found):
-            value = self._found[self._done]
-            self._done += 1
-            if isinstance(value, types.FunctionType):
-                self._visit_function(value)
-            else:
-                self._visit_class(value)
-        # A module that is imported while a function runs is described by its file.
+        """Describe the modules that are imported while a function runs, by their files."""
         for name, path in self.imports.late.items():
             self.parts[f"module {name}"] = syntax_of(path)
 
+    def _name_part(self, value: Any) -> str:
+        file = getattr(value, "__globals__", {}).get("__file__") if isinstance(value, types.FunctionType) else None
+        if isinstance(value, type):
+            file = file_of(value)
+        key = name = f"{module_name(value.__module__, file)}.{value.__qualname__}"
+        number = 1
+        while key in self.parts:  # such as a second lambda
+            number += 1
+            key = f"{name} ({number})"
+        return key
+
     def _add_part(self, name: str, description: Any) -> None:
         self.parts[name] = _digest(description)
-        if prints.refers_to_ours(description):
+        if refers_to_ours(description):
             self.ours.add(name)
 
-    # -- values -------------------------------------------------------------------------------------------------
+    def _note(self, what: str, why: str, at: Place) -> None:
+        """Nothing is unsure here: a difference that shows is named, and no other is looked for."""
 
-    def _describe(self, value: Any, at: _Place) -> Any:
-        if value is None or value is ... or isinstance(value, bool | int | complex):
-            return repr(value) if isinstance(value, complex) or value is ... else value
-        if isinstance(value, enum.Enum):
-            return ["member", self._describe(type(value), at), value.name]
-        if isinstance(value, str):
-            return at.make_relative(value)
-        if isinstance(value, float):
-            return ["float", value.hex()]
-        if isinstance(value, bytes | bytearray):
-            return ["bytes", hashlib.sha256(value).hexdigest()]
-        if isinstance(value, PurePath):
-            return ["path", at.make_relative(str(value))]
-        if isinstance(value, types.CodeType):
-            return instructions.describe_instructions(value, lambda constant: self._describe(constant, at))
-        if isinstance(value, types.FunctionType):
-            return self._describe_function(value)
-        if isinstance(value, type):
-            return self._describe_class(value)
-        if isinstance(value, types.ModuleType):
-            return ["module", module_name(value.__name__, getattr(value, "__file__", None))]
-        if any(value is outer for outer in at.inside):
-            return ["again", next(i for i, outer in enumerate(at.inside) if outer is value)]
-        return self._describe_compound(value, at.within(value))
+    def _keep_file(self, module: str, file: object) -> None:
+        self.imports.keep(module, file)
 
-    def _describe_compound(self, value: Any, at: _Place) -> Any:
-        """Describe a value that contains other values."""
-        if isinstance(value, tuple | list):
-            return [type(value).__name__, *(self._describe(each, at) for each in value)]
-        if isinstance(value, dict | types.MappingProxyType):
-            items = [[self._describe(k, at), self._describe(v, at)] for k, v in value.items()]
-            return ["dict", *sorted(items, key=json.dumps)]
-        if isinstance(value, set | frozenset):
-            return ["set", *sorted((self._describe(each, at) for each in value), key=json.dumps)]
-        if isinstance(value, functools.partial):
-            return ["partial", *(self._describe(each, at) for each in (value.func, value.args, value.keywords))]
-        if isinstance(value, types.MethodType):
-            return ["method", self._describe(value.__func__, at), self._describe(value.__self__, at)]
-        if isinstance(value, staticmethod | classmethod):
-            return [type(value).__name__, self._describe(value.__func__, at)]
-        if isinstance(value, property):
-            return ["property", *(self._describe(each, at) for each in (value.fget, value.fset, value.fdel))]
-        if isinstance(value, functools.cached_property):
-            return ["property", self._describe(value.func, at)]
-        if isinstance(value, re.Pattern):
-            return ["pattern", self._describe(value.pattern, at), value.flags]
-        if (array := _describe_array(value)) is not None:
-            return array
-        if isinstance(value, functools._lru_cache_wrapper):
-            own = prints.is_ours(value)
-            return prints.describe_ours(value) if own else ["cached", self._describe(value.__wrapped__, at)]
-        if isinstance(value, types.BuiltinFunctionType | np.ufunc):
-            return ["named", str(getattr(value, "__module__", None)), value.__name__]
-        return self._describe_object(value, at)
+    def _note_written(self, names: Iterable[str], at: Place) -> None:
+        self.written |= {f"{at.module}.{name}" for name in names}
 
-    def _describe_object(self, value: Any, at: _Place) -> Any:
-        kind, torch = type(value), sys.modules.get("torch")
-        held: Any = None
-        if dataclasses.is_dataclass(value):
-            held = prints.collect_bound_values(value)
-        elif (torch and isinstance(value, torch.nn.Module)) or not is_foreign(kind.__module__, file_of(kind)):
-            held = getattr(value, "__dict__", None)
-        elif kind.__module__ == "torch":  # a dtype, a device
-            held = _ADDRESS.sub("", repr(value))
-        return ["object", self._describe(kind, at), self._describe(held, at)]
+    def _describe_text(self, text: str, at: Place) -> str:
+        if at.folder and (text == at.folder or text.startswith(at.folder + "/")):
+            return "<folder>" + text[len(at.folder) :]
+        return text
 
-    # -- code ---------------------------------------------------------------------------------------------------
+    def _describe_items(self, items: Iterable[tuple[Any, Any]], at: Place) -> list[Any]:
+        return sorted(super()._describe_items(items, at), key=json.dumps)
 
-    def _describe_function(self, function: types.FunctionType) -> Any:
-        if prints.is_ours(function):
-            return self._describe_own_function(function)
-        if is_foreign(function.__module__, function.__code__.co_filename):
-            users = [self._describe_function(each) for each in wrapped_functions(function)]
-            return ["named", function.__module__, function.__qualname__, *users]
-        return self._refer_to(function, module_name(function.__module__, function.__globals__.get("__file__")))
+    def _describe_imports(self, use: Use, package: str, at: Place) -> dict[str, Any]:
+        self.imports.late_in(use, package)
+        return {}
 
-    def _describe_own_function(self, function: types.FunctionType) -> Any:
-        """Describe a function of ours with its closure, such as a user's function that it decorates."""
-        if any(function is outer for outer in self._closures):
-            return ["again", prints.describe_ours(function)]
-        self._closures.append(function)
-        closed = {
-            name: self._describe(bound, _Place("")) for name, bound in instructions.get_closure(function).items()
-        }
-        self._closures.pop()
-        return [*prints.describe_ours(function), *([closed] if closed else [])]
-
-    def _visit_function(self, function: types.FunctionType) -> None:
-        code, names = function.__code__, function.__globals__
-        file = names.get("__file__")
-        at = _Place(folder_of(file), module_name(function.__module__, file))
-        self.imports.keep(at.module, code.co_filename)
-        self.imports.late_in(code, str(names.get("__package__") or ""))
-        closed = instructions.get_closure(function)
-        self.written |= {f"{at.module}.{name}" for name in instructions.find_written_globals(code, names)}
-        bound = {name: names[name] for name in instructions.find_read_globals(code) if name in names}
-        used = {name: self._describe_global(name, value, at) for name, value in bound.items()}
-        for name, value in (*bound.items(), *closed.items()):
-            if isinstance(value, types.ModuleType):
-                used |= self._describe_module_use(name, value, instructions.find_names(code), at)
-        held = {name: item for name, item in vars(function).items() if name != "__wrapped__"}
-        more = [
-            self._describe(each, at) for each in (function.__defaults__, function.__kwdefaults__, closed, held)
-        ]
-        self._add_part(self._keys[id(function)], [self._describe(code, at), more, used])
-
-    def _describe_global(self, name: str, value: Any, at: _Place) -> Any:
-        """Describe a global that a function reads; a value becomes a part with the global's name."""
-        if f"{at.module}.{name}" in self._left_out:
+    def _describe_value_of(
+        self, chain: tuple[str, ...], value: Any, module: types.ModuleType | None, at: Place
+    ) -> Any:
+        """Describe a global; a value becomes a part with the global's name."""
+        owner = at.module if module is None else module_name(module.__name__, getattr(module, "__file__", None))
+        name = f"{owner}.{chain[-1]}"
+        if name in self._left_out:
             return "written"
         described = self._describe(value, at)
         if isinstance(value, types.FunctionType | type | types.ModuleType):
             return described
-        self._add_part(f"{at.module}.{name}", described)
-        return ["part", f"{at.module}.{name}"]
+        self._add_part(name, described)
+        return ["part", name]
 
-    def _describe_module_use(
-        self, name: str, module: types.ModuleType, names: set[str], at: _Place
-    ) -> dict[str, Any]:
-        """Describe what code that contains these names may use of a module that it calls `name`."""
-        if prints.is_ours(module):
-            return {name: prints.describe_module(module, names)}
-        file = getattr(module, "__file__", None)
-        if is_foreign(module.__name__, file) or any(module is outer for outer in at.inside):
-            return {}
-        inner = _Place(folder_of(file), module_name(module.__name__, file), (*at.inside, module))
-        self.imports.keep(inner.module, file)
-        used: dict[str, Any] = {}
-        for each in sorted(names & set(vars(module)) - _MACHINERY):
-            bound = vars(module)[each]
-            if isinstance(bound, types.ModuleType):
-                used |= self._describe_module_use(f"{name}.{each}", bound, names, inner)
-            else:
-                used[f"{name}.{each}"] = self._describe_global(each, bound, inner)
-        return used
-
-    def _describe_class(self, cls: type) -> Any:
-        if prints.is_ours(cls):
-            return prints.describe_ours(cls)
-        file = file_of(cls)
-        if is_foreign(cls.__module__, file):
-            return ["named", cls.__module__, cls.__qualname__]
-        return self._refer_to(cls, module_name(cls.__module__, file))
-
-    def _visit_class(self, cls: type) -> None:
-        file = file_of(cls)
-        at = _Place(folder_of(file), module_name(cls.__module__, file))
-        self.imports.keep(at.module, file)
-        defined = {
-            name: self._describe_item(item, at) for name, item in vars(cls).items() if name not in _MACHINERY
-        }
-        if issubclass(cls, enum.Enum):
-            defined = {name: self._describe(one.value, at) for name, one in cls.__members__.items()}
-        if dataclasses.is_dataclass(cls):
-            inherited = {each.name for each in prints.collect_inherited_fields(cls)}
-            defined["fields"] = [
-                [
-                    each.name,
-                    each.init,
-                    self._describe_default(each.default, at),
-                    self._describe_default(each.default_factory, at),
-                ]
-                for each in dataclasses.fields(cls)
-                if each.name not in inherited
-            ]
-        bases = [self._describe(base, at) for base in (*cls.__bases__, type(cls))]
-        self._add_part(self._keys[id(cls)], [defined, bases])
-
-    def _describe_item(self, item: Any, at: _Place) -> Any:
-        if isinstance(item, prints.SLOTS):
-            return "slot"
-        if isinstance(item, types.FunctionType) and item.__code__.co_filename == "<string>":
-            return "generated"  # by dataclass, from the fields
-        return self._describe(item, at)
-
-    def _describe_default(self, value: Any, at: _Place) -> Any:
-        missing = isinstance(value, dataclasses._MISSING_TYPE)  # unpickled, it is another one
-        return "none" if missing else ["default", self._describe(value, at)]
-
-    def _refer_to(self, value: Any, module: str) -> Any:
-        """Refer to a function or class by the name of its part, which is added if it is new."""
-        if id(value) not in self._keys:
-            key = name = f"{module}.{value.__qualname__}"
-            number = 1
-            while key in self.parts:  # such as a second lambda
-                number += 1
-                key = f"{name} ({number})"
-            self._keys[id(value)] = key
-            self._found.append(value)
-            self.parts[key] = ""  # its place: before what it uses
-        return ["part", self._keys[id(value)]]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a value was found: the folder and the name of its module, and the values that contain it."""
-
-    folder: str
-    module: str = ""
-    inside: tuple[Any, ...] = ()
-
-    def within(self, value: Any) -> _Place:
-        return dataclasses.replace(self, inside=(*self.inside, value))
-
-    def make_relative(self, text: str) -> str:
-        """Replace the folder of the module at the start of a text with `<folder>`."""
-        if self.folder and (text == self.folder or text.startswith(self.folder + "/")):
-            return "<folder>" + text[len(self.folder) :]
-        return text
-
-
-def _describe_array(value: Any) -> Any:
-    """Describe an array or a tensor by its content; None for other values."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        try:
-            value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), value
-        except (RuntimeError, NotImplementedError):  # its content cannot be read: meta, sparse
-            return ["tensor", str(value.dtype), list(value.shape)]
-        return ["tensor", str(value[1].dtype), list(value[1].shape), hashlib.sha256(value[0]).hexdigest()]
-    return prints.describe_array(value)
+    def _describe_object(self, value: Any, at: Place) -> Any:
+        kind, torch = type(value), sys.modules.get("torch")
+        is_module = torch is not None and isinstance(value, torch.nn.Module)
+        if is_ours(kind) or dataclasses.is_dataclass(value) or is_module or not is_foreign_class(kind):
+            return super()._describe_object(value, at)
+        return ["object", self._describe(kind, at)]

@@ -3,68 +3,16 @@
 from __future__ import annotations
 
 import ast
-import dis
-import functools
 import hashlib
 import importlib.machinery
 import sys
-import sysconfig
 import types
 from collections.abc import Iterator
 from pathlib import Path
 
-from ensemble.user_code.instructions import get_closure
 from pipelines.fingerprint import OURS
-
-_INSTALLED = frozenset(("site-packages", "dist-packages"))
-
-
-def is_foreign(module: str | None, file: object) -> bool:
-    """Whether a module belongs to ray-ensemble, Python or an installed package."""
-    top = str(module or "").partition(".")[0]
-    if top in OURS or top in sys.stdlib_module_names or top == "builtins":
-        return True
-    return isinstance(file, str) and _is_installed(file)
-
-
-def wrapped_functions(function: types.FunctionType) -> list[types.FunctionType]:
-    """The user's functions that a function of an installed package wraps, such as a decorator's result."""
-    found: list[types.FunctionType] = []
-    seen, pending = {id(function)}, [function]
-    while pending:
-        outer = pending.pop()
-        for inner in (getattr(outer, "__wrapped__", None), *get_closure(outer).values()):
-            inner = getattr(inner, "__func__", inner)  # of a bound method
-            if not isinstance(inner, types.FunctionType) or id(inner) in seen:
-                continue
-            seen.add(id(inner))
-            (pending if is_foreign(inner.__module__, inner.__code__.co_filename) else found).append(inner)
-    return found
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_installed(file: str) -> bool:
-    path = Path(file)
-    return not _INSTALLED.isdisjoint(path.parts) or path.is_relative_to(sysconfig.get_paths()["stdlib"])
-
-
-def module_name(name: str | None, file: object) -> str:
-    """A module's name; for a script the name of its file, as in modules that import it."""
-    return Path(file).stem if name == "__main__" and isinstance(file, str) else str(name)
-
-
-def folder_of(file: object) -> str:
-    """The folder of a file; an empty string where there is no file."""
-    return str(Path(file).parent) if isinstance(file, str) else ""
-
-
-def file_of(cls: type) -> str | None:
-    """The source file of a class, from its methods or from its module."""
-    for item in vars(cls).values():
-        function = getattr(item, "__func__", getattr(item, "fget", item))
-        if isinstance(function, types.FunctionType) and function.__module__ == cls.__module__:
-            return str(function.__globals__.get("__file__", function.__code__.co_filename))
-    return getattr(sys.modules.get(cls.__module__), "__file__", None)
+from pipelines.fingerprint.bytecode import Use
+from pipelines.fingerprint.modules import is_foreign
 
 
 def users_modules(folder: Path) -> dict[str, types.ModuleType]:
@@ -97,17 +45,10 @@ class Imports:
         if isinstance(file, str) and module not in self.files and file.endswith(".py") and Path(file).is_file():
             self.files[module] = Path(file)
 
-    def late_in(self, code: types.CodeType, package: str) -> None:
-        """Record what the instructions of a function import; `package` resolves relative imports."""
-        # the argument of an EXTENDED_ARG, past 255 constants, is no part of what is imported
-        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
-        for i, each in enumerate(steps):
-            if each.opname == "IMPORT_NAME":
-                level, names = (before.argval for before in steps[i - 2 : i])
-                self._import(_absolute(each.argval, level, package), names or ())
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                self.late_in(constant, package)
+    def late_in(self, use: Use, package: str) -> None:
+        """Record what a function imports when it runs; `package` resolves relative imports."""
+        for module, level, names in sorted(use.imports, key=repr):
+            self._import(_absolute(module, level, package), names or ())
 
     def _import(self, module: str, names: tuple[str, ...]) -> None:
         candidates = [module, *(f"{module}.{name}" for name in names if name != "*")]
@@ -144,11 +85,16 @@ def _find(name: str) -> Path | None:
         return None
     where: list[str] | None = None
     origin: str | None = None
-    for part in range(name.count(".") + 1):
-        found = importlib.machinery.PathFinder.find_spec(".".join(name.split(".")[: part + 1]), where)
+    names = name.split(".")
+    for part, last in enumerate(names):
+        found = importlib.machinery.PathFinder.find_spec(".".join(names[: part + 1]), where)
         if found is None:
             return None
-        where, origin = list(found.submodule_search_locations or ()), found.origin
+        if found.loader is None:  # a namespace package, which finds its folders only when its parent is imported
+            where = [str(folder) for base in where or sys.path if (folder := Path(base, last)).is_dir()]
+        else:
+            where = list(found.submodule_search_locations or ())
+        origin = found.origin
     return None if origin is None or not origin.endswith(".py") or is_foreign(name, origin) else Path(origin)
 
 

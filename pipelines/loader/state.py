@@ -195,8 +195,8 @@ def _check_pipeline(state: Mapping[str, Any], pipeline: Pipeline) -> None:
         )
         return
     pairs = list(itertools.zip_longest(theirs["parts"], mine["parts"], fillvalue=("no stage", "")))
-    for (their_name, their_digest), (name, digest) in pairs:
-        if None not in (their_digest, digest) and (their_name, their_digest) != (name, digest):
+    for (their_name, their_digest, *_), (name, digest, *_) in pairs:
+        if (their_name, their_digest) != (name, digest):
             said = f"the {name} is another" if their_name == name else f"it has {their_name} where here is {name}"
             raise PipelineError(
                 f"the loader's state is of another pipeline: {said}. Load it into a loader of the same pipeline"

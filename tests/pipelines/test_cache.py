@@ -22,6 +22,7 @@ from core_pipes import (
     data,
     laid_out,
     leaves_nothing,  # noqa: F401
+    nameless,
     noise,
     pipe,
     read,
@@ -59,7 +60,7 @@ def scribbled(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept_pipe(on_error: Any = "raise") -> Pipeline:
-    base = Pipeline(data(), seed=3, on_error=on_error).map(laid_out).map(traced)
+    base = Pipeline(data(), seed=3, on_error=on_error).map(laid_out).map(traced, version=1)
     if on_error == "skip":
         base = base.map(refuse_seven)
     return base.map(noise).map(scribbled).map(labelled)
@@ -119,7 +120,10 @@ def test_a_disk_keeps_samples_for_the_next_feeder(trace: Path, tmp_path: Path) -
         assert prepared(trace) - before == (0 if turn else N)
         assert feeder.stats()["cache"]["samples"] == N
     # Another seed sees the same decoded samples; another stage does not.
-    for other, new in ((Pipeline(data(), seed=9).map(laid_out).map(traced), 0), (Pipeline(data()).map(traced), N)):
+    for other, new in (
+        (Pipeline(data(), seed=9).map(laid_out).map(traced, version=1), 0),
+        (Pipeline(data()).map(traced, version=1), N),
+    ):
         with Feeder(
             other.map(noise).map(scribbled).map(labelled), cache="disk", cache_dir=tmp_path / "cache"
         ) as feeder:
@@ -129,8 +133,10 @@ def test_a_disk_keeps_samples_for_the_next_feeder(trace: Path, tmp_path: Path) -
 
 
 def test_what_has_no_sure_name_is_kept_on_disk_for_one_feeder_only(tmp_path: Path) -> None:
-    pipeline = Pipeline(data(), seed=3).map(lambda sample: sample).map(noise)
-    with pytest.warns(UserWarning, match="the cache on disk ends with its feeder: a lambda"):
+    pipeline = Pipeline(data(), seed=3).map(nameless).map(noise)
+    with pytest.warns(
+        UserWarning, match="the cache on disk ends with its feeder: .*nameless reads the environment"
+    ):
         feeder = Feeder(pipeline, cache="disk", cache_dir=tmp_path / "cache")
     with feeder:
         list(attach(feeder.address, pipeline, 8, range(2)))

@@ -23,6 +23,7 @@ from core_pipes import (
     N,
     alone,
     leaves_nothing,  # noqa: F401
+    nameless,
     noise,
     pipe,
     read,
@@ -33,6 +34,7 @@ from core_pipes import (
 )
 
 from pipelines import Pipeline, PipelineError, attach, ipc, sources
+from pipelines.fingerprint import SCHEME
 from pipelines.stream import min_capacity
 
 # --- the gate --------------------------------------------------------------------------------------------
@@ -217,9 +219,12 @@ def test_fields_declared_otherwise_are_refused_but_not_their_order() -> None:
 
 
 def test_what_cannot_be_compared_works_alone_with_a_warning() -> None:
-    with Feeder(numpy_pipe(lambda s: s), capacity=24) as feeder:
-        with pytest.warns(UserWarning, match="working alone: .*a lambda has no sure identity: give it an id="):
-            loader = attach(feeder.address, numpy_pipe(lambda s: s), 8, 1)
+    with Feeder(numpy_pipe(nameless), capacity=24) as feeder:
+        with pytest.warns(
+            UserWarning,
+            match=r"working alone: .*nameless has no sure identity: nameless reads the environment .*give id=",
+        ):
+            loader = attach(feeder.address, numpy_pipe(nameless), 8, 1)
         assert len(list(loader)) == 8 and loader.stats()["shared_batches"] == 0
         # The very same object, or its pickled copy, needs no comparison.
         loader = attach(feeder.address, feeder.pipeline, 8, 1)
@@ -283,7 +288,7 @@ def test_a_feeder_of_another_version_is_refused_in_words(tmp_path: Path) -> None
 
 
 HELLO: dict[str, Any] = {
-    "v": 1, "kind": "hello", "scheme": 2, "tokens": ["t"], "parts": [], "why_unsure": None, "fields": [],
+    "v": 1, "kind": "hello", "scheme": SCHEME, "tokens": ["t"], "parts": [], "why_unsure": None, "fields": [],
     "name": "x", "rank": 0, "world": 1, "batch_size": 8, "first_epoch": 0, "place": 0, "epochs": 1,
 }  # fmt: skip
 GARBAGE = [

@@ -15,6 +15,7 @@ from core_pipes import (
     N,
     descriptors,
     leaves_nothing,  # noqa: F401
+    nameless,
     pipe,
     record,
     refuse_some,
@@ -106,8 +107,8 @@ def test_an_unknown_set_or_another_pipeline_is_refused_and_no_feeder_is_done_wit
             resident(feeder.address, "tset", pipe("plain"))
         with pytest.raises(PipelineError, match="the pipelines differ: seed"):
             resident(feeder.address, "valid", pipe("plain", seed=9))
-        unsure = pipe("plain").map(lambda s: s)
-        with pytest.warns(UserWarning, match=r"prepared here: .*a lambda"):
+        unsure = pipe("plain").map(nameless)
+        with pytest.warns(UserWarning, match=r"prepared here: .*nameless reads"):
             assert len(resident(feeder.address, "valid", unsure)) == N
     with pytest.warns(UserWarning, match="no feeder answers"):
         assert rows(resident(str(tmp_path / "x"), "valid", pipe("plain")).loader(8)) == expected(pipe("plain"))

@@ -16,6 +16,7 @@ from core_pipes import (
     alone,
     data,
     leaves_nothing,  # noqa: F401
+    nameless,
     noise,
     pipe,
     shared,
@@ -172,10 +173,10 @@ def test_the_common_prefix_is_the_longest_one() -> None:
 
 
 def test_what_cannot_be_named_is_common_to_those_that_grew_from_it() -> None:
-    nameless = pipe("plain").map(lambda sample: sample)
-    grown = [nameless.map(noise).map(alike), nameless.map(noise).map(unlike)]
+    begun = pipe("plain").map(nameless)
+    grown = [begun.map(noise).map(alike), begun.map(noise).map(unlike)]
     assert len(common_prefix(grown).stages) == 2
-    again = pipe("plain").map(lambda sample: sample).map(noise)
+    again = pipe("plain").map(nameless).map(noise)
     assert len(common_prefix([grown[0], again]).stages) == 0
 
 

@@ -17,6 +17,7 @@ from ensemble.spec.spec_file import load_spec
 from ensemble.store import RunDir
 from ensemble.user_code.fingerprint import Code, code_of
 from ensemble.user_code.imports import Imports
+from pipelines.fingerprint.bytecode import find_use
 
 SPEC = '''
 """A spec."""
@@ -388,7 +389,7 @@ def test_an_import_within_a_function_of_many_constants_is_found() -> None:
     imports = Imports()
     looked: list[tuple[str, tuple[str, ...]]] = []
     imports._import = lambda module, names: looked.append((module, names))  # type: ignore[method-assign]
-    imports.late_in(space["busy"].__code__, "")
+    imports.late_in(find_use(space["busy"].__code__), "")
     assert looked == [("late", ("shift",))]
 
 

@@ -1,11 +1,19 @@
-"""Describes the instructions of a function, and finds the globals that it reads and those that it writes."""
+"""Describes the instructions of a function, and finds what it reads from outside, what it imports and writes.
+
+A *chain* is a name from outside a function with the attributes that are taken of it at once: `helper.tables.small`
+is the chain ("helper", "tables", "small"). Where a module is not followed by an attribute, it may be used in any
+way.
+"""
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dis
+import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 #: Instructions that depend on line numbers or on the build of Python.
@@ -42,13 +50,11 @@ _MUTATORS = frozenset(
 def describe_instructions(code: types.CodeType, describe: Callable[[Any], Any]) -> list[Any]:
     """Describe the instructions of a function as JSON: jumps by instruction number, constants by `describe`."""
     steps = [each for each in dis.get_instructions(code) if each.opname not in _OMITTED]
-    number = {each.offset: i for i, each in enumerate(steps)}
-    offsets = sorted(number)
+    offsets = [each.offset for each in steps]
     described: list[Any] = []
     for i, each in enumerate(steps):
         if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
-            target = next((number[offset] for offset in offsets if offset >= each.argval), len(steps))
-            described.append([each.opname, target])
+            described.append([each.opname, bisect.bisect_left(offsets, each.argval)])
         elif each.opcode in dis.hasconst:
             hidden = i + 1 < len(steps) and steps[i + 1].argval in ("__doc__", "__firstlineno__")
             described.append([each.opname, None if hidden else describe(each.argval)])
@@ -56,28 +62,89 @@ def describe_instructions(code: types.CodeType, describe: Callable[[Any], Any]) 
             described.append(
                 [each.opname, each.argval if isinstance(each.argval, str | int) else str(each.argval)]
             )
+    # What a `try` covers stands in no instruction.
+    handlers = [
+        [*(bisect.bisect_left(offsets, offset) for offset in (each.start, each.end, each.target)), each.depth]
+        for each in dis.Bytecode(code).exception_entries
+    ]
+    parameters = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 0x4) + bool(code.co_flags & 0x8)
     return [
-        code.co_argcount,
-        code.co_posonlyargcount,
-        code.co_kwonlyargcount,
+        [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, list(code.co_varnames[:parameters])],
         code.co_flags & 0x2AC,
         described,
+        handlers,
     ]
 
 
-def find_read_globals(code: types.CodeType) -> list[str]:
-    """Returns the names of the globals that code reads, also in the functions inside it."""
-    names = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+Chain = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a function uses from outside, with the functions inside it.
+
+    Attributes:
+        globals: chains of globals and builtins.
+        closure: chains of variables of its closure.
+        names: all names that the code contains, those of attributes included.
+        imports: (module, level, names or None) of each import that it does when it runs.
+        rebound: variables of its closure that it assigns.
+    """
+
+    globals: frozenset[Chain]
+    closure: frozenset[Chain]
+    names: frozenset[str]
+    imports: frozenset[tuple[str, int, tuple[str, ...] | None]]
+    rebound: frozenset[str]
+
+
+_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_CLOSED = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+
+
+@functools.lru_cache(maxsize=4096)
+def find_use(code: types.CodeType) -> Use:
+    """Returns what code uses from outside, with the functions inside it."""
+    steps = [each for each in dis.get_instructions(code) if each.opname not in _OMITTED]
+    used: dict[str, set[Chain]] = {"global": set(), "closed": set()}
+    own = (
+        {each.argval for each in steps if each.opname == "STORE_NAME"} | {"__name__"} if _is_class(code) else set()
+    )
+    imports, rebound, names = set(), set(), set(code.co_names)
+    for i, each in enumerate(steps):
+        kind = "global" if each.opname in _GLOBAL else "closed" if each.opname in _CLOSED else None
+        if kind is not None and each.argval not in own:
+            end = i + 1
+            while end < len(steps) and steps[end].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                end += 1
+            used[kind].add((each.argval, *(step.argval for step in steps[i + 1 : end])))
+        elif each.opname == "IMPORT_NAME":
+            level, wanted = (before.argval for before in steps[i - 2 : i])
+            imports.add((each.argval, level, wanted))
+        elif each.opname in ("STORE_DEREF", "DELETE_DEREF"):
+            rebound.add(each.argval)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= set(find_read_globals(constant))
-    return sorted(names)
+            inside = find_use(constant)
+            used["global"] |= inside.globals
+            used["closed"] |= inside.closure
+            names |= inside.names
+            imports |= inside.imports
+            rebound |= inside.rebound
+    shared = set(code.co_cellvars)  # with the functions inside it: no part of its own closure
+    closed = {chain for chain in used["closed"] if chain[0] not in shared}
+    return Use(
+        frozenset(used["global"]),
+        frozenset(closed),
+        frozenset(names),
+        frozenset(imports),
+        frozenset(rebound - shared),
+    )
 
 
-def find_names(code: types.CodeType) -> set[str]:
-    """Returns the names that code contains, those of attributes included, also in the functions inside it."""
-    inner = (find_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*inner)
+def _is_class(code: types.CodeType) -> bool:
+    """Whether it is the body of a class, which has names of its own."""
+    return not code.co_flags & 0x2
 
 
 def get_closure(function: types.FunctionType) -> dict[str, Any]:
