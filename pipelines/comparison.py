@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipelines.fingerprint import SCHEME, Description, describe, describe_ours, is_ours
+from pipelines.fingerprint import SCHEME, Description, describe, describe_ours
 from pipelines.order import BlockOrder, Generators, epoch_indices
-from pipelines.sources._base import Subset
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -68,8 +67,9 @@ def describe_parts(pipeline: Pipeline) -> list[Part]:
         described = what if isinstance(what, Description) else Description(what)
         return Part(name, described.digest, described.gaps)
 
+    source = pipeline.source.describe_for_fingerprint() if pipeline.id is None else None
     return [
-        part("source", _describe_source(pipeline)),
+        part("source", pipeline.id if source is None else source),
         part("seed", [describe_ours(Generators), pipeline.seed]),
         part("shuffle" if pipeline.sampling is None else "sampling", _describe_order(pipeline)),
         part("on_error", pipeline.on_error),
@@ -85,20 +85,6 @@ def explain_unsure(parts: Sequence[Part]) -> str | None:
     more = f" (and {len(part.gaps) - 1} more)" if len(part.gaps) > 1 else ""
     remedy = "id= to Pipeline()" if part.name == "source" else "id= or version= to map()"
     return f"{part.name} has no sure identity: {part.gaps[0]}{more}; give {remedy}"
-
-
-def _describe_source(pipeline: Pipeline) -> Description:
-    if pipeline.id is not None:
-        return Description(pipeline.id)
-    identity = pipeline.source.identity()
-    gaps = () if identity is not None else (f"the source {pipeline.source!r} does not say what its records are",)
-    source = pipeline.source
-    while isinstance(source, Subset):
-        source = source.source
-    if is_ours(type(source)):
-        return Description(identity, gaps)
-    users = describe(source)  # its state, too, of which its identity may say nothing
-    return Description([identity, users.value], (*gaps, *users.gaps))
 
 
 def _describe_order(pipeline: Pipeline) -> Any:

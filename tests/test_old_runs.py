@@ -22,6 +22,7 @@ import pytest
 
 import ensemble
 from ensemble.cli import parser as cli
+from ensemble.user_code.fingerprint import SCHEME
 
 torch = pytest.importorskip("torch")
 
@@ -161,7 +162,7 @@ def test_it_is_gone_on_with_and_ends_as_if_nobody_had_interrupted_it(
     # Their fingerprints are of the first scheme: what is recorded from here on is of today's, and that is said.
     *before, now = events(run, "run_started")
     assert all("scheme" not in event["data"] and event["code"] != now["code"] for event in before)
-    assert now["data"]["scheme"] == 2
+    assert now["data"]["scheme"] == SCHEME
     assert "only the number of the training samples is compared" in caplog.text
     members = {row["member"]: row["state"] for row in result.members}
     assert members == {member: state for member, (_, state, _) in EXPECTED[name].items()}

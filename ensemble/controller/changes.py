@@ -67,7 +67,7 @@ def find_code_change(state: RunState, now: Code, run_dir: RunDir) -> Change | No
     kept = load_code(run_dir.code(before))
     other = kept is not None and kept.python != now.python
     names = now.changed(kept) if kept is not None and not other else []
-    if kept is not None and kept.scheme != now.scheme and not names and not other:
+    if kept is not None and kept.scheme != now.scheme:
         return None
     return Change(before, fingerprint, names, [one.id for one in trained], other)
 
@@ -87,8 +87,7 @@ def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> 
     kept = load_code(run_dir.code(state.header["code"])) if state.header.get("code") else None
     if kept is not None and kept.scheme != now.scheme:
         log.warning(
-            "%s: a change of code that calls ray-ensemble cannot be detected: another version of ray-ensemble "
-            "recorded it in another form",
+            "%s: a change of code cannot be detected: another version of ray-ensemble recorded it in another form",
             run_dir.path,
         )
     change = find_code_change(state, now, run_dir)

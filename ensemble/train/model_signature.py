@@ -68,6 +68,8 @@ class _Incomparable(Exception):
 
 
 def _describe_surely(value: Any) -> Any:
+    if getattr(value, "__closure__", None):  # over all hyperparameters, often, most of which cost nothing
+        raise _Incomparable(value.__qualname__)
     described = describe(value)
     if described.gaps:
         raise _Incomparable(described.gaps[0])

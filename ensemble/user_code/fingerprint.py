@@ -15,8 +15,7 @@ import. Each is a *part* with a name and a digest, so that a difference can be n
   it can be reworded and moved.
 
 Instructions depend on the minor version of Python, which `Code.python` records; `Code.scheme` is the version of
-the descriptions. Between two Pythons only names can be compared, between two schemes only parts that are wholly
-the user's.
+the descriptions. Between two Pythons, or two schemes, a change cannot be detected.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.user_code.imports import Imports, syntax_of
-from pipelines.fingerprint import digest, refers_to_ours
+from pipelines.fingerprint import digest
 from pipelines.fingerprint.bytecode import Use
 from pipelines.fingerprint.describer import Describer, Place
 from pipelines.fingerprint.modules import file_of, is_foreign_class, module_name
@@ -57,34 +56,27 @@ class Code:
         parts: name -> digest, such as "spec.loss".
         sources: name of a user's module -> the file that it was read from, for those that have one.
         scheme: version of the descriptions that are digested.
-        ours: names of the parts that refer to ray-ensemble's own code.
     """
 
     python: str
     parts: Mapping[str, str]
     sources: Mapping[str, Path] = dataclasses.field(default_factory=dict, compare=False)
     scheme: int = SCHEME
-    ours: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     @property
     def fingerprint(self) -> str:
         """A digest of all parts."""
         return _digest([self.scheme, self.python, dict(self.parts)])
 
-    def incomparable(self, other: Code) -> str | None:
-        """Says why another code cannot be compared with this one; None if it can."""
-        if self.scheme != other.scheme:
-            return "it was recorded by another version of ray-ensemble, which describes code otherwise"
-        return "it was another Python's" if self.python != other.python else None
-
     def changed(self, since: Code) -> list[str]:
         """Names of the parts that differ, are new, or are missing compared with an earlier code, in order of use.
 
-        Parts that refer to ray-ensemble's own code are left out if the schemes differ.
+        Empty if the schemes differ: nothing can be compared then.
         """
-        unknown = self.ours if self.scheme != since.scheme else frozenset[str]()
+        if self.scheme != since.scheme:
+            return []
         now = [name for name, digest in self.parts.items() if since.parts.get(name) != digest]
-        return [*(name for name in now if name not in unknown), *(n for n in since.parts if n not in self.parts)]
+        return [*now, *(name for name in since.parts if name not in self.parts)]
 
 
 def code_of(ensemble: Ensemble) -> Code:
@@ -92,7 +84,7 @@ def code_of(ensemble: Ensemble) -> Code:
     visitor = _visit_ensemble(ensemble, frozenset())
     if visitor.written:  # their values are state, which changes while the code runs
         visitor = _visit_ensemble(ensemble, frozenset(visitor.written))
-    return Code(PYTHON, visitor.parts, dict(sorted(visitor.imports.files.items())), ours=frozenset(visitor.ours))
+    return Code(PYTHON, visitor.parts, dict(sorted(visitor.imports.files.items())))
 
 
 def _visit_ensemble(ensemble: Ensemble, written: frozenset[str]) -> _MembersCode:
@@ -124,14 +116,12 @@ class _MembersCode(Describer):
     What cannot be described is left out. Paths are relative to the module in which they stand.
 
     Attributes:
-        ours: parts that refer to ray-ensemble's own code.
         imports: files of the user's modules.
         written: globals that the visited code writes, named as parts are.
     """
 
     def __init__(self, left_out: frozenset[str] = frozenset()) -> None:
         super().__init__()
-        self.ours: set[str] = set()
         self.imports = Imports()
         self.written: set[str] = set()
         self._left_out = left_out
@@ -159,8 +149,6 @@ class _MembersCode(Describer):
 
     def _add_part(self, name: str, description: Any) -> None:
         self.parts[name] = _digest(description)
-        if refers_to_ours(description):
-            self.ours.add(name)
 
     def _note(self, what: str, why: str, at: Place) -> None:
         """Nothing is unsure here: a difference that shows is named, and no other is looked for."""

@@ -14,7 +14,7 @@ import dataclasses
 from typing import Any
 
 from pipelines.fingerprint.describer import Describer, describe_array, digest
-from pipelines.fingerprint.ours import OURS, describe_ours, is_ours, known_as, refers_to_ours
+from pipelines.fingerprint.ours import OURS, describe_ours, is_ours, known_as
 
 __all__ = [
     "OURS",
@@ -26,7 +26,6 @@ __all__ = [
     "digest",
     "is_ours",
     "known_as",
-    "refers_to_ours",
 ]
 
 #: The form of descriptions.

@@ -65,7 +65,7 @@ def describe_instructions(code: types.CodeType, describe: Callable[[Any], Any]) 
     # What a `try` covers stands in no instruction.
     handlers = [
         [*(bisect.bisect_left(offsets, offset) for offset in (each.start, each.end, each.target)), each.depth]
-        for each in dis.Bytecode(code).exception_entries
+        for each in dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
     ]
     parameters = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 0x4) + bool(code.co_flags & 0x8)
     return [

@@ -304,7 +304,8 @@ class Describer:
                 bound = {**_drop_cached(kind, getattr(value, "__dict__", {})), **bound}
             return ["dataclass", described, {name: self._describe(each, at) for name, each in bound.items()}]
         try:
-            state = copyreg.dispatch_table.get(kind, lambda value: value.__reduce_ex__(4))(value)
+            reduce = copyreg.dispatch_table.get(kind)
+            state = value.__reduce_ex__(4) if reduce is None else reduce(value)  # type: ignore[no-untyped-call]
         except Exception as error:
             reason = str(error).partition("\n")[0][:80]
             self._note(

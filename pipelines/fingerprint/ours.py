@@ -96,13 +96,6 @@ def _find_raised_versions(module: types.ModuleType, names: frozenset[str], seen:
                 yield known
 
 
-def refers_to_ours(description: Any) -> bool:
-    """Whether something of ours is in a description."""
-    if isinstance(description, dict):
-        return any(map(refers_to_ours, description.values()))
-    return isinstance(description, list) and (description[:1] == ["ours"] or any(map(refers_to_ours, description)))
-
-
 def collect_bound_values(value: Any) -> dict[str, Any]:
     """The fields of a dataclass's instance, without those of a class of ours that have their default."""
     inherited = {field.name: field for field in collect_inherited_fields(type(value))}

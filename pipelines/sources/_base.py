@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError, SampleError
-from pipelines.fingerprint import describe, known_as
+from pipelines.fingerprint import Description, describe, is_ours, known_as
 from pipelines.labels import Values, pack_values
 from pipelines.sources import _splits
 
@@ -54,6 +54,15 @@ class Source(ABC):
     @abstractmethod
     def identity(self) -> Any:
         """Returns a JSON value that is equal only for sources with equal records; None if that is unknown."""
+
+    def describe_for_fingerprint(self) -> Description:
+        """Describes the source by its `identity`, and one of a user's also by its code and all its state."""
+        identity = self.identity()
+        gaps = () if identity is not None else (f"{self!r} does not say what its records are",)
+        if is_ours(type(self)):
+            return Description(identity, gaps)
+        users = describe(self)
+        return Description([identity, users.value], (*gaps, *users.gaps))
 
     def _describe_class(self) -> Any:
         """Describes the class of the source as a JSON value, for `identity`: ours by name and version."""
@@ -297,6 +306,10 @@ class Subset(Source):
             return {"source": self._describe_class(), "of": whole, "range": of}
         digest = hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()
         return {"source": self._describe_class(), "of": whole, "indices": digest}
+
+    def describe_for_fingerprint(self) -> Description:
+        whole = self.source.describe_for_fingerprint()
+        return Description([self.identity(), whole.value], whole.gaps)
 
     @functools.cached_property
     def groups(self) -> Groups | None:
