@@ -290,7 +290,8 @@ class Describer:
     def _describe_object(self, value: Any, at: Place) -> Any:
         """Describes an object by its class and its state: what a pickled copy is made from."""
         kind = type(value)
-        if isinstance(value, _GENERATORS) or f"{kind.__module__}.{kind.__name__}" == "torch._C.Generator":
+        torch = sys.modules.get("torch")
+        if isinstance(value, _GENERATORS) or (torch is not None and isinstance(value, torch.Generator)):
             if not self._is_seeded:
                 what = f"a generator of random numbers ({kind.__qualname__}), which changes with each use"
                 self._note(what, "holds", at)
@@ -305,7 +306,7 @@ class Describer:
             return ["dataclass", described, {name: self._describe(each, at) for name, each in bound.items()}]
         try:
             reduce = copyreg.dispatch_table.get(kind)
-            state = value.__reduce_ex__(4) if reduce is None else reduce(value)  # type: ignore[no-untyped-call]
+            state = value.__reduce_ex__(4) if reduce is None else reduce(value)
         except Exception as error:
             reason = str(error).partition("\n")[0][:80]
             self._note(
