@@ -148,7 +148,11 @@ class Csv(FileRecords):
                     for start, stop in iterate_blocks(offsets, _INFERENCE_BYTES):
                         handle.seek(int(offsets[start]))
                         data = handle.read(int(offsets[stop] - offsets[start]))
-                        thread.submit(finder.add, data).result()
+                        try:
+                            thread.submit(finder.add, data).result()
+                        except ValueError as error:  # pyarrow.ArrowInvalid is one
+                            here = f"{file.path}: rows {start} to {stop - 1}"
+                            raise PipelineError(f"{here}: cannot be parsed: {error}") from error
         return finder.types()
 
     def _read(self, index: int) -> dict[str, Any]:

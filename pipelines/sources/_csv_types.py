@@ -93,7 +93,11 @@ class TypeFinder:
         self._binary = pyarrow.binary()
 
     def add(self, rows: bytes) -> None:
-        """Takes some whole rows into account."""
+        """Takes some whole rows into account; one that is not UTF-8 is an error when it is read.
+
+        Raises:
+            ArrowInvalid: they are no CSV.
+        """
         import pyarrow
         import pyarrow.compute
         import pyarrow.csv
@@ -102,10 +106,14 @@ class TypeFinder:
         if not undecided:
             return
         keys = [self._wanted[name] for name in undecided]
-        self._read.block_size = len(rows) + 1
         options = pyarrow.csv.ConvertOptions(
             column_types=dict.fromkeys(keys, self._binary), include_columns=keys, strings_can_be_null=False
         )
+        try:
+            rows.decode()
+        except UnicodeDecodeError:  # Arrow cannot skip such a row
+            rows = rows.decode(errors="replace").encode()
+        self._read.block_size = len(rows) + 1
         table = pyarrow.csv.read_csv(
             pyarrow.BufferReader(rows), self._read, parse_options=self._parse, convert_options=options
         )

@@ -43,10 +43,15 @@ class Hdf5(Source):
         self._sets: list[dict[str, DataSet]] = []  # of each file, by field
         firsts, bounds = [0], [0]
         for file in self.files:
-            with open_file(file) as handle:
-                if not self.columns:
-                    self.columns = _choose(file, handle, asked)
-                sets = describe_sets(file, handle, self.columns)
+            try:
+                with open_file(file) as handle:
+                    if not self.columns:
+                        self.columns = _choose(file, handle, asked)
+                    sets = describe_sets(file, handle, self.columns)
+            except PipelineError:
+                raise
+            except Exception as error:  # h5py raises what it likes on a damaged file
+                raise PipelineError(f"{file.path}: is damaged: {_say(error)}") from error
             if self._sets and (difference := _find_difference(sets, self._sets[0])):
                 raise PipelineError(f"{file.path}: {difference}, unlike in {self.files[0].path}")
             count = next(iter(sets.values())).shape[0]
@@ -92,9 +97,8 @@ class Hdf5(Source):
                 else:
                     record[name] = each.to_value(decoded[name][row_in_group])
             return record
-        except (PipelineError, OSError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise SampleError(index, self.where(index), f"cannot be read: {reason}") from error
+        except Exception as error:  # as above
+            raise SampleError(index, self.where(index), f"cannot be read: {_say(error)}") from error
 
     def _decode(self, group: int) -> tuple[dict[str, Any], int]:
         """Reads a group of rows: field -> values, and the size in bytes."""
@@ -174,6 +178,12 @@ def _find_difference(here: dict[str, DataSet], first: dict[str, DataSet]) -> str
         if (each.dtype, each.shape[1:]) != (first[name].dtype, first[name].shape[1:])
     ]
     return "; ".join(differences)
+
+
+def _say(error: Exception) -> str:
+    """The message of an error in one line; that of a KeyError is its key, quoted."""
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return " ".join(str(text).split()) or type(error).__name__
 
 
 def _measure(values: Any) -> int:

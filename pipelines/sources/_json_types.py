@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class JsonType:
         depth: of arrays, the number of axes; 0 if every list so far was empty.
         parts: of a dict, the types of its values; of a list, that of its elements under the name "".
         is_exact: whether a float64 holds all numbers.
+        seen: of a dict, how many values were seen, and of them those with each name.
     """
 
     kind: str
@@ -40,6 +42,7 @@ class JsonType:
     depth: int = 0
     parts: dict[str, JsonType] = field(default_factory=dict)
     is_exact: bool = True
+    seen: tuple[int, dict[str, int]] = field(default=(0, {}), compare=False)
 
     @classmethod
     def declared(cls, name: str, kind: Any) -> JsonType:
@@ -147,17 +150,18 @@ def describe(value: Any) -> JsonType:
     if type(value) in _NUMBERS:
         return JsonType("number", _NUMBERS[type(value)], is_exact=_is_exact(value))
     if isinstance(value, dict):
-        return JsonType("dict", parts={name: describe(each) for name, each in value.items()})
+        parts = {name: describe(each) for name, each in value.items()}
+        return JsonType("dict", parts=parts, seen=(1, dict.fromkeys(value, 1)))
     leaf = _find_leaf(value)
     if leaf is not None:
         is_exact = _is_exact(value)
         if not is_exact and leaf == "float64":
             raise Mismatch(f"has {_LOSSY}")
         return JsonType("array", leaf, _find_depth(value) if leaf else 0, is_exact=is_exact)
-    parts = NONE
+    element = NONE
     for each in value:
-        parts = merge(parts, describe(each))
-    return JsonType("list", parts={"": parts})
+        element = merge(element, describe(each))
+    return JsonType("list", parts={"": element})
 
 
 def merge(one: JsonType, other: JsonType) -> JsonType:
@@ -166,13 +170,16 @@ def merge(one: JsonType, other: JsonType) -> JsonType:
     Raises:
         Mismatch: there is none.
     """
-    if one.kind == "none" or one == other:
+    if one.kind == other.kind == "dict":
+        (many, counts), (more, others) = one.seen, other.seen
+        names = [*one.parts, *(name for name in other.parts if name not in one.parts)]
+        parts = {name: merge(one.parts.get(name, NONE), other.parts.get(name, NONE)) for name in names}
+        counts = {name: counts.get(name, 0) + others.get(name, 0) for name in names}
+        return JsonType("dict", parts=parts, seen=(many + more, counts))
+    if one.kind == "none" or (one == other and one.kind != "list"):
         return other
     if other.kind == "none":
         return one
-    if one.kind == other.kind == "dict":
-        names = [*one.parts, *(name for name in other.parts if name not in one.parts)]
-        return JsonType("dict", parts={n: merge(one.parts.get(n, NONE), other.parts.get(n, NONE)) for n in names})
     if one.kind == other.kind == "list":
         return JsonType("list", parts={"": merge(one.parts[""], other.parts[""])})
     for empty, full in ((one, other), (other, one)):
@@ -187,6 +194,29 @@ def merge(one: JsonType, other: JsonType) -> JsonType:
             raise Mismatch(f"has {_LOSSY}")
         return JsonType(one.kind, "float64", one.depth)
     raise Mismatch(f"is {one} in some lines and {other} in others")
+
+
+def find_rare(counts: Mapping[str, int], total: int) -> list[str]:
+    """The names that less than half of all values have, where others have more: of misspelt keys, for instance."""
+    rare = [name for name, count in counts.items() if 2 * count < total]
+    return rare if len(rare) < len(counts) else []
+
+
+def drop_rare(kind: JsonType, path: str) -> tuple[JsonType, list[str]]:
+    """Leave out what few values of a dict have, at any depth, since all others would lack it.
+
+    Returns:
+        The type that is left, and what was left out, with how many have it.
+    """
+    total, counts = kind.seen
+    rare = find_rare(counts, total)
+    said = [f"{path}.{name} (in {counts[name]} of {total})" for name in rare]
+    parts = {}
+    for name, part in kind.parts.items():
+        if name not in rare:
+            parts[name], more = drop_rare(part, f"{path}.{name}" if name else f"{path}[]")
+            said += more
+    return replace(kind, parts=parts), said
 
 
 def _find_leaf(value: Any) -> str | None:

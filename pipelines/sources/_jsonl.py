@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -13,7 +15,7 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._file_records import FileRecords
 from pipelines.sources._files import Paths, check_columns, find_files
-from pipelines.sources._json_types import NONE, JsonType, Mismatch, describe, merge
+from pipelines.sources._json_types import NONE, JsonType, Mismatch, describe, drop_rare, find_rare, merge
 from pipelines.sources._rows import find_rows, iterate_blocks
 
 Columns = Sequence[str] | Mapping[str, Any]
@@ -52,9 +54,11 @@ class Jsonl(FileRecords):
 
     def _infer_types(self, asked: Sequence[str] | None) -> dict[str, JsonType]:
         """The type of each field, of all lines; lines that cannot be read are left out: reading them is an
-        error."""
+        error. So are, unless they are asked for, fields that less than half of the lines have: it is said."""
         types: dict[str, JsonType] = {}
-        reason = ""
+        counts: Counter[str] = Counter()
+        firsts: dict[str, str] = {}  # where a field is met first
+        reason, lines = "", 0
         for number, file in enumerate(self.files):
             first, last = self._firsts[number], self._firsts[number + 1]
             offsets = np.append(self._starts[first:last], self._ends[number])
@@ -66,6 +70,11 @@ class Jsonl(FileRecords):
                     for row, (begin, end) in enumerate(pairwise(bounds), start):
                         try:
                             values = _parse(data[begin:end])
+                            lines += 1
+                            counts.update(values.keys())
+                            firsts.update(
+                                {name: self.where(first + row) for name in values.keys() - firsts.keys()}
+                            )
                             _widen(types, values, values if asked is None else asked)
                         except NotObject as error:
                             reason = reason or f"{self.where(first + row)}: {error}"
@@ -76,6 +85,19 @@ class Jsonl(FileRecords):
                             ) from None
         if not types and not asked:
             raise PipelineError(f"jsonl(): no line is a JSON object with a field; {reason or self.where(0)}")
+        said: list[str] = []
+        for name in find_rare(counts, lines) if asked is None else ():
+            types.pop(name)
+            said.append(f"{name} (in {counts[name]} of {lines} lines, the first is {firsts[name]})")
+        for name, kind in types.items():
+            types[name], more = drop_rare(kind, name)
+            said += more
+        if said:
+            warnings.warn(
+                f"jsonl({self.files[0].path!r}): left out, as most lines have no such field: {', '.join(said)}; if "
+                "a name is misspelt, correct it; columns= says which fields to read",
+                stacklevel=5,
+            )
         return types
 
     def _read(self, index: int) -> dict[str, Any]:
@@ -86,7 +108,8 @@ class Jsonl(FileRecords):
         record = {}
         for name, kind in self._types.items():
             if name not in values:
-                raise SampleError(index, self.where(index), f"has no field {name!r}")
+                reason = f"has no field {name!r} (it has: {', '.join(values)})"
+                raise SampleError(index, self.where(index), reason)
             try:
                 record[name] = kind.convert(values[name])
             except Mismatch as mismatch:
@@ -129,6 +152,7 @@ def jsonl(paths: Paths, columns: Columns | None = None) -> Jsonl:
     A field that is not declared has the type that holds its values in all lines: bool, int64, float64, text, an
     array of numbers (lists, nested to one depth), a list of other values, or a dict of such. A field of integers
     in some lines and other numbers in others is float64, unless it has integers that a float64 does not hold.
+    A field that less than half of the lines have is left out, with a warning, unless `columns` asks for it.
     Empty lines are no records. A line that lacks a field, has null there, is blank or is no JSON object is an
     error when it is read, which `Pipeline(on_error="skip")` leaves out.
 

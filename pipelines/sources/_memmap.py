@@ -103,7 +103,7 @@ def _open_npy(path: str) -> MappedArray:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise PipelineError(f"memmap({path!r}): {(error.strerror or str(error)).lower()}") from None
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # numpy lets pass what Python's tokenizer and parser say to a damaged header
         reason = str(error).partition(" when ")[0]
         if "pickle" in reason:  # numpy takes whatever has no header for a pickle
             reason = "no .npy header; give a raw file as np.memmap(path, dtype, 'r', shape=...)"

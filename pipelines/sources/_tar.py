@@ -12,6 +12,7 @@ at a known offset, in any order.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import tarfile
@@ -31,6 +32,7 @@ from pipelines.sources._files import File, OpenFiles, Paths, find_files, read_ex
 from pipelines.sources._strings import Strings
 
 _BLOCK = 512
+_CHUNK = 1 << 20
 # Headers that only say more of the next one: long names, pax records. They are read whole, into memory.
 _EXTENSIONS = (b"L", b"K", b"x", b"g", b"X")
 _LONGEST_HEADER = 64 << 10
@@ -48,8 +50,9 @@ class Tar(Source):
     kind = "tar"
     is_fork_safe = True
 
-    def __init__(self, paths: Paths, rename: Mapping[str, str] | None) -> None:
+    def __init__(self, paths: Paths, rename: Mapping[str, str] | None, ignore_zeros: bool) -> None:
         self.files = find_files(self.kind, paths)
+        self.ignore_zeros = ignore_zeros
         self.rename = {old.lower(): new for old, new in (rename or {}).items()}
         keys: list[str] = []
         self._suffixes: list[str] = []  # as the members spell them
@@ -61,7 +64,7 @@ class Tar(Source):
             first = len(keys)
             self._firsts.append(first)
             seen: set[str] = set()
-            scan = _ArchiveScan(file)
+            scan = _ArchiveScan(file, ignore_zeros)
             for name, offset, size in scan:
                 key, suffix = _split_name(name)
                 if not suffix:
@@ -152,10 +155,11 @@ class Tar(Source):
             "source": self._describe_class(),
             "files": [file.identity() for file in self.files],
             "rename": self.rename,
+            "ignore_zeros": self.ignore_zeros,
         }
 
 
-def tar(paths: Paths, rename: Mapping[str, str] | None = None) -> Tar:
+def tar(paths: Paths, rename: Mapping[str, str] | None = None, *, ignore_zeros: bool = False) -> Tar:
     """Makes a source of uncompressed tar archives with the naming of WebDataset (see the module's docstring).
 
     An archive that is truncated is read up to its last record. Reading that record raises `SampleError`, because
@@ -164,18 +168,20 @@ def tar(paths: Paths, rename: Mapping[str, str] | None = None) -> Tar:
     Args:
         paths: a path, a glob pattern (matches in sorted order), or several of either.
         rename: extension -> field, as in `{"jpeg": "image", "jpg": "image"}`.
+        ignore_zeros: read on after an archive's end mark, as GNU tar's `-i` does: of archives that were joined
+            (`cat a.tar b.tar`) all records. Without it, data after the end mark are an error.
 
     Returns:
         A source of records with `key` (str) and the bytes of each member under its extension in lower case.
 
     Raises:
-        PipelineError: a file is missing or not an uncompressed archive; a pattern matches no file; there is no
-            record; a record has a field twice; no member has an extension to be renamed.
+        PipelineError: a file is missing or not an uncompressed archive; data follow an end mark; a pattern matches
+            no file; there is no record; a record has a field twice; no member has an extension to be renamed.
 
     Examples:
         >>> source = tar("shard-*.tar", rename={"jpg": "image", "cls": "label"})
     """
-    return Tar(paths, rename)
+    return Tar(paths, rename, ignore_zeros)
 
 
 class _CheckedHeader(tarfile.TarInfo):
@@ -194,10 +200,16 @@ class _CheckedHeader(tarfile.TarInfo):
 
 
 class _ArchiveScan:
-    """Iterates over (name, offset, size) of the files in an archive; then `cut` says where it is truncated."""
+    """Iterates over (name, offset, size) of the files in an archive; then `cut` says where it is truncated.
 
-    def __init__(self, file: File) -> None:
+    Args:
+        ignore_zeros: whether zeros between members are skipped; else they are an end mark, after which no data may
+            follow.
+    """
+
+    def __init__(self, file: File, ignore_zeros: bool) -> None:
         self.file = file
+        self._ignore_zeros = ignore_zeros
         self.cut = ""
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
@@ -220,7 +232,18 @@ class _ArchiveScan:
                     why = str(error) or type(error).__name__
                     break
                 if member is None:
-                    break
+                    # Zeros, a header that cannot be read, or nothing.
+                    more = _find_data(path, at)
+                    if more is None or more == at:
+                        break
+                    if not self._ignore_zeros:
+                        raise PipelineError(
+                            f"{path}: the archive ends at byte {at}, and data follow its end mark at byte {more}: "
+                            "if archives were joined (cat a.tar b.tar), tar(..., ignore_zeros=True) reads all, as "
+                            "tar -i does; if not, it is damaged: copy it again"
+                        )
+                    archive.offset = at = more
+                    continue
                 archive.members = []  # type: ignore[attr-defined]  # it would keep every header
                 if member.islnk() or member.issparse():
                     what = "a link" if member.islnk() else "a sparse file"
@@ -248,6 +271,25 @@ class _ArchiveScan:
                 f"the archive {kind} at byte {at}{why and f' ({why})'}, in this record or after it, and "
                 "what follows is lost; copy it again (whole and only without its end mark: append 1024 zero bytes)"
             )
+
+
+def _find_data(path: str, at: int) -> int | None:
+    """The first block from `at` on, which is the start of one, that is not all zeros; None if there is none."""
+    with open(path, "rb") as file:
+        while True:
+            try:  # holes of a sparse file are not read
+                at = max(at, os.lseek(file.fileno(), at, os.SEEK_DATA) // _BLOCK * _BLOCK)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # the rest is a hole, or there is none
+                    return None
+            file.seek(at)
+            data = np.frombuffer(file.read(_CHUNK), np.uint8)
+            if not len(data):
+                return None
+            found = np.flatnonzero(data)
+            if len(found):
+                return at + int(found[0]) // _BLOCK * _BLOCK
+            at += len(data)
 
 
 def _split_name(name: str) -> tuple[str, str]:

@@ -171,3 +171,30 @@ def test_a_file_that_is_open_is_read_as_it_is(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", x=np.arange(3))
     with h5py.File(path, "r"):
         assert values(sources.hdf5(path), "x") == [0, 1, 2]
+
+
+def test_whatever_byte_is_damaged_the_error_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(64).reshape(16, 4), chunks=(4, 4), compression="gzip")
+        file.create_dataset("t", data=[f"t{row}" for row in range(16)])
+    whole, generator = path.read_bytes(), np.random.default_rng(0)
+    refused: list[str] = []
+    bad: list[str] = []
+    used = np.flatnonzero(np.frombuffer(whole, np.uint8))
+    for places in generator.choice(used, (150, 4)):
+        damaged = bytearray(whole)
+        for place in places:
+            damaged[place] = generator.integers(256)
+        path.write_bytes(damaged)
+        try:
+            source = sources.hdf5(path)
+        except PipelineError as error:
+            refused.append(str(error))
+            continue
+        for index in range(len(source)):
+            try:
+                source[index]
+            except SampleError as error:
+                bad.append(str(error))
+    assert refused and bad and all(str(path) in said for said in refused + bad)

@@ -105,3 +105,18 @@ def test_what_cannot_be_mapped_is_refused_with_what_to_do(tmp_path: Path) -> Non
         sources.memmap(x=tmp_path / "x.npy", y=save(tmp_path / "y.npy", np.arange(1)))
     with pytest.raises(PipelineError, match="no column was given"):
         sources.memmap()
+
+
+def test_whatever_byte_of_the_header_is_damaged_the_error_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(12).reshape(4, 3))
+    whole = path.read_bytes()
+    refused: list[str] = []
+    for place in range(128):
+        for byte in (0, ord("("), ord("'"), 255):
+            path.write_bytes(whole[:place] + bytes([byte]) + whole[place + 1 :])
+            try:
+                sources.memmap(x=path)
+            except PipelineError as error:
+                refused.append(str(error))
+    assert len(refused) > 100 and all(str(path) in said for said in refused)

@@ -210,3 +210,32 @@ def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for i in (0, 4, 2, 2, 0, 3, 1, 4):
         assert source[i]["txt"] == b"%d" % i
         assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_data_after_the_end_mark_are_an_error_or_read_when_asked(tmp_path: Path) -> None:
+    shards = [write(tmp_path / f"{n}.tar", {f"{n}-{i}.txt": b"%d" % i for i in range(5)}) for n in range(2)]
+    path = tmp_path / "joined.tar"
+    path.write_bytes(b"".join(shard.read_bytes() for shard in shards))
+    with pytest.raises(
+        PipelineError, match=rf"{path}: the archive ends at byte 5120, and data follow .* byte 10240"
+    ):
+        sources.tar(path)
+    both = sources.tar(path, ignore_zeros=True)
+    assert [(r["key"], r["txt"]) for r in both] == [(f"{n}-{i}", b"%d" % i) for n in range(2) for i in range(5)]
+    # Zeros in place of a record, not of an end: the next header is missed all the same.
+    whole = shards[0].read_bytes()
+    path.write_bytes(whole[:2048] + bytes(1024) + whole[3072:])
+    with pytest.raises(PipelineError, match="ends at byte 2048, and data follow"):
+        sources.tar(path)
+    assert [r["key"] for r in sources.tar(path, ignore_zeros=True)] == ["0-0", "0-1", "0-3", "0-4"]
+    path.write_bytes(whole[:2048] + bytes(512) + whole[2560:])  # the header alone: its data are no header
+    source = sources.tar(path, ignore_zeros=True)
+    with pytest.raises(SampleError, match="damaged at byte 2560"):
+        list(source)
+
+
+def test_zeros_at_the_end_are_the_end_however_many(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", {"a.txt": b"1"})
+    with open(path, "r+b") as file:
+        file.truncate(1 << 40)  # a hole, which is not read
+    assert [record["txt"] for record in sources.tar(path)] == [b"1"]

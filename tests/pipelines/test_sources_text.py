@@ -178,6 +178,33 @@ def test_lines_that_are_no_records_are_sample_errors(tmp_path: Path) -> None:
     assert sources.jsonl(path, ["x"])[0] == {"x": 1}, "bad lines are left out of the types"
 
 
+def test_a_misspelt_key_is_the_error_of_its_line_alone(tmp_path: Path) -> None:
+    rows: list[Any] = [{"text": f"t{row}", "label": row % 2, "at": {"x": row, "y": row}} for row in range(64)]
+    rows[17] = {"text": "t17", "labl": 1, "at": {"x": 17, "y": 17}}
+    rows[40]["at"] = {"x": 40, "z": 40}
+    path = lines(tmp_path / "a.jsonl", *rows)
+    with pytest.warns(UserWarning, match=rf"labl \(in 1 of 64 lines, .*{path}:row 17\), at.z \(in 1 of 64\)"):
+        source = sources.jsonl(path)
+    assert source.columns == ("text", "label", "at")
+    wrong = {17: r"has no field 'label' \(it has: text, labl, at\)", 40: "field 'at' has no 'y'"}
+    for row in range(64):
+        if row in wrong:
+            with pytest.raises(SampleError, match=wrong[row]):
+                source[row]
+        else:
+            assert source[row] == rows[row]
+
+
+def test_a_row_that_is_not_utf8_is_its_own_error_beside_one_of_too_many_values(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"x,y\n1,2\n\xff,1,2\n3,4\n\xfe,1\n5,6,7\n")
+    source = sources.csv(path)
+    assert (source.types, source[2]["y"]) == ({"x": "str", "y": "int64"}, 4)
+    for row, said in ((1, "not UTF-8"), (3, "not UTF-8"), (4, "has 3 values")):
+        with pytest.raises(SampleError, match=rf"{path}:row {row}.*{said}"):
+            source[row]
+
+
 def test_unknown_fields_and_types_are_named(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"x": 1, "y": 2})
     with pytest.raises(PipelineError, match=r"has a field 'z' \(it has: x, y\)"):
