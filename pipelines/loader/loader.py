@@ -102,7 +102,8 @@ class Loader(Resumable):
         self._workers = LoaderWorkers(pipeline, workers, prefetch, timeout_s, copy=copy)
         self._preparer: Preparer | None = None
         self._staging = Staging()
-        self._batches_before = 0  # batches of earlier passes
+        self._passes = 0  # that have begun
+        self._batches_before = 0  # batches of earlier ones
         self._joined_epoch = 0
         self._attach_error: str | None = None
         names = ("samples", "batches", "shared_batches", "private_batches", "skipped", "private_skipped")
@@ -137,27 +138,42 @@ class Loader(Resumable):
     def epochs(self) -> Iterator[Epoch]:
         """One pass: each of its epochs in turn, which has `.epoch` and iterates its batches.
 
+        The pass begins when its first epoch is asked for: an iterator that is never read is no pass.
+
         Raises:
             PipelineError: there is one pass (`epochs` was given), and it has begun.
         """
-        if self._has_begun:
-            read = self.reading.epochs
-            if not self._is_endless:
-                raise PipelineError(
-                    f"a second pass over a loader of epochs {read.start} to {read.stop - 1} would repeat them: "
-                    "leave epochs= out for the next epoch at each pass, or make a loader for each range of epochs"
-                )
-            self._read_from(replace(self.reading, epochs=range(read.stop, read.stop + 1), start_step=0))
-        self._has_begun, self._batches_before = True, self._counts["batches"]
-        return self._iterate_epochs(self.reading.epochs)
+        self._check_pass()
+        return self._iterate_epochs()
 
-    def _iterate_epochs(self, epochs: range) -> Iterator[Epoch]:
+    def _check_pass(self) -> None:
+        if self._has_begun and not self._is_endless:
+            read = self.reading.epochs
+            raise PipelineError(
+                f"a second pass over a loader of epochs {read.start} to {read.stop - 1} would repeat them: "
+                "leave epochs= out for the next epoch at each pass, or make a loader for each range of epochs"
+            )
+
+    def _begin_pass(self) -> None:
+        self._check_pass()
+        if self._has_begun:
+            self._leave_stream()  # a pass that was left in the middle is still in it
+            stop = self.reading.epochs.stop
+            self._read_from(replace(self.reading, epochs=range(stop, stop + 1), start_step=0))
+        self._has_begun, self._batches_before = True, self._counts["batches"]
+        self._passes += 1
+
+    def _iterate_epochs(self) -> Iterator[Epoch]:
+        self._begin_pass()
+        number = self._passes
         try:
-            for epoch in epochs:
+            for epoch in self.reading.epochs:
                 yield Epoch(self, epoch)
                 self._next = (epoch + 1, 0)
         finally:
-            if self._is_endless and self._attachment is None:
+            if self._passes != number:
+                pass  # another pass has begun, and has what this one had
+            elif self._is_endless and self._attachment is None:
                 self._workers.keep_batch()  # they prepare the next pass
             else:
                 self.close()

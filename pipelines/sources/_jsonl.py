@@ -94,7 +94,7 @@ class Jsonl(FileRecords):
             said += more
         if said:
             warnings.warn(
-                f"jsonl({self.files[0].path!r}): left out, as most lines have no such field: {', '.join(said)}; if "
+                f"jsonl({self.files[0].path!r}): left out, as most lines lack it: {', '.join(said)}; if "
                 "a name is misspelt, correct it; columns= says which fields to read",
                 stacklevel=5,
             )

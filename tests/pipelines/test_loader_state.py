@@ -18,6 +18,7 @@ from core_pipes import (
     noise,
     pipe,
     record,
+    together,
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -250,6 +251,38 @@ def test_set_epoch_is_for_the_next_pass() -> None:
     loader.close()
     with pytest.raises(PipelineError, match="without epochs=: this one reads the epochs 0 to 1"):
         pipe("plain").loader(B, 2).set_epoch(1)
+
+
+@pytest.mark.parametrize("is_attached", [False, True], ids=["alone", "attached"])
+def test_an_iterator_that_was_never_read_is_no_pass(is_attached: bool) -> None:
+    """Lightning calls `iter` once to check what it was given, and once more to read it."""
+    epochs = [[record(b) for b in pipe("numpy").loader(B, range(e, e + 1))] for e in range(4)]
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+
+        def make(epochs: range | None = None) -> Any:
+            if is_attached:
+                return attach(feeder.address, pipe("numpy"), B, epochs)
+            return pipe("numpy").loader(B, epochs, workers=1)
+
+        def read_passes() -> None:
+            loader = make()
+            unread, opened = iter(loader), loader.epochs()
+            assert [record(b) for b in loader] == epochs[0]
+            left = iter(loader)  # in the middle of its pass, and kept
+            assert record(next(left)) == epochs[1][0]
+            assert [record(b) for b in loader] == epochs[2], "the next pass is the epoch after it"
+            assert [record(b) for b in unread] == epochs[3], "an iterator begins its pass when it is read"
+            assert not is_attached or loader.stats()["private_batches"] == 0
+            del opened, left
+            loader.close()
+            bounded = make(range(1, 3))
+            unread, late = iter(bounded), bounded.epochs()
+            assert [record(b) for b in bounded] == epochs[1] + epochs[2]
+            for again in (lambda: next(unread), lambda: next(late), lambda: iter(bounded)):
+                with pytest.raises(PipelineError, match="a second pass"):
+                    again()
+
+        together([read_passes])
 
 
 def test_the_loader_of_a_feeder_continues_from_a_state() -> None:
