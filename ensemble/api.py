@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import socket
@@ -124,7 +125,11 @@ class DrivenRun(Run):
             text = "the program ends before its run; stopping the run, `ensemble resume %s` continues it"
             log.warning(text, self.run_dir)
             self.stop()
-            self._over.wait()
+            # An exception that a signal raises here would be printed with its traceback, and end the wait.
+            at_once = defer_signals(lambda: Request(self._dir, "stop", at_once=True))
+            with at_once, contextlib.suppress(KeyboardInterrupt, SystemExit):
+                while not self._over.wait(SIGNAL_S):
+                    pass
 
 
 def submit(

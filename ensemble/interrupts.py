@@ -115,12 +115,85 @@ def exit_on_signals() -> None:
             signal.signal(known, terminate)
 
 
+@contextlib.contextmanager
+def exit_at_once() -> Iterator[None]:
+    """Within the block SIGINT, SIGTERM and SIGHUP end the process with one line, for imports with nothing to undo.
+
+    An exception that a handler raises within an import is lost where it meets a destructor or a callback.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.write(2, f"ensemble: {describe(number)}\n".encode())
+        os._exit(128 + number)
+
+    with _handled(end):
+        yield
+
+
+@contextlib.contextmanager
+def repeat_lost_signals() -> Iterator[None]:
+    """A signal whose exception does not leave the block, since foreign code has lost it or turned it into another
+    one, raises it again at the end.
+
+    Raises:
+        KeyboardInterrupt, Terminated: a signal was received.
+    """
+    received: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        raise _make_exception(number)
+
+    with _handled(end):
+        try:
+            yield
+        except (KeyboardInterrupt, Terminated):
+            raise
+        except BaseException:
+            if not received:
+                raise
+    if received:
+        raise _make_exception(received[0])
+
+
+def _make_exception(number: int) -> BaseException:
+    return KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
+
+
+def describe(number: int) -> str:
+    """What a signal did to a command, in a word."""
+    return "interrupted" if number == signal.SIGINT else "terminated"
+
+
+@contextlib.contextmanager
+def _handled(handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Within the block `handle` handles SIGINT, SIGTERM and SIGHUP, unless they are ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = {
+        number: signal.signal(number, handle)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN  # under nohup
+    }
+    try:
+        yield
+    finally:
+        for number, before in usual.items():
+            if signal.getsignal(number) is handle:  # else the block has set its own
+                signal.signal(number, before)
+
+
 def exit_process(code: int) -> NoReturn:
     """End this process as the interpreter does, but without deallocating every module.
 
     Deallocation takes a quarter of a CPU-second, half a second with torch loaded, and makes a forked worker copy
-    most of the pages that it shares. Threads are joined and functions registered with atexit run.
+    most of the pages that it shares. Threads are joined and functions registered with atexit run; from here on a
+    signal ends the process at once.
     """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if callable(signal.getsignal(number)) and threading.current_thread() is threading.main_thread():
+            signal.signal(number, lambda received, _: os._exit(128 + received))
     threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does: lets idle threads of a pool end before it joins them
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -64,10 +64,11 @@ class LogFollower:
 
     def find_loss(self) -> str | None:
         """A message if the run has not ended but no process drives it any more; else None."""
-        return _find_loss(self._run_dir, self.state)
+        return find_loss(self._run_dir, self.state)
 
 
-def _find_loss(run_dir: RunDir, state: RunState) -> str | None:
+def find_loss(run_dir: RunDir, state: RunState) -> str | None:
+    """A message if no process drives a run that has not ended; else None."""
     if not state.header and is_locked(run_dir.events) is False:
         return f"{run_dir.path} has not started, and no process is starting it"
     return describe_lost_controller(run_dir, state)
@@ -123,7 +124,7 @@ class Request:
         """Why no answer can be expected; None while one can."""
         if state.ended is not None:
             return f"the run has ended; nothing was done ({self.verb})"
-        loss = _find_loss(self._run_dir, state)
+        loss = find_loss(self._run_dir, state)
         if loss is None and late:
             done = "it will still be done" if self.verb == "stop" else "nothing was done"
             return f"the run's controller has not answered yet; {done} ({self.verb})"

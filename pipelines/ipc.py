@@ -60,6 +60,10 @@ class ConnectionLost(Exception):
     """The peer has ended or closed its socket."""
 
 
+class NothingReceived(TimeoutError):
+    """No message arrived within the socket's timeout. A handler of signals may raise any other `TimeoutError`."""
+
+
 def pack(kind: str, **fields: Any) -> bytes:
     """A JSON message."""
     return json.dumps({"v": VERSION, "kind": kind, **fields}).encode()
@@ -95,20 +99,32 @@ def receive(connection: socket.socket, max_bytes: int = MAX_MESSAGE_BYTES) -> by
 
     Raises:
         ConnectionLost: the peer has ended.
-        TimeoutError: no message arrived within the socket's timeout, or the kernel's (`set_receive_timeout`).
+        NothingReceived: no message arrived within the socket's timeout, or the kernel's (`set_receive_timeout`).
     """
     try:
         message = connection.recv(max_bytes)
     except OSError as error:
+        if _is_of_handler(error):
+            raise
         raise _receive_error(error) from error
     if not message:
         raise ConnectionLost(_PEER_ENDED)
     return message
 
 
-def _receive_error(error: OSError) -> TimeoutError | ConnectionLost:
+def _is_of_handler(error: OSError) -> bool:
+    """Whether a signal handler of the program, which runs within the system call, has raised an error, and not the
+    call."""
+    inner = error.__traceback__
+    while inner is not None and inner.tb_next is not None:
+        inner = inner.tb_next
+    own = (_is_of_handler.__code__.co_filename, socket.recv_fds.__code__.co_filename)
+    return inner is not None and inner.tb_frame.f_code.co_filename not in own
+
+
+def _receive_error(error: OSError) -> NothingReceived | ConnectionLost:
     """The error that `receive` raises for an error of the socket; the kernel's timeout is a `BlockingIOError`."""
-    return TimeoutError() if isinstance(error, TimeoutError | BlockingIOError) else ConnectionLost(str(error))
+    return NothingReceived() if isinstance(error, TimeoutError | BlockingIOError) else ConnectionLost(str(error))
 
 
 def set_receive_timeout(connection: socket.socket, timeout_s: float) -> None:
@@ -123,6 +139,8 @@ def receive_with_descriptor(connection: socket.socket) -> tuple[bytes, int | Non
     try:
         message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
     except OSError as error:
+        if _is_of_handler(error):
+            raise
         raise _receive_error(error) from error
     if not message:
         raise ConnectionLost(_PEER_ENDED)
@@ -143,6 +161,8 @@ def send(connection: socket.socket, message: bytes, descriptor: int | None = Non
         else:
             socket.send_fds(connection, [message], [descriptor])
     except OSError as error:
+        if _is_of_handler(error):
+            raise
         raise ConnectionLost(str(error)) from error
 
 

@@ -7,6 +7,7 @@ from memory that this process's own parent made, never from a socket or a path.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import mmap
@@ -14,10 +15,12 @@ import os
 import pickle
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
+
+from pipelines.errors import PipelineError
 
 _ALIGN = 64
 
@@ -64,9 +67,12 @@ def dump(value: Any) -> int:
 
     Returns:
         The file's descriptor, which the caller closes.
+
+    Raises:
+        PipelineError: a part of it cannot be pickled.
     """
     buffers: list[pickle.PickleBuffer] = []
-    with io.BytesIO() as file:
+    with io.BytesIO() as file, _errors_in_words():
         Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
         body = memoryview(file.getvalue())
     parts = [body, *(buffer.raw() for buffer in buffers)]
@@ -98,6 +104,21 @@ def load(fd: int) -> Any:
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
+#: How to make a thing picklable that is not.
+REMEDY = (
+    "open files, locks and connections at first use in each process, and leave them out of what is pickled, as in "
+    "def __getstate__(self): return {**self.__dict__, 'file': None}"
+)
+
+
+@contextlib.contextmanager
+def _errors_in_words() -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
+        raise PipelineError(f"the pipeline cannot be given to workers: {error}; {REMEDY}") from error
+
+
 class Inherited:
     """An object of which each forked child makes a copy of its own, without a second copy of its large arrays.
 
@@ -110,7 +131,7 @@ class Inherited:
         is_shared: whether children may use a part of it as it is.
 
     Raises:
-        TypeError: a part of it cannot be pickled, and other errors of pickling.
+        PipelineError: a part of it cannot be pickled.
     """
 
     def __init__(self, value: Any, is_shared: Callable[[Any], bool]) -> None:
@@ -125,7 +146,7 @@ class Inherited:
                 shared.append(obj)
                 return len(shared) - 1
 
-        with io.BytesIO() as file:
+        with io.BytesIO() as file, _errors_in_words():
             SharingPickler(file, protocol=5, buffer_callback=self._buffers.append).dump(value)
             self._body = file.getvalue()
 

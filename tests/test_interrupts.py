@@ -202,3 +202,78 @@ def test_a_deferred_signal_ends_what_its_own_thread_waits_for_and_nothing_of_ano
     head.close()
     raise_if_deferred()
     assert received == [signal.SIGINT] and ended == []
+
+
+STARTS = """
+import importlib.abc, os, pathlib, signal, sys, time
+
+def wait(name):
+    sign = pathlib.Path(os.environ["TMPDIR"], name)
+    sign.touch()
+    while sign.exists():
+        time.sleep(0.01)
+
+if os.environ["WHERE"] == "import":
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            if name == "ensemble.cli.run_commands":
+                wait("waits")
+    sys.meta_path.insert(0, Finder())
+"""
+SPEC_THAT_WAITS = """
+import os
+from sitecustomize import wait
+
+class Lost:
+    def __del__(self):
+        wait("waits")
+
+if os.environ["WHERE"] == "destructor":
+    Lost()  # what a signal raises here is printed and forgotten
+elif os.environ["WHERE"] == "caught":
+    try:
+        wait("waits")
+    except BaseException as error:
+        raise ImportError("something else") from error
+else:
+    wait("waits")
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "number", "code", "says"),
+    [
+        ("import", signal.SIGINT, 130, "ensemble: interrupted"),
+        ("spec", signal.SIGTERM, 143, "ensemble: terminated"),
+        ("destructor", signal.SIGINT, 130, "ensemble: interrupted"),
+        ("caught", signal.SIGTERM, 143, "ensemble: terminated"),
+    ],
+)
+def test_a_signal_while_something_is_imported_is_answered_in_one_line(
+    where: str, number: signal.Signals, code: int, says: str, tmp: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(STARTS)
+    spec = tmp_path / "waits.py"
+    spec.write_text(SPEC_THAT_WAITS + SPEC)
+    command = "import sys; from ensemble.cli import main; sys.exit(main())"
+    options = ["--executor", "inline", "--run-dir", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", command, "run", str(spec), *options],
+        env={
+            **os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp), "STEP_S": "0", "WHERE": where,
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + 300
+    while not (tmp / "waits").exists():
+        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(number)
+    said = process.communicate(timeout=600)[1]
+    assert process.returncode == code, said
+    lines = [line for line in said.splitlines() if line.startswith("ensemble")]
+    assert lines == [says] and ("Traceback" in said) == (where == "destructor"), said
+    assert not (tmp_path / "run").exists()

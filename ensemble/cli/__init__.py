@@ -9,6 +9,9 @@ def main() -> int:
     Returns:
         The exit status.
     """
-    from ensemble.cli.parser import main as parse_and_run
+    from ensemble.interrupts import exit_at_once
+
+    with exit_at_once():
+        from ensemble.cli.parser import main as parse_and_run
 
     return parse_and_run()

@@ -93,26 +93,29 @@ def _parse_value(text: str) -> Any:
 
 def stop(options: argparse.Namespace) -> int:
     """Ask the run to stop."""
-    from ensemble.reporting import describe_lost_controller
-    from ensemble.run import attach
-    from ensemble.store import RunDir
+    from ensemble.run import attach, find_loss
+    from ensemble.store import RunDir, is_locked
 
     run = attach(options.run_dir)
     state = run.state
-    gone = describe_lost_controller(RunDir(options.run_dir), state)
-    if state.ended is not None:
-        print_lines(options, f"{options.run_dir} has ended already")
-    elif gone is not None:
-        print_lines(options, gone)
+    run_dir = RunDir(options.run_dir)
+    gone = find_loss(run_dir, state)
+    # A log that is locked has a controller, which may have logged nothing yet: it starts, or goes on with a run.
+    is_starting = (not state.header or state.ended is not None) and is_locked(run_dir.events) is True
+    is_asked = is_starting or (state.ended is None and gone is None)
+    if not is_asked:
+        print_lines(options, gone or f"{options.run_dir} has ended already")
     else:
         run.stop()
         on = f"process {state.header.get('pid')} on {state.header.get('host')}"
         print_lines(
             options,
-            f"asked {on} to stop: members write a checkpoint and end within a minute",
+            "asked the run, which is starting, to stop as soon as it has started"
+            if is_starting
+            else f"asked {on} to stop: members write a checkpoint and end within a minute",
             f"`ensemble resume {options.run_dir}` continues the run",
         )
-    write_json(options, [{"run_dir": str(run.run_dir), "asked": state.ended is None and gone is None}])
+    write_json(options, [{"run_dir": str(run.run_dir), "asked": is_asked}])
     return 0
 
 

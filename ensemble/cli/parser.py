@@ -18,7 +18,7 @@ from ensemble.cli import artifact_commands, control_commands, dashboard, inspect
 from ensemble.cli.arguments import add_json_option, add_run_options, count, path
 from ensemble.cli.bench import add_studies
 from ensemble.cli.run_commands import EXIT_FAILED
-from ensemble.interrupts import Terminated, exit_on_signals, exit_process
+from ensemble.interrupts import Terminated, exit_at_once, exit_on_signals, exit_process
 
 EXIT_STATUSES = """\
 exit status:
@@ -43,8 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status, see `EXIT_STATUSES`.
     """
     if arguments is None:
-        from ensemble.executors.native_output import separate_stderr
-        from ensemble.meter import count_whole_process
+        with exit_at_once():
+            from ensemble.executors.native_output import separate_stderr
+            from ensemble.meter import count_whole_process
 
         count_whole_process()
         separate_stderr()
@@ -57,8 +58,8 @@ def _run(arguments: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # it may be Latin-1, and file names may be no valid text
     try:
-        options = _make_parser().parse_args(arguments)
         exit_on_signals()
+        options = _make_parser().parse_args(arguments)
         with _warnings_in_one_line():
             return int(options.do(options))
     except KeyboardInterrupt as error:

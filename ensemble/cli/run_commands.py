@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.cli.console import print_lines, print_renderable, write_json
 from ensemble.cli.control_commands import POLL_S, send_request
 from ensemble.cli.dashboard import PageProcess
+from ensemble.interrupts import repeat_lost_signals
 from ensemble.spec import SpecError
 
 if TYPE_CHECKING:
@@ -107,12 +108,13 @@ def _switch_on_ray_dashboard(options: argparse.Namespace) -> None:
 
 
 def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spec_file: str | None = None) -> int:
-    from ensemble.api import choose_free_path, submit
-    from ensemble.controller.changes import check_code, check_same, has_corrected_member, is_combined_otherwise
-    from ensemble.store import RunDir, fold, read_events
-    from ensemble.user_code.fingerprint import code_of
+    with repeat_lost_signals():
+        from ensemble.api import choose_free_path, submit
+        from ensemble.controller.changes import check_code, check_same, has_corrected_member, is_combined_otherwise
+        from ensemble.store import RunDir, fold, read_events
+        from ensemble.user_code.fingerprint import code_of
 
-    accept, code = options.accept_code, code_of(ensemble)
+        accept, code = options.accept_code, code_of(ensemble)
     _apply_trust(options)
     _switch_on_ray_dashboard(options)
     if options.fresh and (free := choose_free_path(run_dir)) != run_dir.path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ensemble.interrupts import Terminated, repeat_lost_signals
 from ensemble.spec.ensemble import Ensemble
 from ensemble.spec.settings import Setting, read_setting, split_setting
 from ensemble.spec.validation import SpecError, unknown_name
@@ -60,7 +61,7 @@ def import_file(path: Path) -> ModuleType:
         sys.path.insert(0, folder)
     sys.modules[path.stem] = module
     _loaded.add(path.stem)
-    with _spec_errors(path), without_bytecode():
+    with _spec_errors(path), repeat_lost_signals(), without_bytecode():
         module_spec.loader.exec_module(module)
     return module
 
@@ -89,6 +90,8 @@ def _spec_errors(path: Path | None, given: Sequence[Setting] = ()) -> Iterator[N
     """
     try:
         yield
+    except Terminated:
+        raise  # by a signal, not by the file
     except (Exception, SystemExit) as error:
         if path is None:
             raise
@@ -163,7 +166,7 @@ def call_spec(
     missing = [name for name, p in known.items() if p.default is p.empty and name not in options]
     if missing:
         raise SpecError(f"the spec needs {' '.join(f'--set {name}=...' for name in missing)}")
-    with _spec_errors(path, given), without_bytecode():
+    with _spec_errors(path, given), repeat_lost_signals(), without_bytecode():
         ensemble = function(**options)
     if not isinstance(ensemble, Ensemble):
         raise SpecError(f"{path or 'the spec'}: spec() returned {type(ensemble).__name__}, not an Ensemble")

@@ -121,7 +121,7 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
     Raises:
         StoreError: it cannot be pickled.
     """
-    from pipelines.memory_pickle import Pickler
+    from pipelines.memory_pickle import REMEDY, Pickler
 
     for modules in (_user_modules(spec), _spec_modules(spec)):
         try:
@@ -133,8 +133,8 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
             log.info("the declaration cannot be pickled with %d modules by value: %s", len(modules), error)
             failure = error
     raise StoreError(
-        f"ensemble {ensemble.name!r} cannot be sent to other processes: {failure}; keep open files, "
-        "locks and device tensors out of its functions' closures"
+        f"ensemble {ensemble.name!r} cannot be sent to other processes: {failure}; keep open files, locks and "
+        f"device tensors out of its functions' closures; in a Dataset, {REMEDY}"
     ) from failure
 
 

@@ -91,7 +91,7 @@ class EvaluatedMember:
         self._optimization: Optimization | None = None
         self._validate: Callable[[], Mapping[str, float]] | None = None
         self._measure: Measure | None = None
-        self._is_renewing = self._has_warned = False
+        self._is_renewing = self._has_warned = self._has_left = False
         self._micro_batches: MicroBatches | None = None
         self._collate: Collate | None = getattr(ensemble.recipe, "collate", None)
 
@@ -196,6 +196,7 @@ class EvaluatedMember:
 
         Where weights are averaged, it has the averages within the block.
         """
+        self._end_left_epoch()
         self._renew_known_statistics()
         optimization = self._prepared()
         model = optimization.model
@@ -218,6 +219,49 @@ class EvaluatedMember:
             if is_measured:
                 self._end_gpu_work()
             self._life.report_progress()
+
+    # --- the end ----------------------------------------------------------------------------------------
+
+    def _end_epoch(self) -> None:
+        self._life.agree_on_stop()
+        if self._life.at.step == self.steps_per_epoch and self._life.may_be_kept:
+            self._renew_known_statistics()
+        self._life.end_epoch(self._prepared())
+
+    def _end_left_epoch(self) -> None:
+        """Where the function has left `epochs()` early: end the epoch in progress, and the member with it."""
+        if not self._has_left:
+            return
+        self._has_left = False
+        life, reason = self._life, "its train function left member.epochs()"
+        if life.at.step:
+            life.stop(reason)
+            self._end_epoch()
+            life.conclude(self._prepared())
+        elif not life.is_over:
+            life.stop_between_epochs(reason, self._prepared())
+
+    def use_weights(
+        self, state_dict: Mapping[str, Tensor] | None, metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Let weights of the function's own count for the member, such as those that a framework kept as its best.
+
+        It comes after the end of `epochs()`, before predictions are made; all ranks call it. The model gets the
+        weights. They are what is saved, combined and loaded, whatever `keep=` and `averaging=` say; a resume of a
+        member that was interrupted later has them, too.
+
+        Args:
+            state_dict: of the model that was prepared. That of rank 0 counts; other ranks may give None.
+            metrics: of these weights, which rank the member; without them those that were reported last count.
+
+        Raises:
+            TrainingError: the member is still in training, or the weights are not of its model.
+        """
+        self._end_left_epoch()
+        optimization = self._prepared()
+        if not self._life.is_over:
+            raise TrainingError("member.use_weights() comes after the end of member.epochs()")
+        self._life.use_weights(optimization, state_dict, metrics)
 
     # --- predictions ------------------------------------------------------------------------------------
 
@@ -242,6 +286,7 @@ class EvaluatedMember:
             TrainingError: the weights that are kept are not known yet; the shapes do not fit, or a sample is there
                 twice.
         """
+        self._end_left_epoch()
         if self._prepared().kept.is_in_use and not self._life.is_over:
             raise TrainingError(
                 "member.predictions() comes after the end of member.epochs(): only then are the weights known "

@@ -83,6 +83,22 @@ class KeptWeights:
         self._trained = _copy(self._model.state_dict())
         self._model.load_state_dict(counting)
 
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Load weights of the user's into the model; `take` lets them count."""
+        if self._trained is None:
+            self._trained = _copy(self._model.state_dict())
+        self._model.load_state_dict(weights)
+
+    def take(self) -> None:
+        """Let the weights that the model has now be those that are kept; those in training stay beside them."""
+        if self._trained is None:
+            self._trained = _copy(self._model.state_dict())
+        self._best = _copy(self._model.state_dict(), "cpu")
+
+    def drop_best(self) -> None:
+        """Keep none of the weights so far: training goes on from those in training."""
+        self._best = None
+
     @property
     def _differs(self) -> bool:
         return self._best is not None or (self.average is not None and self.average.count > 0)

@@ -17,7 +17,7 @@ from ensemble.store import weights_sha256
 from ensemble.train.call import Observation
 from ensemble.train.checkpoint import Checkpointer, Position
 from ensemble.train.data import Data
-from ensemble.train.gather import gather_json
+from ensemble.train.gather import find_first, gather_json
 from ensemble.train.initial_weights import check_fit
 from ensemble.train.job import Command, Diverged, Inbox, Job, StopTraining, TrainingError
 from ensemble.train.observer import Observer
@@ -57,20 +57,34 @@ class Lifecycle:
         self._reporter, self._inbox, self._ensemble = reporter, inbox, ensemble
         self._checkpointer, self._observer = checkpointer, observer
         self._has_begun = self._stop_at_epoch_end = False
+        self._stop_reason: str | None = None  # of this rank, until all agree
         self._saved_at: tuple[int, int] | None = None
         self._digest = ""
 
     @property
     def is_over(self) -> bool:
         """Whether all epochs are done, or the member has stopped early."""
-        return self.at.epoch >= self._identity.epochs or self.selection.is_stopped
+        return self.at.epoch >= self._identity.epochs or self.ends_early
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether the member has stopped early: by its objective, or by its train function."""
+        return self.selection.is_stopped or self.at.stop_reason is not None
 
     @property
     def may_be_kept(self) -> bool:
         """Whether the weights after the epoch in progress may be those that are saved or kept."""
         own, done = self._identity, self.at.epoch + 1
-        is_selected = own.keep == "best" or own.early_stopping is not None
+        is_selected = own.keep == "best" or own.early_stopping is not None or self._stop_reason is not None
         return is_selected or done >= own.epochs or self._is_checkpoint_due(done)
+
+    def stop(self, reason: str) -> None:
+        """Train no epoch after the one in progress; one rank that says so suffices."""
+        self._stop_reason = self._stop_reason or reason
+
+    def agree_on_stop(self) -> None:
+        """Take the reason to stop of the first rank that has one; all ranks call it at the end of an epoch."""
+        self._stop_reason = find_first(self._comm, self._stop_reason)
 
     def _is_checkpoint_due(self, epochs: int) -> bool:
         return epochs % self._ensemble.checkpoint_every == 0
@@ -113,6 +127,9 @@ class Lifecycle:
             self.at = Position(**state["position"])
             self.selection = Selection(**self.at.selection)
             self._saved_at = (self.at.epoch, self.at.step)
+            if self.at.handed_over is not None and not self.is_over:  # it was given more epochs
+                self.at.handed_over, self.selection = None, Selection()
+                optimization.kept.drop_best()
 
     def _check_initial(self, optimization: Optimization, initial: Mapping[str, Tensor]) -> None:
         lineage = self._identity.lineage
@@ -223,8 +240,8 @@ class Lifecycle:
         at = self.at
         if at.step != self.steps_per_epoch:
             raise TrainingError(
-                f"epoch {at.epoch} was left after {at.step} of {self.steps_per_epoch} steps: "
-                "read member.batches() to its end"
+                f"epoch {at.epoch} was left after {at.step} of {self.steps_per_epoch} steps: read member.batches() "
+                "to its end, as a member sees each sample of an epoch once; member.stop(reason) ends it after that"
             )
         if at.metrics.get("loss") != at.metrics.get("loss"):
             raise Diverged(f"the validation loss is NaN after epoch {at.epoch}, learning rate {optimization.lr:g}")
@@ -247,6 +264,8 @@ class Lifecycle:
         self._reporter.usage(stats["prepare_cpu_s"])
         verdict, change = self._receive_verdict()
         at.next_epoch()
+        if at.epoch < self._identity.epochs:
+            at.stop_reason = self._stop_reason
         if verdict == "prune" and self.is_over:
             verdict = "continue"  # it has stopped early by itself: it is as good as its weights that are kept
         if change is not None and verdict in (None, "continue") and not self.is_over:
@@ -276,19 +295,37 @@ class Lifecycle:
     def conclude(self, optimization: Optimization) -> None:
         """Give the model the weights that are kept, and leave the stream, where the member stops early."""
         optimization.kept.adopt()
-        if self.selection.is_stopped:
+        if self.ends_early:
             self._data.leave()
+
+    def stop_between_epochs(self, reason: str, optimization: Optimization) -> None:
+        """End the member where no epoch is in progress; all ranks call it."""
+        self.at.stop_reason = reason
+        self.conclude(optimization)
+
+    def use_weights(
+        self, optimization: Optimization, weights: Mapping[str, Tensor] | None, metrics: Mapping[str, float] | None
+    ) -> None:
+        """Let other weights count for the member; see `TrainContext.use_weights`."""
+        optimization.replace_weights(weights)
+        self.at.handed_over = {name: float(value) for name, value in (metrics or {}).items()}
+        self._saved_at, self._digest = None, ""
 
     def _describe_end(self) -> dict[str, Any]:
         """Fields of the `finished` event: which evaluation is kept, and why the member ended early."""
         own, best = self._identity, self.selection.best
         fields: dict[str, Any] = {"metrics": to_json_metrics(self.at.metrics)}
-        if own.selected_by is None or best is None:
-            return fields
-        which = {**own.selected_by, **{name: best[name] for name in ("epoch", "step", "value")}}
-        if own.keep == "best":
-            fields |= {"metrics": to_json_metrics(best["metrics"]), "kept": which}
-        if self.selection.is_stopped:
+        which: dict[str, Any] = {}
+        if own.selected_by is not None and best is not None:
+            which = {**own.selected_by, **{name: best[name] for name in ("epoch", "step", "value")}}
+        if self.at.handed_over is not None:
+            metrics = self.at.handed_over or self.at.metrics
+            fields = {"metrics": to_json_metrics(metrics), "kept": {"by": "use_weights"}}
+        elif which and own.keep == "best" and best is not None:
+            fields = {"metrics": to_json_metrics(best["metrics"]), "kept": which}
+        if self.at.stop_reason is not None:
+            fields["early_stopping"] = {"reason": self.at.stop_reason, "epochs": own.epochs}
+        elif which and self.selection.is_stopped:
             fields["early_stopping"] = {**(own.early_stopping or {}), "epochs": own.epochs, "best": which}
         return fields
 

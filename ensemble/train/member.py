@@ -98,7 +98,7 @@ class TrainContext(EvaluatedMember):
         """Yield the member's own epochs, 0-based, from its current to its last.
 
         It ends before the last where the member stops early. Afterwards the model has the weights that are kept:
-        predictions are made then.
+        predictions are made then. A loop that is left after a whole epoch ends the member there, as `stop` does.
         """
         optimization, life = self._prepared(), self._life
         self._find_deadly_records()
@@ -106,14 +106,27 @@ class TrainContext(EvaluatedMember):
             self._data.open(life.at.epoch, life.at.step)
         while not life.is_over:
             life.throughput.begin_epoch(self._data.stats())
-            yield life.at.epoch
+            try:
+                yield life.at.epoch
+            except GeneratorExit:  # nothing is to be done here: the loop may be left by an exception
+                self._has_left = True
+                raise
             self._end_epoch()
         life.conclude(optimization)
 
-    def _end_epoch(self) -> None:
-        if self._life.at.step == self.steps_per_epoch and self._life.may_be_kept:
-            self._renew_known_statistics()
-        self._life.end_epoch(self._prepared())
+    def stop(self, reason: str = "its train function ended it") -> None:
+        """End the member after the epoch in progress, before its last: `epochs()` yields no more.
+
+        The epoch is trained to its end, as a member sees each sample of an epoch once. The member has finished,
+        with the weights that are kept; `finished` and the report have the reason. With several workers it suffices
+        that one of them calls it: all end after that epoch. A resume trains no further epoch.
+
+        Args:
+            reason: for people, a few words.
+        """
+        if not isinstance(reason, str) or not reason.strip():
+            raise TrainingError(f"member.stop() takes the reason as text, got {reason!r}")
+        self._life.stop(" ".join(reason.split()))
 
     def batches(self, split: str = "train", collate: Collate | None = None) -> Iterator[Batch]:
         """Yield this rank's part of each batch: of the epoch in training, or of a resident split (`splits`).
@@ -260,8 +273,8 @@ class TrainContext(EvaluatedMember):
 
     def finish(self) -> None:
         """Save and report the end of the training loop; end an epoch that it left after the last step."""
-        if self._life.at.step:
-            self._end_epoch()
+        self._has_left = self._has_left or not self._life.is_over
+        self._end_left_epoch()
         self._life.finish(self._prepared())
 
     def close(self) -> None:

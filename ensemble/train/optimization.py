@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from ensemble.comm.gradients import FusedBroadcast, GradientExchange
 from ensemble.comm.sparse_gradients import coalesce_gradients, find_sparse_parameters, make_dense
 from ensemble.spec import Identity
 from ensemble.train.batchnorm import guard_small_batches
-from ensemble.train.gather import gather_json
+from ensemble.train.gather import compute_once, gather_json
 from ensemble.train.job import Command, Diverged, TrainingError
 from ensemble.train.kept_weights import KeptWeights
 from ensemble.train.precision import MixedPrecision, step_schedule
@@ -235,6 +236,26 @@ class Optimization:
         self._precision.load_state_dict(state["precision"])
         if exchange is not None:
             self._exchange.load_state_dict(exchange)
+
+    def replace_weights(self, weights: Mapping[str, Tensor] | None) -> None:
+        """Give the model the weights and buffers of rank 0, in place of those that are kept; all ranks call it.
+
+        Raises:
+            TrainingError: rank 0 gave none, or they are not this model's.
+        """
+
+        def check() -> None:
+            if weights is None:
+                raise TrainingError("member.use_weights() needs a state_dict on rank 0")
+            try:
+                self.kept.load(weights)
+            except (RuntimeError, AttributeError, TypeError) as error:  # as torch says what does not fit
+                said = " ".join(str(error).split())
+                raise TrainingError(f"member.use_weights(): the weights are not this model's: {said}") from None
+
+        compute_once(self._comm, check)
+        FusedBroadcast([*self._everything, *self.model.buffers()], self._comm)()
+        self.kept.take()
 
     def close(self) -> None:
         """Remove the hooks from the model, and end the exchange."""

@@ -105,6 +105,7 @@ class Session:
         self.sizes: dict[str, tuple[int, int]] = {}  # member -> parameters, bytes of a checkpoint
         self.evaluations: dict[str, dict[str, float] | None] = {}  # member -> see `Stopwatch.evaluation`
         self._reported_at = 0.0
+        self._steps = 0  # that were timed last, if these were all
 
     def measure(self) -> None:
         """See `run`."""
@@ -129,7 +130,24 @@ class Session:
             self._emit(_event(self._job, "profiling", of=identity.member))
 
     def _measure_member(self, identity: Identity) -> dict[str, Any]:
-        """Measure a few steps of a member; each figure is the maximum over the ranks."""
+        """Measure a few steps of a member; each figure is the maximum over the ranks.
+
+        A framework's loop that counts `steps_per_epoch` batches does not reach its validation after a few steps,
+        and fails for want of its metrics. It is tried again as a member with an epoch of so many steps.
+        """
+        try:
+            return self._measure_epoch(identity)
+        except Exception:
+            if self._comm.world > 1 or not self._steps:
+                raise
+            return self._measure_epoch(identity, self._steps)
+
+    def _measure_epoch(self, identity: Identity, steps: int | None = None) -> dict[str, Any]:
+        """Measure a member.
+
+        Args:
+            steps: of the epoch; None: as many as are worth to be timed, of the many that the member has.
+        """
         self._report_member(identity)
         device = torch.device(self._job.device)
         self._ready.load(identity)  # before its memory is measured
@@ -138,18 +156,20 @@ class Session:
         reset_peak_memory()
         if self._gpu is not None:
             self._gpu.begin()
-        watch = Stopwatch(self._comm, device, self._request.steps_s, self._gpu, self._request.evaluations)
+        watch = Stopwatch(self._comm, device, self._request.steps_s, self._gpu, self._request.evaluations, steps)
+        self._steps = 0
         own = dataclasses.replace(identity, workers=self._comm.world)
         job = dataclasses.replace(self._job, identity=own, profile=None)
         with process_settings(identity.threads, device):
             seed_everything(identity.seed, device)
             heartbeat = functools.partial(self._report_member, identity, HEARTBEAT_S)
-            member = _ProfiledMember(job, self._ensemble, self._comm, self._ready, watch, heartbeat)
+            member = _ProfiledMember(job, self._ensemble, self._comm, self._ready, watch, heartbeat, steps)
             try:
                 run_training_loop(self._ensemble.recipe, member)
             except _Done:
                 pass
             finally:
+                self._steps = watch.steps if watch.is_complete else 0
                 self.sizes[identity.member] = member.parameters, member.checkpoint_bytes
                 self.evaluations[identity.member] = watch.evaluation()
                 member.close()
@@ -251,6 +271,11 @@ class _PreparedData(Data):
             yield batch
             self._watch.stop()
 
+    def reread(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
+        """Yield a few batches of the epoch."""
+        batches = (batch.clone() for batch in self._ready.batches("train", self._identity))
+        return self._on_device(self._apply_collate(batches, collate, weighted=self._identity.weights is not None))
+
     def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield one batch, as often as the stopwatch wants; once suffices to measure memory."""
         self.pipeline(name)
@@ -339,15 +364,31 @@ class _ProfiledMember(TrainContext):
         ready: _PreparedBatches,
         watch: Stopwatch,
         heartbeat: Callable[[], None],
+        steps: int | None = None,
     ) -> None:
         data = _PreparedData(ensemble, job.identity, torch.device(job.device), comm, ready, watch)
         reporter, self._checkpoints = _ProfileReporter(job, heartbeat), _ProfileCheckpointer(job.identity)
         super().__init__(job, ensemble, comm, reporter, Inbox(), data=data, checkpointer=self._checkpoints)
+        if steps is not None:
+            self.steps_per_epoch = self._life.steps_per_epoch = steps
+            self.steps = steps * job.identity.epochs
 
     def epochs(self) -> Iterator[int]:
         """Yield the first epoch. Where the second would begin, only a checkpoint remains to be measured."""
+        self._prepared()
+        try:
+            yield 0
+        except GeneratorExit:
+            self._has_left = True
+            raise
+        self._end_epoch()
+
+    def _end_left_epoch(self) -> None:
+        if self._has_left:
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
         optimization = self._prepared()
-        yield 0
         if self.identity.keep == "best":
             optimization.kept.keep_best()
         self._life.save(optimization)

@@ -30,8 +30,15 @@ class Stopwatch:
     """Times a member's steps and decides how many to measure; all ranks call it together."""
 
     def __init__(
-        self, comm: Communicator, device: torch.device, steps_s: float, gpu: Gpu | None, evaluations: int = 1
+        self,
+        comm: Communicator,
+        device: torch.device,
+        steps_s: float,
+        gpu: Gpu | None,
+        evaluations: int = 1,
+        steps: int | None = None,
     ) -> None:
+        self._given = steps
         self.samples = 0
         self._evaluations = evaluations
         self._evaluated: list[tuple[float, float]] = []
@@ -49,9 +56,21 @@ class Stopwatch:
             fitting = min(MAX_STEPS, max(MIN_STEPS, math.ceil(self._steps_s / step_s)))
             self._first += min(MORE_WARM_UP, int(WARM_UP_S / step_s))
             self._end = self._first + (1 if step_s > LONG_S else max(fitting, math.ceil(self._min_s / step_s)))
+            if self._given is not None:
+                self._first, self._end = min(self._first, self._given - 1), self._given
         if done == self._first and self._gpu is not None:
             self._gpu.use.mark()
         return done < self._end
+
+    @property
+    def steps(self) -> int:
+        """How many steps were timed, those of the warm-up included."""
+        return len(self._laps)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all steps were timed that were to be."""
+        return WARM_UP < self._end <= len(self._laps)
 
     def start(self, batch: Batch) -> None:
         """Start a step: the training loop gets its batch."""

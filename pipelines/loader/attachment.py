@@ -51,7 +51,7 @@ def _retry_on_timeout(receive: Callable[[], Answer], on_wait: OnWait | None) -> 
     while True:
         try:
             return receive()
-        except TimeoutError:
+        except ipc.NothingReceived:
             if on_wait is not None:
                 on_wait()
 
@@ -206,7 +206,7 @@ class Attachment:
         while self._ready < want:
             try:
                 answer = ipc.receive(self._connection, ipc.MAX_STRUCT_BYTES)
-            except TimeoutError:
+            except ipc.NothingReceived:
                 assert self._on_wait is not None
                 self._on_wait()
                 continue

@@ -102,16 +102,10 @@ class PrivateFeeder:
             self._fd = buffers.ring_buffer.read_only_fd
             self._view: ring.RingView | None = None
             self._lent: tuple[int, int, list[str]] = (0, 0, [])
-            try:
-                self._pool = WorkerPool(
-                    buffers, self._selector, next_block, on_done, timeout_s=prepare_timeout_s,
-                    is_forked=True, blocks_in_flight=_MAX_BLOCKS_IN_FLIGHT, rows=rows,
-                )  # fmt: skip
-            except (TypeError, AttributeError, ValueError) as error:
-                raise PipelineError(
-                    f"the pipeline cannot be given to workers: {error}; open files, locks and connections at "
-                    "first use in each process, or read with workers=0"
-                ) from error
+            self._pool = WorkerPool(
+                buffers, self._selector, next_block, on_done, timeout_s=prepare_timeout_s,
+                is_forked=True, blocks_in_flight=_MAX_BLOCKS_IN_FLIGHT, rows=rows,
+            )  # fmt: skip
         except BaseException:
             buffers.close()
             self._selector.close()

@@ -13,6 +13,7 @@ from pipelines.errors import PipelineError
 from pipelines.loader.private_feeder import LoaderTimeout, PrivateFeeder
 from pipelines.prepare.fields import GOOD
 from pipelines.rank_rows import RankRows
+from pipelines.workers.starting import CannotStart
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,7 @@ class LoaderWorkers:
             ok, tensors = feeder.read(epoch, step, copy=self._copy)
         except LoaderTimeout:
             raise
-        except (OSError, MemoryError) as error:  # one that has died cannot be replaced
+        except (CannotStart, MemoryError) as error:  # one that has died cannot be replaced
             self._give_up(error)
             return None
         good = ok.count(GOOD)

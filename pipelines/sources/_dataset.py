@@ -11,6 +11,8 @@ from pipelines.fingerprint import known_as
 from pipelines.sources._base import Source
 from pipelines.sources._items import NAMES, UnnamedValues, check_names, make_record
 
+_MOST_PARTS = 1000  # Datasets in a list of one
+
 
 @known_as("pipelines.sources.dataset")
 class Dataset(Source):
@@ -29,6 +31,7 @@ class Dataset(Source):
         if self._count == 0:
             raise PipelineError(f"dataset(): {type(items).__name__} holds no record")
         self.items = items
+        self._opened: Any = None  # what this process reads
         called = check_names(self.kind, names)
         self.names = NAMES if called is None else called
         self._is_named = called is not None
@@ -37,10 +40,14 @@ class Dataset(Source):
     def __len__(self) -> int:
         return self._count
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
     def _read(self, index: int) -> dict[str, Any]:
+        if self._opened is None:
+            self._opened = copy_reader(self.items)
         try:
-            # Of before `_is_named`, names were always given.
-            return make_record(self.items[index], self.names if self.__dict__.get("_is_named", True) else None)
+            return make_record(self._opened[index], self.names if self._is_named else None)
         except SampleError as error:
             raise SampleError(index, error.where, error.reason) from error
         except UnnamedValues as error:
@@ -80,6 +87,44 @@ def dataset(map_style: Any, id: str | None = None, names: Sequence[str] | None =
         >>> source = dataset(torchvision.datasets.CIFAR10("data"), id="cifar10-train")
     """
     return Dataset(map_style, id, names)
+
+
+def copy_reader(items: Any) -> Any:
+    """A shallow copy of a Dataset, for one process to read: the data in it are shared.
+
+    Many Datasets open a file at their first read (`if self.f is None: self.f = h5py.File(...)`), after which they
+    cannot be pickled. The original stays as it was given. What is no plain object of a class of Python's is not
+    copied; a Dataset within a Dataset (`Subset`, `ConcatDataset`) is.
+    """
+    made = _copy_plain(items, {})
+    return items if made is None else made
+
+
+def _copy_plain(items: Any, made_before: dict[int, Any]) -> Any:
+    if id(items) in made_before:
+        return made_before[id(items)]
+    cls = type(items)
+    is_plain = cls.__reduce_ex__ is object.__reduce_ex__ and cls.__reduce__ is object.__reduce__
+    has_slots = any(vars(base).get("__slots__") for base in cls.__mro__)
+    if not is_plain or has_slots or not hasattr(items, "__dict__") or hasattr(cls, "__copy__"):
+        return None
+    if not (hasattr(cls, "__getitem__") and hasattr(cls, "__len__")) or isinstance(
+        items, list | tuple | dict | str
+    ):
+        return None
+    try:
+        made = object.__new__(cls)
+    except TypeError:  # its memory is a C type's
+        return None
+    made_before[id(items)] = made
+    for name, value in vars(items).items():
+        inner = _copy_plain(value, made_before)
+        if type(value) is list and 0 < len(value) <= _MOST_PARTS:
+            copies = [_copy_plain(each, made_before) for each in value]
+            if all(each is not None for each in copies):
+                inner = copies
+        made.__dict__[name] = value if inner is None else inner
+    return made
 
 
 def _locate(items: Any, index: int) -> str:

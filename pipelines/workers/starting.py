@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
 
 
+class CannotStart(OSError):
+    """There can be no further process."""
+
+
 class Process(Protocol):
     """A worker's process: `subprocess.Popen` or `ForkedProcess`."""
 
@@ -41,7 +45,7 @@ class Starter:
         is_forked: whether workers are forked from this process.
 
     Raises:
-        TypeError: a pipeline cannot be pickled, and other errors of pickling.
+        PipelineError: a pipeline cannot be pickled.
     """
 
     def __init__(self, pipelines: Mapping[int, Pipeline], *, is_forked: bool) -> None:
@@ -68,8 +72,14 @@ class Starter:
         """Start a process that serves these ends of sockets: a worker for each, in threads if there are several.
 
         Raises:
-            OSError: there can be no further process.
+            CannotStart: there can be no further process.
         """
+        try:
+            return self._start(ends)
+        except OSError as error:
+            raise CannotStart(*error.args) from error
+
+    def _start(self, ends: list[socket.socket]) -> Process:
         if self._inherited is None:
             inherited = [self.get_payload(), *(end.fileno() for end in ends)]
             return subprocess.Popen(

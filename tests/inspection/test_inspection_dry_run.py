@@ -150,6 +150,37 @@ def test_the_first_steps_of_a_train_function_are_run_too(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def train_by_a_framework(member: Any) -> None:
+    """As Lightning does: it validates after as many batches as the loader says that there are, and only then."""
+    model = torch.nn.Linear(8, 4)
+    model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in member.epochs():
+        metrics = {}
+        for number, batch in enumerate(member.batches(), 1):
+            member.backward(torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none"))
+            member.step()
+            if number == member.steps_per_epoch:
+                with member.evaluating():
+                    found = [(model(b["x"]).argmax(1), b["label"]) for b in member.batches("valid")]
+                right = [(guess == label).float().mean() for guess, label in found]
+                metrics["val_accuracy"] = float(torch.stack(right).mean())
+        member.report(accuracy=metrics["val_accuracy"])
+
+
+def test_a_port_that_validates_after_the_last_batch_is_no_failing_one(tmp_path: Path) -> None:
+    x, label = inspected_runs.make_data(5000)  # many more steps than are measured
+    declared = inspected_runs.declare(
+        recipe=train_by_a_framework,
+        optimizer=None,
+        members=[{"lr": 0.1}],
+        train=Pipeline(sources.arrays(x=x, label=label), seed=0),
+        batch_size=1,
+    )
+    (row,) = ensemble.dry_run(declared, tmp_path / "run", executor="inline").members
+    assert row["error"] is None
+    assert row["step_s"] > 0 and row["evaluate_s"] > 0 and row["checkpoint_bytes"] >= 4 * 36
+
+
 def test_a_search_is_tried_at_random_points_of_its_space(tmp_path: Path) -> None:
     search = Search({"lr": loguniform(1e-3, 1e-1), "width": choice(8, 16)}, trials=20)
     declared = inspected_runs.declare(members=None, search=search)

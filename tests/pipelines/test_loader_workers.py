@@ -36,6 +36,7 @@ from core_pipes import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pipelines
 from pipelines import Loader, Pipeline, PipelineError, SampleError, sources
 from pipelines.child_processes import child_environment
 from pipelines.loader.private_feeder import LoaderTimeout, choose_block, choose_capacity, default_prefetch
@@ -43,6 +44,8 @@ from pipelines.rank_rows import RankRows
 from pipelines.workers import worker_pool
 from pipelines.workers.start_limit import StartLimit
 from pipelines.workers.starting import has_message
+
+h5py = pytest.importorskip("h5py")
 
 
 def read(loader: Any, *, spoils: bool = True) -> list[Any]:
@@ -241,7 +244,7 @@ def test_what_cannot_be_given_to_workers_is_refused_with_the_reason() -> None:
             return sample
 
     loader = pipe("plain").map(locked).loader(8, workers=1)
-    with pytest.raises(PipelineError, match=r"cannot be given to workers: .*lock.*workers=0"):
+    with pytest.raises(PipelineError, match=r"cannot be given to workers: .*lock.*__getstate__"):
         next(iter(loader))
     assert loader._workers.pids == []
 
@@ -275,6 +278,47 @@ def test_workers_do_not_share_files_that_this_process_has_opened(tmp_path: Path)
         seen |= dict(zip(batch["index"].tolist(), batch["x"].tolist(), strict=True))
     assert seen == {i: i for i in range(64)}
     own.file.close()
+
+
+class LazyFile:
+    """The usual lazy HDF5 Dataset, without `__getstate__`."""
+
+    def __init__(self, path: Path, first: int = 0) -> None:
+        self.path, self.first, self.file = path, first, None
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.file is None:
+            self.file = h5py.File(self.path, "r")
+        return {"x": self.file["x"][self.first + index]}
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["plain", "concatenated"])
+def test_a_dataset_that_opens_its_file_at_the_first_read_is_given_to_workers(nested: bool, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(64)
+    parts = [LazyFile(tmp_path / "a.h5", first) for first in (0, 32)]
+    items: Any = torch.utils.data.ConcatDataset(parts) if nested else parts[0]
+    pipeline = Pipeline(sources.dataset(items, id="lazy"), seed=0)
+    found = [batch["x"].tolist() for batch in pipeline.loader(8, range(1))]  # the file is open here now
+    assert sorted(index for batch in found for index in batch) == list(range(len(items)))
+    assert [batch["x"].tolist() for batch in pipeline.loader(8, range(1), workers=2)] == found
+    with pipelines.Feeder(pipeline) as feeder:
+        assert [batch["x"].tolist() for batch in pipelines.attach(feeder.address, pipeline, 8, range(1))] == found
+    assert all(part.file is None for part in parts)
+
+
+def test_what_is_opened_outside_a_read_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(64)
+    opened = LazyFile(tmp_path / "a.h5")
+    assert opened[3]["x"] == 3
+    pipeline = Pipeline(sources.dataset(opened, id="lazy"), seed=0)
+    for start in (lambda: next(iter(pipeline.loader(8, workers=1))), lambda: pipelines.Feeder(pipeline)):
+        with pytest.raises(PipelineError, match=r"cannot be given to workers: h5py .*__getstate__"):
+            start()
 
 
 def test_large_arrays_are_not_copied_to_workers() -> None:
@@ -612,3 +656,44 @@ def test_a_program_that_ends_within_a_pass_says_nothing(tmp_path: Path) -> None:
         [sys.executable, str(program)], env=child_environment(), capture_output=True, text=True, check=True
     )
     assert done.stderr == ""
+
+
+HANDLER = """
+import signal, sys, time
+from pipelines import Feeder, Pipeline, attach, sources
+
+class Late(TimeoutError):
+    pass
+
+def handle(number, frame):
+    raise Late("of the handler")
+
+def wait(sample):
+    time.sleep(3600)
+
+def first_batch(loader):
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    try:
+        next(iter(loader))
+    except Late as error:
+        print(error, flush=True)
+
+pipe = Pipeline(sources.arrays(x=[1, 2, 3, 4]))
+if sys.argv[1] == "workers":
+    slow = pipe.map(wait, fields={"x": ((), "int64")})
+    first_batch(slow.loader(2, workers=1))
+else:
+    with Feeder(pipe, expect=2, gate_timeout_s=3600) as feeder:  # the other one never comes
+        first_batch(attach(feeder.address, pipe, 2, on_wait=(lambda: None) if sys.argv[1] == "on_wait" else None))
+"""
+
+
+@pytest.mark.parametrize("kind", ["attached", "on_wait", "workers"])
+def test_what_a_signal_handler_raises_while_a_loader_waits_reaches_the_loop(kind: str) -> None:
+    """A handler that raises a TimeoutError is the usual way to limit a block of code."""
+    child = subprocess.run(
+        [sys.executable, "-W", "error", "-c", HANDLER, kind],
+        env=child_environment(), capture_output=True, text=True, timeout=LIMIT_S, start_new_session=True,
+    )  # fmt: skip
+    assert (child.stdout, child.stderr) == ("of the handler\n", "")

@@ -256,3 +256,18 @@ def test_workers_whose_model_is_compiled_end_with_the_same_bits(tmp_path: Path) 
     assert said[0]["compiled"]["outcomes"] == ["stopped", "finished"]
     compiled, plain = (of(said[0][case], "finished")[0] for case in train_child.COMPILED)
     assert {**compiled, "attempt": 0} == {**plain, "attempt": 0}
+
+
+def test_a_member_ends_with_all_its_ranks_where_one_of_them_ends_it(two: Said) -> None:
+    ends = {
+        name: of(two[0][name], "finished")[0] for name in ("stop of rank 1", "leave of rank 0", "stop of both")
+    }
+    assert all(said["outcomes"] == ["finished"] for rank in two for name, said in rank.items() if name in ends)
+    assert {end["epoch"] for end in ends.values()} == {1}
+    assert len({end["weights_sha256"] for end in ends.values()}) == 1
+    assert ends["stop of rank 1"]["early_stopping"] == {"reason": "good enough", "epochs": 5}
+
+
+def test_weights_that_rank_0_hands_over_are_those_of_all_ranks(two: Said) -> None:
+    assert [rank["handed over"]["outcomes"] for rank in two] == [["finished"], ["finished"]]
+    assert of(two[0]["handed over"], "finished")[0]["metrics"] == {"loss": 0.5}

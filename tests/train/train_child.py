@@ -154,6 +154,55 @@ def declare(recipe: Any, workers: int, **options: Any) -> Ensemble:
     return Ensemble(name="case", recipe=recipe, members=[params], resources=Resources(workers=workers), **given)
 
 
+def ending(way: str, last: int, ranks: tuple[int, ...] = (0, 1)) -> Any:
+    """A train function that ends its member after the own epoch `last`, on these ranks."""
+
+    def measure(model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"loss": loss(model, batch)}
+
+    def train(member: Any) -> None:
+        model = noisy(member.params)
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        member.validate_with(measure)
+        ends = member.rank in ranks
+        for epoch in member.epochs():
+            if ends and way == "break before" and epoch == last + 1:
+                break
+            model.train()
+            for step, batch in enumerate(member.batches()):
+                member.backward(loss(model, batch))
+                member.step()
+                if ends and way == "stop at once" and epoch == last:
+                    member.stop("good enough")
+                if ends and way == "break within" and (epoch, step) == (last, 1):
+                    break
+            member.report(**member.evaluate(measure))
+            if ends and way == "stop" and epoch == last:
+                member.stop("good enough")
+            if ends and way == "break" and epoch == last:
+                break
+        with member.evaluating() as model:
+            found = [(model(b["x"]).softmax(dim=1), b["index"].clone()) for b in member.batches("valid")]
+        rows = tuple(map(torch.cat, zip(*found, strict=True))) if found else (None, None)
+        member.predictions("valid", *rows)
+
+    return train
+
+
+def handing_over(member: Any) -> None:
+    """A train function whose first rank alone has the weights that are to count."""
+    model = plain(member.params)
+    model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in member.epochs():
+        for batch in member.batches():
+            member.backward(loss(model, batch))
+            member.step()
+        member.report(loss=1.0)
+    ones = {name: torch.ones_like(tensor) for name, tensor in model.state_dict().items()}
+    member.use_weights(ones if member.rank == 0 else None, {"loss": 0.5})
+    assert all(bool((tensor == 1).all()) for tensor in model.state_dict().values())
+
+
 DOUBLE: dict[str, Any] = {
     "params": {"dtype": "float64"},
     "train": data(dtype="float64"),
@@ -236,6 +285,11 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
     "cancel": ({"recipe": SMOOTH, "command": "cancel"}, [7]),
     # rank 0 is told to go on, then to prune
     "gated": ({"recipe": SMOOTH, "answers": ["continue", "prune"]}, [None]),
+    # one of two ranks ends the member
+    "stop of rank 1": ({"recipe": ending("stop", 1, (1,)), "epochs": 5, "averaging": SWA(1)}, [None]),
+    "leave of rank 0": ({"recipe": ending("break", 1, (0,)), "epochs": 5, "averaging": SWA(1)}, [None]),
+    "stop of both": ({"recipe": ending("stop", 1), "epochs": 5, "averaging": SWA(1)}, [None]),
+    "handed over": ({"recipe": handing_over}, [None]),
     "nan": ({"recipe": Recipe(model=plain, loss=diverging)}, [None]),
     "fault": ({"recipe": Recipe(model=plain, loss=faulty)}, [None]),
 }

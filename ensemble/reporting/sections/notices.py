@@ -40,6 +40,8 @@ def describe_early_stop(member: str, epochs: int, stop: Mapping[str, Any]) -> st
         epochs: that it has trained.
         stop: the field `early_stopping` of its `finished` event.
     """
+    if "reason" in stop:
+        return f"{member}: ended after {epochs} of {stop['epochs']} epochs: {stop['reason']}"
     best, patience = stop["best"], text.count(stop["patience"], "epoch")
     why = f"{best['metric']} has not improved for {patience}"
     value = f"{text.score(best['value'])} in epoch {best['epoch'] + 1}"

@@ -1,0 +1,155 @@
+"""A train function ends its member before the last epoch, or hands over weights of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import train_child as cases  # noqa: E402
+from loop_cases import Events, checkpoint, failed, finished, of, own_loop, predictions, train  # noqa: E402
+
+from ensemble.reporting.sections.notices import describe_early_stop  # noqa: E402
+from ensemble.spec import EMA, SWA  # noqa: E402
+from ensemble.store import weights_sha256  # noqa: E402
+from ensemble.train import Inbox, work  # noqa: E402
+
+KEPT: dict[str, dict[str, Any]] = {
+    "last": {},
+    "best": {"keep": "best", "objective": "loss"},
+    "ema": {"averaging": EMA(0.8)},
+    "swa": {"averaging": SWA(1)},
+}
+
+
+class Killed(BaseException):
+    """A process that is killed leaves what it has written."""
+
+
+def killed_at_the_last_checkpoint(folder: Path, loop: Any, **options: Any) -> None:
+    """Train, and die where the last checkpoint has been written and nobody has been told that training is over."""
+    declared, events = cases.declare(loop, 1, **options), []
+
+    def emit(event: dict[str, Any]) -> None:
+        if event["type"] == "finished":
+            raise Killed
+        events.append(event)
+
+    with pytest.raises(Killed):
+        work(cases.make_job(folder, declared), declared, emit, Inbox())
+    assert of(events, "checkpoint")
+
+
+def test_ending_after_a_whole_epoch_is_what_fewer_epochs_are(tmp_path: Path) -> None:
+    for name, options in KEPT.items():
+        short = finished(tmp_path / name / "short", cases.ending("not", 9), epochs=2, **options)
+        for way in ("stop", "stop at once", "break", "break before"):
+            folder = tmp_path / name / way
+            outcome, events = train(folder, cases.ending(way, 1), epochs=6, **options)
+            assert outcome == "finished", (name, way, of(events, "failed"))
+            (end,) = of(events, "finished")
+            stop = end.pop("early_stopping")
+            reason = "good enough" if way.startswith("stop") else "its train function left member.epochs()"
+            assert stop == {"reason": reason, "epochs": 6}
+            assert end == short, (name, way)
+            assert np.array_equal(predictions(folder), predictions(tmp_path / name / "short"))
+            assert [epoch["samples"] for epoch in of(events, "epoch")] == [23, 23], "each sees every sample once"
+    said = describe_early_stop("member-0", 2, stop)
+    assert said == "member-0: ended after 2 of 6 epochs: its train function left member.epochs()"
+
+
+def test_a_stop_in_the_last_epoch_is_no_early_one(tmp_path: Path) -> None:
+    assert "early_stopping" not in finished(tmp_path, cases.ending("stop", 2), epochs=3)
+
+
+def test_an_epoch_that_is_left_in_the_middle_is_refused_with_what_to_call(tmp_path: Path) -> None:
+    for way, options in (("break within", {}), ("break within", KEPT["best"])):
+        said = failed(*train(tmp_path / str(len(options)), cases.ending(way, 1), epochs=6, **options))["error"]
+        assert "epoch 1 was left after 2 of 5 steps" in said and "member.stop(reason)" in said
+
+
+def test_a_member_that_has_ended_itself_trains_no_more_when_it_is_resumed(tmp_path: Path) -> None:
+    options = {"epochs": 6, **KEPT["swa"]}
+    whole = finished(tmp_path / "whole", cases.ending("stop", 1), **options)
+    killed_at_the_last_checkpoint(tmp_path / "again", cases.ending("stop", 1), **options)
+    outcome, events = train(tmp_path / "again", cases.ending("not", 9), attempt=1, **options)
+    assert outcome == "finished" and not of(events, "epoch")
+    assert {**of(events, "finished")[0], "attempt": 0} == whole
+
+
+@pytest.mark.parametrize("way", ["stop", "break"])
+def test_a_trial_that_has_ended_itself_is_not_pruned_in_that_epoch(way: str, tmp_path: Path) -> None:
+    declared = cases.declare(cases.ending(way, 1), 1, epochs=6, **KEPT["best"])
+    events: Events = []
+    inbox = Inbox()
+
+    def emit(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["type"] == "epoch":
+            inbox.put("prune" if event["epoch"] == 1 else "continue")
+
+    assert work(cases.make_job(tmp_path, declared, gated=True), declared, emit, inbox) == "finished"
+    assert len(of(events, "epoch")) == 2 and of(events, "finished")[0]["early_stopping"]["epochs"] == 6
+
+
+# -- weights of a framework ------------------------------------------------------------------------
+
+
+def handing_over(weights: Callable[[Any], Any], metrics: dict[str, float] | None = None) -> Any:
+    """A train function that hands over weights at its end."""
+
+    def at_the_end(member: Any) -> None:
+        member.use_weights(weights(member), metrics=metrics)
+        with member.evaluating() as model:
+            found = [(model(b["x"]).softmax(dim=1), b["index"].clone()) for b in member.batches("valid")]
+        member.predictions("valid", *map(torch.cat, zip(*found, strict=True)))
+
+    return own_loop(lambda member, epoch: member.report(loss=9.0 - epoch), at_the_end)
+
+
+def other_weights(_: Any = None) -> dict[str, Any]:
+    torch.manual_seed(7)
+    return cases.plain({}).state_dict()
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_weights_that_are_handed_over_are_the_members(kept: str, tmp_path: Path) -> None:
+    options = {"epochs": 3, **KEPT[kept]}
+    end = finished(tmp_path / "a", handing_over(other_weights, {"loss": 0.25}), **options)
+    assert end["weights_sha256"] == weights_sha256(other_weights())
+    assert (end["metrics"], end["kept"]) == ({"loss": 0.25}, {"by": "use_weights"})
+    saved, trained = checkpoint(tmp_path / "a"), own_loop(lambda member, epoch: member.report(loss=9.0 - epoch))
+    assert weights_sha256(saved["model"]) == end["weights_sha256"]
+    last = finished(tmp_path / "last", trained, epochs=3)["weights_sha256"]
+    assert weights_sha256(saved["kept"]["trained"]) == last, "those in training stay beside them"
+    # A resume whose framework has forgotten its best weights has them from the checkpoint.
+    killed_at_the_last_checkpoint(tmp_path / "b", handing_over(other_weights, {"loss": 0.25}), **options)
+    outcome, events = train(tmp_path / "b", trained, attempt=1, **options)
+    assert outcome == "finished" and {**of(events, "finished")[0], "attempt": 0} == end
+    # Given more epochs it goes on from those in training.
+    declared = cases.declare(trained, 1, **{**options, "epochs": 5})
+    identity, more = replace(declared.identify(0), extended_from=3), []
+    job = cases.make_job(
+        tmp_path / "a", declared, identity=identity, attempt=1, checkpoint="checkpoint-0.safetensors"
+    )
+    assert work(job, declared, more.append, Inbox()) == "finished"
+    if kept in ("last", "best"):
+        five = finished(tmp_path / "five", trained, epochs=5)["weights_sha256"]
+        assert of(more, "finished")[0]["weights_sha256"] == five
+
+
+def test_weights_that_cannot_be_the_members_are_refused(tmp_path: Path) -> None:
+    prefixed = handing_over(lambda _: {f"net.{name}": tensor for name, tensor in other_weights().items()})
+    said = failed(*train(tmp_path / "a", prefixed))["error"]
+    assert "the weights are not this model's" in said and 'Unexpected key(s) in state_dict: "net.' in said
+    assert "needs a state_dict on rank 0" in failed(*train(tmp_path / "b", handing_over(lambda _: None)))["error"]
+    early = own_loop(lambda member, epoch: member.use_weights(other_weights()))
+    assert "comes after the end of member.epochs()" in failed(*train(tmp_path / "c", early))["error"]
+    said = failed(*train(tmp_path / "d", own_loop(lambda member, epoch: member.stop(0.5))))["error"]
+    assert "takes the reason as text, got 0.5" in said
