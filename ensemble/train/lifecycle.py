@@ -240,8 +240,8 @@ class Lifecycle:
         at = self.at
         if at.step != self.steps_per_epoch:
             raise TrainingError(
-                f"epoch {at.epoch} was left after {at.step} of {self.steps_per_epoch} steps: read member.batches() "
-                "to its end, as a member sees each sample of an epoch once; member.stop(reason) ends it after that"
+                f"epoch {at.epoch} was left after {at.step} of {self.steps_per_epoch} steps: read all of "
+                "member.batches(), as a member sees each sample of an epoch once; member.stop(reason) ends it then"
             )
         if at.metrics.get("loss") != at.metrics.get("loss"):
             raise Diverged(f"the validation loss is NaN after epoch {at.epoch}, learning rate {optimization.lr:g}")
