@@ -12,12 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+import ensemble
+from ensemble.cli.parser import main
+from ensemble.executors.inline import InlineExecutor
 from ensemble.executors.ray.head import Head
 from ensemble.interrupts import Interrupted, defer_signals, raise_if_deferred
+from ensemble.spec.spec_file import load_spec
 from ensemble.store import fold, read_events
 
 ROOT = Path(__file__).parents[1]
@@ -277,3 +282,25 @@ def test_a_signal_while_something_is_imported_is_answered_in_one_line(
     lines = [line for line in said.splitlines() if line.startswith("ensemble")]
     assert lines == [says] and ("Traceback" in said) == (where == "destructor"), said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_starting_can_be_asked_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow.py").write_text(SPEC)
+    monkeypatch.setenv("STEP_S", "0")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run_dir, opened = tmp_path / "run", InlineExecutor.open
+
+    def open_late(self: Any, *given: Any) -> Any:
+        assert main(["stop", str(run_dir)]) == 0  # from another shell, while nodes are looked for
+        return opened(self, *given)
+
+    monkeypatch.setattr(InlineExecutor, "open", open_late)
+    for _ in ("a new run", "one that goes on"):
+        ensemble.submit(load_spec(tmp_path / "slow.py"), run_dir, "inline").wait()
+        said = capsys.readouterr().out
+        assert "asked the run, which is starting, to stop as soon as it has started" in said and "None" not in said
+        state = fold(read_events(run_dir / "events.jsonl"))
+        assert (state.ended or {})["type"] == "run_stopped"
+        assert {member.state for member in state.members.values()} <= {"waiting", "stopped"}

@@ -104,13 +104,11 @@ def _copy_plain(items: Any, made_before: dict[int, Any]) -> Any:
     if id(items) in made_before:
         return made_before[id(items)]
     cls = type(items)
-    is_plain = cls.__reduce_ex__ is object.__reduce_ex__ and cls.__reduce__ is object.__reduce__
+    is_plain = all(getattr(cls, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__"))
     has_slots = any(vars(base).get("__slots__") for base in cls.__mro__)
     if not is_plain or has_slots or not hasattr(items, "__dict__") or hasattr(cls, "__copy__"):
         return None
-    if not (hasattr(cls, "__getitem__") and hasattr(cls, "__len__")) or isinstance(
-        items, list | tuple | dict | str
-    ):
+    if not (hasattr(cls, "__getitem__") and hasattr(cls, "__len__")) or isinstance(items, list | tuple | dict):
         return None
     try:
         made = object.__new__(cls)
