@@ -123,11 +123,11 @@ class DrivenRun(Run):
         """Stop the run when the interpreter ends before `wait` was called: members write a checkpoint."""
         if not self._over.is_set():
             text = "the program ends before its run; stopping the run, `ensemble resume %s` continues it"
-            log.warning(text, self.run_dir)
-            self.stop()
             # An exception that a signal raises here would be printed with its traceback, and end the wait.
             at_once = defer_signals(lambda: Request(self._dir, "stop", at_once=True))
             with at_once, contextlib.suppress(KeyboardInterrupt, SystemExit):
+                log.warning(text, self.run_dir)
+                self.stop()
                 while not self._over.wait(SIGNAL_S):
                     pass
 

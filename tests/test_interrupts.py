@@ -209,6 +209,45 @@ def test_a_deferred_signal_ends_what_its_own_thread_waits_for_and_nothing_of_ano
     assert received == [signal.SIGINT] and ended == []
 
 
+PROGRAM = """
+import sys, time
+import ensemble
+from ensemble.spec.spec_file import load_spec
+
+if __name__ == "__main__":
+    run = ensemble.submit(load_spec(sys.argv[1]), sys.argv[2], "local")
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.more
+def test_a_second_signal_to_a_program_that_ends_before_its_run_prints_no_traceback(
+    tmp: Path, tmp_path: Path
+) -> None:
+    """The run is stopped by a function that is registered with atexit."""
+    command = Command.__new__(Command)
+    command.tmp, command.run_dir = tmp, tmp_path / "run"
+    (tmp_path / "slow.py").write_text(SPEC)
+    command.process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "slow.py"), str(command.run_dir)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp), "STEP_S": "3600"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    command.wait_for(command.below("stepping"))
+    command.process.send_signal(signal.SIGTERM)
+    assert command.process.stderr is not None
+    said = command.process.stderr.readline()
+    assert "the program ends before its run" in said
+    command.process.send_signal(signal.SIGTERM)
+    assert command.process.communicate(timeout=600)[1] == "" and command.process.returncode == 143
+    assert command.left() == []
+    state = fold(read_events(command.run_dir / "events.jsonl"))
+    assert (state.ended or {}).get("type") == "run_stopped"
+
+
 STARTS = """
 import importlib.abc, os, pathlib, signal, sys, time
 
