@@ -31,3 +31,15 @@ class SampleError(PipelineError):
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own pickling would call the class with the finished message as its only argument.
         return type(self), (self.index, self.where, self.reason)
+
+
+class SamplesDiffer(PipelineError):
+    """What a reader was served is not what its own pipeline prepares, and it has read some of it already.
+
+    Attributes:
+        finding: `pipelines.verification.reader.Finding`.
+    """
+
+    def __init__(self, message: str, finding: Any = None) -> None:
+        super().__init__(message)
+        self.finding = finding

@@ -42,6 +42,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
         ("comparison", "stage", "stages"),
         ("prepare",),  # a record becomes a sample
+        ("verification",),  # a sample is compared with the same, prepared again
         ("cache", "shm", "sources"),  # where samples lie, and where records do
         ("workers",),  # processes that prepare samples
         ("loader",),  # what a training loop sees

@@ -160,9 +160,11 @@ def initialize(fd: int, n: int, **what: Any) -> None:
 
 
 def is_cache_of(fd: int, n: int, **what: Any) -> bool:
-    """Whether a file is a cache for n samples of exactly this content."""
-    header = _encode_header(n, what)
-    if os.fstat(fd).st_size < records_offset(n) or os.pread(fd, len(header), 0) != header:
+    """Whether a file is a cache for n samples with these items in its header."""
+    header = read_header(fd)
+    if any(header.get(name) != value for name, value in {"v": VERSION, "n": n, **what}.items()):
+        return False
+    if os.fstat(fd).st_size < records_offset(n):
         return False
     return count_used_bytes(fd) >= records_offset(n)
 
@@ -195,6 +197,11 @@ def count_samples(fd: int, n: int) -> int:
     """Counts the samples in the index of a cache file."""
     step = 1 << 20
     return sum(int(np.count_nonzero(_read_index(fd, i, min(n, i + step)))) for i in range(0, n, step))
+
+
+def read_index(fd: int, n: int) -> npt.NDArray[np.uint64]:
+    """The index of a cache for n samples: where the record of each is, 0 where there is none."""
+    return _read_index(fd, 0, n)
 
 
 def _read_index(fd: int, low: int, high: int) -> npt.NDArray[np.uint64]:

@@ -14,14 +14,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.cache import codec, file
+from pipelines.cache.reopened import find_difference
 from pipelines.checks import check_path
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import SCHEME
 from pipelines.prepare.inference import prepare_first_sample
 from pipelines.shm.limits import available_bytes
+from pipelines.verification.machine import describe_machine
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
+    from pipelines.verification.reader import Finding
 
 Where = Literal["memory", "disk"]
 
@@ -43,6 +46,7 @@ class CacheManager:
     Attributes:
         fd: descriptor of the file.
         stages: the number of stages that were applied to the cached samples.
+        difference: why the samples of an earlier feeder are not used: they are not what the pipeline prepares now.
 
     Raises:
         PipelineError: no sample can be cached, or the file cannot be made; says why.
@@ -57,6 +61,7 @@ class CacheManager:
         owner: contextlib.ExitStack | None = None,
     ) -> None:
         check_options(where, limit, directory)
+        self.difference: Finding | None = None
         self.stages = count_cached_stages(pipeline)
         self._n = len(pipeline.source)
         least = file.records_offset(self._n)
@@ -72,7 +77,7 @@ class CacheManager:
         else:
             assert directory is not None
             try:
-                self.fd = _open_file(pipeline, self.stages, os.path.expanduser(os.fspath(directory)))
+                self.fd = self._open_on_disk(pipeline, os.path.expanduser(os.fspath(directory)))
                 file.check_locks(self.fd)
             except OSError as error:
                 raise PipelineError(
@@ -90,6 +95,20 @@ class CacheManager:
         self._last: dict[str, int] | None = None
         if owner is not None:
             owner.callback(self.close)
+
+    def _open_on_disk(self, pipeline: Pipeline, directory: str) -> int:
+        """The file of an earlier feeder, if its samples are what the pipeline prepares now; else a new one."""
+        fd = _open_file(pipeline, self.stages, directory)
+        self.difference = find_difference(pipeline, self.stages, fd)
+        if self.difference is None:
+            return fd
+        os.close(fd)
+        warnings.warn(
+            f"the samples kept in {directory} are not what the pipeline prepares now, and are prepared anew; "
+            f"{self.difference.describe()}",
+            stacklevel=5,
+        )
+        return _open_file(pipeline, self.stages, directory, is_renewed=True)
 
     def add_counts(self, hits: int, added: int, wrong: int) -> None:
         """Adds the counts that a worker reports."""
@@ -168,7 +187,7 @@ def count_cached_stages(pipeline: Pipeline) -> int:
     raise PipelineError(f"the cache has nothing to keep of this pipeline: {reasons[0]}")
 
 
-def _open_file(pipeline: Pipeline, stages: int, directory: str) -> int:
+def _open_file(pipeline: Pipeline, stages: int, directory: str, *, is_renewed: bool = False) -> int:
     os.makedirs(directory, mode=0o700, exist_ok=True)
     key, n = _compute_key(pipeline, stages), len(pipeline.source)
     if key is None:
@@ -185,11 +204,11 @@ def _open_file(pipeline: Pipeline, stages: int, directory: str) -> int:
         raise PipelineError(f"{own} is not a directory of yours alone (mode 0700); remove it")
     path = os.path.join(own, "samples")
     with _open_if_exists(path) as old:
-        if old is not None and file.is_cache_of(old, n, key=key, scheme=SCHEME):
+        if old is not None and not is_renewed and file.is_cache_of(old, n, key=key, scheme=SCHEME):
             return os.dup(old)
     _warn_of_unusable(directory, key)
     fd, new = tempfile.mkstemp(prefix="new-", dir=own)
-    file.initialize(fd, n, key=key, scheme=SCHEME)
+    file.initialize(fd, n, key=key, scheme=SCHEME, machine=describe_machine())
     os.rename(new, path)  # whoever still has the old file goes on in it, and it ends with him
     return fd
 

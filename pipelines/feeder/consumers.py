@@ -21,6 +21,7 @@ from pipelines.checks import shorten_repr
 from pipelines.errors import PipelineError
 from pipelines.feeder.handshake import Hello
 from pipelines.stream import Stream, min_capacity
+from pipelines.verification.machine import describe_machine
 from pipelines.workers.buffers import Buffer, Buffers
 
 # Members of which some ranks have been assigned an epoch and others have not.
@@ -68,6 +69,7 @@ class Consumers:
         selector: where their sockets are registered, each with its handler.
         block: the block size that the user asked for; None for the default.
         on_join: called when a consumer has been admitted.
+        has_peers: whether feeders of other nodes prepare for this ring.
 
     Attributes:
         consumed: samples that members have released, counted once for all ranks of a member.
@@ -82,6 +84,8 @@ class Consumers:
         selector: selectors.BaseSelector,
         block: int | None,
         on_join: Callable[[], None],
+        *,
+        has_peers: bool = False,
     ) -> None:
         self.consumed = 0
         self.detached = 0
@@ -95,6 +99,7 @@ class Consumers:
         self._joining: dict[str, _JoiningMember] = {}
         self._waiting_since: float | None = None
         self._on_join = on_join
+        self._has_peers = has_peers
 
     def accept(self, connection: socket.socket) -> None:
         """Admit a new connection if it comes from a process of the same user."""
@@ -251,6 +256,7 @@ class Consumers:
         consumer.is_admitted = True
         self._count_members()
         held = pipeline.describe_samples() if goes_on or request["fields"] is None else {}
+        held |= {"prepared_by": pipeline.token, "machine": describe_machine(), "has_peers": self._has_peers}
         held["deadly"] = list(pipeline.hazards.deadly.items())[:_MAX_DEADLY]
         welcome = ipc.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
         ipc.send(consumer.connection, welcome, ring.read_only_fd)
@@ -297,7 +303,8 @@ class Consumers:
 
     def _send_resident(self, consumer: Consumer, buffer: Buffer) -> None:
         with contextlib.suppress(ipc.ConnectionLost):
-            answer = ipc.pack("resident", capacity=buffer.capacity, **buffer.pipeline.describe_samples())
+            held = buffer.pipeline.describe_samples()
+            answer = ipc.pack("resident", capacity=buffer.capacity, machine=describe_machine(), **held)
             ipc.send(consumer.connection, answer, buffer.read_only_fd)
 
     def _record_release(self, consumer: Consumer, position: int) -> None:

@@ -165,7 +165,12 @@ class Feeder:
             # Sockets, not a pipe's descriptors: a write after `close` cannot reach an unrelated file.
             self._wake_receiver, self._wake_sender = map(self._resources.enter_context, socket.socketpair())
             self._consumers = Consumers(
-                self._stream, self._buffers, self._selector, requested_block, self._check_gate
+                self._stream,
+                self._buffers,
+                self._selector,
+                requested_block,
+                self._check_gate,
+                has_peers=peers is not None,
             )
             self._resources.callback(self._consumers.close)
             self._pool = WorkerPool(
@@ -237,8 +242,14 @@ class Feeder:
             "bad": dict(pool.bad),
             "deadly": list(pool.deadly),
             "cache": None if self._cache is None else self._cache.stats(),
+            "cache_renewed": self._describe_renewal(),
             "failure": self._failure,
         }
+
+    def _describe_renewal(self) -> dict[str, Any] | None:
+        """Why the samples of an earlier feeder are not used: a `Finding` as JSON values; None if they are."""
+        found = None if self._cache is None else self._cache.difference
+        return None if found is None else found.as_record()
 
     def set_expect(self, members: int) -> None:
         """Wait at the start gate for another number of members, after one has failed to start."""

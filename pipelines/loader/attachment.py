@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +17,8 @@ from pipelines.prepare.fields import GOOD, INDEX, OK, Field, describe_fields
 from pipelines.prepare.memory_order import copy_in_layout
 from pipelines.prepare.structure import Inferred, Structure
 from pipelines.shm.ring import Layout, RingView
+from pipelines.verification.reader import Stream
+from pipelines.verification.served import ServedSample
 
 if TYPE_CHECKING:
     import torch
@@ -148,6 +151,7 @@ class Attachment:
         position: all positions below it are released.
         stages: how many of the pipeline's stages were applied to the samples: fewer than all if the feeder holds a
             prefix.
+        stream: what the feeder says of its samples.
 
     Raises:
         ConnectionLost: no feeder answers, now or in any later call.
@@ -170,6 +174,8 @@ class Attachment:
         self.capacity: int = answer["capacity"]
         self.position: int = answer["position"]
         self.stages = answer.get("stages", len(pipeline.stages))
+        own = pipeline.prefix(self.stages).token
+        self.stream = _describe_stream(answer, answer["prepared_by"] == own, self._connection)
         try:
             self._layout = Layout(self._find_fields(pipeline, answer), self.capacity)
         except BaseException:
@@ -247,6 +253,18 @@ class Attachment:
         slots = np.arange(start, stop) % self.capacity
         return self._hazards.learn(ok, self._view.columns[INDEX][slots])
 
+    def read_served(self, pipeline: Pipeline, epoch: int, place: int) -> ServedSample:
+        """The sample at a place of an epoch, as it is in the ring, copied."""
+        structure = pipeline.structure if self.stages == len(pipeline.stages) else self._structure
+        return ServedSample.read(
+            self._view.columns,
+            (epoch * len(pipeline) + place) % self.capacity,
+            stages=self.stages,
+            epoch=epoch,
+            place=place,
+            structure=None if structure is None else structure.as_record(),
+        )
+
     def read_prefix(self, position: int) -> tuple[int, dict[str, Any] | None]:
         """The index of the sample at a position, and the sample as `stages` have left it; copied.
 
@@ -276,8 +294,21 @@ class Attachment:
         self._view.close()
 
 
-def request_resident(address: str, key: str, pipeline: Pipeline, on_wait: OnWait | None = None) -> RingView:
-    """A private view of a feeder's resident set, when it is complete.
+def _describe_stream(answer: dict[str, Any], is_same_object: bool, connection: socket.socket) -> Stream:
+    # The process that listens at the other end (unix(7), SO_PEERCRED).
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return Stream(
+        machine=answer["machine"],
+        is_same_object=is_same_object,
+        is_in_process=struct.unpack("3i", credentials)[0] == os.getpid(),
+        has_peers=answer.get("has_peers", False),
+    )
+
+
+def request_resident(
+    address: str, key: str, pipeline: Pipeline, on_wait: OnWait | None = None
+) -> tuple[RingView, Stream]:
+    """A private view of a feeder's resident set, when it is complete, and what the feeder says of it.
 
     Raises:
         ConnectionLost: the feeder has ended.
@@ -285,9 +316,10 @@ def request_resident(address: str, key: str, pipeline: Pipeline, on_wait: OnWait
     """
     request = ipc.pack("resident", key=key, **pipeline.describe_for_peers())
     connection, answer, descriptor = _request(address, request, on_wait)
+    stream = _describe_stream(answer, answer["token"] == pipeline.token, connection)
     connection.close()
     assert descriptor is not None
     try:
-        return RingView(descriptor, Layout(_find_fields(pipeline, answer), answer["capacity"]))
+        return RingView(descriptor, Layout(_find_fields(pipeline, answer), answer["capacity"])), stream
     finally:
         os.close(descriptor)

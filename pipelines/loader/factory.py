@@ -19,6 +19,7 @@ from pipelines.checks import (
 from pipelines.loader.batch import ReadRange
 from pipelines.loader.collate import Collate
 from pipelines.loader.loader import Loader
+from pipelines.verification.reader import MakeVerification, verify_here
 from pipelines.weights import Weights
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def attach(
     weights: Weights | None = None,
     local_world: int | None = None,
     collate: Collate | None = None,
+    verify: bool | MakeVerification = True,
 ) -> Loader:
     """A loader over a feeder's stream, from any process of the same user.
 
@@ -99,9 +101,13 @@ def attach(
         local_world: how many of the ranks read this feeder, the others those of other nodes; None: all.
         collate: `f(batch)` or `f(batch, rng)`, applied to each batch here: packs, pads or mixes samples. It
             returns a dict of what the model takes (`pipelines.loader.collate`).
+        verify: whether a few samples are prepared here, too, twice, and compared: two before the first batch,
+            then one an epoch, at most one in 2,000. If one of the first differs, the loader warns and prepares
+            alone. It finds what differs in most samples (the environment, files, versions), not one in a thousand.
 
     Raises:
         PipelineError: the feeder has another pipeline, or a ring that is too small for the batch.
+        SamplesDiffer: while iterating: a later sample is not what this pipeline prepares.
     """
     address = check_address(address)
     check_pipeline("the pipeline of attach()", pipeline)
@@ -124,6 +130,7 @@ def attach(
         is_endless=is_endless,
         local_world=None if local_world is None else check_integer("local_world", local_world, 1, world),
         collate=collate,
+        verify=verify_here(pipeline, name) if verify is True else verify or None,
     )
     if loader._attach_error is not None:
         warnings.warn(f"working alone: {loader._attach_error}", stacklevel=2)

@@ -6,6 +6,7 @@ the next batch itself, and it tries to attach again from time to time.
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from pipelines.loader.suffix import complete_batch
 from pipelines.loader.workers import LoaderWorkers
 from pipelines.prepare.fields import GOOD, INDEX, ODD, OK, Columns
 from pipelines.prepare.preparer import Preparer, warn_skipped
+from pipelines.verification.reader import MakeVerification, Verification
 from pipelines.weights import Weights, weigh
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class Loader(Resumable):
     Args:
         is_endless: whether each pass is the next epoch.
         workers, prefetch, timeout_s: see `Pipeline.loader`.
+        verify: makes what compares samples of the stream; None: nothing is compared.
 
     Attributes:
         reading: what is read; `reading.epochs` are stream epochs.
@@ -86,6 +89,7 @@ class Loader(Resumable):
         prefetch: int | None = None,
         timeout_s: float | None = None,
         collate: Collate | None = None,
+        verify: MakeVerification | None = None,
     ) -> None:
         check_function("weights", weights)
         if weights is not None and WEIGHT in pipeline.top_fields:
@@ -99,6 +103,8 @@ class Loader(Resumable):
         self._weights = weights
         self._collate = make_collator(collate, pipeline.seed, reading.rank, weighted=weights is not None)
         self._attachment: Attachment | None = None
+        self._make_verification = verify
+        self._verification: Verification | None = None
         self._workers = LoaderWorkers(pipeline, workers, prefetch, timeout_s, copy=copy)
         self._preparer: Preparer | None = None
         self._staging = Staging()
@@ -266,6 +272,8 @@ class Loader(Resumable):
         began = time.perf_counter()
         ring.wait(released=base + start, want=base + stop)
         self._waited_s += time.perf_counter() - began
+        if self._make_verification is not None and not self._is_admitted(ring, epoch, start, stop):
+            return None
         ok = ring.read_status(base + start, base + stop)
         if ring.stages < len(self.pipeline.stages):
             own = self.reading.own(start, stop)
@@ -283,6 +291,41 @@ class Loader(Resumable):
             mine = np.flatnonzero(np.frombuffer(ok[first - start : last - start], np.uint8) & GOOD)
             tensors = {name: tensor[mine] for name, tensor in tensors.items()}
         return self._make_batch(tensors, epoch, step, good)
+
+    def verify_start(self) -> bool:
+        """Compare the first samples of the stream now, instead of at the first batch.
+
+        Returns:
+            Whether batches come from the feeder.
+        """
+        epoch, step = self._next
+        if self._attachment is None or self._make_verification is None or epoch >= self.reading.epochs.stop:
+            return self.shared
+        start, stop = self.reading.places(step)
+        base, began = epoch * self.reading.n, time.perf_counter()
+        try:
+            self._attachment.wait(released=base + start, want=base + stop)
+            self._waited_s += time.perf_counter() - began
+            self._is_admitted(self._attachment, epoch, start, stop)
+        except ipc.ConnectionLost:
+            self.close()
+        return self.shared
+
+    def _is_admitted(self, ring: Attachment, epoch: int, start: int, stop: int) -> bool:
+        """Compare samples of a batch, if any are due; leave the stream for good if one differs at its start."""
+        assert self._make_verification is not None
+        read = functools.partial(ring.read_served, self.pipeline, epoch)
+        if self._verification is not None:
+            self._verification.check_batch(read, epoch, start, stop)
+            return True
+        self._verification = self._make_verification(ring.stream)
+        if self._verification is None:
+            self._make_verification = None
+        elif not self._verification.admit_first(read, epoch, start, stop):
+            self.close()
+            self._address = None
+            return False
+        return True
 
     def _prepare_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch:
         preparer = self._get_preparer()

@@ -21,6 +21,8 @@ from pipelines.prepare.deadly_records import has_deadly
 from pipelines.prepare.fields import GOOD, INDEX, OK
 from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.shm import ring
+from pipelines.verification.reader import MakeVerification, Stream, Verification, verify_here
+from pipelines.verification.served import ServedSample
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -35,7 +37,9 @@ class Resident:
 
     def __init__(self, view: ring.RingView, pipeline: Pipeline, prepare_cpu_s: float = 0.0) -> None:
         self.prepare_cpu_s = prepare_cpu_s
-        self._structure = pipeline.structure
+        self._pipeline, self._structure = pipeline, pipeline.structure
+        self._verification: Verification | None = None
+        self._passes = 0
         self._view = view
         if has_deadly(ok := view.columns[OK].tobytes()):
             pipeline.hazards.learn(ok, view.columns[INDEX])
@@ -60,6 +64,32 @@ class Resident:
             return cls(ring.RingView(fd, layout), pipeline, preparer.cpu_s)
         finally:
             os.close(fd)
+
+    def verify(self, make: MakeVerification, stream: Stream) -> bool:
+        """Compare the first samples of a set that a feeder has prepared; returns whether it may be read.
+
+        Args:
+            make: makes what compares them.
+            stream: what the feeder says of the set.
+        """
+        self._verification = make(stream)
+        n = len(self._pipeline)
+        return self._verification is None or self._verification.admit_first(self._read_served, 0, 0, n)
+
+    def begin_pass(self) -> None:
+        """Compare the sample that is due in the next pass over a set that a feeder has prepared, if one is.
+
+        Raises:
+            SamplesDiffer: it differs.
+        """
+        if self._verification is not None:
+            self._verification.check_batch(self._read_served, self._passes, 0, len(self._pipeline))
+            self._passes += 1
+
+    def _read_served(self, place: int) -> ServedSample:
+        record = None if self._structure is None else self._structure.as_record()
+        stages = len(self._pipeline.stages)
+        return ServedSample.read(self._view.columns, place, stages=stages, epoch=0, place=place, structure=record)
 
     def __len__(self) -> int:
         """Samples in the set, without the ones that were skipped."""
@@ -98,6 +128,7 @@ class ResidentLoader:
         return -(-(last - first) // self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
+        self._resident.begin_pass()
         view, (first, last), structure = self._resident._view, self._rows, self._resident._structure
         for step, start in enumerate(range(first, last, self._batch_size)):
             stop = min(last, start + self._batch_size)
@@ -125,7 +156,11 @@ class ResidentLoader:
 
 
 def resident(
-    address: str | None, key: str, pipeline: Pipeline, on_wait: Callable[[], None] | None = None
+    address: str | None,
+    key: str,
+    pipeline: Pipeline,
+    on_wait: Callable[[], None] | None = None,
+    verify: bool | MakeVerification = True,
 ) -> Resident:
     """The feeder's resident set `key`, or one prepared here where there is no feeder.
 
@@ -134,6 +169,8 @@ def resident(
         key: the name under which the feeder was given the pipeline, such as "valid".
         pipeline: the same pipeline, built again; fingerprints are compared.
         on_wait: called every second while the feeder still prepares the set.
+        verify: whether samples are prepared here, too, and compared (`attach`): two before the set is read; then
+            one for each 2,000 that are read. If one of the first differs, the set is prepared here.
 
     Raises:
         PipelineError: the feeder has no such set, or another pipeline under that name.
@@ -145,7 +182,11 @@ def resident(
     still = pipeline.without_randomness()
     if address is not None:
         try:
-            return Resident(request_resident(address, key, still, on_wait), still)
+            view, stream = request_resident(address, key, still, on_wait)
+            make = verify_here(still, key, f"the resident set {key!r}") if verify is True else verify or None
+            found = Resident(view, still)
+            if make is None or found.verify(make, stream):
+                return found
         except ipc.ConnectionLost:
             warnings.warn(f"no feeder answers at {address}: {key!r} is prepared here", stacklevel=2)
         except AttachmentRefused as refused:

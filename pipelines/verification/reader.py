@@ -1,0 +1,210 @@
+"""Verifies the samples that one reader is served: which are compared, and what follows from a difference.
+
+Before the first step a difference costs nothing: the reader prepares its samples itself. Later it has learned from
+samples that its pipeline does not make, which only its owner can mend: `SamplesDiffer` is raised.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipelines.errors import SampleError, SamplesDiffer
+from pipelines.verification.checker import SampleChecker
+from pipelines.verification.compare import Verdict
+from pipelines.verification.machine import describe_machine
+from pipelines.verification.schedule import choose_first, choose_later
+from pipelines.verification.served import ServedSample
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+
+
+class SampleChecks(Protocol):
+    """Compares samples, in this process or in another."""
+
+    def check(self, served: ServedSample) -> Verdict:
+        """Compares one sample that was served with what the reader's pipeline prepares."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A comparison that was not equal, or was not possible.
+
+    Attributes:
+        verdict: of the comparison.
+        epoch, place, index: of the sample.
+        is_late: whether the reader has read other samples before.
+    """
+
+    verdict: Verdict
+    epoch: int
+    place: int
+    index: int
+    is_late: bool
+
+    def as_record(self) -> dict[str, Any]:
+        """As JSON values: where the sample is, and what was found."""
+        where = {name: getattr(self, name) for name in ("epoch", "place", "index")}
+        return {**where, **self.verdict.as_record()}
+
+    def describe(self) -> str:
+        """What was found, in words."""
+        where = f"epoch {self.epoch}, position {self.place} (sample {self.index})"
+        return f"{where}: {self.verdict.detail}"
+
+
+class Verification:
+    """The comparisons of one reader.
+
+    Args:
+        checks: compares samples.
+        name: of the reader, which determines the positions.
+        pipeline: of the reader.
+        report: called with each difference, and with the first sample that was rounded or left out.
+
+    Attributes:
+        compared: how many samples were compared.
+    """
+
+    def __init__(
+        self,
+        checks: SampleChecks,
+        name: str,
+        pipeline: Pipeline,
+        report: Callable[[Finding], None] | None = None,
+    ) -> None:
+        self.compared = 0
+        self._checks, self._name, self._pipeline = checks, name, pipeline
+        self._report = report or (lambda finding: None)
+        self._later: tuple[int, int | None] = (-1, None)  # the place to compare in an epoch
+        self._said: set[str] = set()  # kinds of verdicts that were reported, once each
+
+    def admit_first(self, read: Callable[[int], ServedSample], epoch: int, start: int, stop: int) -> bool:
+        """Compares samples of the first batch that is read of a stream.
+
+        Args:
+            read: the sample at a place of the epoch.
+            start, stop: places of the batch.
+
+        Returns:
+            False if one differs: the stream is not to be read.
+
+        Raises:
+            SampleError: the reader's pipeline makes another sample each time.
+        """
+        places = choose_first(self._name, epoch, start, stop)
+        return not any(self._compare(read(place), is_late=False) for place in places)
+
+    def check_batch(self, read: Callable[[int], ServedSample], epoch: int, start: int, stop: int) -> None:
+        """Compares the sample that is due in a later batch, if there is one.
+
+        Raises:
+            SamplesDiffer: it differs.
+            SampleError: the reader's pipeline makes another sample each time.
+        """
+        if self._later[0] != epoch:
+            self._later = epoch, choose_later(self._name, epoch, len(self._pipeline))
+        place = self._later[1]
+        if place is None or not start <= place < stop:
+            return
+        self._later = epoch, None
+        if (found := self._compare(read(place), is_late=True)) is not None:
+            raise SamplesDiffer(
+                f"what {self._name} has read is not what its own pipeline prepares, in {found.describe()}; begin "
+                "anew and alone (pipeline.loader), and find what differs: the environment, files, versions",
+                found,
+            )
+
+    def _compare(self, served: ServedSample, *, is_late: bool) -> Finding | None:
+        """The finding, if the sample differs."""
+        verdict = self._checks.check(served)
+        self.compared += verdict.kind != "left_out"
+        if verdict.kind == "equal":
+            return None
+        if verdict.kind == "unstable":
+            raise SampleError(served.index, self._pipeline.source.where(served.index), verdict.detail)
+        found = Finding(verdict, served.epoch, served.place, served.index, is_late)
+        if verdict.kind == "different":
+            self._report(found)
+            return found
+        if verdict.kind not in self._said:
+            self._said.add(verdict.kind)
+            self._report(found)
+        return None
+
+
+class OwnChecks:
+    """Compares in this process: of a reader that attaches by itself.
+
+    Args:
+        make: makes the `SampleChecker` at its first use: a reader that is never served anything prepares nothing.
+    """
+
+    def __init__(self, make: Callable[[], SampleChecker]) -> None:
+        self._make = make
+        self._checker: SampleChecker | None = None
+
+    def check(self, served: ServedSample) -> Verdict:
+        """See `SampleChecks`."""
+        if self._checker is None:
+            self._checker = self._make()
+        return self._checker.check(served)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """What a feeder says of the samples that it serves.
+
+    Attributes:
+        machine: where it runs (`pipelines.verification.machine`).
+        is_same_object: whether it prepares with a copy of the reader's own pipeline object.
+        is_in_process: whether it was started by the reader's own process.
+        has_peers: whether feeders of other nodes prepare for it.
+    """
+
+    machine: str
+    is_same_object: bool
+    is_in_process: bool
+    has_peers: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether bytes must be equal: all that is served was prepared on such a machine as this."""
+        return self.machine == describe_machine() and not self.has_peers
+
+
+#: Makes the verification of a stream when it is read first; None where it needs none.
+MakeVerification = Callable[[Stream], Verification | None]
+
+
+def verify_here(pipeline: Pipeline, name: str, what: str = "the feeder's stream") -> MakeVerification:
+    """Lets a reader that attaches by itself compare in its own process, and warn of what it finds.
+
+    Args:
+        pipeline, name: of the reader.
+        what: it reads.
+    """
+
+    def warn(found: Finding) -> None:
+        said = f"{what} {{}}, {found.describe()}"
+        if found.verdict.kind == "left_out":
+            log.info(said.format("is not compared"))
+        elif found.verdict.kind == "rounding":
+            warnings.warn(said.format("is rounded otherwise than here, and is read"), stacklevel=2)
+        elif not found.is_late:  # else an error is raised
+            warnings.warn(said.format(f"is not what is prepared here, {name} prepares alone"), stacklevel=2)
+
+    def make(stream: Stream) -> Verification | None:
+        is_own = stream.is_same_object and stream.is_in_process and not stream.has_peers
+        if is_own:
+            return None
+        checks = OwnChecks(lambda: SampleChecker(pipeline, is_exact=stream.is_exact))
+        return Verification(checks, name, pipeline, warn)
+
+    return make

@@ -1,0 +1,262 @@
+"""What a reader is served is compared with what its own pipeline prepares."""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from core_pipes import Feeder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import Pipeline, attach, sources
+from pipelines.errors import SamplesDiffer
+from pipelines.feeder.process import spawn
+from pipelines.loader.resident import resident
+from pipelines.prepare.fields import FAILED, GOOD
+from pipelines.verification.checker import SampleChecker
+from pipelines.verification.compare import compare_arrays
+from pipelines.verification.schedule import AT_START, SAMPLES, choose_first, choose_later
+from pipelines.verification.served import ServedSample
+
+# --- the comparator -------------------------------------------------------------------------------------
+
+
+def test_a_difference_is_named_by_field_position_and_size() -> None:
+    served = {"label": np.int64(3), "x": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    own = {"label": np.int64(3), "x": served["x"].copy()}
+    assert compare_arrays(_arrays(served), _arrays(own), is_exact=True).kind == "equal"
+    own["x"][1, 2] += 0.5
+    own["x"][0, 1] += 0.25
+    found = compare_arrays(_arrays(served), _arrays(own), is_exact=True)
+    assert (found.kind, found.field, found.position, found.size) == ("different", "x", (1, 2), 0.5)
+    assert "'x' at [1, 2] is 5.0 where it was prepared, 5.5 here, a difference of 0.5" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("served", "own", "elsewhere"),
+    [
+        (np.float32(1.0), np.float32(1 + 1e-6), "rounding"),
+        (np.float32(1.0), np.float32(1 + 1e-4), "different"),
+        (np.array([0.0, 1000.0]), np.array([0.005, 1000.0]), "rounding"),  # of the range, not of the value
+        (np.array([0.0, 1000.0]), np.array([0.05, 1000.0]), "different"),
+        (np.uint8([7, 9]), np.uint8([8, 8]), "rounding"),
+        (np.uint8([7, 9]), np.uint8([7, 7]), "different"),
+        (np.uint8(0), np.uint8(255), "different"),
+        (np.bool_(True), np.bool_(False), "different"),
+        (np.float64(np.nan), np.float64(1.0), "different"),
+        (np.array([np.nan, 1.0]), np.array([np.nan, 1 + 1e-7]), "rounding"),
+        (np.float64(0.0), np.float64(-0.0), "rounding"),
+        (np.complex64(1 + 1j), np.complex64(1 + 1.000001j), "rounding"),
+        (np.int64(1), np.int32(1), "different"),
+        (np.zeros(2), np.zeros(3), "different"),
+    ],
+)
+def test_rounding_is_allowed_where_processors_or_versions_differ_and_nowhere_else(
+    served: Any, own: Any, elsewhere: str
+) -> None:
+    pair = _arrays({"x": served}), _arrays({"x": own})
+    assert compare_arrays(*pair, is_exact=True).kind == "different"
+    assert compare_arrays(*pair, is_exact=False).kind == elsewhere
+    assert compare_arrays(pair[0], pair[0], is_exact=True).kind == "equal"
+
+
+def test_a_field_that_one_lacks_is_a_difference() -> None:
+    one, two = _arrays({"x": 1}), _arrays({"x": 1, "y": 2})
+    assert compare_arrays(one, two, is_exact=False).field == "y"
+    assert compare_arrays(two, one, is_exact=False).kind == "different"
+
+
+def _arrays(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.asarray(value) for name, value in fields.items()}
+
+
+# --- the schedule ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 10_000), st.integers(1, 40), st.text(max_size=9))
+def test_two_positions_before_the_first_step_then_one_an_epoch_and_one_in_so_many_samples_at_most(
+    n: int, epochs: int, name: str
+) -> None:
+    first = choose_first(name, 0, 0, n)
+    assert len(first) == len(set(first)) == min(AT_START, n) and all(0 <= place < n for place in first)
+    later = [choose_later(name, epoch, n) for epoch in range(epochs)]
+    due = [place for place in later if place is not None]
+    assert all(0 <= place < n for place in due)
+    assert len(due) == min(epochs, epochs * n // SAMPLES) if n >= SAMPLES else len(due) == epochs * n // SAMPLES
+
+
+def test_readers_of_other_names_look_at_other_positions_and_one_reader_at_the_same_each_time() -> None:
+    places = {choose_later(f"member-{i}", 3, 20_000) for i in range(16)}
+    assert len(places) > 12
+    assert choose_later("member-0", 3, 20_000) == choose_later("member-0", 3, 20_000)
+
+
+# --- one sample -----------------------------------------------------------------------------------------
+
+
+def rows(n: int = 64) -> Any:
+    return sources.arrays(x=np.arange(4.0 * n).reshape(n, 4), label=np.arange(n))
+
+
+def as_served(pipeline: Pipeline, place: int = 0, **other: Any) -> ServedSample:
+    """A sample as the pipeline itself serves it, with other values where they are given."""
+    batch = next(iter(pipeline.loader(len(pipeline), 1)))
+    columns = {name: batch[name][place].numpy() for name in batch if name != "index"}
+    index, status = int(batch["index"][place]), other.pop("status", GOOD)
+    stages = len(pipeline.stages)
+    return ServedSample(
+        stages=stages, epoch=0, place=place, index=index, status=status, structure=None,
+        columns={**columns, **other},
+    )  # fmt: skip
+
+
+def test_a_served_sample_survives_the_way_to_another_process() -> None:
+    served = as_served(Pipeline(rows(), seed=0), 5)
+    back, about = ServedSample.unpack(served.pack({"split": "train"}))
+    assert about == {"split": "train"} and back.fields == served.fields
+    assert (back.index, back.place, back.status) == (served.index, 5, GOOD)
+    assert SampleChecker(Pipeline(rows(), seed=0)).check(back).kind == "equal"
+    assert SampleChecker(Pipeline(rows(), seed=1)).check(back).field == "index"
+
+
+def refuse_odd(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] % 2:
+        raise ValueError("odd")
+    return sample
+
+
+def test_skipped_equals_skipped_and_nothing_else() -> None:
+    bad = Pipeline(rows(), shuffle=False, on_error="skip").map(refuse_odd)
+    good = Pipeline(rows(), shuffle=False, on_error="skip").map(dict)
+    there = as_served(good, 1, status=FAILED)
+    assert SampleChecker(bad).check(there).kind == "equal"
+    assert SampleChecker(good).check(there).kind == "different"
+    found = SampleChecker(bad).check(as_served(good, 1))
+    assert found.kind == "different" and "could not be prepared here" in found.detail
+
+
+def test_a_stage_that_is_unequal_to_itself_is_named() -> None:
+    calls = iter(range(10_000))
+
+    def counts(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "x": sample["x"] + max(0, next(calls) - 70)}
+
+    pipeline = Pipeline(rows(), shuffle=False).map(counts, id="counts")
+    served = as_served(pipeline)
+    found = [SampleChecker(pipeline).check(served) for _ in range(4)][-1]
+    assert found.kind == "unstable" and "counts" in found.detail
+
+
+def test_records_of_a_spooled_iterable_are_left_out() -> None:
+    source = sources.iterable([{"x": np.float32(i)} for i in range(8)], length=8)
+    assert SampleChecker(Pipeline(source)).check(as_served(Pipeline(source))).kind == "left_out"
+
+
+# --- readers that attach by themselves ------------------------------------------------------------------
+
+
+class Reads:
+    """A stage that opens a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "x": sample["x"] + float(self.path.read_text())}
+
+
+def multiply(sample: dict[str, Any]) -> dict[str, Any]:
+    """A stage of which its `id=` says nothing."""
+    return {**sample, "x": sample["x"] * float(os.environ.get("LOOK", "1"))}
+
+
+def looking() -> Pipeline:
+    return Pipeline(rows(), seed=0).map(multiply, id="multiply")
+
+
+def test_an_attacher_in_another_environment_prepares_alone_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOK", "1")
+    feeder = spawn(looking(), resident={"valid": looking()})
+    try:
+        monkeypatch.setenv("LOOK", "2")
+        loader = attach(feeder.address, looking(), 16, epochs=range(1), name="me")
+        with pytest.warns(UserWarning, match=r"not what is prepared here, me prepares alone, epoch 0.*'x'"):
+            batches = [batch["x"].clone() for batch in loader]
+        for mine, alone in zip(batches, looking().loader(16, range(1)), strict=True):
+            assert torch.equal(mine, alone["x"])
+        assert loader.stats()["shared_batches"] == 0
+        with pytest.warns(UserWarning, match="the resident set 'valid' is not what is prepared here"):
+            held = resident(feeder.address, "valid", looking())
+        assert next(iter(held.loader(1)))["x"][0, 1] == 2.0
+        believing = attach(feeder.address, looking(), 16, epochs=range(1), verify=False)
+        assert not torch.equal(next(iter(believing))["x"], batches[0])
+    finally:
+        feeder.stop()
+
+
+def test_a_late_difference_ends_the_reading(tmp_path: Path) -> None:
+    """A feeder whose stage opens a file that changes after the first epoch."""
+    path = tmp_path / "shift"
+    path.write_text("0")
+    there = Pipeline(rows(SAMPLES), seed=0).map(Reads(path), id="shift")
+    here = Pipeline(rows(SAMPLES), seed=0).map(dict, id="shift")
+    with Feeder(there, capacity=200) as feeder:
+        batches = iter(attach(feeder.address, here, 50, epochs=range(3), name="me"))
+        for _ in range(SAMPLES // 50):
+            next(batches)
+        path.write_text("1")
+        with pytest.raises(SamplesDiffer, match=r"position \d+ \(sample \d+\): 'x'.*a difference of 1") as raised:
+            collections.deque(batches, maxlen=0)
+        assert raised.value.finding.is_late and raised.value.finding.verdict.field == "x"
+
+
+def blur(image: Any) -> Any:
+    return image + torch.rand(image.shape).numpy() + np.random.random() + random.random()
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_verification_leaves_the_generators_as_they_were(verify: bool) -> None:
+    def build() -> Pipeline:
+        return Pipeline(rows(), seed=0).map(blur, field="x", random="global")
+
+    with Feeder(build()) as feeder:
+        torch.manual_seed(0), np.random.seed(0), random.seed(0)
+        drawn = []
+        for batch in attach(feeder.address, build(), 16, epochs=range(2), verify=verify):
+            drawn += [torch.rand(()).item(), np.random.random(), random.random(), batch["x"].sum().item()]
+    torch.manual_seed(0), np.random.seed(0), random.seed(0)
+    expected = []
+    for batch in build().loader(16, range(2)):
+        expected += [torch.rand(()).item(), np.random.random(), random.random(), batch["x"].sum().item()]
+    assert drawn == expected
+
+
+# --- a cache that is opened again -----------------------------------------------------------------------
+
+
+def test_a_cache_of_a_file_that_has_changed_is_renewed(tmp_path: Path) -> None:
+    path = tmp_path / "shift"
+    pipeline = Pipeline(rows(), seed=0).map(Reads(path), id="shift, of version 1")
+
+    def first_value() -> float:
+        with Feeder(pipeline, cache="disk", cache_dir=tmp_path / "cache") as feeder:
+            renewed = feeder.stats()["cache_renewed"]
+            loader = attach(feeder.address, pipeline, 16, epochs=range(2), verify=False)
+            found = [(batch["x"][:, 0] - 4 * batch["label"]).unique().tolist() for batch in loader]
+            assert (renewed is not None) == (path.read_text() == "2")
+        assert all(each == found[0] for each in found)
+        return float(found[0][0])
+
+    path.write_text("1")
+    assert first_value() == 1.0
+    assert first_value() == 1.0  # from the cache
+    path.write_text("2")
+    with pytest.warns(UserWarning, match=r"are not what the pipeline prepares now.*'x'.*a difference of 1"):
+        assert first_value() == 2.0
