@@ -58,10 +58,11 @@ class AttemptCommands:
             feeder: its address; None: it is being started, and the command is sent once it has an address.
 
         Returns:
-            False where no command will be sent: it does not run, is ending, or reads there already.
+            False where no command will be sent: it does not run, is ending, reads there already, or shares nothing
+            because shared samples were not those of its pipeline.
         """
         live = self._live.get(member)
-        if live is None or not live.request_move(key[1]):
+        if live is None or self._session.run.members[member].is_alone or not live.request_move(key[1]):
             return False
         live.awaits = {key} if feeder is None else set()
         if feeder is not None:

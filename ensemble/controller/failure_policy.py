@@ -16,7 +16,7 @@ from ensemble.schedule.explain import explain_unplaceable
 from ensemble.schedule.needs import Node
 from ensemble.spec import Identity
 
-REASONS = ("error", "nan", "lost", "oom", "hang", "disk")
+REASONS = ("error", "nan", "lost", "oom", "hang", "disk", "sharing")
 
 #: Never retried in the same session: a loss that is not a number would come again, because the batches are the
 #: same; a full disk is still full a moment later. A resume tries the member again.
@@ -82,7 +82,8 @@ class RetryPolicy:
     """Restarts a member from its last checkpoint, at most `retries` times in a session.
 
     Failures that the member did not cause are not counted: running out of memory while it can be given more, a
-    record that ends the process, the end of its node's agent (which is replaced a few times only), a GPU that has
+    record that ends the process, samples that were not its own (after which it shares nothing), the end of its
+    node's agent (which is replaced a few times only), a GPU that has
     broken (which is not used again), and the loss of its node. A lost node is counted if the member has reached no
     further checkpoint since its last failure: then the member may be what ends its nodes.
 
@@ -103,11 +104,14 @@ class RetryPolicy:
         if mine and _is_repeated(mine[-1], failure):
             return Decision(False)
         counted = without_progress = 0
+        has_shared_wrongly = False
         last: Failure | None = None
         for each in [*mine, failure]:
             has_progress = last is None or last.reached != each.reached
             without_progress = 1 if has_progress else without_progress + 1
             is_excused = each.has_more_memory or each.is_due_to_record or each.agent_lost or each.gpu_lost
+            is_excused |= each.reason == "sharing" and not has_shared_wrongly
+            has_shared_wrongly |= each.reason == "sharing"  # once: it shares nothing from then on
             is_excused |= each.node_lost and has_progress
             counted += not is_excused
             last = each

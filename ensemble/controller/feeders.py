@@ -218,7 +218,8 @@ class Feeders:
             self._peers[node.name, cohort] = Peers(str(meeting), number, len(nodes), node.interface)
 
     def _shares(self, start: Start) -> bool:
-        return self._stream.is_read_by(start.placement.identity)
+        identity = start.placement.identity
+        return not self._session.run.members[identity.member].is_alone and self._stream.is_read_by(identity)
 
     def restart(self, node: str, cohort: int, expect: int, detail: str, *, started: bool = True) -> None:
         """Restart a feeder that exited; meanwhile its members prepare their own batches.

@@ -8,10 +8,11 @@ answered by NVML. A worker has the variables of its GPU before it asks CUDA for 
 loaded CUDA's library here all the same, workers that train on a GPU become new interpreters after the fork.
 
 Requests arrive over the socket N (`SOCK_SEQPACKET`, JSON messages): `{"fork": n, "env", "log"}` with the worker's
-own socket attached. Answers are `{"forked": n, "pid"}` with a pidfd attached, and, when the worker has ended,
-`{"ended": n, "code", "cpu_s"}`, where `cpu_s` includes all processes that it waited for. When the other end closes
-or shuts down its side, all workers are killed with the processes that they started, and the server ends; its last
-message is `{"waited_s"}`, the CPU-seconds of all its workers.
+own socket attached; with `"checks": run_dir` the child is the node's checker (`ensemble.executors.checker_main`),
+and the socket the one at which it listens. Answers are `{"forked": n, "pid"}` with a pidfd attached, and, when the
+worker has ended, `{"ended": n, "code", "cpu_s"}`, where `cpu_s` includes all processes that it waited for. When
+the other end closes or shuts down its side, all workers are killed with the processes that they started, and the
+server ends; its last message is `{"waited_s"}`, the CPU-seconds of all its workers.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ class _Children:
             socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
 
 
-def serve(control: socket.socket) -> int | None:
+def serve(control: socket.socket) -> tuple[int, str | None] | None:
     """Fork on request until `control` is closed.
 
     Returns:
-        None; in a forked worker, the descriptor of its socket.
+        None; in a forked worker, the descriptor of its socket, and in a checker also the run directory.
     """
     workers = _Children(control)
     while True:
@@ -92,9 +93,11 @@ def serve(control: socket.socket) -> int | None:
             used = resource.getrusage(resource.RUSAGE_CHILDREN)
             workers.report({"waited_s": used.ru_utime + used.ru_stime})
             return None
-        if _fork(workers, json.loads(message), connection):
+        request = json.loads(message)
+        if _fork(workers, request, connection):
             control.close()
-            return connection
+            assert connection is not None
+            return connection, request.get("checks")
 
 
 def _fork(workers: _Children, request: dict[str, Any], connection: int | None) -> bool:
@@ -141,13 +144,18 @@ def _preload() -> None:
         os.environ[_ASK_NVML] = usual
 
 
-def _work(descriptor: int, executor: int) -> int:
+def _work(descriptor: int, checks: str | None, executor: int) -> int:
     """Be a worker: as this process, or as a new interpreter for a GPU if the fork server has loaded CUDA.
 
     Args:
         descriptor: of the socket.
+        checks: the run directory, of a checker.
         executor: process id of the executor.
     """
+    if checks is not None:
+        from ensemble.executors import checker_main
+
+        return checker_main.main(descriptor, executor, checks)
     if os.environ["CUDA_VISIBLE_DEVICES"] and "/libcuda.so" in Path("/proc/self/maps").read_text():
         os.set_inheritable(descriptor, True)
         os.execv(sys.executable, make_worker_command(descriptor, executor))
@@ -170,7 +178,7 @@ def main(descriptor: int) -> int:
     release_memory()
     gc.freeze()  # for good: collections in the workers do not write to, and thus copy, the shared pages
     worker = serve(control)
-    return 0 if worker is None else _work(worker, executor)
+    return 0 if worker is None else _work(*worker, executor)
 
 
 if __name__ == "__main__":

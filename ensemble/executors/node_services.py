@@ -54,6 +54,7 @@ class _Feeder:
     sample_bytes: int
     since: float = field(default_factory=time.monotonic)
     usage: dict[str, float] = field(default_factory=dict)
+    has_renewed: bool = False  # its cache, which was said
     deadly: int = 0  # deadly records that it has reported
 
 
@@ -106,6 +107,7 @@ class NodeServices:
         self._mps: Mps | None = None
         self._activity = GpuActivity(())
         self._list_processes: Callable[[], Mapping[int, RunProcess]] = dict
+        self._report_checker: Callable[[], None] = lambda: None
         if ensemble.mps and ensemble.devices != "cpu" and self.describe().gpus:
             self._mps = Mps(self.directory)
             if self.gpus is not None:
@@ -134,6 +136,7 @@ class NodeServices:
                 if not feeder.process.ready and now - feeder.since > START_S:
                     feeder.process.failure = f"it had not started after {START_S:g} s"
                     feeder.process.kill()  # its end is reported like any other
+            self._report_checker()
             self._emit_power(self._meter.sample())
             # From its end: after a stall a shorter interval follows, but never one in which counters hardly step.
             self.next_sample = max(self._sampled_at + POWER_EVERY_S / 2, self.next_sample + POWER_EVERY_S)
@@ -155,7 +158,8 @@ class NodeServices:
             gpus.report_power(self._described)
 
     def attach(self, workers: ProcessPool) -> None:
-        """Have members ended whose GPUs break, and know on which GPUs members are."""
+        """Have members ended whose GPUs break, know on which GPUs members are, and what their checker uses."""
+        self._report_checker = workers.report_checker
         if self.gpus is not None:
             self.gpus.list_used, self.gpus.list_pids = workers.list_gpus, workers.list_pids
             self.gpus.end_ranks = workers.end_on_gpus
@@ -256,6 +260,10 @@ class NodeServices:
         for record in report["deadly"][feeder.deadly :]:
             self._emit_bad_record(feeder.cohort, record)
         feeder.deadly = len(report["deadly"])
+        if report["cache_renewed"] is not None and not feeder.has_renewed:
+            feeder.has_renewed = True
+            renewed = {"cohort": feeder.cohort, "member": None, "split": "train", "action": "renewed"}
+            self._emit({"type": "sample_difference", "node": self.node, **renewed, **report["cache_renewed"]})
         pids = report["pids"]
         group = report["group"] or {}
         live = {"feed": [pids["feed"], *([group["pid"]] if group.get("pid") else [])], "prepare": pids["prepare"]}

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.executors.base import Event, make_exited
+from ensemble.executors.checker import CheckerProcess
 from ensemble.executors.host import count_oom_kills
 from ensemble.executors.memory_guard import RankMemory
 from ensemble.executors.spawn import (
@@ -33,6 +34,7 @@ from ensemble.meter.gpu_activity import RunProcess
 from ensemble.meter.memory import tree_memory_gb
 from ensemble.store.files import make_directory
 from ensemble.train.job import Job
+from pipelines.errors import PipelineError
 from pipelines.ipc import ConnectionLost
 
 log = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ class ProcessPool:
         self._ended: dict[int, RunProcess] = {}
         self._number = 0
         self._forks: ForkServer | None = None
+        self._checker: CheckerProcess | None = None
         self._oom_kills = count_oom_kills()
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
@@ -94,13 +97,33 @@ class ProcessPool:
                 worker.kill()
             raise
 
-    def _start(self, job: Job, device: str | None) -> WorkerProcess:
+    def _count(self) -> int:
         self._number += 1
+        return self._number
+
+    def _listen_for_checks(self, job: Job) -> None:
+        """Let members of this node ask for comparisons, if they share what a feeder prepares."""
+        if self._checker is not None or self.directory is None or job.feeder is None:
+            return
+        try:
+            self._checker = CheckerProcess(
+                self.node, self.directory, job.run_dir, self._selector, self._emit, self.connect, self._count
+            )
+        except PipelineError as error:  # members then report that nothing is compared
+            log.warning("node %s has no checker: %s", self.node, error)
+
+    def report_checker(self) -> None:
+        """Emit the CPU time of the node's checker, if there is one."""
+        if self._checker is not None:
+            self._checker.report_usage()
+
+    def _start(self, job: Job, device: str | None) -> WorkerProcess:
+        self._listen_for_checks(job)
         output = Path(job.run_dir) / "members" / job.identity.member / "log.txt"
         make_directory(output.parent)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)  # a worker that does not read must not block this process
-        worker = WorkerProcess(self._number, job, ours, output)
+        worker = WorkerProcess(self._count(), job, ours, output)
         environment = make_worker_environment(job, device, self.directory)
         try:
             with theirs:
@@ -201,6 +224,8 @@ class ProcessPool:
         self._ended = self.list_processes()  # the node's last power is still to be attributed
         for worker in self._workers.values():
             worker.kill()
+        if self._checker is not None:
+            self._checker.close()
         if self._forks is not None:
             self._forks.close()
             self._emit(self._forks.usage(self.node))
@@ -218,7 +243,14 @@ class ProcessPool:
         except ConnectionLost:
             self._handle_lost_server(forks)
             return
-        worker = self._workers.get(message["forked"] if "forked" in message else message["ended"])
+        number = message["forked"] if "forked" in message else message["ended"]
+        if self._checker is not None and number == self._checker.number:
+            if "forked" in message:
+                self._checker.has_started(message["pid"], pidfd)
+            else:
+                self._checker.has_ended(message.get("cpu_s"))
+            return
+        worker = self._workers.get(number)
         if worker is None:  # it could not be started, and ends because its socket is closed
             if pidfd is not None:
                 os.close(pidfd)
@@ -238,6 +270,8 @@ class ProcessPool:
         forks.close()
         log.warning("the fork server of node %s died; another is started for the next member", self.node)
         self._forks = None
+        if self._checker is not None:
+            self._checker.watch()
         for worker in [worker for worker in self._workers.values() if worker.process is None]:
             worker.orphaned = True
             if worker.pidfd is None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.executors.base import Event, make_usage
 from ensemble.executors.mps import make_client_environment
 from ensemble.train.job import Job
+from ensemble.train.node_checks import NODE_DIRECTORY
 from pipelines import ipc
 from pipelines.child_processes import child_environment, reap
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 _CLOSE_S = 10.0  # time limit for a fork server to end
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_DIRECTORY = "ENSEMBLE_NODE_DIRECTORY"
 _UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # a log shows at once what a process prints
 
 
@@ -132,9 +132,17 @@ class ForkServer:
 
     def fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
         """Request a worker; the answer is a `forked` message."""
+        self._request(theirs, {"fork": worker.number, "env": environment, "log": str(worker.log)})
+
+    def fork_checker(
+        self, number: int, log: Path, listener: socket.socket, environment: dict[str, str], run_dir: str
+    ) -> None:
+        """Request the node's checker; the answer is a `forked` message."""
+        self._request(listener, {"fork": number, "env": environment, "log": str(log), "checks": run_dir})
+
+    def _request(self, descriptor: socket.socket, request: dict[str, Any]) -> None:
         self._idle = False
-        request = {"fork": worker.number, "env": environment, "log": str(worker.log)}
-        socket.send_fds(self.control, [json.dumps(request).encode()], [theirs.fileno()])
+        socket.send_fds(self.control, [json.dumps(request).encode()], [descriptor.fileno()])
 
     def receive(self) -> tuple[dict[str, Any], int | None]:
         """The next message and the pidfd sent with it, or None; raises `ipc.ConnectionLost` if it is gone."""
@@ -216,7 +224,7 @@ def make_node_environment(directory: Path) -> dict[str, str]:
     """
     kept = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"}
     caches = {name: os.environ.get(name) or str(directory / folder) for name, folder in kept.items()}
-    return {**caches, _DIRECTORY: str(directory)}
+    return {**caches, NODE_DIRECTORY: str(directory)}
 
 
 def find_processes(directory: Path) -> list[psutil.Process]:
@@ -243,11 +251,16 @@ def is_of_node(pid: int, directory: Path, ranks: Collection[int] = ()) -> bool:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # it has ended, or belongs to another user
         return False
-    if f"{_DIRECTORY}={directory}".encode() in environment.split(b"\0"):
+    if f"{NODE_DIRECTORY}={directory}".encode() in environment.split(b"\0"):
         return True
     with contextlib.suppress(psutil.Error):
         return bool(ranks) and any(parent.pid in ranks for parent in psutil.Process(pid).parents())
     return False
+
+
+def make_plain_environment() -> dict[str, str]:
+    """The part of the environment of a process that computes on one thread and no GPU."""
+    return dict.fromkeys(_THREADS, "1") | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def make_worker_environment(job: Job, device: str | None, directory: Path | None = None) -> dict[str, str]:

@@ -25,7 +25,7 @@ from ensemble.meter.usage_intervals import (
     Reader,
 )
 
-ROLES = ("startup", "train", "prepare", "feed", "profile", "orchestrate", "ray", "idle", "other")
+ROLES = ("startup", "train", "prepare", "feed", "verify", "profile", "orchestrate", "ray", "idle", "other")
 MARGIN_S = 60.0  # figures of the same moment are reported one after another
 
 

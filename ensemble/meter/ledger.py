@@ -1,9 +1,9 @@
 """Presents what a run used, in CPU-seconds and joules, by role, member and node: a pure function of its events.
 
-Roles of CPU time: ``startup``, ``train`` (members), ``prepare``, ``feed`` (the shared pipeline), ``profile``
-(members measured before they are packed), ``orchestrate`` and ``ray``. Energy has two more: ``idle``, what a node
-would have used anyway for cores and GPUs that no member reserved, and ``other``, what it used for processes that
-are not the run's.
+Roles of CPU time: ``startup``, ``train`` (members), ``prepare``, ``feed`` (the shared pipeline), ``verify``
+(shared samples that are compared), ``profile`` (members measured before they are packed), ``orchestrate`` and
+``ray``. Energy has two more: ``idle``, what a node would have used anyway for cores and GPUs that no member
+reserved, and ``other``, what it used for processes that are not the run's.
 
 There are two views. `Ledger.rows` has what serves several members in rows of its own, without a member.
 `Ledger.full_rows` shares that out to members (`ensemble.meter.sharing_out`). Both add up to the totals exactly.

@@ -12,7 +12,12 @@ from ensemble.meter.ledger import Total
 from ensemble.reporting import text
 from ensemble.reporting.ranking import finite_or_none, other_metrics
 from ensemble.reporting.sections.cost import describe_energy
-from ensemble.reporting.sections.feeders import bad_record_lines, bottleneck_lines, unshared_lines
+from ensemble.reporting.sections.feeders import (
+    bad_record_lines,
+    bottleneck_lines,
+    difference_lines,
+    unshared_lines,
+)
 from ensemble.reporting.sections.notices import describe_early_stop, describe_quarantine
 from ensemble.reporting.sections.quality import describe_figures, describe_quality
 from ensemble.reporting.sections.turnaround import measure_turnaround, summarize
@@ -113,7 +118,7 @@ def status_missing(state: RunState) -> str | None:
 def status_feeders(state: RunState) -> str | None:
     """Returns what limits the shared streams, lost feeders and bad records, a line each, or None."""
     lines = [f"bottleneck: {line}" for line in bottleneck_lines(state)]
-    return "\n".join(lines + unshared_lines(state) + bad_record_lines(state)) or None
+    return "\n".join(lines + unshared_lines(state) + bad_record_lines(state) + difference_lines(state)) or None
 
 
 def status_turnaround(state: RunState) -> str | None:

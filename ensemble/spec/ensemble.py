@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 CACHES = ("memory", "disk")
 SHARING = ("auto", "node", "single", "multi", "all", "independent")
+VERIFY_SHARING = ("alone", "fail")
 DEVICES = ("auto", "cpu", "cuda")
 STALL_POLICIES = ("wait", "detach")
 COMBINERS = ("average", "weighted", "greedy", "stack")
@@ -100,6 +101,10 @@ class Ensemble(MemberPipelines):
             other designs the members on a node share one pipeline, and for members on several nodes: "node" has
             one pipeline on each node; "single" prepares on one node for all; "multi" and "all" prepare a part on
             every node (`pipelines.multinode.designs`); "auto" takes the fastest as measured.
+        verify_sharing: what happens to a member that has learned from samples which its own pipeline does not
+            make: "alone" (it begins anew and prepares its own batches), "fail", or False: nobody compares. A few
+            samples are compared of all that another declaration's pipeline has prepared; where the first ones
+            differ, before the first step, the member prepares its own batches from the start.
         prep_workers: preparation processes of a node's feeder.
         capacity: samples in the feeder's ring; None chooses.
         cache: "memory" or "disk": the feeders keep samples as they are before the first random stage, so that
@@ -170,6 +175,7 @@ class Ensemble(MemberPipelines):
     loggers: Sequence[str | LoggerOptions] = ()
     devices: Literal["auto", "cpu", "cuda"] = "auto"
     sharing: str = "auto"
+    verify_sharing: Literal["alone", "fail", False] = "alone"
     prep_workers: int = 1
     capacity: int | None = None
     cache: Literal["memory", "disk"] | None = None
@@ -279,6 +285,9 @@ class Ensemble(MemberPipelines):
         check_loop_options("Ensemble", self)
         check_choice("Ensemble.devices", self.devices, DEVICES)
         check_choice("Ensemble.sharing", self.sharing, SHARING)
+        if self.verify_sharing is not False and self.verify_sharing not in VERIFY_SHARING:
+            valid = ", ".join(map(repr, VERIFY_SHARING))
+            raise SpecError(f"Ensemble.verify_sharing must be {valid} or False, got {self.verify_sharing!r}")
         if not callable(self.combine):
             check_choice("Ensemble.combine", self.combine, COMBINERS)
         check_weighting("Ensemble.weights", self.weights)

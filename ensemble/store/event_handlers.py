@@ -100,6 +100,8 @@ def _apply_to_run(run: RunState, event: Event) -> None:
                 node.info = event
         case "bad_record":
             run.bad_records.setdefault((event["split"], event["index"]), event)
+        case "sample_difference":
+            _note_difference(run, event)
         case "gpu_quarantined":
             run.quarantined[event["gpu"]] = event
         case "feeder_lost" | "sharing_ended":
@@ -182,6 +184,18 @@ def _end_run(run: RunState, event: Event) -> None:
     for member in run.members.values():
         if member.state in ("placed", "running"):
             member.end("stopped", event["t"])
+
+
+def _note_difference(run: RunState, event: Event) -> None:
+    """Takes note of samples that are not what their reader's own pipeline prepares."""
+    run.differences[event.get("member"), event["split"]] = event
+    if event.get("member") is None:
+        return
+    member = run.member(event)
+    is_alone = event["action"] == "anew" or (event["action"] == "alone" and event["split"] == "train")
+    member.is_alone = member.is_alone or is_alone
+    if event["action"] in ("anew", "fails"):
+        member.checkpoint = None  # of samples that it should not have seen
 
 
 def _add_usage(run: RunState, event: Event) -> None:

@@ -31,7 +31,17 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 #: Events that a power failure must not undo: what a resume would otherwise do again or differently.
 DURABLE = frozenset(("member", "checkpoint", "finished", "pruned", "stopped", "cancelled", "failed")) | frozenset(
-    ("cost", "paused", "resumed", "asked", "run_started", "combined", "run_finished", "run_stopped")
+    (
+        "sample_difference",
+        "cost",
+        "paused",
+        "resumed",
+        "asked",
+        "run_started",
+        "combined",
+        "run_finished",
+        "run_stopped",
+    )
 )
 
 

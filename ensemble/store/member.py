@@ -76,6 +76,7 @@ class MemberState:
         plan: what was measured for its exchange (`ensemble.comm.autotune.plan.ExchangePlan`); None where nothing
             was.
         checkpoint: the last `checkpoint` event.
+        is_alone: whether it prepares its own batches because shared ones were not those of its pipeline.
         kept: which evaluation has the weights that are kept, and the value of the objective; None: the last.
         early_stopping: why it ended before its last epoch, and the best evaluation; None where it did not.
         cost: the `cost` event of a finished trial, where a search has a second objective: the values that the
@@ -107,6 +108,7 @@ class MemberState:
     earlier_code: str | None = None
     samples_per_s: float | None = None
     checkpoint: Event | None = None
+    is_alone: bool = False
     weights_sha256: str | None = None
     error: str | None = None
     reason: str | None = None

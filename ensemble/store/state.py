@@ -21,6 +21,7 @@ class RunState:
             and has no successor yet; of (None, None) where nothing is shared from the start on.
         bad_records: the first `bad_record` event of each (split, index) in this start: records that end or hang
             whoever prepares them.
+        differences: the last `sample_difference` event of each (member, split); member None: of a cache.
         quarantined: the `gpu_quarantined` event of each GPU that has broken in this start, by its id.
         usage: the last `usage` event of each (node, pid, role) of the present start.
         cpu_s: CPU-seconds by role over all processes.
@@ -53,6 +54,7 @@ class RunState:
     feeders: dict[tuple[str, int], Event] = field(default_factory=dict)
     unshared: dict[tuple[str | None, int | None], Event] = field(default_factory=dict)
     bad_records: dict[tuple[str, int], Event] = field(default_factory=dict)
+    differences: dict[tuple[str | None, str], Event] = field(default_factory=dict)
     quarantined: dict[str, Event] = field(default_factory=dict)
     usage: dict[tuple[str, int | None, str], Event] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -16,11 +18,14 @@ from ensemble.spec.sample_weights import make_weight_function
 from ensemble.spec.task import IGNORED, LABELS, Task, find_known
 from ensemble.train.call import find_target
 from ensemble.train.gather import gather_json
-from ensemble.train.job import TrainingError
+from ensemble.train.job import SharingDiffers, TrainingError
+from ensemble.train.node_checks import NODE_DIRECTORY, NodeChecks, make_checker_address
+from pipelines.verification.reader import Finding, Verification
 
 if TYPE_CHECKING:
     from pipelines import Batch, Loader, Pipeline, Resident
     from pipelines.loader.collate import Collate
+    from pipelines.verification.reader import MakeVerification, Stream
 
 
 def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
@@ -84,6 +89,7 @@ class Data:
     Attributes:
         on_resident_wait: called every second while a resident split is awaited.
         on_wait: called every second while the stream is awaited; what it raises leaves the training loop.
+        on_finding: called with the fields of a `sample_difference` event.
         first_epoch: the stream epoch of the member's first own epoch. Where the identity leaves it to the feeder,
             it is None until the stream is open.
     """
@@ -99,6 +105,7 @@ class Data:
     ) -> None:
         self.on_resident_wait: Callable[[], None] | None = None
         self.on_wait: Callable[[], None] | None = None
+        self.on_finding: Callable[..., None] = lambda **fields: None
         self.first_epoch = identity.first_epoch
         self._ensemble = ensemble
         self._identity = identity
@@ -128,7 +135,24 @@ class Data:
         assert self.first_epoch is not None
         if self._loader is None:
             self._loader = self._open_loader(range(self.first_epoch + epoch, self.first_epoch + own.epochs), step)
+        self._verify_start(step)
         self._epochs = self._loader.epochs()
+
+    def _verify_start(self, step: int) -> None:
+        """Compare the first samples of the stream; if one differs, all ranks prepare their batches themselves."""
+        if not self._ensemble.verify_sharing:
+            return
+        assert self._loader is not None
+        differs = False
+        if self._comm.rank == 0 and self._feeder is not None:  # it speaks for the others
+            self._loader.verify_start()
+            differs = self._feeder is None
+        if self._comm.world > 1:
+            differs = gather_json(self._comm, differs)[0]
+        if differs and self._feeder is not None:
+            epochs, self._feeder = self._loader.reading.epochs, None
+            self._close_loader()
+            self._loader = self._open_loader(epochs, step)
 
     def switch_feeder(self, feeder: str | None, own_epoch: int) -> bool:
         """Read another feeder's stream, or none's, from this own epoch on.
@@ -178,7 +202,50 @@ class Data:
             on_wait=self.on_wait,
             weights=weights,
             local_world=self._local_world,
+            verify=self._verify_with("train") if comm.rank == 0 else False,
         )
+
+    def _verify_with(self, split: str) -> MakeVerification | Literal[False]:
+        """What compares samples of a split with those of this member's pipeline, in the node's checker."""
+        directory = os.environ.get(NODE_DIRECTORY)
+        if not self._ensemble.verify_sharing or directory is None:
+            return False
+        pipeline, own = self.pipeline(split), self._identity
+
+        def make(stream: Stream) -> Verification | None:
+            if split == "train" and stream.is_same_object and not (stream.has_peers or self._ensemble.cache_dir):
+                return None
+            checks = NodeChecks(
+                make_checker_address(Path(directory)),
+                split,
+                own.params,
+                is_exact=stream.is_exact,
+                limit_s=2 * self._ensemble.prepare_timeout_s,
+                on_wait=self.on_wait if split == "train" else self.on_resident_wait,
+            )
+            return Verification(checks, own.member, pipeline, functools.partial(self._handle_finding, split))
+
+        return make
+
+    def _handle_finding(self, split: str, found: Finding) -> None:
+        """Report what was found; where the member has read other samples before, its training ends here.
+
+        Raises:
+            SharingDiffers: what it has learned is not what its own pipeline teaches.
+        """
+        verdict, mode = found.verdict, self._ensemble.verify_sharing
+        # The ranks of a member read a resident set each for itself: they cannot leave it together.
+        is_late = found.is_late or (split != "train" and self._comm.world > 1)
+        action = "none" if verdict.kind != "different" else "alone" if not is_late else "anew"
+        action = "fails" if action == "anew" and mode == "fail" else action
+        self.on_finding(split=split, action=action, **found.as_record())
+        if action in ("anew", "fails"):
+            raise SharingDiffers(
+                f"what it was served of {split} is not what its own pipeline prepares, {found.describe()}",
+                begins_anew=action == "anew",
+            )
+        if action == "alone" and split == "train":
+            self._feeder = None
 
     def epoch(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield the batches of the stream's next epoch, which is this own epoch, on the member's device.
@@ -253,7 +320,11 @@ class Data:
 
         if split not in self._residents:
             self._residents[split] = resident(
-                self._resident_feeder, split, self.pipeline(split), self.on_resident_wait
+                self._resident_feeder,
+                split,
+                self.pipeline(split),
+                self.on_resident_wait,
+                verify=self._verify_with(split) if self._comm.rank == 0 else False,
             )
         return self._residents[split]
 

@@ -7,6 +7,7 @@ The weights that are evaluated, and those that predictions are saved of, are tho
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,7 @@ class EvaluatedMember:
             job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch, checkpointer, self.observer
         )
         self._data.on_resident_wait = self._life.report_progress
+        self._data.on_finding = functools.partial(reporter.event, "sample_difference")
         self._find_deadly_records: Callable[[], None] = lambda: DeadlyRecords(
             job,
             ensemble,

@@ -53,6 +53,19 @@ class StopTraining(BaseException):
         self.outcome = outcome
 
 
+class SharingDiffers(StopTraining):
+    """The member has learned from samples that its own pipeline does not make.
+
+    Attributes:
+        error: what differs, in one line.
+        begins_anew: whether it is to begin anew, without a feeder.
+    """
+
+    def __init__(self, error: str, *, begins_anew: bool) -> None:
+        super().__init__("failed")
+        self.error, self.begins_anew = error, begins_anew
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest:
     """The members of which a session measures a few steps, one after the other, instead of training.

@@ -16,7 +16,7 @@ from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import is_disk_full
 from ensemble.train.initial_weights import MisfitError
-from ensemble.train.job import Diverged, Inbox, Job, Outcome, StopTraining, TrainingError
+from ensemble.train.job import Diverged, Inbox, Job, Outcome, SharingDiffers, StopTraining, TrainingError
 from ensemble.train.member import TrainContext
 from ensemble.train.outputs import OutputError
 from ensemble.train.recipe import run_training_loop
@@ -54,7 +54,7 @@ def run(
             return "finished"
         except StopTraining as ended:
             assert member is not None
-            _report_end(reporter, member, ended.outcome)
+            _report_end(reporter, member, ended)
             return ended.outcome
         except (Exception, SystemExit) as error:
             _report_failure(reporter, job, error, {} if member is None else member.position)
@@ -127,8 +127,11 @@ def _cap_memory(job: Job, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(share if 0 < share < 1 else 1.0, device)
 
 
-def _report_end(reporter: Reporter, member: TrainContext, outcome: Outcome) -> None:
-    if outcome == "stopped":
+def _report_end(reporter: Reporter, member: TrainContext, ended: StopTraining) -> None:
+    outcome = ended.outcome
+    if isinstance(ended, SharingDiffers):
+        reporter.event("failed", error=ended.error, reason="sharing", retry=ended.begins_anew, **member.position)
+    elif outcome == "stopped":
         reporter.event("stopped", **member.position)
     elif outcome == "pruned":
         reporter.event("pruned", epoch=max(0, member.position["epoch"] - 1))

@@ -49,6 +49,8 @@ def test_a_failure_is_tried_again_until_its_retries_are_used_and_nan_never() -> 
     assert not policy.decide(failed("disk"), []).retry, "it is as full a moment later: a resume takes it up"
     assert not policy.decide(failed("error", is_retry_useful=False), []).retry
     assert not RetryPolicy(retries=0).decide(failed("error"), []).retry
+    assert RetryPolicy(retries=0).decide(failed("sharing"), []).retry, "it shares nothing from then on"
+    assert not RetryPolicy(retries=0).decide(failed("sharing", is_retry_useful=False), []).retry
 
 
 def test_an_exception_that_came_again_at_the_same_step_is_not_tried_a_third_time() -> None:

@@ -257,3 +257,24 @@ def test_a_widened_member_waits_to_be_placed_again() -> None:
     member = state.members["member-0"]
     assert (member.state, member.failures, member.epoch) == ("waiting", 0, 1)
     assert member.identity["workers"] == 2 and len(member.history) == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "split", "is_alone", "has_checkpoint"),
+    [
+        ("none", "train", False, True),
+        ("alone", "train", True, True),
+        ("alone", "valid", False, True),
+        ("anew", "train", True, False),
+        ("anew", "valid", True, False),
+        ("fails", "train", False, False),
+    ],
+)
+def test_a_member_that_learned_from_samples_not_its_own_has_no_checkpoint_and_shares_no_more(
+    action: str, split: str, is_alone: bool, has_checkpoint: bool
+) -> None:
+    found = of("sample_difference", action=action, split=split)
+    state = fold(story(*BEGUN, of("checkpoint", epoch=1, step=0, path="p"), found, started(resumed=True)))
+    member = state.members["member-0"]
+    assert (member.is_alone, member.checkpoint is not None) == (is_alone, has_checkpoint)
+    assert not state.members["member-1"].is_alone

@@ -40,7 +40,7 @@ def main(descriptor: int) -> int:
     control.set_inheritable(False)
     worker = serve(control)
     if worker is not None:
-        _work(socket.socket(fileno=worker))
+        _work(socket.socket(fileno=worker[0]))
     return 0
 
 

@@ -10,7 +10,12 @@ from ensemble.meter.origin import weakest
 from ensemble.reporting import text
 from ensemble.reporting.model_figures import list_figures, read_task
 from ensemble.reporting.ranking import best_member, finite_or_none, metric, other_metrics, varied_parameters
-from ensemble.reporting.sections.feeders import bad_record_lines, bottleneck_lines, unshared_lines
+from ensemble.reporting.sections.feeders import (
+    bad_record_lines,
+    bottleneck_lines,
+    difference_lines,
+    unshared_lines,
+)
 from ensemble.reporting.sections.turnaround import measure_turnaround, summarize
 from ensemble.reporting.status import status_gpus
 from ensemble.reporting.time_left import epochs_done_and_left
@@ -155,7 +160,7 @@ def _facts(state: RunState, driver: str | None) -> Iterator[tuple[str, str, str]
         yield "measuring", f"a few steps of {text.count(len(state.measuring), 'member')}, to pack them", ""
     for line in bottleneck_lines(state):
         yield "limited by", line, ""
-    for line in (*unshared_lines(state), *bad_record_lines(state)):
+    for line in (*unshared_lines(state), *bad_record_lines(state), *difference_lines(state)):
         yield "pipeline", line, "warn"
     if (gpus := status_gpus(state)) is not None:
         for line in gpus.splitlines():

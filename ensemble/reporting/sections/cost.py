@@ -19,6 +19,7 @@ ROLE_WORDS = {
     "startup": "starting up",
     "prepare": "preparing samples",
     "feed": "feeding",
+    "verify": "comparing shared samples",
     "train": "training",
     "profile": "measuring members",
     "orchestrate": "orchestrating",

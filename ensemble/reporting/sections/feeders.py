@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from ensemble.reporting import text
 from ensemble.reporting.sections import Line
-from ensemble.reporting.sections.notices import describe_bad_record, describe_end_of_sharing, describe_lost_feeder
+from ensemble.reporting.sections.notices import (
+    describe_bad_record,
+    describe_difference,
+    describe_end_of_sharing,
+    describe_lost_feeder,
+)
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
@@ -95,6 +100,14 @@ def bad_record_lines(state: RunState, most: int = 3) -> list[str]:
     found = [describe_bad_record(event) for event in state.bad_records.values()]
     return found[:most] + (
         [f"and {text.count(len(found) - most, 'more such record')}"] if len(found) > most else []
+    )
+
+
+def difference_lines(state: RunState, most: int = 3) -> list[str]:
+    """Returns a line for each member and split whose shared samples were not those of its own pipeline."""
+    found = [describe_difference(event) for event in state.differences.values()]
+    return found[:most] + (
+        [f"and {text.count(len(found) - most, 'more such difference')}"] if len(found) > most else []
     )
 
 

@@ -33,6 +33,29 @@ def describe_bad_record(event: Event) -> str:
     return f"{which}: {event['reason']}; nobody prepares it any more"
 
 
+_ACTIONS = {
+    "none": "that is rounding, they are shared",
+    "alone": "it prepares them itself from the start",
+    "anew": "it begins anew and prepares its own batches",
+    "fails": "it fails, as verify_sharing='fail' says",
+    "renewed": "the cache begins anew",
+}
+
+
+def describe_difference(event: Event) -> str:
+    """Returns a `sample_difference` event as a sentence."""
+    where = f"epoch {event['epoch']}, position {event['place']} (sample {event['index']})"
+    if event["verdict"] == "left_out":
+        return (
+            f"{event['member']}: shared samples of {event['split']} are not compared, {where}: {event['detail']}"
+        )
+    if event.get("member") is None:
+        who = f"samples of {event['split']} kept in a cache are not what the pipeline prepares"
+    else:
+        who = f"{event['member']}: shared samples of {event['split']} are not what its own pipeline prepares"
+    return f"{who}, {where}: {event['detail']}; {_ACTIONS[event['action']]}"
+
+
 def describe_early_stop(member: str, epochs: int, stop: Mapping[str, Any]) -> str:
     """Returns why a member ended before its last epoch, as a sentence.
 
@@ -160,6 +183,8 @@ class NoticeCollector:
         elif kind == "bad_record" and (record := (event["split"], event["index"])) not in self._bad:
             self._bad.add(record)
             yield "warning", describe_bad_record(event)
+        elif kind == "sample_difference":
+            yield "info" if event["action"] == "none" else "warning", describe_difference(event)
         elif kind == "feeder_lost":
             yield "warning", describe_lost_feeder(event)
         elif kind == "feeder_restarted":

@@ -9,7 +9,7 @@ import { SERIES } from "../store.js";
 const SHOWN = 40; // members with a bar of their own, until the reader asks for all
 const GAP_S = 2; // between two samples of power, from which on nobody measured
 const ROLES = {
-  startup: "#9aa5b4", prepare: "#d97a2b", feed: "#c9992a", train: "#3b82c4", profile: "#4f9d9d", orchestrate: "#8a6fd1", ray: "#24a0b3", idle: "#b3a68c",
+  startup: "#9aa5b4", prepare: "#d97a2b", feed: "#c9992a", verify: "#a3b34a", train: "#3b82c4", profile: "#4f9d9d", orchestrate: "#8a6fd1", ray: "#24a0b3", idle: "#b3a68c",
   other: "#6d7683",
 };
 const UNUSED = new Set(["idle", "other"]);

@@ -1,0 +1,173 @@
+"""Starts a node's checker (`ensemble.executors.checker_main`) when a member first asks for it.
+
+The socket is this process's, so members can connect before there is a checker, and while another takes the place
+of one that died of a record. After `MOST_STARTS` there is none any more: members then go on without comparing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ensemble.executors.base import Event, make_usage
+from ensemble.executors.spawn import ForkServer, kill_group, make_node_environment, make_plain_environment
+from ensemble.meter import cpu_seconds
+from ensemble.store import RunDir
+from ensemble.store.files import make_directory
+from ensemble.train.node_checks import CHECKER, make_checker_address
+from pipelines import ipc
+from pipelines.child_processes import child_environment, reap
+
+MOST_STARTS = 3
+
+
+class CheckerProcess:
+    """The checker of one node, and the socket at which it serves.
+
+    Args:
+        node: its name in the events.
+        directory: of the node.
+        run_dir: the run directory.
+        selector: where the socket is registered while there is no checker.
+        emit: called with each event.
+        connect: returns the fork server.
+        count: returns the number of a request to it.
+
+    Attributes:
+        number: of the request to the fork server.
+        log: file of its output.
+        pid: None while there is none.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        directory: Path,
+        run_dir: str,
+        selector: selectors.BaseSelector,
+        emit: Callable[[Event], None],
+        connect: Callable[[], ForkServer],
+        count: Callable[[], int],
+    ) -> None:
+        self.number = -1
+        self.log = RunDir(run_dir).log(CHECKER)
+        self.pid: int | None = None
+        self._node, self._directory, self._run_dir = node, directory, run_dir
+        self._selector, self._emit, self._connect, self._count = selector, emit, connect, count
+        self._pidfd: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+        self._reported_s = 0.0
+        self._used_s: dict[int, float] = {}  # by process id
+        self._listener: socket.socket | None = ipc.listen(str(make_checker_address(directory)))
+        selector.register(self._listener, selectors.EVENT_READ, self._start)
+
+    def _start(self) -> None:
+        """Start a checker: a member has connected."""
+        assert self._listener is not None
+        self._selector.unregister(self._listener)
+        self._starts += 1
+        self.number = self._count()
+        make_directory(self.log.parent)
+        environment = make_plain_environment() | make_node_environment(self._directory)
+        try:
+            self._connect().fork_checker(self.number, self.log, self._listener, environment, self._run_dir)
+        except OSError:
+            self._start_interpreter(environment)
+
+    def _start_interpreter(self, environment: dict[str, str]) -> None:
+        assert self._listener is not None
+        with open(self.log, "ab") as output:
+            fd = self._listener.fileno()
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "ensemble.executors.checker_main",
+                    str(fd),
+                    str(os.getpid()),
+                    self._run_dir,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(fd,),
+                env={**child_environment(), **environment},
+                process_group=0,
+            )
+        self.has_started(self._process.pid, os.pidfd_open(self._process.pid))
+        self.watch()
+
+    def has_started(self, pid: int, pidfd: int | None) -> None:
+        """Take note of its process."""
+        self.pid, self._pidfd, self._reported_s = pid, pidfd, 0.0
+
+    def watch(self) -> None:
+        """Wait for the end of a process that no fork server reports."""
+        if self._pidfd is not None:
+            self._selector.register(self._pidfd, selectors.EVENT_READ, lambda: self.has_ended(None))
+        else:
+            self.has_ended(None)
+
+    def has_ended(self, cpu_s: float | None) -> None:
+        """Take note of its end, and wait for the next member that asks.
+
+        Args:
+            cpu_s: CPU-seconds that it has used; None if unknown.
+        """
+        if self._process is not None:
+            cpu_s, self._process = reap(self._process), None
+        if self.pid is not None and cpu_s is not None:
+            self._used_s[self.pid] = cpu_s
+        self.report_usage()
+        if self.pid is not None:
+            kill_group(self.pid)
+        self._close_process()
+        if self._listener is None:
+            return
+        if self._starts < MOST_STARTS:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._start)
+        else:
+            self._close_listener()
+
+    def report_usage(self) -> None:
+        """Emit the CPU time that it has used so far, if it has started."""
+        if self.pid is None:
+            return
+        used_s = max(self._used_s.get(self.pid, 0.0), cpu_seconds(self.pid) or 0.0)
+        if used_s > self._reported_s:
+            self._used_s[self.pid] = self._reported_s = used_s
+            self._emit(make_usage(self._node, "verify", self.pid, used_s))
+
+    def _close_process(self) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._pidfd)
+            os.close(self._pidfd)
+        self.pid = self._pidfd = None
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(make_checker_address(self._directory))
+
+    def close(self) -> None:
+        """Report what it has used, and end it."""
+        self.report_usage()
+        if self.pid is not None:
+            kill_group(self.pid)
+        if self._process is not None:
+            reap(self._process)
+        self._close_process()
+        self._close_listener()

@@ -1,0 +1,130 @@
+"""The main program of a node's checker: it compares samples that members are served with what their own pipelines
+prepare (docs/decisions/0042).
+
+It is forked from the fork server when a member first asks, and serves one member after another. Each request has
+the member's environment, which is this process's while it prepares: what a stage reads there is what the member
+would read. Nothing of it runs in a process that trains, where CUDA and threads are.
+
+A request is the message `check` with the descriptor of memory that holds `ServedSample.pack`; the answer is the
+message `verdict`. Nothing is unpickled but the run's declaration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ensemble.spec import Ensemble
+from ensemble.store import RunDir
+from pipelines import ipc
+from pipelines.errors import PipelineError
+from pipelines.verification.checker import SampleChecker
+from pipelines.verification.compare import Verdict
+from pipelines.verification.served import ServedSample
+
+
+class Checker:
+    """Compares the samples of the members of one run.
+
+    Args:
+        ensemble: the run's declaration.
+    """
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        self._ensemble = ensemble
+        self._checkers: dict[str, SampleChecker] = {}
+
+    def check(self, packed: bytes) -> Verdict:
+        """Compares one sample.
+
+        Args:
+            packed: it, with `split`, `params`, `is_exact` and `environment` of the member.
+        """
+        served, about = ServedSample.unpack(packed)
+        if dict(os.environ) != about["environment"]:
+            os.environ.clear()
+            os.environ.update(about["environment"])
+        return self._find_checker(about).check(served)
+
+    def _find_checker(self, about: Mapping[str, Any]) -> SampleChecker:
+        key = json.dumps([about["split"], about["params"], about["is_exact"]], sort_keys=True)
+        if key not in self._checkers:
+            if about["split"] == "train":
+                pipeline = self._ensemble.pipeline(about["params"])
+            else:
+                pipeline = getattr(self._ensemble, about["split"]).without_randomness()
+            self._checkers[key] = SampleChecker(pipeline, is_exact=about["is_exact"])
+        return self._checkers[key]
+
+
+def main(descriptor: int, executor: int, run_dir: str) -> int:
+    """Serve requests until the executor ends.
+
+    Args:
+        descriptor: of the listening socket.
+        executor: process id of the executor.
+        run_dir: the run directory, as a path on this node.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    listener = socket.socket(fileno=descriptor)
+    listener.set_inheritable(False)
+    with contextlib.suppress(PermissionError):
+        os.setpgid(0, 0)
+    parent = os.pidfd_open(executor)
+    checker: Checker | None = None
+    members: dict[int, socket.socket] = {}
+    waited = select.poll()
+    for each in (parent, listener.fileno()):
+        waited.register(each, select.POLLIN)
+    while True:
+        ready = {fd for fd, _ in waited.poll()}
+        if parent in ready:
+            os.killpg(0, signal.SIGKILL)
+        if listener.fileno() in ready:
+            connection, _ = listener.accept()
+            if _is_of_this_user(connection):
+                members[connection.fileno()] = connection
+                waited.register(connection.fileno(), select.POLLIN)
+            else:
+                connection.close()
+        for fd in ready & members.keys():
+            try:
+                message, memory = ipc.receive_json(members[fd])
+                assert message["kind"] == "check" and memory is not None
+                checker = checker or Checker(RunDir(run_dir).load_ensemble())
+                ipc.send(members[fd], ipc.pack("verdict", found=_answer(checker, memory).as_record()))
+            except ipc.ConnectionLost:
+                waited.unregister(fd)
+                members.pop(fd).close()
+
+
+def _answer(checker: Checker, memory: int) -> Verdict:
+    try:
+        with mmap.mmap(memory, 0, prot=mmap.PROT_READ) as packed:
+            return checker.check(bytes(packed))
+    except PipelineError as error:
+        return Verdict(kind="left_out", detail=str(error))
+    except Exception as error:  # of the user's code
+        return Verdict(kind="left_out", detail=f"{type(error).__name__}: {error}")
+    finally:
+        os.close(memory)
+
+
+def _is_of_this_user(connection: socket.socket) -> bool:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", credentials)[1] == os.getuid())
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

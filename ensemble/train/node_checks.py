@@ -1,0 +1,86 @@
+"""Asks the checker of this node to compare samples that a member was served (docs/decisions/0042)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines import ipc
+from pipelines.verification.compare import Verdict
+from pipelines.verification.served import ServedSample
+
+#: The variable that names a node's directory to the processes of its members.
+NODE_DIRECTORY = "ENSEMBLE_NODE_DIRECTORY"
+#: The checker's name, as that of a member in the run directory.
+CHECKER = "checker"
+_WAIT_S = 1.0
+
+
+def make_checker_address(directory: Path) -> Path:
+    """Where the checker of a node listens, in the node's directory."""
+    return directory / CHECKER
+
+
+class NodeChecks:
+    """The comparisons of one member and one set; see `pipelines.verification.reader.SampleChecks`.
+
+    Where no checker answers, samples are left out.
+
+    Args:
+        address: of the checker.
+        split: "train", or the name of a resident set.
+        params: the member's hyperparameters.
+        is_exact: whether bytes must be equal.
+        limit_s: how long a comparison may take; after that nothing is compared any more.
+        on_wait: called every second meanwhile; what it raises ends the waiting.
+    """
+
+    def __init__(
+        self,
+        address: Path,
+        split: str,
+        params: Mapping[str, Any],
+        *,
+        is_exact: bool,
+        limit_s: float,
+        on_wait: Callable[[], None] | None,
+    ) -> None:
+        self._address, self._limit_s, self._on_wait = address, limit_s, on_wait
+        self._about = {"split": split, "params": dict(params), "is_exact": is_exact}
+        self._has_given_up = False
+
+    def check(self, served: ServedSample) -> Verdict:
+        """Compares one sample."""
+        if self._has_given_up:
+            return Verdict(kind="left_out", detail="no checker answers")
+        # As it is now: the member's own code may have changed it since its process was started.
+        packed = served.pack({**self._about, "environment": dict(os.environ)})
+        memory = os.memfd_create("served", os.MFD_CLOEXEC)
+        try:
+            with open(memory, "wb", closefd=False) as file:
+                file.write(packed)
+            return self._ask(memory)
+        except (OSError, ipc.ConnectionLost) as error:
+            return Verdict(kind="left_out", detail=f"the checker does not answer: {error}")
+        finally:
+            os.close(memory)
+
+    def _ask(self, memory: int) -> Verdict:
+        until = time.monotonic() + self._limit_s
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(str(self._address))
+            connection.settimeout(_WAIT_S)
+            ipc.send(connection, ipc.pack("check"), memory)
+            while True:
+                try:
+                    return Verdict.from_record(ipc.receive_json(connection)[0]["found"])
+                except TimeoutError:
+                    if self._on_wait is not None:
+                        self._on_wait()
+                    if time.monotonic() > until:
+                        self._has_given_up = True
+                        return Verdict(kind="left_out", detail=f"no verdict within {self._limit_s:g} s")

@@ -1,0 +1,56 @@
+"""Pipelines that are said to be one and are not; in a module of its own, so that workers can import it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines import Pipeline, sources
+
+
+def draw(n: int, seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, 3, n)
+    x = rng.normal(size=(n, 4)).astype(np.float32)
+    x[np.arange(n), label] += 2.0
+    return sources.arrays(x=x, label=label)
+
+
+def look(sample: dict[str, Any]) -> dict[str, Any]:
+    """A stage that does what the environment says."""
+    return {**sample, "x": sample["x"] * np.float32(os.environ.get("LOOK", "1"))}
+
+
+def train_by_environment(params: dict[str, Any]) -> Pipeline:
+    """A pipeline that says it is the same for all."""
+    os.environ["LOOK"] = str(params["look"])
+    return Pipeline(draw(96, 0), seed=0).map(look, id="look")
+
+
+class DriftsInAFeeder:
+    """A stage that makes other samples in a feeder from a moment on."""
+
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        drifts = is_feeder() and Path(self.marker).exists()
+        return {**sample, "x": sample["x"] + np.float32(drifts)}
+
+
+def train_that_drifts(params: dict[str, Any]) -> Pipeline:
+    return Pipeline(draw(2000, 0), seed=0).map(DriftsInAFeeder(params["marker"]), id="drifts")
+
+
+def is_feeder() -> bool:
+    """Whether this is the process of a feeder, or one that was forked off it."""
+    return sys.argv[0].endswith("feeder/process.py")
+
+
+def other_in_a_feeder(sample: dict[str, Any]) -> dict[str, Any]:
+    """A stage that depends on who prepares."""
+    return {**sample, "x": sample["x"] + np.float32(is_feeder())}
