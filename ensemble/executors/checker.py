@@ -18,6 +18,7 @@ from pathlib import Path
 from ensemble.executors.base import Event, make_usage
 from ensemble.executors.spawn import ForkServer, kill_group, make_node_environment, make_plain_environment
 from ensemble.meter import cpu_seconds
+from ensemble.meter.memory import tree_memory_gb
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory
 from ensemble.train.node_checks import CHECKER, make_checker_address
@@ -62,7 +63,7 @@ class CheckerProcess:
         self._selector, self._emit, self._connect, self._count = selector, emit, connect, count
         self._pidfd: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._starts = 0
+        self._starts, self._is_running = 0, False
         self._reported_s = 0.0
         self._used_s: dict[int, float] = {}  # by process id
         self._listener: socket.socket | None = ipc.listen(str(make_checker_address(directory)))
@@ -72,7 +73,7 @@ class CheckerProcess:
         """Start a checker: a member has connected."""
         assert self._listener is not None
         self._selector.unregister(self._listener)
-        self._starts += 1
+        self._starts, self._is_running = self._starts + 1, True
         self.number = self._count()
         make_directory(self.log.parent)
         environment = make_plain_environment() | make_node_environment(self._directory)
@@ -85,16 +86,9 @@ class CheckerProcess:
         assert self._listener is not None
         with open(self.log, "ab") as output:
             fd = self._listener.fileno()
+            arguments = [str(fd), str(os.getpid()), self._run_dir]
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "ensemble.executors.checker_main",
-                    str(fd),
-                    str(os.getpid()),
-                    self._run_dir,
-                ],
+                [sys.executable, "-P", "-m", "ensemble.executors.checker_main", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -110,7 +104,9 @@ class CheckerProcess:
         self.pid, self._pidfd, self._reported_s = pid, pidfd, 0.0
 
     def watch(self) -> None:
-        """Wait for the end of a process that no fork server reports."""
+        """Wait for the end of a process that no fork server reports, if there is one."""
+        if not self._is_running:
+            return
         if self._pidfd is not None:
             self._selector.register(self._pidfd, selectors.EVENT_READ, lambda: self.has_ended(None))
         else:
@@ -130,6 +126,7 @@ class CheckerProcess:
         if self.pid is not None:
             kill_group(self.pid)
         self._close_process()
+        self._is_running = False
         if self._listener is None:
             return
         if self._starts < MOST_STARTS:
@@ -138,13 +135,15 @@ class CheckerProcess:
             self._close_listener()
 
     def report_usage(self) -> None:
-        """Emit the CPU time that it has used so far, if it has started."""
+        """Emit the CPU time that it has used so far, and the memory that it holds, if there is more to say."""
         if self.pid is None:
             return
         used_s = max(self._used_s.get(self.pid, 0.0), cpu_seconds(self.pid) or 0.0)
         if used_s > self._reported_s:
             self._used_s[self.pid] = self._reported_s = used_s
-            self._emit(make_usage(self._node, "verify", self.pid, used_s))
+            held_gb = tree_memory_gb(self.pid)
+            usage = make_usage(self._node, "verify", self.pid, used_s)
+            self._emit(usage if held_gb is None else {**usage, "memory_gb": held_gb})
 
     def _close_process(self) -> None:
         if self._pidfd is not None:
