@@ -219,7 +219,8 @@ class Feeders:
 
     def _shares(self, start: Start) -> bool:
         identity = start.placement.identity
-        return not self._session.run.members[identity.member].is_alone and self._stream.is_read_by(identity)
+        known = self._session.run.members.get(identity.member)
+        return not (known is not None and known.is_alone) and self._stream.is_read_by(identity)
 
     def restart(self, node: str, cohort: int, expect: int, detail: str, *, started: bool = True) -> None:
         """Restart a feeder that exited; meanwhile its members prepare their own batches.
