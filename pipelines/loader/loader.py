@@ -272,7 +272,7 @@ class Loader(Resumable):
         began = time.perf_counter()
         ring.wait(released=base + start, want=base + stop)
         self._waited_s += time.perf_counter() - began
-        if self._make_verification is not None and not self._is_admitted(ring, epoch, start, stop):
+        if self._is_verified(ring) and not self._is_admitted(ring, epoch, start, stop):
             return None
         ok = ring.read_status(base + start, base + stop)
         if ring.stages < len(self.pipeline.stages):
@@ -298,29 +298,31 @@ class Loader(Resumable):
         Returns:
             Whether batches come from the feeder.
         """
-        epoch, step = self._next
-        if self._attachment is None or self._make_verification is None or epoch >= self.reading.epochs.stop:
+        (epoch, step), ring = self._next, self._attachment
+        if ring is None or epoch >= self.reading.epochs.stop or not self._is_verified(ring):
             return self.shared
         start, stop = self.reading.places(step)
         base, began = epoch * self.reading.n, time.perf_counter()
         try:
-            self._attachment.wait(released=base + start, want=base + stop)
+            ring.wait(released=base + start, want=base + stop)
             self._waited_s += time.perf_counter() - began
-            self._is_admitted(self._attachment, epoch, start, stop)
+            self._is_admitted(ring, epoch, start, stop)
         except ipc.ConnectionLost:
             self.close()
         return self.shared
 
+    def _is_verified(self, ring: Attachment) -> bool:
+        """Whether samples of the stream are compared."""
+        if self._make_verification is not None:
+            self._verification, self._make_verification = self._make_verification(ring.stream), None
+        return self._verification is not None
+
     def _is_admitted(self, ring: Attachment, epoch: int, start: int, stop: int) -> bool:
         """Compare samples of a batch, if any are due; leave the stream for good if one differs at its start."""
-        assert self._make_verification is not None
+        assert self._verification is not None
         read = functools.partial(ring.read_served, self.pipeline, epoch)
-        if self._verification is not None:
+        if self._verification.has_begun:
             self._verification.check_batch(read, epoch, start, stop)
-            return True
-        self._verification = self._make_verification(ring.stream)
-        if self._verification is None:
-            self._make_verification = None
         elif not self._verification.admit_first(read, epoch, start, stop):
             self.close()
             self._address = None

@@ -70,6 +70,7 @@ class Verification:
 
     Attributes:
         compared: how many samples were compared.
+        has_begun: whether the first ones were.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Verification:
         pipeline: Pipeline,
         report: Callable[[Finding], None] | None = None,
     ) -> None:
-        self.compared = 0
+        self.compared, self.has_begun = 0, False
         self._checks, self._name, self._pipeline = checks, name, pipeline
         self._report = report or (lambda finding: None)
         self._later: tuple[int, int | None] = (-1, None)  # the place to compare in an epoch
@@ -98,6 +99,7 @@ class Verification:
         Raises:
             SampleError: the reader's pipeline makes another sample each time.
         """
+        self.has_begun = True
         places = choose_first(self._name, epoch, start, stop)
         return not any(self._compare(read(place), is_late=False) for place in places)
 
