@@ -1,12 +1,21 @@
-"""Errors of pipelines: `PipelineError`, and `SampleError` for an error of one sample."""
+"""Errors of pipelines: `PipelineError`, `SampleError` for an error of one sample; messages on unknown names."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from typing import Any
 
 
 class PipelineError(Exception):
     """A pipeline cannot be made or used as requested; the message is one line for the user."""
+
+
+class FieldError(KeyError, PipelineError):
+    """A batch has no such field."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class ForeignRandomness(PipelineError):
@@ -43,3 +52,15 @@ class SamplesDiffer(PipelineError):
     def __init__(self, message: str, finding: Any = None) -> None:
         super().__init__(message)
         self.finding = finding
+
+
+def unknown_name(what: str, name: str, valid: Sequence[str]) -> str:
+    """One line about an unknown name: the closest valid name and all valid names.
+
+    Args:
+        what: what precedes the name in the message, such as "Ensemble has no option".
+    """
+    of_lower = {each.lower(): each for each in valid}
+    close = difflib.get_close_matches(name.lower(), of_lower, n=1)
+    hint = f"; did you mean {of_lower[close[0]]!r}?" if close else ""
+    return f"{what} {name!r}{hint} (valid: {', '.join(valid)})"

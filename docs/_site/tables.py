@@ -1,10 +1,15 @@
-"""Parts of the reference that are made from the code: the commands, from their parser."""
+"""Parts of the reference that are made from the code: the commands, from their parser.
+
+The site has all of it. The pages as they are in the repository have a table of the names, or of the commands,
+between two comments; `python docs/_site/tables.py` writes it, and a test holds it to the code.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,4 +86,41 @@ def describe_api(module: str) -> str:
     return "\n\n".join(f"::: {module}.{name}{OPTIONS.get(module, '')}" for name in values)
 
 
+#: The lines around the table of a page in the repository.
+BEGIN, END = "<!-- made by docs/_site/tables.py -->", "<!-- end -->"
+
+
+def write_overview(page: str) -> str:
+    """A page of the reference with its table of names, or of commands, before the first directive of the site."""
+    kept = re.sub(rf"{re.escape(BEGIN)}\n.*?{re.escape(END)}\n\n", "", page, flags=re.DOTALL)
+    first = re.search(r"^(?:::: \S+|\{\{ (?:api|commands).*)$", kept, re.MULTILINE)
+    if first is None:
+        return kept
+    if "{{ commands }}" in kept:
+        lines = ["| command | does |", "|---|---|"]
+        lines += [f"| `{name}` | {_escape(text)} |" for name, text, _ in list_commands()]
+        said = "`COMMAND --help` shows the arguments and options of each."
+    else:
+        text = re.sub(r"^\{\{ api (\S+) \}\}$", lambda match: describe_api(match[1]), kept, flags=re.MULTILINE)
+        lines = ["| name | is |", "|---|---|"]
+        lines += [f"| `{name}` | {_summarize(name)} |" for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)]
+        said = "`python -m pydoc NAME` shows the whole text of each, with arguments, errors and examples."
+    table = "\n".join([BEGIN, *lines, "", said, END])
+    return f"{kept[: first.start()]}{table}\n\n{kept[first.start() :]}"
+
+
+def _summarize(name: str) -> str:
+    """The first sentence of the docstring of a name."""
+    import pydoc
+
+    text = inspect.getdoc(pydoc.locate(name)) or ""
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    return paragraph.replace("|", "\\|")
+
+
 TABLES = {"commands": describe_commands, "api": describe_api}
+
+
+if __name__ == "__main__":
+    for page in REFERENCE.glob("*.md"):
+        page.write_text(write_overview(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -26,8 +26,7 @@ def add_studies(parser: argparse.ArgumentParser) -> None:
         added = studies.add_parser(study.name, help=study.summary, description=study.description)
         added.set_defaults(do=functools.partial(run, study))
         study.add_options(added)
-        page = f"bench-{study.name}.html"
-        option(added, "--plot", page, "file of the plot; '-' for none", type=output, metavar="FILE")
+        option(added, "--plot", None, "also draw a plot into FILE, a page", type=output, metavar="FILE")
         add_json_option(added)
 
 
@@ -36,8 +35,9 @@ def run(study: Study, options: argparse.Namespace) -> int:
     from ensemble.bench import charts
     from ensemble.cli.console import make_table, print_lines, print_renderable, write_json
 
-    draws = options.plot != "-" and charts.is_plotly_installed()
-    if options.plot != "-" and not draws:
+    is_wanted = options.plot not in (None, "-")
+    draws = is_wanted and charts.is_plotly_installed()
+    if is_wanted and not draws:
         print("no plot: that needs plotly; pip install 'ray-ensemble[bench]'", file=sys.stderr)
     outcome = study.run(options, lambda line: print(line, file=sys.stderr, flush=True))
     if outcome is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +29,14 @@ from ensemble.spec.loops import (
 )
 from ensemble.spec.member import Member, Resources, as_member
 from ensemble.spec.member_pipelines import MemberPipelines
-from ensemble.spec.objectives import Implied, Mode, check_ranking, describe_missing_objective, resolve_ranking
+from ensemble.spec.objectives import (
+    Implied,
+    Mode,
+    check_direction,
+    check_ranking,
+    describe_missing_objective,
+    resolve_ranking,
+)
 from ensemble.spec.options import (
     TRAINING_OPTIONS,
     NamedOptions,
@@ -135,7 +143,8 @@ class Ensemble(MemberPipelines):
         coverage: the probability with which conformal sets and intervals are to hold the true value, in (0, 1).
         objective: the metric that ranks members; None takes the Recipe's, or accuracy (the loss of a Recipe whose
             `task=` has no classes).
-        mode: whether it is maximized ("max") or minimized ("min"); None takes what the metric's name implies.
+        mode: whether it is maximized ("max") or minimized ("min"); None takes what the metric's name implies, and
+            the opposite of that is refused.
         early_stopping: `EarlyStopping(patience, min_delta)` ends a member whose objective improves no more, at the
             end of an epoch; "none" trains all epochs.
         keep: "best": a member's weights are those after which its objective was best on `valid`; "last": those
@@ -212,6 +221,7 @@ class Ensemble(MemberPipelines):
         for name, value in zip(("objective", "mode"), resolve_ranking(self, self.recipe), strict=True):
             object.__setattr__(self, name, value)
         self._check_objective_is_reported()
+        check_direction(str(self.objective), str(self.mode))
         if self.members is not None:
             object.__setattr__(self, "members", tuple(as_member(i, m) for i, m in enumerate(self.members)))
             if not self.members:
@@ -324,7 +334,7 @@ class Ensemble(MemberPipelines):
         return not isinstance(self.objective, Implied) or getattr(self.recipe, "objective", None) is not None
 
     def _check_identity(self, number: int, identity: Identity) -> None:
-        """Raise SpecError for a member that trains no step, or averages no weights."""
+        """Raise SpecError for a member that trains no step, or averages no weights; warn of a batch too large."""
         why = explain_no_averages(identity.averaging, identity.epochs)
         if self.drop_last and identity.batch_size > self.samples:
             why = (
@@ -333,6 +343,12 @@ class Ensemble(MemberPipelines):
             )
         if why is not None:
             raise SpecError(f"members[{number}]: {why}")
+        if hasattr(self.train, "__len__") and identity.batch_size > len(self.train):
+            warnings.warn(
+                f"batch_size is {identity.batch_size}, more than the {len(self.train)} training samples: an epoch is "
+                "one step; take a smaller batch_size if that is not meant",
+                stacklevel=2,
+            )
 
     def identify(self, number: int, params: Member | Mapping[str, Any] | None = None) -> Identity:
         """The identity of a member.

@@ -140,6 +140,18 @@ def check_ranking(where: str, given: Any) -> None:
         check_choice(f"{where}.mode", given.mode, ("max", "min"))
 
 
+def check_direction(objective: str, mode: str) -> None:
+    """Raise SpecError for a mode that ranks the worst member first, by what the metric's name is known for."""
+    known = infer_mode(objective)
+    if known not in (None, mode):
+        is_max = known == "max"
+        raise SpecError(
+            f"mode={mode!r} ranks the worst member first: {objective!r} is better where it is "
+            f"{'higher' if is_max else 'lower'}; leave mode= out, or, if that is meant, report the metric "
+            f"under a name that says so, such as '{objective}_to_{'minimize' if is_max else 'maximize'}'"
+        )
+
+
 def describe_missing_objective(objective: str, reported: Iterable[str], by: str = "it") -> str:
     """One line about an objective that is not among the reported metrics.
 

@@ -90,7 +90,8 @@ class Search:
     """A hyperparameter search; each trial is a member.
 
     Attributes:
-        space: hyperparameter -> `choice(...)`, `uniform`, `loguniform`, `integer`, or a fixed value.
+        space: hyperparameter -> `choice(...)`, `uniform`, `loguniform`, `integer`, or a fixed value, which is no
+            list: `choice([8, 16])` is a list as the one value.
         trials: number of members that are trained in all.
         sampler: what proposes hyperparameters (Optuna): tpe, random, grid, gp, cmaes.
         pruner: what stops trials early (Optuna): hyperband, asha, median, patience, none; or a dict of the name
@@ -128,12 +129,6 @@ class Search:
         if not isinstance(self.space, Mapping) or not self.space:
             raise SpecError("Search.space must be a dict of hyperparameters, got " + repr(self.space))
         object.__setattr__(self, "space", {key: _as_dimension(key, value) for key, value in self.space.items()})
-        fixed = [given for given in self.space.values() if not isinstance(given, Dimension)]
-        if len(fixed) == len(self.space) and any(isinstance(given, list) for given in fixed):
-            raise SpecError(
-                "Search.space varies nothing: a list or tuple is one fixed value; give choice(...), "
-                "uniform(low, high), loguniform(low, high) or integer(low, high); of one value, choice([value])"
-            )
         check_number("Search.trials", self.trials, low=1, integer=True)
         check_number("Search.seed", self.seed, low=0, integer=True)
         check_choice("Search.sampler", self.sampler, SAMPLERS)
@@ -213,6 +208,13 @@ def _as_dimension(key: object, given: object) -> Any:
     if type(key) is not str:
         raise SpecError(f"Search.space must have str for keys, got {key!r}")
     where = f"Search.space[{key!r}]"
+    if isinstance(given, list | tuple):
+        values = ", ".join(map(repr, given)) if given else "..."
+        raise SpecError(
+            f"{where} is {given!r:.60}, which is not clear: choice({values:.60}) tries each of them, "
+            f"choice({given!r:.60}) has all of them as one value; or give uniform(low, high), loguniform(low, "
+            "high) or integer(low, high)"
+        )
     if not isinstance(given, Dimension):
         return as_json_value(where, given)
     return Dimension(given.kind, tuple(as_json_value(where, value) for value in given.values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import inspect
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 from ensemble.interrupts import Terminated, repeat_lost_signals
 from ensemble.spec.ensemble import Ensemble
+from ensemble.spec.hidden_modules import check_hidden_modules
 from ensemble.spec.settings import Setting, read_setting, split_setting
 from ensemble.spec.validation import SpecError, unknown_name
 from ensemble.user_code.bytecode import without_bytecode
@@ -23,6 +25,16 @@ from pipelines.errors import PipelineError
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 #: The types of a setting's value, tried in this order, and their names in error messages.
 _TYPES: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+#: Parts of error messages, and what to do about them.
+_REMEDIES = {
+    "EOF when reading a line": (
+        "nobody answers input() in a run: make it an option, as in spec(epochs=5), and give it by --set epochs=5"
+    ),
+    "operator torchvision::": (
+        "this torchvision was built for a torch with CUDA; beside a torch for CPUs take its build for CPUs: pip "
+        "install --force-reinstall --no-deps torchvision --index-url https://download.pytorch.org/whl/cpu"
+    ),
+}
 _loaded: set[str] = set()  # names of the modules that are spec files
 
 
@@ -49,12 +61,17 @@ def import_file(path: Path) -> ModuleType:
         SpecError: there is no such file, it cannot be imported, or another module has its name.
     """
     if not path.is_file():
-        raise SpecError(f"there is no spec file {str(path)!r}")
+        beside = [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        close = difflib.get_close_matches(path.name, beside, n=1)
+        near = f"{path.name}.py" if f"{path.name}.py" in beside else close[0] if close else None
+        hint = "" if near is None else f"; did you mean {str(path.with_name(near))!r}?"
+        raise SpecError(f"there is no spec file {str(path)!r}{hint}")
     module_spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     if module_spec is None or module_spec.loader is None:
         raise SpecError(f"{path} is no Python file: a spec file defines spec(**options) -> Ensemble")
     if _shadows_module(path):
         raise SpecError(f"{path} has the name of another Python module, which it would hide: rename it")
+    check_hidden_modules(path.resolve().parent)
     module = importlib.util.module_from_spec(module_spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
@@ -105,11 +122,16 @@ def _spec_errors(path: Path | None, given: Sequence[Setting] = ()) -> Iterator[N
         elif isinstance(error, SyntaxError):
             message = error.msg
         elif not isinstance(error, (SpecError, PipelineError)):
-            message = f"{type(error).__name__}: {message}"
+            message = f"{type(error).__name__}: {message}{_find_remedy(message)}"
         for setting in given:
             message = setting.redact(message)
         secret = any(setting.file is not None for setting in given)  # what is raised would be shown with its cause
         raise SpecError(f"{_locate(error, path)}: {message}") from None if secret else error
+
+
+def _find_remedy(message: str) -> str:
+    """What to do about an error that beginners meet; an empty string for any other."""
+    return next((f"; {remedy}" for part, remedy in _REMEDIES.items() if part in message), "")
 
 
 def _locate(error: BaseException, path: Path) -> str:

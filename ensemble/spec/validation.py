@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
+
+from pipelines.errors import unknown_name as unknown_name
 
 
 class SpecError(ValueError):
@@ -16,20 +18,24 @@ class SpecError(ValueError):
 
 T = TypeVar("T", bound=type)
 
+#: The classes of options, by name: one that is given to the wrong class is found in the right one.
+_OPTION_CLASSES: dict[str, type] = {}
+
 
 def option_class(cls: T) -> T:
-    """Class decorator: a dataclass whose unknown options raise SpecError with the valid names.
+    """Class decorator: a dataclass whose unknown options raise SpecError with the valid names, or the right class.
 
     numpy scalars among its arguments become Python scalars.
     """
     init = cls.__init__  # type: ignore[misc]
-    names = [f.name for f in dataclasses.fields(cls) if f.init]
+    names = list_options(cls)
+    _OPTION_CLASSES[cls.__name__] = cls
 
     @functools.wraps(init)
     def checked_init(self: Any, *args: Any, **options: Any) -> None:
         for name in options:
             if name not in names:
-                raise SpecError(unknown_name(f"{cls.__name__} has no option", name, names))
+                raise SpecError(_describe_unknown_option(cls, name, names))
         given = {name: as_python_scalar(value) for name, value in options.items()}
         try:
             init(self, *map(as_python_scalar, args), **given)
@@ -42,16 +48,31 @@ def option_class(cls: T) -> T:
     return cls
 
 
-def unknown_name(what: str, name: str, valid: Sequence[str]) -> str:
-    """One line about an unknown name: the closest valid name and all valid names.
+def list_options(cls: type) -> list[str]:
+    """The names of the options that an option class takes."""
+    return [f.name for f in dataclasses.fields(cls) if f.init]
 
-    Args:
-        what: what precedes the name in the message, such as "Ensemble has no option".
-    """
-    of_lower = {each.lower(): each for each in valid}
-    close = difflib.get_close_matches(name.lower(), of_lower, n=1)
-    hint = f"; did you mean {of_lower[close[0]]!r}?" if close else ""
-    return f"{what} {name!r}{hint} (valid: {', '.join(valid)})"
+
+def _describe_unknown_option(cls: type, name: str, valid: Sequence[str]) -> str:
+    """One line about an option that a class does not have: the classes that have it, else as `unknown_name`."""
+    what = f"{cls.__name__} has no option"
+    owners = [owner for owner, each in _OPTION_CLASSES.items() if name in list_options(each)]
+    if not owners:
+        return unknown_name(what, name, valid)
+    held = {  # the options of this class that hold another one's object
+        owner: (f.name, str(f.type))
+        for owner in owners
+        for f in dataclasses.fields(cls)
+        if re.search(rf"\b{owner}\b", str(f.type))
+    }
+    shown = []
+    for owner in sorted(owners, key=lambda owner: owner not in held):
+        option, kind = held.get(owner, ("", ""))
+        if kind.startswith("Sequence"):
+            shown.append(f"{owner}({name}=...) in {option}=")
+        else:
+            shown.append(f"{option}={owner}({name}=...)" if option else f"{owner}({name}=...)")
+    return f"{what} {name!r}: it belongs elsewhere, {' or '.join(shown)}"
 
 
 def check_choice(where: str, value: object, valid: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.store.files import OtherPythonError, StoreError, write_bytes, write_json
+from ensemble.store.unpicklable import describe_unpicklable
 from ensemble.user_code.fingerprint import PYTHON, Code
 from ensemble.user_code.imports import users_modules
 
@@ -132,9 +133,11 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
             # What another module holds is not in the way where that module is imported instead.
             log.info("the declaration cannot be pickled with %d modules by value: %s", len(modules), error)
             failure = error
+    with _pickle_by_value(modules):
+        where = describe_unpicklable(ensemble, lambda part: Pickler(io.BytesIO()).dump(part))
     raise StoreError(
-        f"ensemble {ensemble.name!r} cannot be sent to other processes: {failure}; keep open files, locks and "
-        f"device tensors out of its functions' closures; in a Dataset, {REMEDY}"
+        f"ensemble {ensemble.name!r} cannot be sent to other processes: {f'{where}: ' if where else ''}{failure}; "
+        f"make open files, locks and device tensors where they are used, not around a function; in a Dataset, {REMEDY}"
     ) from failure
 
 

@@ -1,8 +1,21 @@
-"""A member's hyperparameters, which record the keys that are read: an unread one is probably a mistake."""
+"""A member's hyperparameters, which record the keys that are read: an unread one is probably a mistake.
+
+So is a key that is read and was not declared.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+
+from ensemble.spec import unknown_name
+from ensemble.train.job import TrainingError
+
+
+class UndeclaredHyperparameterError(KeyError, TrainingError):
+    """A hyperparameter is read that the member does not have."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def _record_key(method: Any) -> Any:
@@ -37,6 +50,11 @@ class Hyperparameters(dict[str, Any]):
     def unread(self) -> list[str]:
         """The given keys that were not read, in order."""
         return [key for key in self._given if key not in self._read]
+
+    def __missing__(self, key: Any) -> Any:
+        raise UndeclaredHyperparameterError(
+            unknown_name("a hyperparameter is read that the member does not have,", str(key), self._given)
+        )
 
     __getitem__ = _record_key(dict.__getitem__)
     __contains__ = _record_key(dict.__contains__)

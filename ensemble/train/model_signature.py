@@ -19,6 +19,7 @@ from torch import nn
 from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.spec.identity import cost_options, hash_json, mask_magnitude, select_hyperparameters
 from ensemble.spec.recipe import has_own_loop
+from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.optimizers import make_recipe_optimizer
 from pipelines.fingerprint import describe, describe_ours, is_ours
 
@@ -57,9 +58,9 @@ def signature_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
 def _build_model(recipe: Recipe, params: dict[str, Any]) -> nn.Module:
     with contextlib.suppress(Exception):  # a model that fails without memory is built with memory below
         with torch.device("meta"):
-            meta: nn.Module = recipe.model(dict(params))
+            meta: nn.Module = recipe.model(Hyperparameters(params))
         return meta
-    model: nn.Module = recipe.model(dict(params))
+    model: nn.Module = recipe.model(Hyperparameters(params))
     return model
 
 

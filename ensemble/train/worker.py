@@ -15,6 +15,7 @@ from ensemble.comm import Communicator, CommunicatorError, SingleRank
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import is_disk_full
+from ensemble.train.forward_errors import explain_forward_error, is_repeatable
 from ensemble.train.initial_weights import MisfitError
 from ensemble.train.job import Diverged, Inbox, Job, Outcome, SharingDiffers, StopTraining, TrainingError
 from ensemble.train.member import TrainContext
@@ -146,7 +147,11 @@ def _report_failure(reporter: Reporter, job: Job, error: BaseException, position
     """
     reason, retry = classify(error)
     line = next(iter(str(error).splitlines()), "") or "no message"
-    line = line if isinstance(error, TrainingError | SpecError | StoreError) else f"{type(error).__name__}: {line}"
+    if not isinstance(error, TrainingError | SpecError | StoreError):
+        explained = explain_forward_error(error) if reason == "error" else None
+        line = f"{type(error).__name__}: {line}{f'; {explained}' if explained else ''}"
+    if retry and reason == "error" and _is_first_step(job, position) and is_repeatable(error):
+        line, retry = f"{line} (in the first step, in which another attempt would fail alike)", False
     reporter.log("".join(traceback.format_exception(error)), any_rank=True)
     note = FailureNote(RunDir(job.run_dir), job.identity.member, job.attempt)
     if job.rank == 0:
@@ -154,6 +159,11 @@ def _report_failure(reporter: Reporter, job: Job, error: BaseException, position
         reporter.event("failed", **(cause or {"error": line, "reason": reason, "retry": retry, **position}))
     elif reason != "lost" or (isinstance(error, CommunicatorError) and 0 in error.lost_ranks):
         note.write(line, reason, retry, job.rank)
+
+
+def _is_first_step(job: Job, position: Mapping[str, int]) -> bool:
+    """Whether the member has done no step yet, in this attempt or in one that left a checkpoint."""
+    return job.checkpoint is None and not position.get("epoch") and not position.get("step")
 
 
 def classify(error: BaseException) -> tuple[str, bool]:

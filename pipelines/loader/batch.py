@@ -11,6 +11,7 @@ import numpy as np
 
 from pipelines import order
 from pipelines.checks import MOST_RANKS, check_integer
+from pipelines.errors import FieldError, unknown_name
 from pipelines.loader.ragged import map_tensors
 from pipelines.prepare.fields import INDEX
 
@@ -78,6 +79,9 @@ class Batch(dict[str, Any]):
         self.step = step
         self.global_size = global_size
         self._staging: Staging | None = None
+
+    def __missing__(self, name: object) -> Any:
+        raise FieldError(unknown_name("the batch has no field", str(name), list(self)))
 
     def clone(self) -> Batch:
         """A copy in memory of its own."""

@@ -24,7 +24,7 @@ _STILL = frozenset(
         *("ConvertImageDtype", "FiveCrop", "Grayscale", "Identity", "LinearTransformation", "Normalize"),
         *("Pad", "PILToTensor", "Resize", "RGB", "SanitizeBoundingBoxes", "SanitizeKeyPoints"),
         *("TenCrop", "ToDtype", "ToImage", "ToPILImage", "ToPureTensor", "ToTensor"),
-        *("ImageClassification"),
+        "ImageClassification",
     )
 )
 # albumentations' that do the same to each image if they are always applied; they draw whether they are.

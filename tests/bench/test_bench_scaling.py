@@ -195,7 +195,10 @@ def test_the_command_studies_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "scaling", *BATCHES, "--parts", "batches", "--json", "rows.json"]) == 0
+    assert (
+        main(["bench", "scaling", *BATCHES, "--parts", "batches", "--json", "rows.json", "--plot", "plot.html"])
+        == 0
+    )
     found = json.loads((tmp_path / "rows.json").read_text())
     assert [(row["batch_size"], row["optimizer"], row["steps"]) for row in found] == [
         (32, "sgd", 10),
@@ -207,7 +210,7 @@ def test_the_command_studies_batches(
         assert 0 <= row["accuracy"] <= 100 and row["seeds"] == 2 and row["edge"]
         assert str(row["lr"]) in row["grid"]
         assert (row["against_sgd"] is None) == (row["optimizer"] == "sgd")
-    assert b"plotly" in (tmp_path / "bench-scaling.html").read_bytes()
+    assert b"plotly" in (tmp_path / "plot.html").read_bytes()
 
 
 @pytest.mark.parametrize(

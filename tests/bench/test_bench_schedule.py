@@ -82,12 +82,27 @@ def test_the_command_writes_rows_and_a_page(
     monkeypatch.chdir(tmp_path)
     sizes = ["--devices", "8", "--seeds", "1", "--prep-ms", "0", "--streams", "1", "--large", "20"]
     sizes += ["--reporting", "5", "--reports", "2", "--repeats", "1"]
-    assert main(["bench", "schedule", "--parts", "simulated,throughput", *sizes, "--json", "rows.json"]) == 0
+    assert (
+        main(
+            [
+                "bench",
+                "schedule",
+                "--parts",
+                "simulated,throughput",
+                *sizes,
+                "--json",
+                "rows.json",
+                "--plot",
+                "plot.html",
+            ]
+        )
+        == 0
+    )
     rows = json.loads(Path("rows.json").read_text())
     assert [row["part"] for row in rows] == ["simulated", "simulated", "throughput", "throughput"]
     assert rows[1]["members"] == 20
     assert "over default" in capsys.readouterr().err
-    assert "Simulated speed-up" in Path("bench-schedule.html").read_text()
+    assert "Simulated speed-up" in Path("plot.html").read_text()
 
 
 @pytest.mark.parametrize(

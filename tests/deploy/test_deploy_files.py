@@ -101,8 +101,18 @@ def test_the_claims_of_the_job_are_declared_and_shared_between_nodes() -> None:
     volumes = [v["persistentVolumeClaim"] for t in ray_pods() for v in t["spec"]["volumes"] if "emptyDir" not in v]
     assert {volume["claimName"] for volume in volumes} == set(claims)
     for volume in volumes:
-        [mode] = claims[volume["claimName"]]["accessModes"]
-        assert mode == ("ReadOnlyMany" if volume.get("readOnly") else "ReadWriteMany")
+        assert claims[volume["claimName"]]["accessModes"] == ["ReadWriteMany"], (
+            "what may never be written stays empty"
+        )
+
+
+def test_the_pod_that_fills_the_data_mounts_its_claim_for_writing() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    pod = json.loads(text.partition("--overrides='")[2].partition("'")[0])["spec"]
+    (volume,) = pod["volumes"]
+    (mount,) = pod["containers"][0]["volumeMounts"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "ensemble-data"}
+    assert mount == {"name": volume["name"], "mountPath": "/data"}
 
 
 def test_a_run_with_failed_members_is_not_retried_and_a_lost_head_is() -> None:

@@ -81,6 +81,14 @@ def test_a_public_name_says_what_it_is_and_what_its_parameters_are(name: str) ->
         assert parameters(value) - documented(value) == set(), f"{name} has parameters without a word on them"
 
 
+@pytest.mark.parametrize("page", sorted(page.name for page in REFERENCE.glob("*.md")))
+def test_a_page_of_the_reference_can_be_read_in_the_repository(page: str) -> None:
+    text = (REFERENCE / page).read_text(encoding="utf-8")
+    assert text == tables.write_overview(text), "python docs/_site/tables.py writes it anew"
+    rest = "\n".join(line for line in text.splitlines() if not line.startswith((":::", "{{", "    ")))
+    assert rest.count("\n|") >= 3 or rest.count("\n- ") >= 3, "a page of placeholders"
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     text = "\n".join(page.read_text() for page in REFERENCE.glob("*.md"))
     text = re.sub(r"^\{\{ api (\S+) \}\}$", lambda match: tables.describe_api(match[1]), text, flags=re.MULTILINE)

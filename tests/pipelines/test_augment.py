@@ -20,6 +20,7 @@ from pipelines.errors import ForeignRandomness
 v2 = import_torchvision()
 from torchvision import transforms as v1  # noqa: E402
 from torchvision import tv_tensors  # noqa: E402
+from torchvision.transforms._presets import ImageClassification  # noqa: E402
 
 N = 12
 IMAGES = np.random.default_rng(0).integers(0, 256, (N, 3, 24, 20), np.uint8)
@@ -130,6 +131,10 @@ STILL: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "ToTensor": (lambda: v1.ToTensor(), lambda x: x / np.float32(255)),
     "ToImage": (lambda: v2.ToImage(), lambda x: x),
     "CenterCrop": (lambda: v2.CenterCrop((10, 6)), lambda x: x[:, :, 7:17, 7:13]),
+    "ImageClassification": (
+        lambda: ImageClassification(crop_size=8, resize_size=None, mean=(0, 0, 0), std=(1, 1, 1)),
+        lambda x: x[:, :, 8:16, 6:14] / np.float32(255),
+    ),
     "partial": (lambda: functools.partial(v2.functional.pad, padding=[1]), lambda x: np.pad(x, PAD)),
 }
 PAD = ((0, 0), (0, 0), (1, 1), (1, 1))

@@ -187,6 +187,11 @@ def test_a_spec_file_imports_what_lies_beside_it(written: Any) -> None:
         ("spec = 3\n", "a_spec.py defines no function spec(**options) -> Ensemble"),
         ("def spec():\n    return 7\n", "a_spec.py: spec() returned int, not an Ensemble"),
         ("def spec():\n    return {}['a']\n", "a_spec.py, line 2: KeyError: 'a'"),
+        ("raise EOFError('EOF when reading a line')", "make it an option, as in spec(epochs=5), and give it by"),
+        (
+            "raise RuntimeError('operator torchvision::nms does not exist')",
+            "torchvision --index-url https://download.pytorch.org/whl/cpu",
+        ),
         (WHOLE.replace("epochs=epochs", "epoch=3"), "a_spec.py, line 8: Ensemble has no option 'epoch'"),
         (WHOLE.replace("epochs=epochs", "epochs=0"), "a_spec.py, line 8: Ensemble.epochs must be at least 1"),
         (
@@ -222,6 +227,23 @@ def test_a_spec_file_that_would_hide_a_module_is_refused(name: str, written: Any
     assert sys.modules.get(name.removesuffix(".py")) is before
 
 
+@pytest.mark.parametrize("beside", ["types.py", "queue/__init__.py"])
+def test_a_file_beside_the_spec_that_hides_a_module_of_python_is_named(beside: str, written: Any) -> None:
+    (path := written(WHOLE)).parent.joinpath(beside).parent.mkdir(exist_ok=True)
+    written("", beside)
+    name = beside.partition("/")[0].removesuffix(".py")
+    line = refusal(path)
+    assert f"{path.parent / name}" in line and f"Python's own module '{name}'" in line and "rename it" in line
+
+
+def test_a_file_beside_the_spec_that_hides_an_installed_package_is_named(written: Any, tmp_path: Path) -> None:
+    written("", "sklearn.py")
+    with pytest.warns(
+        UserWarning, match=f"{tmp_path}/sklearn.py hides the installed package 'sklearn': rename it"
+    ):
+        assert load_spec(written(WHOLE)).epochs == 2
+
+
 def test_a_folder_of_data_may_have_the_name_of_the_spec(
     written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +261,12 @@ def test_two_spec_files_of_one_name_may_follow_each_other(written: Any, tmp_path
 @pytest.mark.parametrize("name", ["no_such.py", "."])
 def test_what_is_no_file_is_said(name: str, tmp_path: Path) -> None:
     assert "there is no spec file" in refusal(tmp_path / name)
+
+
+@pytest.mark.parametrize("given", ["a_spec", "a_spce.py", "aspec.py"])
+def test_a_file_of_almost_that_name_is_named(given: str, written: Any, tmp_path: Path) -> None:
+    written(WHOLE)
+    assert refusal(tmp_path / given).endswith(f"; did you mean '{tmp_path}/a_spec.py'?")
 
 
 def test_what_is_no_python_file_is_said(written: Any) -> None:

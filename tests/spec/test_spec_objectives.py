@@ -101,10 +101,22 @@ def test_the_mode_is_that_of_the_objective_it_was_given_for() -> None:
     assert declared(recipe=recipe(objective="distance", mode="min")).mode == "min"
     assert declared(recipe=recipe(objective="distance", mode="min"), objective="auc").mode == "max"
     assert declared(recipe=recipe(mode="min"), objective="distance").mode == "min"
-    assert declared(recipe=recipe(objective="loss", mode="max")).mode == "max", "said, so it is meant"
     by_loss = replace(declared(), objective="loss")
     assert (by_loss.mode, replace(by_loss, objective="accuracy").mode) == ("min", "max")
-    assert replace(declared(mode="min"), objective="auc").mode == "min"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mode": "min"}, "mode='min' ranks the worst member first: 'accuracy' is better where it is higher"),
+        ({"objective": "val_loss", "mode": "max"}, "better where it is lower; .* such as 'val_loss_to_maximize'"),
+        ({"recipe": Recipe(model=len, loss=len, mode="min")}, "'accuracy' is better where it is higher"),
+    ],
+)
+def test_a_mode_that_ranks_the_worst_first_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        declared(**options)
+    assert declared(objective="accuracy_to_minimize", mode="min").mode == "min", "a name that says so insists"
 
 
 @pytest.mark.parametrize(

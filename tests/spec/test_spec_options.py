@@ -126,10 +126,25 @@ def test_a_search_may_propose_the_learning_rate() -> None:
     assert ensemble.identify(0, {"lr": 0.2}).optimizer is not None
 
 
-@pytest.mark.parametrize("space", [{"lr": (0.1, 0.2)}, {"lr": [0.1, 0.2], "width": 8}])
-def test_a_search_in_which_nothing_varies_is_refused(space: Any) -> None:
-    with pytest.raises(SpecError, match=r"varies nothing: a list or tuple is one fixed value; give choice"):
-        Search(space, trials=2)
+@pytest.mark.parametrize("values", [[8, 16], (8, 16)])
+def test_a_list_in_a_search_is_answered_with_choice(values: Any) -> None:
+    with pytest.raises(SpecError, match=r"Search.space\['width'\] is .*: choice\(8, 16\) tries each of them"):
+        Search({"width": values, "lr": choice(0.1, 0.2)}, trials=2)
+    assert Search({"sizes": choice([8, 16])}).space["sizes"].values == ([8, 16],)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: declare(workers=2), r"resources=Resources\(workers=...\) or Member\(workers=...\) in members="),
+        (lambda: declare(split_metrics=["f1_macro"]), r"'split_metrics': .* recipe=Recipe\(split_metrics=...\)$"),
+        (lambda: declare(patience=3), r"EarlyStopping\(patience=...\)$"),
+        (lambda: Search({"lr": choice(0.1, 0.2)}, epochs=3), r"Search .* 'epochs': .*, Member\(epochs=...\)"),
+    ],
+)
+def test_an_option_of_another_class_is_answered_with_that_class(make: Any, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        make()
 
 
 def test_l2_norm_takes_error_feedback_where_residuals_stay_small() -> None:

@@ -1,3 +1,4 @@
+import functools
 import grp
 import json
 import os
@@ -95,9 +96,27 @@ def test_code_that_is_not_found_is_named(tmp_path: Path) -> None:
 def test_what_cannot_be_pickled_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     lock = threading.Lock()
     bad = Ensemble(name="x", recipe=Recipe(model=lambda p: lock, loss=len), members=[{}], train=Data())  # type: ignore[arg-type]
-    with pytest.raises(StoreError, match="cannot be sent to other processes"):
+    named = r".*<lambda> \(test_store_rundir.py, line \d+\), in recipe=, holds 'lock', a lock: cannot pickle"
+    with pytest.raises(StoreError, match=named):
         RunDir.create(tmp_path / "run", bad)
     assert not (tmp_path / "run").exists()
+
+
+class Counted:
+    """A stage that holds a lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return sample
+
+
+def test_an_attribute_that_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    stages = [functools.partial(len, Counted())]
+    bad = Ensemble(name="x", recipe=Recipe(model=len, loss=lambda *_: stages), members=[{}], train=Data())  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match=r"an object of Counted, in recipe=, holds 'lock', a lock"):
+        RunDir.create(tmp_path / "run", bad)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

@@ -1,0 +1,42 @@
+"""Finds files of the user that hide modules: processes of a run look for modules in their folder first."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from ensemble.spec.validation import SpecError
+
+
+def check_hidden_modules(folder: Path) -> None:
+    """Warn of the files in a folder that hide installed packages.
+
+    Raises:
+        SpecError: a file hides a module of Python, without which its own modules and torch cannot be imported.
+    """
+    elsewhere = [path for path in sys.path if path and Path(path).resolve() != folder]
+    for name, file in sorted(_list_modules(folder)):
+        if name in sys.stdlib_module_names:
+            raise SpecError(
+                f"{file} has the name of Python's own module {name!r}, which it hides from all processes of the "
+                "run: rename it"
+            )
+        found = importlib.machinery.PathFinder.find_spec(name, elsewhere)
+        locations = [] if found is None else [found.origin or "", *(found.submodule_search_locations or ())]
+        if any("site-packages" in place or "dist-packages" in place for place in locations):
+            warnings.warn(f"{file} hides the installed package {name!r}: rename it", stacklevel=3)
+
+
+def _list_modules(folder: Path) -> Iterator[tuple[str, Path]]:
+    """(name, file or folder) of the modules and packages in a folder."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if path.suffix == ".py" and path.stem.isidentifier():
+                yield path.stem, path
+            elif entry.name.isidentifier() and (path / "__init__.py").is_file():
+                yield entry.name, path
