@@ -345,8 +345,8 @@ class Ensemble(MemberPipelines):
             raise SpecError(f"members[{number}]: {why}")
         if hasattr(self.train, "__len__") and identity.batch_size > len(self.train):
             warnings.warn(
-                f"batch_size is {identity.batch_size}, more than the {len(self.train)} training samples: an epoch is "
-                "one step; take a smaller batch_size if that is not meant",
+                f"batch_size is {identity.batch_size}, more than the {len(self.train)} training samples: an epoch "
+                "is one step; take a smaller batch_size if that is not meant",
                 stacklevel=2,
             )
 
