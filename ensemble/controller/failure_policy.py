@@ -89,8 +89,8 @@ class RetryPolicy:
 
     A member that fails repeatedly without reaching a further checkpoint waits `pause_s` before its third attempt,
     twice as long before each further one, and at most `longest_s`; other members are restarted at once. The same
-    exception at the same step as before is final, because the batches are the same. In the first step of all that is
-    known without a second attempt where the exception is one that comes again (`ensemble.train.forward_errors`).
+    exception at the same step as before is final, because the batches are the same. In the first step of all a
+    second attempt is spared where the exception is one that comes again (`ensemble.train.forward_errors`).
     """
 
     retries: int

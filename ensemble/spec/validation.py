@@ -72,7 +72,7 @@ def _describe_unknown_option(cls: type, name: str, valid: Sequence[str]) -> str:
             shown.append(f"{owner}({name}=...) in {option}=")
         else:
             shown.append(f"{option}={owner}({name}=...)" if option else f"{owner}({name}=...)")
-    return f"{what} {name!r}: it belongs elsewhere, {' or '.join(shown)}"
+    return f"{what} {name!r}; give it as {' or '.join(shown)}"
 
 
 def check_choice(where: str, value: object, valid: Sequence[str]) -> None:

@@ -15,6 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ensemble.spec import SpecError
+from ensemble.store import StoreError
+from ensemble.train.job import TrainingError
+
 #: Errors that the same step raises each time. Of the other ones some pass: a file that is not there yet.
 _REPEATABLE = (TypeError, LookupError, AttributeError, NameError, NotImplementedError)
 #: Parts of torch's messages about shapes and types, and of those about devices, which may pass.
@@ -26,6 +30,15 @@ _OURS = ("ensemble", "pipelines")
 
 #: Functions and layers whose target is classes.
 _OF_CLASSES = frozenset(("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss"))
+
+
+def describe_error(error: BaseException) -> str:
+    """What ended a member, in one line for the user."""
+    line = next(iter(str(error).splitlines()), "") or "no message"
+    if isinstance(error, TrainingError | SpecError | StoreError):
+        return line
+    explained = explain_forward_error(error)
+    return f"{type(error).__name__}: {line}{f'; {explained}' if explained else ''}"
 
 
 def is_repeatable(error: BaseException) -> bool:

@@ -32,6 +32,7 @@ from ensemble.spec.task import Task
 from ensemble.store import RunDir, rehearse_checkpoint
 from ensemble.train.checkpoint import Position, pack
 from ensemble.train.data import Data
+from ensemble.train.forward_errors import describe_error
 from ensemble.train.gather import gather_json
 from ensemble.train.gpu_busy import describe_gpu_busy
 from ensemble.train.job import PROFILE, Diverged, Inbox, Job, LabelError, Outcome
@@ -78,10 +79,8 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, startup_cpu_s: f
         return "finished"
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        line = next(iter(str(error).splitlines()), "") or "no message"
-        is_label = isinstance(error, LabelError)
-        line = line if is_label else f"{type(error).__name__}: {line}"
-        emit(_event(job, "failed", error=line, reason="spec" if is_label else "error"))
+        reason = "spec" if isinstance(error, LabelError) else "error"
+        emit(_event(job, "failed", error=describe_error(error), reason=reason))
         return "failed"
 
 

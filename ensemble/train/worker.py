@@ -15,7 +15,7 @@ from ensemble.comm import Communicator, CommunicatorError, SingleRank
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import is_disk_full
-from ensemble.train.forward_errors import explain_forward_error, is_repeatable
+from ensemble.train.forward_errors import describe_error, is_repeatable
 from ensemble.train.initial_weights import MisfitError
 from ensemble.train.job import Diverged, Inbox, Job, Outcome, SharingDiffers, StopTraining, TrainingError
 from ensemble.train.member import TrainContext
@@ -146,10 +146,7 @@ def _report_failure(reporter: Reporter, job: Job, error: BaseException, position
     Rank 0 also reports the loss of a peer. If rank 0 itself is lost, the controller finds the note.
     """
     reason, retry = classify(error)
-    line = next(iter(str(error).splitlines()), "") or "no message"
-    if not isinstance(error, TrainingError | SpecError | StoreError):
-        explained = explain_forward_error(error) if reason == "error" else None
-        line = f"{type(error).__name__}: {line}{f'; {explained}' if explained else ''}"
+    line = describe_error(error)
     if retry and reason == "error" and _is_first_step(job, position) and is_repeatable(error):
         line, retry = f"{line} (in the first step, in which another attempt would fail alike)", False
     reporter.log("".join(traceback.format_exception(error)), any_rank=True)

@@ -137,9 +137,15 @@ def test_a_list_in_a_search_is_answered_with_choice(values: Any) -> None:
     ("make", "said"),
     [
         (lambda: declare(workers=2), r"resources=Resources\(workers=...\) or Member\(workers=...\) in members="),
-        (lambda: declare(split_metrics=["f1_macro"]), r"'split_metrics': .* recipe=Recipe\(split_metrics=...\)$"),
+        (
+            lambda: declare(split_metrics=["f1_macro"]),
+            r"'split_metrics'; give it as recipe=Recipe\(split_metrics=...\)$",
+        ),
         (lambda: declare(patience=3), r"EarlyStopping\(patience=...\)$"),
-        (lambda: Search({"lr": choice(0.1, 0.2)}, epochs=3), r"Search .* 'epochs': .*, Member\(epochs=...\)"),
+        (
+            lambda: Search({"lr": choice(0.1, 0.2)}, epochs=3),
+            r"Search .* 'epochs'; give it as Member\(epochs=...\) or ",
+        ),
     ],
 )
 def test_an_option_of_another_class_is_answered_with_that_class(make: Any, said: str) -> None:

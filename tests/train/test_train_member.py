@@ -367,7 +367,7 @@ def test_a_missing_learning_rate_is_named(tmp_path: Path) -> None:
 
 def test_an_exception_is_told_in_one_line_and_traced_in_the_log(tmp_path: Path) -> None:
     def loss(model: Any, batch: Any) -> Any:
-        raise KeyError("nothing\nmore")
+        raise RuntimeError("nothing\nmore")
 
     outcome, events = train(tmp_path, Recipe(model=cases.plain, loss=loss))
     assert "\n" not in failure(outcome, events)
