@@ -59,7 +59,10 @@ class NamedLoss:
                 fields = ", ".join(each for each in batch if each not in _NO_INPUTS)
                 raise SpecError(f"the data have no field {name!r} of Recipe.{option}; they have {fields}")
         outputs = model(*(batch[name] for name in self.find_inputs(batch)))
-        return self.compute(outputs, batch[self.target], training=getattr(model, "training", False))
+        try:
+            return self.compute(outputs, batch[self.target], training=getattr(model, "training", False))
+        except SpecError as error:
+            raise SpecError(f"{error} (the target is the field {self.target!r})") from None
 
     def find_inputs(self, batch: Mapping[str, Any]) -> Sequence[str]:
         """The fields that the model is called with, in this order.
@@ -154,7 +157,9 @@ def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float) -> Tens
     from torch.nn.functional import cross_entropy
 
     if target.is_floating_point():
-        raise SpecError(f"cross_entropy: the target is {_name_type(target)}, and classes are integers")
+        raise SpecError(
+            f"cross_entropy: the target is {_name_type(target)}, and classes are integers: return int64"
+        )
     scores, classes = _move_classes(_widen(outputs), target), target.long()
     losses = cross_entropy(
         scores, classes, reduction="none", ignore_index=IGNORED, label_smoothing=label_smoothing

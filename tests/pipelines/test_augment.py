@@ -132,7 +132,7 @@ STILL: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "ToImage": (lambda: v2.ToImage(), lambda x: x),
     "CenterCrop": (lambda: v2.CenterCrop((10, 6)), lambda x: x[:, :, 7:17, 7:13]),
     "ImageClassification": (
-        lambda: ImageClassification(crop_size=8, resize_size=None, mean=(0, 0, 0), std=(1, 1, 1)),
+        lambda: ImageClassification(crop_size=8, resize_size=20, mean=(0, 0, 0), std=(1, 1, 1)),
         lambda x: x[:, :, 8:16, 6:14] / np.float32(255),
     ),
     "partial": (lambda: functools.partial(v2.functional.pad, padding=[1]), lambda x: np.pad(x, PAD)),

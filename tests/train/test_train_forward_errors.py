@@ -127,6 +127,13 @@ def test_a_misspelt_field_is_answered_with_the_fields() -> None:
     assert batch().get("lable") is None and "lable" not in batch()
 
 
+def test_a_named_loss_names_the_field_of_a_target_that_does_not_fit() -> None:
+    of = Recipe(model=len, loss="cross_entropy", inputs="x")
+    error = error_of(nn.Linear(8, 4), batch(label=torch.zeros(N)), of.loss)
+    assert "the target is float32, and classes are integers: return int64" in str(error)
+    assert str(error).endswith("(the target is the field 'label')")
+
+
 def declared(recipe: Any, width: int = 8) -> Ensemble:
     rng = np.random.default_rng(0)
     data = Pipeline(sources.arrays(x=rng.random((N, width), np.float32), label=rng.integers(0, 4, N)))
