@@ -84,6 +84,7 @@ def explain_forward_error(error: BaseException) -> str | None:
         parts.append(f"where the batch of Ensemble.{split} has {', '.join(has)}")
     which, expected, remedy = _describe_call(call, layers, given, fields)
     wanted = f" expects {expected} and" if expected else ""
+    remedy = remedy if split == "train" else ""  # training fits the layer
     return f"{which}{wanted} was given {', '.join(parts)}{f'; {remedy}' if remedy else ''}"
 
 
