@@ -35,8 +35,7 @@ def _list_modules(folder: Path) -> Iterator[tuple[str, Path]]:
     """(name, file or folder) of the modules and packages in a folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            path = Path(entry.path)
-            if path.suffix == ".py" and path.stem.isidentifier():
-                yield path.stem, path
-            elif entry.name.isidentifier() and (path / "__init__.py").is_file():
-                yield entry.name, path
+            name = entry.name.removesuffix(".py")
+            is_file = name != entry.name
+            if name.isidentifier() and (is_file or (entry.is_dir() and Path(entry.path, "__init__.py").is_file())):
+                yield name, Path(entry.path)
