@@ -197,12 +197,16 @@ def _find_size(layer: nn.Module) -> tuple[list[str] | None, str, int]:
     """The axes that a layer expects, the option that says the size of one of them, and which axis that is."""
     described: dict[type | tuple[type, ...], Any] = {
         nn.Linear: lambda: (["...", f"{layer.in_features}"], "in_features", -1),
-        nn.modules.conv._ConvNd: lambda: (
+        (nn.Conv1d, nn.Conv2d, nn.Conv3d): lambda: (
             ["b", f"{layer.in_channels}", *("dhw"[-len(layer.kernel_size) :])],  # type: ignore[arg-type]
             "in_channels",
             1,
         ),
-        nn.modules.batchnorm._NormBase: lambda: (["b", f"{layer.num_features}", "..."], "num_features", 1),
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d): lambda: (
+            ["b", f"{layer.num_features}", "..."],
+            "num_features",
+            1,
+        ),
         nn.LayerNorm: lambda: (["...", *map(str, layer.normalized_shape)], "", -1),  # type: ignore[arg-type]
         nn.RNNBase: lambda: (
             [*(("b", "steps") if layer.batch_first else ("steps", "b")), f"{layer.input_size}"],
