@@ -137,7 +137,7 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
         where = describe_unpicklable(ensemble, lambda part: Pickler(io.BytesIO()).dump(part))
     raise StoreError(
         f"ensemble {ensemble.name!r} cannot be sent to other processes: {f'{where}: ' if where else ''}{failure}; "
-        f"make open files, locks and device tensors where they are used, not around a function; in a Dataset, {REMEDY}"
+        f"{REMEDY}"
     ) from failure
 
 

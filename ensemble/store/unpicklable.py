@@ -81,9 +81,8 @@ def _list_parts(value: Any) -> Iterator[tuple[str, Any]]:
 def _describe(value: Any) -> str | None:
     """A function with its place, or the class of an object that is not a container; None for a container."""
     if isinstance(value, types.FunctionType):
-        return (
-            f"{value.__qualname__} ({Path(value.__code__.co_filename).name}, line {value.__code__.co_firstlineno})"
-        )
+        code = value.__code__
+        return f"the function {value.__qualname__} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
     if isinstance(value, Mapping | list | tuple | set | frozenset | functools.partial | types.MethodType):
         return None
     return f"an object of {type(value).__qualname__}"
