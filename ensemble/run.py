@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.meter.ledger import present
-from ensemble.reporting import describe_lost_controller, status_rows
+from ensemble.reporting import SILENT_S, describe_lost_controller, status_rows
 from ensemble.reporting.notebook import LiveView, run_html
 from ensemble.reporting.results import list_epochs
 from ensemble.result import Result as Result
@@ -155,7 +155,8 @@ class Run:
     def status(self) -> list[dict[str, Any]]:
         """One row per member, as `ensemble status` shows them; see `ensemble.reporting.status_rows`."""
         status = RunStatus.load(self._dir)
-        return status_rows(status.state, present(status.account))
+        is_lost = describe_lost_controller(self._dir, status.state, silent_s=SILENT_S) is not None
+        return status_rows(status.state, present(status.account), is_lost=is_lost)
 
     def history(self) -> Rows:
         """What members reported epoch by epoch: the rows of `metrics.csv`, also while members train.

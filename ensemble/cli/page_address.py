@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import sys
-import tempfile
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ensemble.spec import SpecError
+
+if TYPE_CHECKING:
+    from ensemble.executors.private_directory import PrivateDirectory
 
 
 class PageAddress:
@@ -27,6 +28,7 @@ class PageAddress:
 
     def __init__(self, *, is_shown: bool) -> None:
         self._is_shown = is_shown
+        self._private: PrivateDirectory | None = None
         self._file: Path | None = None
 
     def announce(self, url: str) -> None:
@@ -52,7 +54,10 @@ class PageAddress:
             say(f"live page: {where}; the address with its token is in {self._file} there")
 
     def _write(self, url: str) -> None:
-        file = self._file = self._file or Path(tempfile.mkdtemp(prefix="ensemble-page-")) / "address"
+        from ensemble.executors.private_directory import PrivateDirectory
+
+        self._private = self._private or PrivateDirectory("ensemble-page-", None)
+        file = self._file = self._private.path / "address"
         # Not truncated: all addresses have one length, and what is written over needs no space on a full disk.
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
         with open(descriptor, "w") as opened:
@@ -62,8 +67,8 @@ class PageAddress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            shutil.rmtree(self._file.parent, ignore_errors=True)
+        if self._private is not None:
+            self._private.close()
 
 
 def say(line: str, file: TextIO | None = None) -> None:

@@ -303,8 +303,8 @@ def status(options: argparse.Namespace) -> int:
     status = RunStatus.load(run_dir)
     state = status.state
     used = present(status.account)
-    rows = reporting.status_rows(state, used)
     gone = reporting.describe_lost_controller(run_dir, state, silent_s=reporting.SILENT_S)
+    rows = reporting.status_rows(state, used, is_lost=gone is not None)
     if options.json != "-":
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000  # a row stays one line
         print_lines(options, reporting.status_head(state, gone is not None))

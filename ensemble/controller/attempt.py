@@ -100,6 +100,7 @@ class Attempt:
 
     Attributes:
         number: of this attempt of the member, from 0.
+        device: as `Placement.describe_device` names it.
         ranks: the ranks whose exit has not been reported.
         last_event_at: the time of the last event of a rank, in seconds of a monotonic clock.
         resumed_from: (epoch, step) of the checkpoint from which it started.
@@ -122,6 +123,7 @@ class Attempt:
     start: Start
     identity: Identity
     number: int
+    device: str
     ranks: set[int]
     last_event_at: float
     resumed_from: tuple[int, int] = (0, 0)

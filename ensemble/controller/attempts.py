@@ -98,6 +98,7 @@ class Attempts:
             start,
             identity,
             known.attempts,
+            device=start.placement.describe_device(self._session.nodes),
             ranks=set(range(identity.workers)),
             last_event_at=self._session.now,
             resumed_from=checkpoint_position(known),
@@ -116,17 +117,22 @@ class Attempts:
         feeder = live.feeders.get(placement.node)
         if feeder is None and live.identity.first_epoch is None:
             live.identity = dataclasses.replace(live.identity, first_epoch=0)  # no stream to join
+        before = known.spans[-1].device if known.spans else None
         self._log(
             "placed",
             member=member,
             attempt=live.number,
             node=placement.node,
             devices=list(placement.devices),
+            device=live.device,
             cohort=live.start.cohort,
             feeder=feeder,
             first_epoch=live.identity.first_epoch,
             **({"nodes": list(placement.nodes)} if placement.nodes else {}),
         )
+        if before not in (None, live.device):
+            log.warning("%s trains on another device than before: %s, and not %s", member, live.device, before)
+            self._log("device_changed", member=member, attempt=live.number, device=live.device, before=before)
         meeting = rendezvous_file(self._run_dir, member, live.number)
         jobs = live.make_jobs(
             self._session.nodes,

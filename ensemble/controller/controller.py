@@ -24,6 +24,8 @@ from ensemble.controller.performer import EventReader, Performer
 from ensemble.controller.session import Session, Setup
 from ensemble.controller.starts import check_fit, check_starts, find_redeclared, list_declared
 from ensemble.executors import ClusterLostError, Executor
+from ensemble.executors.mps import stop_stale_daemon
+from ensemble.executors.private_directory import remove_stale
 from ensemble.meter import DriverClock
 from ensemble.reporting.loggers.processes import LoggerProcesses
 from ensemble.schedule import Node
@@ -103,12 +105,14 @@ class Controller:
         """
         try:
             self._refuse_without_locks()
+            remove_stale("ensemble-", stop_stale_daemon)
             early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
             self._nodes = self.executor.open(self.run_dir, self.ensemble, self.handle)
             check()
             stream = SharedStream(self.ensemble, spans_nodes=self._events.has_locks)
             stream.check()
-            check_fit(self.ensemble, self._nodes if self.executor.cluster is None else self.executor.cluster)
+            cluster = self._nodes if self.executor.cluster is None else self.executor.cluster
+            check_fit(self.ensemble, cluster, has_gpus=self.state.has_gpus)
             check_starts(self.ensemble, self.state)
             if (
                 self._extension is not None

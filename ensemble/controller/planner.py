@@ -31,6 +31,7 @@ from ensemble.schedule import (
     revise,
 )
 from ensemble.schedule.cpu_sharing import LEAST_SHARE, share_cores
+from ensemble.schedule.needs import uses_gpus
 from ensemble.schedule.profiles import MemoryCap, estimate_capacity, rate_member, rate_members
 from ensemble.spec import Ensemble, Identity
 
@@ -106,10 +107,11 @@ class Planner:
         added = [identity for identity, _ in returning if not self._has_begun(identity)]
         new = [*waiting, *added]
         if not self._profiler.is_busy and board.nodes:
-            wanted = self._profiler.select_members(new, board.nodes, coming, crowded=bool(self._shares))
+            crowded = bool(self._shares)
+            wanted = self._profiler.select_members(new, board.nodes, coming, crowded, board.devices)
             if wanted:
                 node = _choose_profiling_node(board, wanted)
-                self._profiler.start(wanted, node, self._session.now, board.nodes)
+                self._profiler.start(wanted, node, self._session.now, board.nodes, board.devices)
         if self.is_measuring or not board.nodes:
             return list(waiting), list(returning)
         plan = self._choose_widths(new, board)
@@ -117,7 +119,7 @@ class Planner:
             self._fill_in,
             workers=plan,
             cap=MemoryCap(self._session.list_potential(), board.devices),
-            widest=_max_workers_per_node(board),
+            board=board,
         )
         known = [fill_in(identity) for identity in waiting]
         back = [(fill_in(identity), cohort) for identity, cohort in returning]
@@ -129,7 +131,7 @@ class Planner:
         most = max(
             profiles, key=lambda one: (max(one.gpus.values(), default=0.0), max(one.cpus.values())), default=None
         )
-        return apply_profile(identity, most, None, MemoryCap(nodes, self._ensemble.devices))
+        return apply_profile(identity, most, None, MemoryCap(nodes, self._session.devices))
 
     def choose_starts(self, board: PlacementState) -> list[Start]:
         """Choose the members that start now.
@@ -182,10 +184,13 @@ class Planner:
         """The position of a member's flotilla in the plan; members that the plan does not have come last."""
         return self._flotillas.get(identity.member, len(self._flotillas))
 
-    def _fill_in(self, identity: Identity, workers: Mapping[str, int], cap: MemoryCap, widest: int) -> Identity:
+    def _fill_in(
+        self, identity: Identity, workers: Mapping[str, int], cap: MemoryCap, board: PlacementState
+    ) -> Identity:
         chosen = None
         if "workers" in identity.auto and not self._has_begun(identity):
             # a node for which it was planned may be lost by now
+            widest = _max_workers_per_node(board, on_gpus=uses_gpus(identity, board.devices))
             chosen = min(widest, workers.get(identity.member, identity.workers))
         known = self._apply_core_share(apply_profile(identity, self._profiler.find_profile(identity), chosen, cap))
         if known != identity:
@@ -217,7 +222,9 @@ class Planner:
         free_width = any("workers" in one.auto for one in waiting)
         if not waiting or (board.streaming and not free_width):
             return {}
-        on_cpus = board.devices == "cpu" or not any(node.gpus for node in board.nodes)
+        together = [*waiting, *(one.identity for one in board.running)]
+        on_cpus = not any(node.gpus for node in board.nodes)
+        on_cpus |= not any(uses_gpus(one, board.devices) for one in together)
         least = min(one.cpus_per_worker * one.workers for one in waiting)
         has_all = not on_cpus or not self._session.can_get_cores(least)
         if names <= self._planned_for[0] and (slowdown, has_all) == self._planned_for[1:]:  # the plan still holds
@@ -250,7 +257,7 @@ class Planner:
                 for one, profile in known
             ],
             cores=max(LEAST_SHARE, sum(node.cpus for node in board.nodes) - fixed),
-            widest=_max_workers_per_node(board),
+            widest=_max_workers_per_node(board, on_gpus=False),
             prepare_s=max(profile.prepare_s for _, profile in known) * self._ensemble.samples,
         )
         self._shares, self._flotillas = dict(found.cpus), {}
@@ -338,8 +345,8 @@ def _choose_profiling_node(board: PlacementState, wanted: Sequence[Identity]) ->
     return min(board.nodes, key=merit)
 
 
-def _max_workers_per_node(board: PlacementState) -> int:
+def _max_workers_per_node(board: PlacementState, *, on_gpus: bool) -> int:
     """Most workers of one member on a node."""
-    if board.devices != "cpu" and (most := max((node.physical_gpus for node in board.nodes), default=0)):
+    if on_gpus and (most := max((node.physical_gpus for node in board.nodes), default=0)):
         return most
     return max(1, *(int(node.cpus) for node in board.nodes))

@@ -84,7 +84,6 @@ class Profiler:
     Args:
         actions: to which the actions to be performed are appended.
         log_event: `log_event(kind, **fields)` logs an event.
-        devices: "auto", "cpu" or "cuda", as the ensemble declares it.
         known: `profile` events of an earlier start of the run (`RunState.profiles`).
         timeout_s: how long a group may report nothing before it is killed.
         is_possible: whether the executor can start processes that measure.
@@ -98,7 +97,6 @@ class Profiler:
         actions: list[Action],
         run_dir: RunDir,
         log_event: Callable[..., None],
-        devices: str = "auto",
         known: Iterable[dict[str, Any]] = (),
         timeout_s: float = 60.0,
         is_possible: bool = True,
@@ -107,7 +105,8 @@ class Profiler:
         self._by_shape: dict[tuple[str, str], Profile] = {}
         self._by_cost_key: dict[str, Profile] = {}
         self._actions, self._run_dir, self._log = actions, run_dir, log_event
-        self._devices, self._timeout_s, self._is_possible = devices, timeout_s, is_possible
+        self._timeout_s, self._is_possible = timeout_s, is_possible
+        self._devices = "auto"
         self._groups: deque[_Group] = deque()
         self._running: _Running | None = None
         self._number = self._failures = 0
@@ -130,17 +129,29 @@ class Profiler:
         return known
 
     def select_members(
-        self, waiting: Sequence[Identity], nodes: Sequence[Node], coming: int = 0, crowded: bool = False
+        self,
+        waiting: Sequence[Identity],
+        nodes: Sequence[Node],
+        coming: int = 0,
+        crowded: bool = False,
+        devices: str = "auto",
     ) -> list[Identity]:
         """The waiting members to measure before they are packed; see `ensemble.schedule.select_unmeasured`."""
         if not self._is_possible:
             return []
-        found = select_unmeasured(waiting, nodes, self._devices, self.profiles, coming, crowded)
+        found = select_unmeasured(waiting, nodes, devices, self.profiles, coming, crowded)
         return [one for one in found if compute_cost_key(one) not in self._given_up]
 
     # -- groups -------------------------------------------------------------------------------------------------
 
-    def start(self, identities: Sequence[Identity], node: Node, now: float, others: Sequence[Node] = ()) -> None:
+    def start(
+        self,
+        identities: Sequence[Identity],
+        node: Node,
+        now: float,
+        others: Sequence[Node] = (),
+        devices: str = "auto",
+    ) -> None:
         """Begin to measure members on a node; of those with the same cost key, or the same shape, one.
 
         Members with `workers="auto"` are measured with each number of workers for which the node has room, those
@@ -148,8 +159,10 @@ class Profiler:
 
         Args:
             others: further nodes of the run.
+            devices: as `ensemble.schedule.needs.resolve_devices` returns it.
         """
         assert not self.is_busy
+        self._devices = devices
         self._node, self._failures, self._members = node, 0, {}
         self._nodes = [node, *(each for each in others if each.name != node.name)]
         first: dict[str, Identity] = {}

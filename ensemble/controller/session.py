@@ -82,7 +82,11 @@ class Session:
         self._ensemble, self._streaming = setup.ensemble, setup.streaming
         self._stop_timeout_s = setup.stop_timeout_s
         self.state = SessionState(
-            setup.run, nodes=list(setup.nodes), list_cluster=setup.list_cluster, trials_left=setup.trials_left
+            setup.run,
+            setup.ensemble.devices,
+            nodes=list(setup.nodes),
+            list_cluster=setup.list_cluster,
+            trials_left=setup.trials_left,
         )
         self.attempts = Attempts(self.state, setup.ensemble, setup.run_dir, setup.policy, gated=setup.gated)
         failures = self.attempts.failures
@@ -102,7 +106,6 @@ class Session:
             self.state.actions,
             setup.run_dir,
             self.state.log,
-            setup.ensemble.devices,
             setup.profiles,
             is_possible=setup.can_measure,
         )
@@ -287,8 +290,8 @@ class Session:
         most_gb, measuring = max_node_memory_gb(state.list_potential()), self._planner.is_measuring
         wanted = state.list_waiting()
         return PlacementState(
-            nodes=failures.list_usable_nodes(state.nodes, wanted, self._ensemble.devices, state.now),
-            devices=self._ensemble.devices,
+            nodes=failures.list_usable_nodes(state.nodes, wanted, state.devices, state.now),
+            devices=state.devices,
             waiting=[] if measuring else [failures.grants.apply(each, most_gb) for each in state.waiting],
             returning=[
                 (failures.grants.apply(identity, most_gb), cohort)
@@ -327,7 +330,7 @@ class Session:
 
     def _explain(self, identity: Identity) -> str | None:
         """Why no node can ever hold a member; None where one can."""
-        return explain_unplaceable(identity, self.state.list_potential(), self._ensemble.devices)
+        return explain_unplaceable(identity, self.state.list_potential(), self.state.devices)
 
     def _give_up_unplaceable(self, left_out: Sequence[Identity]) -> None:
         """Handle members that find no place although nothing runs.

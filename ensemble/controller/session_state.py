@@ -17,6 +17,7 @@ from ensemble.controller.actions import Action, EndTrial, Log
 from ensemble.controller.attempt import Attempt
 from ensemble.controller.thinning import Thinning
 from ensemble.schedule import Node, Placement
+from ensemble.schedule.needs import resolve_devices
 from ensemble.spec import Identity
 from ensemble.store import RunState, apply_event
 from ensemble.store.events import encode_event
@@ -35,6 +36,7 @@ class SessionState:
 
     Attributes:
         run: the fold of the log.
+        declared_devices: "auto", "cpu" or "cuda".
         nodes: on which members can be placed.
         list_cluster: returns the nodes with all that they could ever offer; None: the run holds all of its nodes.
         live: member -> its attempt, if that has processes or a reserved place.
@@ -51,6 +53,7 @@ class SessionState:
     """
 
     run: RunState
+    declared_devices: str = "auto"
     nodes: list[Node] = field(default_factory=list)
     list_cluster: Callable[[], Sequence[Node] | None] = lambda: None
     live: dict[str, Attempt] = field(default_factory=dict)
@@ -119,6 +122,12 @@ class SessionState:
         """The nodes with all that they could ever offer, also what processes of others hold now."""
         cluster = self.list_cluster()
         return [node.without_others() for node in (self.nodes if cluster is None else cluster)]
+
+    @property
+    def devices(self) -> str:
+        """How members are packed; see `ensemble.schedule.needs.resolve_devices`."""
+        has_gpus = self.run.has_gpus or any(node.gpus for node in self.list_cluster() or ())
+        return resolve_devices(self.declared_devices, has_gpus=has_gpus)
 
     def without_quarantined(self, node: Node) -> Node:
         """The node without its GPUs that have broken."""

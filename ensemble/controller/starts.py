@@ -17,7 +17,7 @@ from typing import Any
 
 from ensemble.controller.extension import find_extended_epochs
 from ensemble.schedule import Node, explain_unplaceable
-from ensemble.schedule.needs import Need, compute_need
+from ensemble.schedule.needs import Need, compute_need, resolve_devices
 from ensemble.spec import Ensemble, Identity, SpecError, unknown_name
 from ensemble.spec.identity import is_same_start, select_warm
 from ensemble.store import (
@@ -43,23 +43,29 @@ def list_declared(ensemble: Ensemble) -> Iterator[Identity]:
         yield ensemble.identify(number, {} if listed is None else None)
 
 
-def check_fit(ensemble: Ensemble, nodes: Sequence[Node]) -> None:
-    """Check that each declared member can be placed.
+def check_fit(ensemble: Ensemble, nodes: Sequence[Node], *, has_gpus: bool = False) -> None:
+    """Check that each declared member can be placed; say that shares of GPUs do not count where there is none.
 
     Args:
         nodes: with all that they could ever offer the run.
+        has_gpus: whether the run has known any GPU before: its members wait for one.
 
     Raises:
         SpecError: one can never be; the message says what would fit.
     """
     fitting = set[Need]()
     nodes = [node.without_others() for node in nodes]
+    devices = resolve_devices(ensemble.devices, has_gpus=any(node.gpus for node in nodes))
+    ignores_shares = devices == "cpu" and ensemble.devices == "auto" and not has_gpus
     for identity in list_declared(ensemble):
         if compute_need(identity) not in fitting:
-            reason = explain_unplaceable(identity, nodes, ensemble.devices)
+            reason = explain_unplaceable(identity, nodes, devices)
             if reason is not None:
                 raise SpecError(reason)
             fitting.add(compute_need(identity))
+            if ignores_shares and compute_need(identity).requires_gpu:
+                ignores_shares = False  # once is enough
+                log.warning("no node has a GPU: gpus_per_worker does not count, and members train on the CPU")
 
 
 @dataclass(frozen=True)

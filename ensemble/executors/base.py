@@ -110,7 +110,8 @@ class Executor(Protocol):
         - `gpu_quarantined` (node, gpu, devices, detail): a physical GPU has broken, of which these are the ids or
           those of its instances. A `node` event without it follows, then the `exited` events of the members on it,
           with `gpu_lost`, which uses up no retry. It is offered no more before the run is started again.
-        - `node_unusable` (node, detail): nothing can be started there.
+        - `node_unusable` (node, detail): nothing can be started there, or it is frozen; it is tried again after
+          `retry_s`, if that is given.
         - `resources` (missing): what the cluster has not given yet of what was requested; empty: it has given all.
         - `feeder_exited` (node, cohort, detail): a feeder ended by itself; with `started` false: at its start.
         - `launch_failed` (member, attempt, detail): no rank of it was started.

@@ -1,4 +1,4 @@
-"""Makes private directories for sockets: mode 0700, with an unpredictable name, locked while in use.
+"""Makes private directories for temporary files: mode 0700, with an unpredictable name, locked while in use.
 
 A predictable name would let another user create the directory first. Directories of killed processes, of any run,
 are recognized by the prefix of their name and by the lock file in them that no process holds any more (flock(2)).
@@ -34,7 +34,7 @@ class PrivateDirectory:
     Args:
         prefix: of its name.
         room: length in bytes of the longest path of a socket below the directory. If TMPDIR is too long for that,
-            the directory is made in /tmp, with a warning.
+            the directory is made in /tmp, with a warning. None: no socket lies there.
         clear: called with each directory that was left, before it is removed.
         takes_over: the path of a directory whose process has ended; it is used under the same name.
 
@@ -45,7 +45,7 @@ class PrivateDirectory:
     def __init__(
         self,
         prefix: str,
-        room: int,
+        room: int | None,
         clear: Callable[[Path], object] = lambda stale: None,
         takes_over: Path | None = None,
     ) -> None:
@@ -54,13 +54,11 @@ class PrivateDirectory:
             if takes_over is not None:
                 self._take_over(takes_over)
                 return
-            root = _choose_root(len(prefix) + 1 + _RANDOM + room)
+            root = _choose_root(0 if room is None else len(prefix) + 1 + _RANDOM + room)
             _remove_stale(root, prefix, clear)
             self._make(root, prefix)
         except OSError as error:
-            raise SpecError(
-                f"no directory for sockets can be made: {error}; point TMPDIR to another place"
-            ) from None
+            raise SpecError(f"no private directory can be made: {error}; point TMPDIR to another place") from None
 
     def _make(self, root: Path, prefix: str) -> None:
         while True:
@@ -79,6 +77,11 @@ class PrivateDirectory:
             raise SpecError(f"{path} is not a directory that only you can use (mode 0700); remove it")
         self._lock = _lock(path)
 
+    @property
+    def lock(self) -> int | None:
+        """The descriptor that holds the lock. A process that inherits it keeps the directory in use."""
+        return self._lock
+
     def close(self) -> None:
         """Remove the directory and all files in it."""
         shutil.rmtree(self.path, ignore_errors=True)
@@ -93,11 +96,17 @@ class PrivateDirectory:
 def _choose_root(length: int) -> Path:
     """The directory for temporary files, or /tmp if `length` more bytes are too many for a socket's path."""
     usual = Path(tempfile.gettempdir())
-    if len(os.fsencode(usual)) + 1 + length <= LONGEST_SOCKET:
+    if not length or len(os.fsencode(usual)) + 1 + length <= LONGEST_SOCKET:
         return usual
     text = "the directory for temporary files, %s, is too long for the paths of sockets (%d bytes): they lie in %s"
     log.warning(text, usual, LONGEST_SOCKET, _FALLBACK)
     return _FALLBACK
+
+
+def remove_stale(prefix: str, clear: Callable[[Path], object] = lambda stale: None) -> None:
+    """Remove this user's directories with that prefix that killed processes left, wherever they may lie."""
+    for root in {Path(tempfile.gettempdir()), _FALLBACK}:
+        _remove_stale(root, prefix, clear)
 
 
 def _remove_stale(root: Path, prefix: str, clear: Callable[[Path], object]) -> None:

@@ -13,7 +13,6 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -132,7 +131,7 @@ def dry_run(
     identities = _list_members(ensemble)
     fields, labels = describe_first_batch(ensemble, identities[0])
     notes = _list_notes(ensemble, executor, state, code)
-    with tempfile.TemporaryDirectory(prefix="ensemble-dry-run-") as folder, _open_meter(ensemble, notes) as meter:
+    with _make_folder() as folder, _open_meter(ensemble, notes) as meter:
         groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, meter)
         estimate_members(groups, power)
         run = estimate_run(
@@ -197,7 +196,7 @@ def _check_start(ensemble: Ensemble, state: RunState, executor: str, node: Node)
     check_starts(ensemble, state)
     search = ensemble.search
     if search is None or search.storage is None:  # a storage of the user's would get a study
-        with tempfile.TemporaryDirectory(prefix="ensemble-dry-run-") as folder:
+        with _make_folder() as folder:
             make_trials(
                 ensemble, RunDir(folder), RunState(objective=str(ensemble.objective)), sharing=stream.sharing
             )
@@ -220,6 +219,15 @@ def _group_members(identities: Sequence[Identity]) -> list[list[Identity]]:
     for identity in identities:
         groups.setdefault((compute_cost_key(identity), identity.epochs), []).append(identity)
     return list(groups.values())
+
+
+@contextlib.contextmanager
+def _make_folder() -> Iterator[str]:
+    """A folder for temporary files; the next run removes that of a process that was killed."""
+    from ensemble.executors.private_directory import PrivateDirectory
+
+    with contextlib.closing(PrivateDirectory("ensemble-dry-run-", None)) as private:
+        yield str(private.path)
 
 
 @contextlib.contextmanager

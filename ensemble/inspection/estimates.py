@@ -78,13 +78,16 @@ def estimate_run(
         is_serial: whether members train one after the other.
         shares: whether each sample is prepared once for all members.
     """
+    from ensemble.schedule.needs import resolve_devices
+
     unknown: dict[str, Any] = dict.fromkeys(("seconds", "cpu_s", "energy_j", "memory_gb", "at_once"))
     begun = {"startup_s": startup[0], "startup_cpu_s": startup[1]}
     unknown |= {**begun, "origin": "unavailable", "energy_origin": "unavailable"}
     if any(row["_figures"] is None for row in groups):
         failed = next(row for row in groups if row["_figures"] is None)
         return unknown | {"how": f"the steps of {failed['members'][0]} could not be measured"}
-    known = _apply_profiles(groups, node, ensemble.devices)
+    devices = resolve_devices(ensemble.devices, has_gpus=bool(node.gpus))
+    known = _apply_profiles(groups, node, devices)
     samples = ensemble.samples
     epochs = [identity.epochs for identity, _ in known]
     scale = ensemble.search.trials / len(known) if ensemble.search is not None else 1.0
@@ -99,9 +102,9 @@ def estimate_run(
         seconds, at_once, memory_gb = sum(row["seconds"] for _, row in played) + prepare_cpu_s, 1, 0.0
         memory_gb = max(row["memory_gb"] for _, row in played)
     elif len(played) <= MOST_PLAYED:
-        seconds, at_once, memory_gb = _play(played, node, ensemble.devices, prepare_cpu_s, on_cpu=on_cpu)
+        seconds, at_once, memory_gb = _play(played, node, devices, prepare_cpu_s, on_cpu=on_cpu)
     else:
-        seconds, at_once, memory_gb = _divide(played, node, ensemble.devices, cpu_s, on_cpu=on_cpu)
+        seconds, at_once, memory_gb = _divide(played, node, devices, cpu_s, on_cpu=on_cpu)
     seconds += startup[0]
     energy_j = _estimate_energy(power, [row for _, row in played], prepare_cpu_s + startup[1], seconds)
     return {

@@ -18,7 +18,7 @@ from ensemble.reporting.sections.feeders import (
     difference_lines,
     unshared_lines,
 )
-from ensemble.reporting.sections.notices import describe_early_stop, describe_quarantine
+from ensemble.reporting.sections.notices import describe_early_stop, describe_quarantine, describe_unusable
 from ensemble.reporting.sections.quality import describe_figures, describe_quality
 from ensemble.reporting.sections.turnaround import measure_turnaround, summarize
 from ensemble.reporting.time_left import member_epochs
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ensemble.meter import Ledger
-    from ensemble.store import RunDir, RunState
+    from ensemble.store import MemberState, RunDir, RunState
 
 #: Explains the number behind a state in the tables.
 ATTEMPTS = "(2) beside a state: started twice, as after a failure, a stop or a pause"
@@ -101,9 +101,10 @@ def status_early(state: RunState, most: int = 10) -> str | None:
 
 
 def status_gpus(state: RunState) -> str | None:
-    """GPUs that are used no more, and why nodes offer less than their GPUs; None where all is well."""
+    """GPUs and nodes that are not used, and why nodes offer less than their GPUs; None where all is well."""
     lines = [describe_quarantine(event) for event in state.quarantined.values()]
     if state.ended is None:
+        lines += [describe_unusable(event) for event in state.unusable.values()]
         lines += [
             f"{name}: {node.info['no_gpus']}" for name, node in state.nodes.items() if node.info.get("no_gpus")
         ]
@@ -165,8 +166,16 @@ def status_notes(state: RunState, ledger: Ledger) -> list[str]:
     return [lines for lines in notes if lines is not None]
 
 
-def status_rows(state: RunState, ledger: Ledger) -> list[dict[str, Any]]:
+def describe_state(member: MemberState, *, is_lost: bool) -> str:
+    """Returns the state of a member; one that trained when the run's controller was lost does so no more."""
+    return "interrupted" if is_lost and member.state in ("placed", "running") else member.state
+
+
+def status_rows(state: RunState, ledger: Ledger, *, is_lost: bool = False) -> list[dict[str, Any]]:
     """Returns one row for each member: what `ensemble status` prints and writes, and what a `Result` holds.
+
+    Args:
+        is_lost: whether the run's controller is gone although the run has not ended (`describe_lost_controller`).
 
     Returns:
         `epoch` counts finished epochs, `metric` is the objective after the last of them, `metrics` all that was
@@ -183,7 +192,7 @@ def status_rows(state: RunState, ledger: Ledger) -> list[dict[str, Any]]:
     return [
         {
             "member": member.id,
-            "state": member.state,
+            "state": describe_state(member, is_lost=is_lost),
             "epoch": member.epoch,
             "metric": member.metrics.get(state.objective),
             "node": member.node,

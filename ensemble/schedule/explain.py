@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ensemble.schedule.needs import Node, compute_need
+from ensemble.schedule.needs import Node, compute_need, needs_gpu
 from ensemble.schedule.packing import FreeCapacity, pack
 from ensemble.spec import Identity
 
@@ -15,19 +15,22 @@ def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str 
     """Say why a member can never be placed on these nodes and what would fit; None if it can be placed."""
     if pack([identity], [], nodes, devices):
         return None
-    asked = _describe_request(identity)
-    usable = [node for node in nodes if devices != "cuda" or node.gpus]
+    asked, need = _describe_request(identity), compute_need(identity)
+    wants_gpu = needs_gpu(need, devices)
+    usable = [node for node in nodes if not wants_gpu or node.gpus]
     if not nodes:
         return f"{identity.member} {asked}: there is no node"
     if not usable:
-        why = f"devices='cuda' and no node has a GPU ({_describe_node(nodes[0])})"
-        return f"{identity.member} {asked}: {why}; use devices='auto' or 'cpu'"
+        why = f"no node has a GPU ({_describe_node(nodes[0])})"
+        if devices == "cuda":
+            return f"{identity.member} {asked}: devices='cuda' and {why}; use devices='auto' or 'cpu'"
+        return f"{identity.member} {asked}: {why}; with gpus_per_worker=0 it trains on the CPU"
 
     def rank(node: Node) -> tuple[float, ...]:
         return _max_workers(identity, node, devices), node.physical_gpus, node.cpus, node.memory_gb
 
     best = max(usable, key=rank)
-    workers, need = _max_workers(identity, best, devices), compute_need(identity)
+    workers = _max_workers(identity, best, devices)
     if need.spans_nodes and len(usable) > 1:
         together = max(workers, FreeCapacity(usable, devices).count_ranks(need))
         if together:
@@ -52,8 +55,7 @@ def _max_workers(identity: Identity, node: Node, devices: str) -> int:
         most = max(most, int(node.cpus), 1)
     if identity.memory_gb:
         most = min(most, int((node.memory_gb + _ROUNDING) // identity.memory_gb))
-    declared = identity.gpus_per_worker and "gpus_per_worker" not in identity.auto
-    if devices == "cuda" or (devices == "auto" and node.gpus and declared):
+    if needs_gpu(compute_need(identity), devices):
         offers = zip(node.gpu_parents, node.gpu_free, strict=True)
         most = min(most, len({gpu for gpu, free in offers if 0 < free >= identity.gpus_per_worker - _ROUNDING}))
     return min(most, identity.workers)

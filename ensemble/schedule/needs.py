@@ -125,7 +125,8 @@ class Node:
 class Need(NamedTuple):
     """What a member takes, in `UNITS`: cores and memory of all ranks, and the GPU share of each rank.
 
-    `spans_nodes`: its ranks may be on several nodes; `spreads`: better on two than on one.
+    `requires_gpu`: it declared a share; `cpu_only`: it declared none, `gpus_per_worker=0`; neither: the share is a
+    guess. `spans_nodes`: its ranks may be on several nodes; `spreads`: better on two than on one.
     """
 
     workers: int
@@ -134,6 +135,7 @@ class Need(NamedTuple):
     share: int
     guessed_cpus: bool
     requires_gpu: bool
+    cpu_only: bool = False
     spans_nodes: bool = False
     spreads: bool = False
 
@@ -193,6 +195,12 @@ class Placement:
         """The number of its ranks on a node."""
         return self.nodes.count(node) if self.nodes else len(self.devices) * (self.node == node)
 
+    def describe_device(self, nodes: Sequence[Node]) -> str:
+        """On what it trains: "cpu", or the model of its GPUs; of several models all, in order."""
+        by_name = {node.name: node for node in nodes}
+        where = [(by_name[self.find_node(rank)], gpu) for rank, gpu in enumerate(self.devices)]
+        return " + ".join(sorted({"cpu" if gpu is None else node.find_gpu(gpu) for node, gpu in where}))
+
     @property
     def member(self) -> str:
         """The member's id."""
@@ -202,6 +210,27 @@ class Placement:
     def need(self) -> Need:
         """What it takes of the node."""
         return compute_need(self.identity)
+
+
+def resolve_devices(devices: str, *, has_gpus: bool) -> str:
+    """How members are packed: as declared, but on CPUs where "auto" was declared and there was never a GPU.
+
+    Args:
+        devices: "auto", "cpu" or "cuda", as the ensemble declares it.
+        has_gpus: whether the run knows, or has known, any GPU. Once it has, members wait for the share of one that
+            they declare, also after the last GPU is lost.
+    """
+    return "cpu" if devices == "auto" and not has_gpus else devices
+
+
+def needs_gpu(need: Need, devices: str) -> bool:
+    """Whether a member is placed on GPUs or not at all; `devices` as `resolve_devices` returns it."""
+    return devices != "cpu" and not need.cpu_only and (devices == "cuda" or need.requires_gpu)
+
+
+def uses_gpus(identity: Identity, devices: str) -> bool:
+    """Whether a member may be placed on GPUs; `devices` as `resolve_devices` returns it."""
+    return devices != "cpu" and not compute_need(identity).cpu_only
 
 
 def compute_need(identity: Identity) -> Need:
@@ -238,6 +267,7 @@ def _need(
         share=round(gpus * UNITS),
         guessed_cpus=guessed_cpus,
         requires_gpu=gpus > 0 and not guessed_gpus,
+        cpu_only=not gpus and not guessed_gpus,
         spans_nodes=spans_nodes,
         spreads=spreads,
     )

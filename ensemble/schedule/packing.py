@@ -3,16 +3,20 @@
 All ranks of a member run on one node; where none has room for all, and the member allows it, on as few nodes as
 possible. A physical GPU holds at most one rank of a member: NCCL refuses two ranks of a communicator on one GPU,
 also on two instances of it in MIG mode. Several members may share a GPU, as far as processes of others leave it
-free, unless its compute mode admits one process at a time. `gpus_per_worker` counts only on nodes that have GPUs:
+free, unless its compute mode admits one process at a time.
 
-| devices | node without GPUs | node with GPUs |
-|---|---|---|
-| cpu | CPU | CPU |
-| cuda | refused | one GPU a rank |
-| auto | CPU | one GPU a rank; a member with more ranks than there are GPUs: CPU, unless it declared a share |
+| devices | `gpus_per_worker` | node without GPUs | node with GPUs |
+|---|---|---|---|
+| cpu | any | CPU | CPU |
+| auto, cuda | 0 | CPU | CPU |
+| auto | above 0 | refused | one GPU a rank |
+| auto | not declared | CPU | one GPU a rank; a member with more ranks than there are GPUs: CPU |
+| cuda | above 0, or not declared | refused | one GPU a rank |
 
-A member on several nodes has GPUs for all of its ranks or for none. With "auto" these are tried in turn: one
-node's GPUs or one without GPUs, several nodes' GPUs, the CPU of a node that has GPUs, several nodes without GPUs.
+Where there was never a GPU, "auto" is "cpu" (`resolve_devices`). A member on several nodes has GPUs for all of its
+ranks or for none. One that declared no share, with "auto", tries in turn: one node's GPUs or one without GPUs,
+several nodes' GPUs, the CPU of a node that has GPUs, several nodes without GPUs. One that declared 0 is placed on
+nodes without GPUs first, so that the cores beside GPUs stay with those that use them.
 
 Values that are left to measurement (`Identity.auto`) exclude no node: a member with no more workers than a node
 has cores asks for at most all of these cores, and a guessed share of a GPU does not keep it off the CPU.
@@ -33,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble.schedule.gpu_choice import choose_gpus
-from ensemble.schedule.needs import SLACK, UNITS, Need, Node, Placement, compute_need
+from ensemble.schedule.needs import SLACK, UNITS, Need, Node, Placement, compute_need, needs_gpu
 from ensemble.spec import Identity
 
 _UNLIMITED = int(np.iinfo(np.int64).max)
@@ -168,7 +172,7 @@ class FreeCapacity:
     def count_ranks(self, need: Need) -> int:
         """How many ranks of a member all nodes together have room for."""
         room = _PlaceFinder(self, [need], {}, {})
-        return max(int(room.count_ranks(need, on_gpus=on_gpus).sum()) for on_gpus in room.kinds)
+        return max(int(room.count_ranks(need, on_gpus=on_gpus).sum()) for on_gpus in room.list_kinds(need))
 
     def count_if_empty(
         self, needs: Mapping[Need, int], limits: Mapping[str, int], tenants: Mapping[str, int], most: int
@@ -202,21 +206,27 @@ class _PlaceFinder:
         self._by_rank = -np.sort(-left).T.copy()
         for i in free._with_instances:
             self._by_rank[:, i] = free.nodes[i].sort_by_gpu(left[i].tolist(), -UNITS)
-        # a member of at most so many ranks is nowhere placed on the CPU
-        self._gpu_only_workers = _UNLIMITED if free.devices == "cuda" else 0
-        if free.devices == "auto":
-            self._gpu_only_workers = int(free._gpus.min(initial=_UNLIMITED))
-        #: whether members may have GPUs, in the order in which it is tried
-        self.kinds = {"cuda": [True], "cpu": [False]}.get(free.devices, [True, False])
+        # a member of at most so many ranks that declared no share is nowhere placed on the CPU
+        self._gpu_only_workers = int(free._gpus.min(initial=_UNLIMITED))
         self._unplaceable: set[Need] = set()
         needs = list(needs)
         # of each, the least that anybody needs: cores, memory, a GPU's share
         self._least = (
             min((0 if need.guessed_cpus else need.cpus for need in needs), default=0),
             min((need.memory for need in needs), default=0),
-            min((need.share if need.workers <= self._gpu_only_workers else -UNITS for need in needs), default=0),
+            min((need.share if self._is_never_on_cpu(need) else -UNITS for need in needs), default=0),
         )
         self._update_bounds()
+
+    def list_kinds(self, need: Need) -> list[bool]:
+        """Whether a member may have GPUs, in the order in which it is tried."""
+        if self._free.devices == "cpu" or need.cpu_only:
+            return [False]
+        return [True] if needs_gpu(need, self._free.devices) else [True, False]
+
+    def _is_never_on_cpu(self, need: Need) -> bool:
+        kinds = self.list_kinds(need)
+        return kinds == [True] or (True in kinds and need.workers <= self._gpu_only_workers)
 
     def _update_bounds(self) -> None:
         """Update upper bounds on what any node has left, which reject most members once the nodes are full.
@@ -239,15 +249,14 @@ class _PlaceFinder:
         if need in self._unplaceable:
             return []
         found: list[Spot] = []
+        kinds = self.list_kinds(need)
         if need.spreads:
-            for on_gpus in self.kinds:
+            for on_gpus in kinds:
                 found += self._reserve_across(need, count - len(found), on_gpus=on_gpus, is_spread=True)
         # several nodes' GPUs come before the CPU of a node that has some
-        may_fall_back = need.spans_nodes and len(self.kinds) > 1 and not need.requires_gpu
-        found += self._reserve_on_nodes(
-            need._replace(requires_gpu=True) if may_fall_back else need, count - len(found)
-        )
-        for on_gpus in self.kinds if need.spans_nodes else ():
+        may_fall_back = need.spans_nodes and len(kinds) > 1
+        found += self._reserve_on_nodes(need, count - len(found), beside_gpus=not may_fall_back)
+        for on_gpus in kinds if need.spans_nodes else ():
             found += self._reserve_across(need, count - len(found), on_gpus=on_gpus)
             if on_gpus and may_fall_back:
                 found += self._reserve_on_nodes(need, count - len(found))
@@ -258,16 +267,23 @@ class _PlaceFinder:
                 self._update_bounds()
         return found
 
-    def _reserve_on_nodes(self, need: Need, count: int) -> list[Spot]:
-        """Take up to `count` places of one node each, node after node."""
+    def _reserve_on_nodes(self, need: Need, count: int, *, beside_gpus: bool = True) -> list[Spot]:
+        """Take up to `count` places of one node each, node after node.
+
+        Args:
+            beside_gpus: whether one that declared no share may be on the CPU of a node that has GPUs.
+        """
         if not count or self._cpus_left < 0 or need.memory > self._memory_left:
             return []
         if need.cpus > self._cpus_left and not need.guessed_cpus:
             return []
-        if need.share > self._share_left and need.workers <= self._gpu_only_workers:
+        if need.share > self._share_left and self._is_never_on_cpu(need):
             return []
         found: list[Spot] = []
-        for i in np.flatnonzero(self._find_open_nodes(need)).tolist():
+        numbers = np.flatnonzero(self._find_open_nodes(need, beside_gpus=beside_gpus))
+        if need.cpu_only:
+            numbers = numbers[np.argsort(self._free._gpus[numbers] > 0, kind="stable")]
+        for i in numbers.tolist():
             found += self._reserve_on(i, need, count - len(found))
             if len(found) == count:
                 break
@@ -317,11 +333,11 @@ class _PlaceFinder:
             most = np.minimum(most, np.maximum(free._memory + SLACK, 0) // rank.memory)
         if on_gpus:
             most = np.minimum(most, (self._by_rank + SLACK >= need.share).sum(axis=0, dtype=np.int64))
-        elif free.devices != "cpu":  # on the CPU only where there is no GPU
+        elif free.devices != "cpu" and not need.cpu_only:  # on the CPU only where there is no GPU
             most = np.where(free._gpus > 0, 0, most)
         return np.where(free._members < self._places, most, 0)
 
-    def _find_open_nodes(self, need: Need) -> npt.NDArray[np.bool_]:
+    def _find_open_nodes(self, need: Need, *, beside_gpus: bool) -> npt.NDArray[np.bool_]:
         """A mask of the nodes with room for one more member of this need."""
         free = self._free
         cpus: Int64Array | int = need.cpus
@@ -332,10 +348,11 @@ class _PlaceFinder:
         open_nodes: npt.NDArray[np.bool_] = (free._cpus + SLACK >= cpus) & (free._members < self._places)
         if need.memory:
             open_nodes &= free._memory + SLACK >= need.memory
-        if free.devices == "cpu":
+        kinds = self.list_kinds(need)
+        if kinds == [False]:
             return open_nodes
-        elsewhere = free._gpus < (1 if need.requires_gpu else need.workers)
-        if free.devices == "cuda":
+        elsewhere = free._gpus < (need.workers if beside_gpus else 1)
+        if kinds == [True]:
             elsewhere[:] = False
         if need.workers <= len(self._by_rank):
             elsewhere |= self._by_rank[need.workers - 1] + SLACK >= need.share
@@ -351,7 +368,7 @@ class _PlaceFinder:
             count = min(count, (int(free._cpus[i]) + SLACK) // cpus)
         if need.memory:
             count = min(count, (int(free._memory[i]) + SLACK) // need.memory)
-        if free.devices != "cpu" and free._gpus[i] >= need.workers:
+        if True in self.list_kinds(need) and free._gpus[i] >= need.workers:
             devices = self._take_gpus(i, need, count)
         else:
             devices = [(None,) * need.workers] * count

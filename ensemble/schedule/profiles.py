@@ -21,7 +21,7 @@ from typing import Any
 from ensemble.schedule.cpu_sharing import MemberRate
 from ensemble.schedule.flotilla import Capacity, RatedMember, interpolate_rate
 from ensemble.schedule.memory_grants import add_margin, compute_gpu_share
-from ensemble.schedule.needs import Node, compute_need
+from ensemble.schedule.needs import Node, compute_need, uses_gpus
 from ensemble.schedule.packing import FreeCapacity, pack
 from ensemble.spec import Identity
 from ensemble.spec.identity import compute_cost_key
@@ -148,8 +148,9 @@ def list_candidate_widths(identity: Identity, node: Node, devices: str) -> list[
     if "cpus_per_worker" in identity.auto:
         identity = dataclasses.replace(identity, cpus_per_worker=float(identity.threads))
     steps = [1] + [w for power in range(1, 12) for w in (2**power, 3 * 2 ** (power - 1))]
-    # with auto=[], because packing reduces a guessed number of cores to what the node has
-    candidates = [dataclasses.replace(identity, workers=w, auto=[]) for w in steps if w <= identity.batch_size]
+    # no guessed cores: packing reduces these to what the node has; where there are GPUs, one for each worker
+    auto = [name for name in identity.auto if name == "gpus_per_worker" and not node.gpus]
+    candidates = [dataclasses.replace(identity, workers=w, auto=auto) for w in steps if w <= identity.batch_size]
     room = [one.workers for one in candidates if pack([one], [], [node], devices)]
     return sorted(room) or [1]
 
@@ -289,11 +290,13 @@ def rate_member(identity: Identity, profile: Profile, samples: int, begun: bool 
 def estimate_capacity(nodes: Sequence[Node], waiting: Sequence[Identity], devices: str = "auto") -> Capacity:
     """Convert nodes to slots for members like those that wait.
 
-    A slot is what the median of their workers takes: a share of a GPU on nodes with GPUs, cores elsewhere. With
-    unequal shares the plan is an estimate, and packing decides what fits.
+    A slot is what the median of their workers takes: a share of a GPU on nodes with GPUs, cores elsewhere, and
+    where no member uses GPUs. With unequal shares the plan is an estimate, and packing decides what fits.
     """
-    on_gpus = devices != "cpu" and any(node.gpus for node in nodes)
-    share = statistics.median(one.gpus_per_worker if on_gpus else one.cpus_per_worker for one in waiting)
+    using = [one for one in waiting if uses_gpus(one, devices)]
+    on_gpus = bool(using) and any(node.gpus for node in nodes)
+    known = [one.gpus_per_worker for one in using] if on_gpus else [one.cpus_per_worker for one in waiting]
+    share = statistics.median(known)
     per_gpu = max(1, int(1 / share + 1e-9)) if share > 0 else len(waiting)
     if on_gpus:
         slots = tuple(len(node.gpus) * per_gpu for node in nodes)

@@ -104,7 +104,8 @@ class Ensemble(MemberPipelines):
         energy: how energy is measured, and what it emits and costs.
         loggers: what else the run is logged to, by name ("tensorboard", "mlflow", "wandb") or with options, such
             as `MLflow(uri=...)`. No part of what is trained: a resume may have other ones.
-        devices: auto (CUDA where a node has it), cpu, cuda (an error on nodes without it).
+        devices: auto (CUDA where a node has it), cpu, cuda (an error on nodes without it, but for members with
+            `gpus_per_worker=0`).
         sharing: which nodes prepare samples for which members. "independent": each member prepares its own. In the
             other designs the members on a node share one pipeline, and for members on several nodes: "node" has
             one pipeline on each node; "single" prepares on one node for all; "multi" and "all" prepare a part on

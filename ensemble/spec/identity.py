@@ -159,6 +159,7 @@ def cost_options(identity: Identity) -> dict[str, Any]:
     chosen |= {name: value for name in ("averaging", "compile") if (value := getattr(identity, name)) is not None}
     chosen |= {"keep": "best"} if identity.keep == "best" else {}
     chosen |= {"mixup": True} if identity.mixup else {}
+    chosen |= {"gpus": 0} if not (identity.gpus_per_worker or "gpus_per_worker" in identity.auto) else {}
     if identity.workers > 1 or "workers" in identity.auto:
         chosen |= {"compression": identity.compression, "communicator": identity.communicator}
     return chosen

@@ -23,7 +23,8 @@ class Resources:
         workers: data-parallel workers (the member's width); "auto" measures several widths and chooses them so
             that members which share a stream train at similar rates.
         cpus_per_worker: cores, may be a fraction; used for packing.
-        gpus_per_worker: GPUs, from 0 to 1, may be a fraction; used only on nodes that have GPUs.
+        gpus_per_worker: GPUs, from 0 to 1, may be a fraction. 0 is the CPU, 1 a GPU alone; a share above 0 waits
+            for a GPU, unless no node has had any (then it does not count). None: GPUs where a node has them.
         threads: torch threads of each worker. Part of the identity: it changes the last bits of results.
         memory_gb: host memory of each worker in GiB.
         span_nodes: whether the workers of a member may be on several nodes. True: where no single node has room

@@ -96,8 +96,13 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             run.missing = event["missing"]
         case "node":
             node = run.node(event["node"])
+            run.has_gpus |= bool(event.get("gpus"))
             if event.get("cpus") or event.get("gpus") or not node.info:  # else it was given back
                 node.info = event
+            if event.get("cpus") or event.get("gpus"):
+                run.unusable.pop(event["node"], None)
+        case "node_unusable":
+            run.unusable[event["node"]] = event
         case "bad_record":
             run.bad_records.setdefault((event["split"], event["index"]), event)
         case "sample_difference":
@@ -159,6 +164,7 @@ def _start_run(run: RunState, event: Event) -> None:
     run.usage.clear()  # process ids start over
     run.unshared.clear()
     run.bad_records.clear()  # it may be mended by now
+    run.unusable.clear()
     run.quarantined.clear()  # it may be reset by now
     run.planned = None
     run.measuring.clear()
@@ -268,7 +274,9 @@ def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
             member.cohort, member.feeder = event.get("cohort"), event.get("feeder")
             if member.spans and (last := member.spans[-1]).ended is None:
                 member.close_span(t, "moved")
-                member.spans.append(Span(last.attempt, last.node, last.devices, member.cohort, t, started=t))
+                member.spans.append(
+                    Span(last.attempt, last.node, last.devices, member.cohort, t, started=t, device=last.device)
+                )
         case "plan":
             member.plan = {key: event.get(key) for key in ("tuned", "rates", "auto")}
         case "finished":
@@ -308,6 +316,7 @@ def _place(run: RunState, member: MemberState, event: Event) -> None:
     if event.get("first_epoch") is not None:
         member.first_epoch = member.identity["first_epoch"] = event["first_epoch"]
     member.spans.append(Span(event["attempt"], event["node"], member.devices, member.cohort, event["t"]))
+    member.spans[-1].device = event.get("device")
 
 
 def _start_attempt(run: RunState, member: MemberState, event: Event) -> None:

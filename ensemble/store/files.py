@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import pwd
 import shutil
 import stat
 import time
@@ -32,6 +33,28 @@ class OtherPythonError(StoreError):
 
 class WriteError(StoreError):
     """A file could not be written; the run itself is intact and can be resumed."""
+
+
+def find_other_owner(path: Path) -> str | None:
+    """Returns whose a path is, or the directory above it that hides it; None where it is this user's own."""
+    for each in (path, *path.absolute().parents):
+        with contextlib.suppress(OSError):  # it is hidden by what is above it, or does not exist
+            uid = each.lstat().st_uid
+            if uid == os.geteuid():
+                return None
+            try:
+                return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+            except KeyError:  # no such user here
+                return f"another user (uid {uid})"
+    return None
+
+
+def make_read_error(path: Path, error: OSError) -> StoreError:
+    """Returns the error for a file of a run that cannot be read: why, and whose it is."""
+    owner = find_other_owner(path) if isinstance(error, PermissionError) else None
+    if owner is not None:
+        return StoreError(f"cannot read {path}: the run belongs to {owner}; only they and root may")
+    return StoreError(f"cannot read {path}: {error.strerror}")
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

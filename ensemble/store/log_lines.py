@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ensemble.store.files import StoreError
+from ensemble.store.files import StoreError, make_read_error
 
 VERSION = 1
 
@@ -100,7 +100,7 @@ def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tupl
     except FileNotFoundError:
         raise StoreError(f"no run here: {log} does not exist; give a run directory (such as runs/NAME)") from None
     except OSError as error:
-        raise StoreError(f"cannot read {log}: {error.strerror}") from None
+        raise make_read_error(log, error) from None
 
 
 def _parse(lines: Sequence[bytes], first: int, *, last: bool, path: Path, since: str) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ class Span:
     """One attempt of a member on a node, or its part in one cohort; for the timeline.
 
     Unix seconds, None while it has not come to that. Where it moved on to another cohort its outcome is "moved".
+    `device`: "cpu", or the model of its GPU; None in runs of earlier versions.
     """
 
     attempt: int
@@ -32,6 +33,7 @@ class Span:
     started: float | None = None
     ended: float | None = None
     outcome: str | None = None
+    device: str | None = None
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from ensemble.store.files import StoreError, write_json
+from ensemble.store.files import StoreError, find_other_owner, write_json
 from ensemble.store.rundir import RunDir
 
 VERSION = 1
@@ -46,11 +46,14 @@ def write_request(run_dir: str | os.PathLike[str], verb: str, **fields: Any) -> 
         Its file; the id of the request is the file's stem.
 
     Raises:
-        StoreError: there is no run, or the directory cannot be written.
+        StoreError: there is no run, it is another user's, or the directory cannot be written.
     """
     if not verb.isidentifier():
         raise StoreError(f"a request is a plain word such as stop or cancel, got {verb!r}")
     run = RunDir(run_dir)
+    owner = find_other_owner(run.path)
+    if owner is not None and not os.access(run.requests, os.W_OK | os.X_OK) and os.path.lexists(run.path):
+        raise StoreError(f"{run.path} is a run of {owner}: only they and root can {verb} it")
     if not run.requests.is_dir():
         raise StoreError(f"no run here: {run.requests} does not exist; give a run directory (such as runs/NAME)")
     path = run.requests / f"{verb}-{uuid.uuid4().hex}.json"

@@ -16,6 +16,7 @@ class RunState:
         started: Unix seconds of the first start.  updated: of the last event.  starts: how often it was started.
         idle_s: seconds in which nothing ran, from the last event before each further start to that start.
         members: by id, in the order in which they were declared.
+        has_gpus: whether a node of it, in any of its starts, has had a GPU.
         feeders: the last `feeder` event of each (node, cohort), with the last reported levels (`fullness`).
         unshared: the last `feeder_lost` or `sharing_ended` event of each (node, cohort) whose feeder is gone
             and has no successor yet; of (None, None) where nothing is shared from the start on.
@@ -23,6 +24,7 @@ class RunState:
             whoever prepares them.
         differences: the last `sample_difference` event of each (member, split); member None: of a cache.
         quarantined: the `gpu_quarantined` event of each GPU that has broken in this start, by its id.
+        unusable: the last `node_unusable` event of each node, by its name, until it can be used.
         usage: the last `usage` event of each (node, pid, role) of the present start.
         cpu_s: CPU-seconds by role over all processes.
         trail: what a search decides from, in the order of the log: member, epoch, finished, cost, pruned, failed
@@ -50,12 +52,14 @@ class RunState:
     starts: int = 0
     idle_s: float = 0.0
     nodes: dict[str, NodeState] = field(default_factory=dict)
+    has_gpus: bool = False
     members: dict[str, MemberState] = field(default_factory=dict)
     feeders: dict[tuple[str, int], Event] = field(default_factory=dict)
     unshared: dict[tuple[str | None, int | None], Event] = field(default_factory=dict)
     bad_records: dict[tuple[str, int], Event] = field(default_factory=dict)
     differences: dict[tuple[str | None, str], Event] = field(default_factory=dict)
     quarantined: dict[str, Event] = field(default_factory=dict)
+    unusable: dict[str, Event] = field(default_factory=dict)
     usage: dict[tuple[str, int | None, str], Event] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
     trail: list[Event] = field(default_factory=list)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ensemble.comm import SingleRank
+from ensemble.schedule.needs import uses_gpus
 from ensemble.spec import Ensemble, Identity
 from ensemble.train.job import Job, ProfileRequest
 from ensemble.train.profile import Session
@@ -49,7 +50,8 @@ def measure_here(ensemble: Ensemble, members: list[Identity], directory: str, st
     Raises:
         Exception: whatever the user's code raises.
     """
-    device = torch.device("cuda:0" if ensemble.devices != "cpu" and torch.cuda.is_available() else "cpu")
+    on_gpu = uses_gpus(members[0], ensemble.devices) and torch.cuda.is_available()
+    device = torch.device("cuda:0" if on_gpu else "cpu")
     alone = [dataclasses.replace(one, workers=1) for one in members]
     job = Job(
         run_dir=directory,

@@ -532,7 +532,8 @@ def test_a_run_whose_controller_was_killed_can_be_looked_at_and_not_asked(tmp_pa
     gone = f"the controller (process {ended.pid}) is gone; `ensemble resume {run_dir}` goes on\n"
     looked = call("status", run_dir)
     assert (looked.returncode, looked.stderr) == (0, gone) and "digits · interrupted" in looked.stdout
-    assert len(json.loads(call("status", run_dir, "--json", "-").stdout)) == 8
+    rows = json.loads(call("status", run_dir, "--json", "-").stdout)
+    assert len(rows) == 8 and not {row["state"] for row in rows} & {"placed", "running"}
     asked = call("stop", run_dir)
     assert (asked.returncode, asked.stdout) == (0, gone)
     assert "is gone" in refused("pause", run_dir)

@@ -29,7 +29,7 @@ STARTING, RUNNING, STOPPING, EXITING = AttemptPhase
 def an_attempt(phase: AttemptPhase = STARTING) -> Attempt:
     identity = an_ensemble().identify(0)
     start = Start(Placement(identity, "sim", (None,)), 0)
-    return Attempt(start, identity, 0, {0}, 0.0, cohort=0, target_cohort=0, phase=phase)
+    return Attempt(start, identity, 0, "cpu", {0}, 0.0, cohort=0, target_cohort=0, phase=phase)
 
 
 @pytest.mark.parametrize("phase", AttemptPhase)

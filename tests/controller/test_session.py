@@ -42,6 +42,7 @@ from ensemble.controller.costs import WAIT_S
 from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.session import Session, Setup
+from ensemble.reporting.sections.notices import collect_notices
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Identity, Member, Search, uniform
 from ensemble.spec.search_space import SECOND_OBJECTIVES
@@ -111,13 +112,15 @@ class World:
         slow_feeders: bool = False,
         on_cluster: bool = False,
         failing_launches: float = 0.05,
+        nodes: Sequence[Node] = NODES,
     ) -> None:
+        self.offered = nodes
         self.failing_launches = failing_launches
         self.ensemble, self.random, self.slow_feeders = ensemble, random, slow_feeders
         self.on_cluster, self.demand = on_cluster, Demand([], [])
         self.processes: dict[str, Process] = {}
         self.past: list[Process] = []
-        self.nodes = {node.name for node in NODES}
+        self.nodes = {node.name for node in nodes}
         self.held = set(self.nodes)  # of which the run holds something
         self.draining: set[str] = set()
         self.feeders: set[tuple[str, int]] = set()
@@ -138,8 +141,8 @@ class World:
                 ensemble=ensemble,
                 run_dir=RunDir(NOWHERE),
                 run=RunState(),
-                nodes=NODES,
-                list_cluster=lambda: [n for n in NODES if n.name in self.nodes] if on_cluster else None,
+                nodes=nodes,
+                list_cluster=lambda: [n for n in nodes if n.name in self.nodes] if on_cluster else None,
                 stream=stream,
                 policy=RetryPolicy(ensemble.retries),
                 gated=self.streaming,
@@ -148,7 +151,8 @@ class World:
             )
         )
         started = {"type": "run_started", "name": ensemble.name, "members": 0, "epochs": ensemble.epochs}
-        self.perform(self.session.start([started], *self.time))
+        known = [{"type": "node", **node.as_event()} for node in nodes]
+        self.perform(self.session.start([started, *known], *self.time))
         self.perform(self.session.open_queue({}, {}, *self.time))
         self.reconcile()
 
@@ -356,7 +360,7 @@ class World:
         free = sorted(self.nodes - self.held)
         if free and self.demand.waiting:
             self.held.add(free[0])
-            [node] = [node for node in NODES if node.name == free[0]]
+            [node] = [node for node in self.offered if node.name == free[0]]
             self.handle({"type": "node", **node.as_event()})
 
     def list_dispensable(self) -> list[str]:
@@ -722,6 +726,38 @@ def test_members_leave_a_node_that_is_drained_and_use_up_no_retry(
     assert "a" not in [event["node"] for event in later if event["type"] == "placed"]
     left = {event["member"] for event in world.log if event["type"] in ("paused", "finished")}
     assert {process.identity.member for process in there} <= left
+    world.check_end()
+
+
+def test_a_member_waits_for_a_gpu_when_its_node_is_lost_and_says_on_which_other_it_goes_on() -> None:
+    nodes = [Node("gpu", 4.0, ("A100", "A100"), 16.0, "gpu"), Node("cpu", 8.0, (), 16.0, "cpu")]
+    members = [Member({"n": n}, gpus_per_worker=share) for n, share in enumerate((0.5, 1.0, 0.0))]
+    declared = an_ensemble(sharing="independent", resources=DECLARED, retries=2, epochs=3, members=members)
+    world = World(declared, Random(0), failing_launches=0.0, on_cluster=True, nodes=nodes)
+
+    def list_devices() -> dict[str, str]:
+        run = world.session.state.run
+        return {name: str(run.members[name].spans[-1].device) for name in sorted(world.processes)}
+
+    assert list_devices() == {"member-0": "A100", "member-1": "A100", "member-2": "cpu"}
+    world.lose_node("gpu")
+    for process in list(world.processes.values()):
+        while process.reports:
+            world.report(process)
+    world.reconcile()
+    assert list_devices() == {"member-2": "cpu"}
+    assert sorted(one.member for one in world.demand.waiting) == ["member-0", "member-1"]
+    new = Node("new", 4.0, ("H100", "H100"), 16.0, "new")
+    world.nodes.add("new")
+    world.held.add("new")
+    world.handle({"type": "node", **new.as_event()})
+    world.reconcile()
+    assert list_devices() == {"member-0": "H100", "member-1": "H100", "member-2": "cpu"}
+    changed = [(e["member"], e["before"], e["device"]) for e in world.log if e["type"] == "device_changed"]
+    assert changed == [("member-0", "A100", "H100"), ("member-1", "A100", "H100")]
+    told = [notice.text for notice in collect_notices(world.log) if "another device" in notice.text]
+    assert len(told) == 2 and told[0] == "member-0: trains on another device than before: H100, and not A100"
+    world.finish()
     world.check_end()
 
 

@@ -17,14 +17,15 @@ import psutil
 import pytest
 from execute_members import an_ensemble, no_sample, samples
 
+import ensemble
 from ensemble.executors.node_services import NodeServices
-from ensemble.executors.private_directory import LONGEST_SOCKET, PrivateDirectory
+from ensemble.executors.private_directory import LONGEST_SOCKET, PrivateDirectory, remove_stale
 from pipelines import PipelineError
 
 HOLD = """
 import sys
 from ensemble.executors.private_directory import PrivateDirectory
-held = PrivateDirectory("held-", 20)
+held = PrivateDirectory(sys.argv[1], 20)
 (held.path / "feeder-0").touch()
 print(held.path, flush=True)
 sys.stdin.read()
@@ -49,7 +50,7 @@ def here() -> list[Path]:
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else_is() -> None:
-    command = [sys.executable, "-c", HOLD]
+    command = [sys.executable, "-c", HOLD, "held-"]
     killed = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert killed.stdout is not None
     left = Path(killed.stdout.readline().strip())
@@ -68,6 +69,38 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else_is()
     not_ours.rmdir()
     at_work.close()
     after.close()
+
+
+def test_a_run_with_any_executor_removes_what_killed_drivers_loggers_and_agents_left_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    prefixes = ["ensemble-", "ensemble-logger-", "ensemble-page-", "ensemble-dry-run-"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    owners = [subprocess.Popen([sys.executable, "-c", HOLD, each], **pipes) for each in prefixes]  # type: ignore
+    left = [Path(each.stdout.readline().strip()) for each in owners]
+    at_work = PrivateDirectory("ensemble-logger-", None)
+    inherited = PrivateDirectory("ensemble-logger-", None)
+    assert inherited.lock is not None
+    heir = subprocess.Popen(["sleep", "600"], pass_fds=(inherited.lock,))
+    inherited._unlock()  # as the kernel does at the end of its owner
+    others = PrivateDirectory("ensemble-", None)
+    others._unlock()
+    is_others = os.geteuid() == 0
+    if is_others:
+        os.chown(others.path, 65534, 65534)
+    for each in owners:
+        each.kill()
+        each.wait()
+    assert here() == sorted([*left, at_work.path, inherited.path, others.path])
+    ensemble.submit(an_ensemble([{"lr": 0.1}], epochs=1), tmp_path / "run", executor="inline").wait()
+    assert here() == sorted([at_work.path, inherited.path, *([others.path] if is_others else [])])
+    heir.kill()
+    heir.wait()
+    remove_stale("ensemble-")
+    assert inherited.path not in here()
+    at_work.close()
+    others.close()
 
 
 def test_a_name_that_others_could_know_is_not_used() -> None:

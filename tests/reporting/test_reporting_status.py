@@ -24,7 +24,9 @@ from ensemble.reporting import (
     status_rows,
     status_turnaround,
 )
+from ensemble.reporting.status import status_gpus
 from ensemble.reporting.text import joules, number
+from ensemble.schedule import Node
 from ensemble.store import EventLog, RunDir, fold
 
 
@@ -119,6 +121,24 @@ def test_the_head_tells_how_the_run_stands() -> None:
     assert status_head(running, gone=False) == "digits · running · executor local · 0:08 · objective accuracy, max"
     assert "digits · interrupted" in status_head(running, gone=True)
     assert "digits · finished" in status_head(ended, gone=False)
+
+
+def test_a_node_that_cannot_be_used_is_named_until_it_can() -> None:
+    why = {"detail": "No space left on device", "retry_s": 60.0}
+    events = [*runs.list_run(until=9.0), {"v": 1, "t": 9.5, "type": "node_unusable", "node": "full", **why}]
+    [line] = [line for line in (status_gpus(fold(events)) or "").splitlines() if line.startswith("full")]
+    assert line == "full: nothing can be started there: No space left on device; it is tried again after 60 s"
+    usable = {"v": 1, "t": 9.9, "type": "node", **Node("full", 4.0, (), 8.0, "full").as_event()}
+    assert "full" not in (status_gpus(fold([*events, usable])) or "")
+
+
+def test_no_member_is_running_once_the_controller_is_gone() -> None:
+    events = runs.list_run(until=9.0)
+    state, used = fold(events), ledger(events)
+    before = {row["member"]: row["state"] for row in status_rows(state, used)}
+    after = {row["member"]: row["state"] for row in status_rows(state, used, is_lost=True)}
+    assert set(before.values()) & {"placed", "running"}
+    assert after == {name: "interrupted" if was in ("placed", "running") else was for name, was in before.items()}
 
 
 def written_by(path: Path, pid: int, host: str) -> tuple[RunDir, Any]:

@@ -70,6 +70,7 @@ def test_packing_respects_it() -> None:
         found = found.with_observation("cpu x 8", 4, 1.0, 0.6).with_observation("cpu x 8", 6, 1.0, 0.3)
     limits, tenants = found.tenant_limits([gpu, cpu])
     assert (limits, tenants) == ({"cpu": 4}, {"A": 1})
-    waiting = [identity(n, cpus_per_worker=0.1, gpus_per_worker=0.25) for n in range(16)]
+    guess = {"gpus_per_worker": 0.25, "auto": ["gpus_per_worker"]}
+    waiting = [identity(n, cpus_per_worker=0.1, **guess) for n in range(16)]
     placed = [(p.node, p.devices[0]) for p in pack(waiting, [], [gpu, cpu], limits=limits, tenants=tenants)]
     assert [placed.count(where) for where in (("gpu", "0"), ("gpu", "1"), ("cpu", None))] == [1, 4, 4]

@@ -44,6 +44,13 @@ def slowly(
     placed: list[Placement] = []
     in_order = sorted(nodes, key=lambda at: devices != "cpu" and not at.gpus)
 
+    def kinds(member: Identity) -> list[bool]:
+        """Whether it may be on GPUs, in the order in which it tries."""
+        guess = "gpus_per_worker" in member.auto
+        if devices == "cpu" or (member.gpus_per_worker == 0 and not guess):
+            return [False]
+        return [True, False] if devices == "auto" and guess else [True]
+
     def total(member: Identity, at: Node) -> tuple[float, float]:
         cpus = member.cpus_per_worker * member.workers
         if "cpus_per_worker" in member.auto and at.cpus > 0 and member.workers <= max(1, at.cpus):
@@ -67,12 +74,8 @@ def slowly(
         for which, has in enumerate((at.cpus, at.memory_gb)):
             if total(member, at)[which] > has - sum(each[which] for each in used) + 1e-9:
                 return None
-        guess = "gpus_per_worker" in member.auto
-        if devices == "cpu" or member.workers > len(set(at.gpu_parents)):
-            insists = devices == "cuda" or (
-                devices == "auto" and at.gpus and member.gpus_per_worker > 0 and not guess
-            )
-            return None if insists else Placement(member, at.name, (None,) * member.workers)
+        if not kinds(member)[0] or member.workers > len(set(at.gpu_parents)):
+            return Placement(member, at.name, (None,) * member.workers) if False in kinds(member) else None
         load = {
             d: (sum(p.identity.gpus_per_worker for p in here if d in p.devices), sum(d in p.devices for p in here))
             for d in at.gpu_ids
@@ -93,7 +96,7 @@ def slowly(
         room = []
         for at in in_order:
             ranks = 0
-            if devices == "cpu" or bool(at.gpus) == on_gpus:
+            if kinds(member) == [False] or bool(at.gpus) == on_gpus:
                 some = [replace(member, workers=n) for n in range(1, member.workers + 1)]
                 fits = [
                     one
@@ -117,20 +120,22 @@ def slowly(
         return Placement(member, names[0], tuple(taken), tuple(names))
 
     def choose(member: Identity) -> Placement | None:
-        kinds = [True] if devices == "cuda" else [False] if devices == "cpu" else [True, False]
         spans = member.workers > 1 and bool(member.span_nodes)
-        insists = devices == "auto" and spans
+        insists = len(kinds(member)) > 1 and spans
         on_one = [one for at in in_order if (one := found(member, at)) is not None]
+        if kinds(member) == [False] and devices != "cpu":  # the cores beside GPUs are for those that use them
+            on_one.sort(key=lambda one: bool({n.name: n for n in nodes}[one.node].gpus))
         first = [
             one
             for one in on_one
             if not insists or one.devices[0] is not None or not {n.name: n for n in nodes}[one.node].gpus
         ]
-        tries = [across(member, kind, spread=True) for kind in kinds if spans and member.span_nodes == "spread"]
+        spread = spans and member.span_nodes == "spread"
+        tries = [across(member, kind, spread=True) for kind in kinds(member) if spread]
         tries += first[:1]
-        tries += [across(member, True)] if spans and True in kinds else []
+        tries += [across(member, True)] if spans and True in kinds(member) else []
         tries += on_one[:1]
-        tries += [across(member, False)] if spans and False in kinds else []
+        tries += [across(member, False)] if spans and False in kinds(member) else []
         return next((one for one in tries if one is not None), None)
 
     def size(member: Identity) -> tuple[float, ...]:
@@ -213,9 +218,10 @@ def check_fair(placements: list[Placement], nodes: list[Node], devices: str) -> 
             assert set(used) <= set(at.gpu_ids)
             for device in used:
                 load[device] += p.identity.gpus_per_worker
-            if devices == "cpu":
+            is_guess = "gpus_per_worker" in p.identity.auto
+            if devices == "cpu" or (p.identity.gpus_per_worker == 0 and not is_guess):
                 assert not used
-            if devices == "cuda":
+            elif devices == "cuda" or not is_guess:
                 assert len(used) == p.count_ranks(at.name)
         assert all(load[one] <= free + 1e-6 for one, free in zip(at.gpu_ids, at.gpu_free, strict=True))
 
@@ -352,7 +358,8 @@ def test_a_gpu_holds_what_others_leave_of_it() -> None:
     assert [p.devices for p in pack(halves, [], [at], "cuda")] == [("0",), ("0",)]
     assert not pack([identity(gpus_per_worker=0.6)], [], [at]), "nor is it placed on the CPU"
     assert pack([identity(gpus_per_worker=0.6)], [], [at.without_others()])
-    assert pack([identity(gpus_per_worker=0.0)], [], [at])[0].devices == ("0",), "a full one is nobody's"
+    guess = identity(gpus_per_worker=0.1, auto=["gpus_per_worker"])
+    assert pack([guess], [], [at])[0].devices == ("0",), "a full one is nobody's"
 
 
 def test_an_exclusive_gpu_has_one_rank_at_a_time() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from schedule_cases import identity, node
 
 from ensemble.schedule import FreeCapacity, Placement, explain_unplaceable, pack
+from ensemble.schedule.needs import resolve_devices
 
 
 def test_large_members_are_placed_before_small_ones() -> None:
@@ -24,18 +27,52 @@ def test_members_that_share_gpus_are_spread_and_gpu_nodes_come_first() -> None:
     assert sorted(p.devices[0] for p in placed) == ["0", "0", "1", "1"]  # type: ignore[type-var]
 
 
-def test_gpu_shares_count_only_where_there_are_gpus() -> None:
-    assert pack([identity(gpus_per_worker=1.0)], [], [node()])[0].devices == (None,)
-    assert "no node has a GPU" in (explain_unplaceable(identity(), [node()], "cuda") or "")
-    assert pack([identity(gpus_per_worker=1.0)], [], [node(gpus="GG")], "cpu")[0].devices == (None,)
+def test_a_declared_share_is_of_a_gpu_and_never_of_a_cpu_once_there_was_a_gpu() -> None:
+    one = identity(gpus_per_worker=0.5)
+    assert resolve_devices("auto", has_gpus=False) == "cpu" and resolve_devices("auto", has_gpus=True) == "auto"
+    assert resolve_devices("cuda", has_gpus=False) == "cuda"
+    assert pack([one], [], [node(gpus="GG")], "cpu")[0].devices == (None,)
+    assert not pack([one], [], [node()]), "the GPUs were lost, and it waits"
+    refused = explain_unplaceable(one, [node()]) or ""
+    assert "0.5 GPU: no node has a GPU" in refused and refused.endswith(
+        "with gpus_per_worker=0 it trains on the CPU"
+    )
+    guess = identity(gpus_per_worker=1.0, auto=["gpus_per_worker"])
+    assert pack([guess], [], [node()])[0].devices == (None,)
+    assert "devices='cuda' and no node has a GPU" in (explain_unplaceable(guess, [node()], "cuda") or "")
+
+
+def test_a_share_of_none_is_the_cpu_and_takes_no_gpu_and_waits_for_none() -> None:
+    nodes = [node("gpu", cpus=4, gpus="GG"), node("cpu", cpus=2)]
+    for devices in ("auto", "cuda"):
+        placed = pack([identity(i) for i in range(7)], [], nodes, devices)
+        assert [(p.node, p.devices) for p in placed] == [("cpu", (None,))] * 2 + [("gpu", (None,))] * 4
+    wide = identity(workers=6)
+    assert pack([wide], [], nodes)[0].ranks_by_node == {"gpu": [0, 1, 2, 3], "cpu": [4, 5]}
+
+
+def test_a_whole_gpu_is_exclusive_and_members_of_all_shares_are_side_by_side() -> None:
+    shares = [0.0, 0.25, 0.5, 1.0] * 3
+    members = [identity(i, gpus_per_worker=share, cpus_per_worker=0.5) for i, share in enumerate(shares)]
+    nodes = [node("a", cpus=4, gpus="GG"), node("b", cpus=4, gpus="GG")]
+    placed = {p.member: p for p in pack(members, [], nodes)}
+    load = Counter[tuple[str, str]]()
+    for number, share in enumerate(shares):
+        if (p := placed.get(f"member-{number}")) is not None:
+            assert (p.devices == (None,)) == (share == 0)
+            load[p.node, str(p.devices[0])] += round(share * 100)
+    assert sum(shares) == 5.25 and len(placed) == 8, "what is beyond four GPUs waits"
+    assert all(used <= 100 for used in load.values()) and list(load.values()).count(100) == 4
+    assert {p.node for p in placed.values() if p.devices == (None,)} <= {"a", "b"}
 
 
 def test_two_ranks_never_share_a_gpu() -> None:
     wide = identity(workers=2, gpus_per_worker=0.25)
     assert "workers=1" in (explain_unplaceable(wide, [node(gpus="G")]) or "")
     assert pack([wide], [], [node(gpus="GG")])[0].devices == ("0", "1")
-    # a member that asked for no GPU falls back to the CPU
-    assert pack([identity(workers=2)], [], [node(gpus="G")])[0].devices == (None, None)
+    # a member that declared no share falls back to the CPU
+    guess = identity(workers=2, auto=["gpus_per_worker"])
+    assert pack([guess], [], [node(gpus="G")])[0].devices == (None, None)
 
 
 def test_a_refusal_names_the_largest_that_would_fit() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,3 +97,31 @@ def test_requests_are_taken_once_and_in_order(run: RunDir) -> None:
     assert receive_requests(run, set()) == []
     with pytest.raises(StoreError, match="a plain word"):
         write_request(run, "../stop")
+
+
+STOP = """
+import os, sys
+from ensemble.run import attach
+from ensemble.store import StoreError
+import ensemble.store.requests
+os.setuid(65534)
+try:
+    attach(sys.argv[1]).stop()
+except StoreError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("mode", [0o700, 0o755], ids=["private", "readable"])
+def test_whoever_stops_another_users_run_is_told_whose_it_is(tmp_path: Path, mode: int) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        there = RunDir(Path(folder) / "run")
+        there.requests.mkdir(parents=True, mode=0o700)
+        there.events.write_text(json.dumps({"v": 1, "t": 1.0, "type": "run_started", "name": "theirs"}) + "\n")
+        there.path.chmod(mode)
+        command = [sys.executable, "-c", STOP, str(there.path)]
+        said = subprocess.run(command, capture_output=True, text=True, cwd="/tmp")
+    assert "root (uid 0)" in said.stdout and "only they and root" in said.stdout, said.stderr
+    assert str(there.path) in said.stdout and "Errno" not in said.stdout

@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 from ensemble.bench.schedule.cores import Flow, SharedCores, Use
 from ensemble.schedule.flotilla import interpolate_rate
-from ensemble.schedule.needs import Node
+from ensemble.schedule.needs import Node, resolve_devices
 from ensemble.schedule.packing import FreeCapacity
 from ensemble.schedule.placement import PlacementState, Start
 from ensemble.spec import Identity
@@ -173,11 +173,12 @@ class _Simulation:
         devices: Literal["auto", "cpu", "cuda"],
     ) -> None:
         self._trainees = {each.identity.member: each for each in trainees}
-        self._nodes, self._devices, self._policy = list(nodes), devices, policy
+        self._nodes, self._policy = list(nodes), policy
+        self._devices = resolve_devices(devices, has_gpus=any(node.gpus for node in nodes))
         self._prep, self._samples = preparation, samples
         self._waiting: dict[str, Identity] = {each.identity.member: each.identity for each in trainees}
         self._cores = SharedCores([node.cpus for node in nodes])
-        self._free = FreeCapacity(self._nodes, devices)
+        self._free = FreeCapacity(self._nodes, self._devices)
         self._number = {node.name: number for number, node in enumerate(nodes)}
         self._running: dict[str, _Running] = {}
         self._streams: dict[int | str, _Stream] = {}

@@ -42,6 +42,7 @@ class Agent:
         unsent: commands to be sent.
         feeders: cohorts with a feeder on the node.
         ranks: that were launched and have not ended.
+        is_frozen: whether it has been silent for long, and its replacement has not reported yet.
         replacements: how often another actor has taken over.
         broken: what Ray may call the GPUs that are quarantined.
         reported: what was last reported that the run holds of the node; None until then.
@@ -54,6 +55,7 @@ class Agent:
     directory: str = ""
     up: bool = True
     is_closing: bool = False
+    is_frozen: bool = False
     heard_at: float = field(default_factory=time.monotonic)
     unsent: list[Command] = field(default_factory=list)
     feeders: set[int] = field(default_factory=set)

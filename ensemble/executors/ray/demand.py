@@ -23,18 +23,21 @@ from collections.abc import Iterable, Sequence
 from ensemble.executors.ray.queued_demand import Shape, join_parts, make_bundle, queue_members
 from ensemble.executors.ray.request import Offer, Part, Request
 from ensemble.schedule import Node, Placement, pack
-from ensemble.schedule.needs import SLACK, UNITS, Need, compute_need
+from ensemble.schedule.needs import SLACK, UNITS, Need, compute_need, needs_gpu, uses_gpus
 from ensemble.spec import Identity
 
 _BYTE = 2**30 / UNITS  # of a unit of memory
 
 
-def plan_requests(waiting: Sequence[Identity], offers: Sequence[Offer], devices: str) -> Counter[Request]:
+def plan_requests(
+    waiting: Sequence[Identity], offers: Sequence[Offer], devices: str, gone: Iterable[Node] = ()
+) -> Counter[Request]:
     """The requests that give all waiting members a place, as far as the nodes could hold them.
 
     Args:
         waiting: members beside those for which the run holds resources already.
-        devices: "auto", "cpu" or "cuda".
+        devices: as `ensemble.schedule.needs.resolve_devices` returns it.
+        gone: nodes with GPUs that were lost: others like them may take their place.
     """
     nodes = [_NodeState(offer, devices) for offer in offers]
     shapes = Counter(sorted(node.shape for node in nodes))
@@ -48,10 +51,14 @@ def plan_requests(waiting: Sequence[Identity], offers: Sequence[Offer], devices:
     cores_left = _place(_place(on_cores, without_gpus, devices), with_gpus, devices)
     found = Counter(request for node in nodes for request in node.request_placed())
     gpus_left = _place_across(gpus_left, with_gpus, "cuda", found)
-    cores_left = _place_across(cores_left, nodes if devices == "cpu" else without_gpus, "cpu", found)
+    guesses = [identity for identity in cores_left if uses_gpus(identity, devices)]
+    cores_left = [identity for identity in cores_left if not uses_gpus(identity, devices)]
+    cores_left = _place_across(cores_left, nodes, "cpu", found)
+    cores_left += _place_across(guesses, without_gpus, "cpu", found)
     found += _request_widths(on_gpus, with_gpus, on_gpus=True)
     found += _request_widths(on_cores, nodes, on_gpus=False)
-    return found + queue_members(gpus_left, cores_left, shapes, devices)
+    lost = [_make_shape(node) for node in gone]
+    return found + queue_members(gpus_left, cores_left, shapes, devices, lost)
 
 
 def is_width_open(identity: Identity) -> bool:
@@ -60,15 +67,16 @@ def is_width_open(identity: Identity) -> bool:
 
 
 def _is_for_gpus(need: Need, shapes: Counter[Shape], devices: str) -> bool:
-    """Whether GPUs are requested for a member: where nodes with GPUs could hold it, or none at all could.
+    """Whether GPUs are requested for a member: one that declared a share waits for them.
 
-    The order in which `ensemble.schedule.packing` tries nodes decides.
+    For one that did not: where nodes with GPUs could hold it, or none at all could, in the order in which
+    `ensemble.schedule.packing` tries nodes.
     """
-    if devices == "cpu":
-        return False
+    if devices == "cpu" or need.cpu_only or needs_gpu(need, devices):
+        return needs_gpu(need, devices)
     able = [shape for shape in shapes if shape.holds(need)]
     found = {shape.puts_on_gpu(need, devices) for shape in able}
-    if True in found or devices == "cuda":
+    if True in found:
         return True
     if any(not shape.gpus for shape in able):
         return False
@@ -78,8 +86,7 @@ def _is_for_gpus(need: Need, shapes: Counter[Shape], devices: str) -> bool:
         return True
     if False in found or (need.spans_nodes and on_cores >= need.workers):
         return False
-    widest = max((shape.gpus for shape in shapes), default=0)
-    return widest > 0 and (need.requires_gpu or need.workers <= widest)
+    return need.workers <= max((shape.gpus for shape in shapes), default=0)
 
 
 # -- what nodes have free -----------------------------------------------------------------------------------------
@@ -92,7 +99,7 @@ class _NodeState:
         gpus, free = () if devices == "cpu" else offer.node.gpus, offer.free
         self.ray_id = offer.ray_id
         self.node = dataclasses.replace(offer.node, name=offer.ray_id, gpus=gpus, gpu_ids=())
-        self.shape = Shape(round(self.node.cpus * UNITS), round(self.node.memory_gb * UNITS), len(gpus))
+        self.shape = _make_shape(self.node)
         self.cpus = _clip(round(free.get("CPU", 0.0) * UNITS), self.shape.cpus)
         self.memory = _clip(round(free.get("memory", 0.0) / _BYTE), self.shape.memory)
         self.gpus = _clip(int(free.get("GPU", 0.0)), self.shape.gpus)
@@ -153,6 +160,10 @@ class _NodeState:
         """A request for all cores and memory that are left."""
         cpus, memory, self.cpus, self.memory = self.cpus, max(0, self.memory), 0, 0
         return Request(make_bundle(cpus, memory), self.ray_id)
+
+
+def _make_shape(node: Node) -> Shape:
+    return Shape(round(node.cpus * UNITS), round(node.memory_gb * UNITS), len(node.gpus))
 
 
 def _place(identities: Sequence[Identity], nodes: Sequence[_NodeState], devices: str) -> Sequence[Identity]:

@@ -8,6 +8,7 @@ run's.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -38,6 +39,7 @@ from ensemble.interrupts import raise_if_deferred
 from ensemble.schedule import Node, Placement, explain_unplaceable
 from ensemble.schedule.needs import compute_need
 from ensemble.spec import Ensemble, Identity, SpecError
+from ensemble.store import RunStatus
 from ensemble.train.job import Job
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ _REACTS_S = 15.0  # time limit for an autoscaler to react to a request: it looks
 _GROW_S = 1200.0  # time limit for the nodes that it adds to join
 _PENDING_S = 3.0  # before it is reported that the run waits for Ray
 _REPLACEMENTS = 3  # of the agent of a node
+_NO_SPACE = "No space left"  # what the system says of a full disk
 
 HEAD_LOST = "the head of the Ray cluster does not answer any more"
 
@@ -134,7 +137,10 @@ class RayExecutor:
         assert self._session is not None
         self._run_dir, self._on_gpus = run_dir, ensemble.devices != "cpu"
         if self._session.directory is None:
-            self._leases = LeaseManager(run_dir.path.name, ensemble.devices, _list_declared(ensemble))
+            has_gpus = run_dir.events.exists() and RunStatus.load(run_dir).state.has_gpus
+            self._leases = LeaseManager(
+                run_dir.path.name, ensemble.devices, _list_declared(ensemble), has_gpus=has_gpus
+            )
         self._look_at_cluster()
         if self._leases is None:
             for ray_id in self._records:
@@ -142,13 +148,13 @@ class RayExecutor:
         self._settle()
         if self._await_growth(ensemble):
             self._settle()
-        for event in self._queue:
-            if event["type"] == "node_unusable":
-                raise SpecError(f"node {event['node']} cannot be used: {event['detail']}")
-        self._queue = [event for event in self._queue if event["type"] != "node"]
         usable = [
             agent for agent in self._agents.values() if agent.described and not self._is_drained(agent.ray_id)
         ]
+        for event in self._queue:
+            if event["type"] == "node_unusable" and not (usable and "retry_s" in event):
+                raise SpecError(f"node {event['node']} cannot be used: {event['detail']}")
+        self._queue = [event for event in self._queue if event["type"] != "node"]
         nodes = [self._describe(agent) for agent in usable]
         self._look_at_cluster()
         if not nodes and not self.cluster:
@@ -191,8 +197,10 @@ class RayExecutor:
 
     def _find_unplaceable(self, ensemble: Ensemble) -> str | None:
         """Why no node that is known could hold some member; None: each has one."""
+        assert self._leases is not None
         different = {compute_need(identity): identity for identity in _list_declared(ensemble)}
-        reasons = (explain_unplaceable(each, self.cluster or (), ensemble.devices) for each in different.values())
+        devices = self._leases.devices
+        reasons = (explain_unplaceable(each, self.cluster or (), devices) for each in different.values())
         return next((reason for reason in reasons if reason is not None), None)
 
     def _look_at_cluster(self) -> None:
@@ -217,7 +225,8 @@ class RayExecutor:
             # A node that is gone may be replaced by another like it, so members that fitted there wait for that.
             self._known_nodes |= {offer.node.name: offer.node for offer in offers}
             self.cluster = list(self._known_nodes.values())
-            self._leases.set_offers(offers)
+            frozen = {agent.ray_id for agent in self._agents.values() if agent.is_frozen}
+            self._leases.set_offers(offers, frozen)
 
     def _look_for_drained(self) -> None:
         """Report the nodes that Ray has begun to drain: no member is placed there any more."""
@@ -280,6 +289,8 @@ class RayExecutor:
     def _report_node(self, agent: Agent) -> None:
         """Report what the run holds of a node; of one that is drained or closing, only that it holds nothing."""
         node = self._describe(agent) if agent.described is not None else None
+        if agent.is_frozen:
+            return
         is_leaving = agent.is_closing or self._is_drained(agent.ray_id)
         if node is not None and not ((node.cpus or node.gpus) and is_leaving):
             agent.reported = node
@@ -299,6 +310,8 @@ class RayExecutor:
         self._renew_at = now + self._leases.poll_s
         self._look_for_drained()
         ready = self._leases.collect()
+        for ray_id, reason in self._leases.pop_failed():
+            self._rest(ray_id, self._names[ray_id], reason)
         self._abandon_if_lost()
         for ray_id in ready:
             agent = self._agents.get(self._names.get(ray_id, ""))
@@ -314,7 +327,11 @@ class RayExecutor:
             self._leases.replan()
             self._abandon_if_lost()
         self._leave_drained()
-        up = [agent for agent in self._agents.values() if agent.described and not self._is_drained(agent.ray_id)]
+        up = [
+            agent
+            for agent in self._agents.values()
+            if agent.described and not agent.is_frozen and not self._is_drained(agent.ray_id)
+        ]
         feeding = {agent.ray_id for agent in up if agent.feeders}
         measuring = {agent.ray_id for agent in up if agent.is_measuring}
         held = [(agent.ray_id, self._describe(agent)) for agent in up]
@@ -326,6 +343,15 @@ class RayExecutor:
             if not self._leases.on_node(ray_id):
                 self._retire(agent)
         self._report_pending()
+
+    def _rest(self, ray_id: str, name: str, reason: str) -> None:
+        """Report that nothing starts on a node now; it is tried again later."""
+        assert self._leases is not None
+        is_resting, pause_s = self._leases.is_resting(ray_id), self._leases.rest(ray_id)
+        if is_resting:
+            return
+        log.warning("node %s cannot be used now, and is tried again in %g s: %s", name, pause_s, reason)
+        self._queue.append({"type": "node_unusable", "node": name, "detail": reason, "retry_s": pause_s})
 
     def _retire(self, agent: Agent) -> None:
         """End the agent of a node of which the run holds nothing any more."""
@@ -555,12 +581,15 @@ class RayExecutor:
     def _handle_death(self, agent: Agent, reason: str) -> None:
         if agent.is_closing:
             self._forget(agent)
-        elif self._is_drained(agent.ray_id) or not is_reachable(agent.record):
+        elif self._is_drained(agent.ray_id) or not self._is_alive(agent):
             self._lose_node(agent, reason)  # on a node that is being drained Ray starts no other agent
         elif agent.described is None:
-            log.warning("node %s cannot be used: %s", agent.name, reason)
-            self._queue.append({"type": "node_unusable", "node": agent.name, "detail": reason})
-            self._unusable.add(agent.ray_id)
+            if self._leases is not None and _NO_SPACE in reason:
+                self._rest(agent.ray_id, agent.name, reason)
+            else:
+                log.warning("node %s cannot be used: %s", agent.name, reason)
+                self._queue.append({"type": "node_unusable", "node": agent.name, "detail": reason})
+                self._unusable.add(agent.ray_id)
             self._end_ranks(agent, f"node {agent.name} cannot be used", node_lost=True)
             self._drop(agent)
         else:
@@ -573,7 +602,24 @@ class RayExecutor:
             limit_s = _SILENT_S if agent.described is not None and agent.up else _START_S
             if now - agent.heard_at > limit_s:
                 self._stop_listening(agent)
+                self._freeze(agent, limit_s)
                 self._handle_death(agent, f"its agent has been silent for {limit_s:g} s")
+
+    def _freeze(self, agent: Agent, limit_s: float) -> None:
+        """Have no member placed on a node that is silent until it has answered: perhaps all of it is stopped."""
+        if agent.reported is None or agent.is_frozen or agent.is_closing:
+            return
+        agent.is_frozen = True
+        agent.feeders.clear()  # nobody is to read them any more
+        detail = f"it has been silent for {limit_s:g} s, and is used again when it answers"
+        self._queue.append({"type": "node_unusable", "node": agent.name, "detail": detail})
+        nothing = dataclasses.replace(agent.reported.select_gpus(lambda i: False), cpus=0.0)
+        self._queue.append({"type": "node", **nothing.as_event()})
+
+    def _is_alive(self, agent: Agent) -> bool:
+        """Whether a node accepts connections, as one does that is stopped, and Ray has not given it up."""
+        assert self._session is not None
+        return is_reachable(agent.record) and agent.ray_id in {str(r["NodeID"]) for r in self._session.nodes()}
 
     def _replace(self, agent: Agent, reason: str) -> None:
         """Start another agent on a node; the ranks and feeders of this one have ended with it, or are ended."""
@@ -594,6 +640,9 @@ class RayExecutor:
     def _mark_up(self, agent: Agent) -> None:
         """An agent that replaces another has sent its first events: the feeders of the other are gone."""
         agent.up = True
+        if agent.is_frozen:
+            agent.is_frozen = False
+            self._report_node(agent)
         self._queue += [
             {"type": "feeder_exited", "node": agent.name, "cohort": cohort, "detail": "its agent ended"}
             for cohort in sorted(agent.feeders)

@@ -18,9 +18,10 @@ from ensemble.executors.ray.demand import is_width_open, plan_requests
 from ensemble.executors.ray.leases import Lease, Leases
 from ensemble.executors.ray.request import Offer, Request
 from ensemble.schedule import Node, Placement, pack
-from ensemble.schedule.needs import UNITS
+from ensemble.schedule.needs import UNITS, resolve_devices
 from ensemble.spec import Identity
 
+REST_S, MOST_REST_S = 60.0, 900.0  # for which nothing is asked of a node where nothing starts; doubled each time
 KEPT_S = 10.0  # for which a lease is kept that no member uses
 _REPLAN_S = 5.0  # others of the cluster may have returned something
 POLL_S, RENEW_S = 0.2, 1.0
@@ -34,25 +35,61 @@ class LeaseManager:
 
     Args:
         name: of the run, by which its placement groups are named.
-        devices: "auto", "cpu" or "cuda".
+        devices: "auto", "cpu" or "cuda", as the ensemble declares it.
         waiting: members for which to ask.
+        has_gpus: whether the run has known any GPU before.
 
     Attributes:
         draining: Ray's ids of nodes that Ray drains: nothing is requested there; what is held there stays until
             `lose`.
     """
 
-    def __init__(self, name: str, devices: str, waiting: Sequence[Identity]) -> None:
-        self._leases, self._devices = Leases(name), devices
+    def __init__(self, name: str, devices: str, waiting: Sequence[Identity], *, has_gpus: bool = False) -> None:
+        self._leases, self._declared_devices, self._has_gpus = Leases(name), devices, has_gpus
+        self._with_gpus: dict[str, Node] = {}  # by Ray's id, also those that are gone
         self._waiting, self._placed = list(waiting), list[Placement]()
         self._offers: list[Offer] = []
         self.draining: set[str] = set()
+        self._resting: dict[str, tuple[float, float]] = {}  # by Ray's id of the node: until when, for how long
         self._replan_at = self._planned_at = 0.0
         self._unseen_until = math.inf  # `waiting` is older than some leases
 
-    def set_offers(self, offers: Sequence[Offer]) -> None:
-        """The nodes of the cluster, with what they have free now."""
-        self._offers = list(offers)
+    def set_offers(self, offers: Sequence[Offer], frozen: Collection[str] = ()) -> None:
+        """The nodes of the cluster, with what they have free now; nothing is asked of those that rest.
+
+        Args:
+            frozen: Ray's ids of nodes of which nothing is asked, either.
+        """
+        resting = (ray_id for ray_id in self._resting if self.is_resting(ray_id))
+        self._leases.avoided = frozenset((*resting, *frozen))
+        self._offers = [offer for offer in offers if offer.ray_id not in self._leases.avoided]
+        self._with_gpus |= {offer.ray_id: offer.node for offer in offers if offer.node.gpus}
+
+    def rest(self, ray_id: str) -> float:
+        """Ask nothing of a node for a while, for nothing starts there; returns for how many seconds."""
+        pause_s = self._resting.get(ray_id, (0.0, REST_S / 2))[1]
+        if self.is_resting(ray_id):  # it was asked for several things at once
+            return pause_s
+        pause_s = min(MOST_REST_S, 2 * pause_s)
+        self._resting[ray_id] = time.monotonic() + pause_s, pause_s
+        self._leases.avoided |= {ray_id}
+        self._offers = [offer for offer in self._offers if offer.ray_id != ray_id]
+        self._leases.withdraw_node(ray_id)
+        return pause_s
+
+    def is_resting(self, ray_id: str) -> bool:
+        """Whether nothing is asked of a node now; see `rest`."""
+        return time.monotonic() < self._resting.get(ray_id, (0.0, 0.0))[0]
+
+    def pop_failed(self) -> list[tuple[str, str]]:
+        """See `Leases.pop_failed`."""
+        return self._leases.pop_failed()
+
+    @property
+    def devices(self) -> str:
+        """How members are packed; see `ensemble.schedule.needs.resolve_devices`."""
+        has_gpus = self._has_gpus or bool(self._with_gpus)
+        return resolve_devices(self._declared_devices, has_gpus=has_gpus)
 
     def look_for_drained(self) -> dict[str, float | None]:
         """The nodes of which Ray says for the first time that it drains them, with the time of their end."""
@@ -104,7 +141,7 @@ class LeaseManager:
         self._planned_at = time.monotonic()
         self._replan_at = self._planned_at + _REPLAN_S
         offers = [self._limit_free(offer) for offer in self._offers]
-        self._leases.request(plan_requests(self._list_unserved(), offers, self._devices))
+        self._leases.request(plan_requests(self._list_unserved(), offers, self.devices, self._with_gpus.values()))
 
     def _list_unserved(self) -> list[Identity]:
         """The waiting members for which resources are missing.
@@ -128,7 +165,7 @@ class LeaseManager:
 
     def _pack(self, nodes: Sequence[Node]) -> list[Placement]:
         """Where waiting members would find a place beside the others."""
-        return pack(self._waiting, self._placed, nodes, self._devices)
+        return pack(self._waiting, self._placed, nodes, self.devices)
 
     def _describe_held(self, offer: Offer) -> Node:
         """What the run holds of a node, as far as that is known before its agent has started."""

@@ -13,12 +13,14 @@ import itertools
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ensemble.executors.ray.agents import describe_error
 from ensemble.executors.ray.request import Bundle, Request
 
+_PROBE_S = 120.0  # for a probe to answer once its group is reserved: Ray starts a process for it
 _PINNED_S = 5.0  # how long a request for a named node may stay pending: somebody else was faster then
 
 
@@ -34,6 +36,7 @@ class Lease:
         ray_id: Ray's id of its node; None: it is not ready.
         gpus: how Ray names its GPUs, by number or UUID.
         devices: the ids of these GPUs or of their instances, as the node's agent knows them.
+        reserved_at: when Ray was first seen to have reserved it although its probes have not answered.
         gang: all leases of its group, where that is on several nodes; without those on nodes that were lost.
         is_unusable: whether one of them is quarantined, or nothing of them can be used, as its node's agent says
             (`Agent.is_unusable`). It is kept while members wait, else Ray would lend the same GPUs again.
@@ -47,6 +50,7 @@ class Lease:
     ray_id: str | None = None
     gpus: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+    reserved_at: float | None = None
     gang: list[Lease] = field(default_factory=list)
     is_unusable: bool = False
 
@@ -70,11 +74,14 @@ class Leases:
     Attributes:
         pending: requested and not ready.
         held: ready, by Ray's id of the node.
+        avoided: Ray's ids of nodes that no request is met by.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.pending: list[Lease] = []
+        self.avoided: frozenset[str] = frozenset()
+        self._failed: list[tuple[str, str]] = []
         self.held: defaultdict[str, list[Lease]] = defaultdict(list)
 
     def request(self, wanted: Counter[Request]) -> None:
@@ -90,12 +97,18 @@ class Leases:
                 missing[lease.request] -= 1
             else:
                 self.release(lease)
-        self.pending += [_request(each, self._name) for each in missing.elements()]
+        self.pending += [_request(each, self._name, self.avoided) for each in missing.elements()]
 
     def collect(self) -> Iterator[Lease]:
         """The leases that have become ready; those for a named node that are late are withdrawn."""
         for lease in list(self.pending):
-            if (given := _find_given(lease)) is not None:
+            try:
+                given = _find_given(lease)
+            except ProbeError as error:
+                self._failed.append((error.ray_id, str(error)))
+                self.release(lease)
+                continue
+            if given is not None:
                 self.pending.remove(lease)
                 ready = _divide(lease, given)
                 for each in ready:
@@ -103,6 +116,11 @@ class Leases:
                 yield from ready
             elif _is_late(lease) and _find_nodes(lease) is None:  # else its probes are about to answer
                 self.release(lease)
+
+    def pop_failed(self) -> list[tuple[str, str]]:
+        """Ray's ids of nodes where it reserved resources and no process started, and why; they are given back."""
+        failed, self._failed = self._failed, []
+        return failed
 
     def release(self, lease: Lease) -> None:
         """Give one back with its gang, or withdraw its request."""
@@ -139,15 +157,30 @@ class Leases:
             self.release(left[0])
 
 
-def _request(request: Request, name: str) -> Lease:
+class ProbeError(Exception):
+    """No process starts in what Ray has reserved on a node; the message says why.
+
+    Attributes:
+        ray_id: Ray's id of the node.
+    """
+
+    def __init__(self, ray_id: str, reason: str) -> None:
+        super().__init__(reason)
+        self.ray_id = ray_id
+
+
+def _request(request: Request, name: str, avoided: Collection[str] = ()) -> Lease:
     from ray.util import placement_group
 
+    elsewhere = [{"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}] if avoided else None
     each = [(bundle, part.ray_id) for part in request.list_parts() for bundle in part.bundle.as_resources()]
     group = placement_group(
         [bundle for bundle, _ in each],
         strategy="PACK" if request.parts else "STRICT_PACK",
         name=f"{name}/{secrets.token_hex(6)}",
-        bundle_label_selector=[{"ray.io/node-id": str(on)} for _, on in each] if request.is_pinned else None,
+        bundle_label_selector=[{"ray.io/node-id": str(on)} for _, on in each]
+        if request.is_pinned
+        else elsewhere and elsewhere * len(each),
     )
     return Lease(request, group, request.bundle, _start_probes(group, request.bundle))
 
@@ -184,20 +217,48 @@ def _find_nodes(lease: Lease) -> list[str] | None:
 
 
 def _find_given(lease: Lease) -> list[tuple[str, tuple[str, ...]]] | None:
-    """Ray's id of the node, and the GPUs, of each of the group's bundles; None: it is not ready."""
+    """Ray's id of the node, and the GPUs, of each of the group's bundles; None: it is not ready.
+
+    Raises:
+        ProbeError: a node on which it was reserved starts no process, as where its temporary directory is full.
+    """
     import ray
 
     if not lease.probes:
         nodes = _find_nodes(lease)
         return None if nodes is None else [(node, ()) for node in nodes]
     if len(ray.wait(lease.probes, num_returns=len(lease.probes), timeout=0)[0]) < len(lease.probes):
-        return None
-    try:
-        answers: Any = ray.get(lease.probes)
-    except ray.exceptions.RayError:  # the node, or the probe's process, was lost: it is asked again
-        lease.probes = _start_probes(lease.group, lease.request.bundle)
-        return None
+        return _check_silence(lease)
+    answers: list[Any] = []
+    for probe in lease.probes:
+        try:
+            answers.append(ray.get(probe))
+        except ray.exceptions.RayError as error:
+            nodes = _find_nodes(lease)
+            if nodes is None:  # the node was lost, and Ray looks for another: it is asked again
+                lease.probes = _start_probes(lease.group, lease.request.bundle)
+                return None
+            raise ProbeError(
+                nodes[len(answers)], f"Ray starts no process there: {describe_error(error)}"
+            ) from None
     return [(node, tuple(gpus)) for node, gpus in answers]
+
+
+def _check_silence(lease: Lease) -> None:
+    """Raise `ProbeError` where a group has been reserved for long and a probe of it has not answered."""
+    import ray
+
+    now = time.monotonic()
+    if now - max(lease.since, lease.reserved_at or 0.0) < _PROBE_S or (nodes := _find_nodes(lease)) is None:
+        return
+    if lease.reserved_at is None:
+        lease.reserved_at = now
+        return
+    silent = ray.wait(lease.probes, num_returns=len(lease.probes), timeout=0)[1]
+    ray_id = nodes[lease.probes.index(silent[0])]
+    raise ProbeError(
+        ray_id, f"Ray has started no process there for {_PROBE_S:g} s: is its temporary directory full?"
+    )
 
 
 def _divide(lease: Lease, given: Sequence[tuple[str, tuple[str, ...]]]) -> list[Lease]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ensemble.executors.ray.request import Bundle, Part, Request
-from ensemble.schedule.needs import SLACK, UNITS, Need, compute_need
+from ensemble.schedule.needs import SLACK, UNITS, Need, compute_need, needs_gpu
 from ensemble.spec import Identity
 
 MOST_PENDING = 64  # requests beside each other that no node has room for
@@ -34,16 +34,25 @@ class Shape(NamedTuple):
 
     def puts_on_gpu(self, need: Need, devices: str) -> bool | None:
         """Whether a member trains on GPUs there, as `ensemble.schedule.packing` decides; None: it is refused."""
-        if self.gpus >= need.workers:
-            return True
-        return None if devices == "cuda" or (self.gpus and need.requires_gpu) else False
+        if devices == "cpu" or need.cpu_only:
+            return False
+        return True if self.gpus >= need.workers else None if needs_gpu(need, devices) else False
 
 
 def queue_members(
-    on_gpus: Sequence[Identity], on_cores: Sequence[Identity], shapes: Counter[Shape], devices: str
+    on_gpus: Sequence[Identity],
+    on_cores: Sequence[Identity],
+    shapes: Counter[Shape],
+    devices: str,
+    gone: Sequence[Shape] = (),
 ) -> Counter[Request]:
-    """At most `MOST_PENDING` requests for any node, for the members that want GPUs and for the others."""
-    return _limit_pending(_queue_gpus(on_gpus, shapes) + _queue_cores(on_cores, shapes, devices))
+    """At most `MOST_PENDING` requests for any node, for the members that want GPUs and for the others.
+
+    Args:
+        gone: nodes with GPUs that were lost: where no other has any, further ones are taken to be like these.
+    """
+    alike = shapes if any(shape.gpus for shape in shapes) else shapes + Counter(gone)
+    return _limit_pending(_queue_gpus(on_gpus, alike) + _queue_cores(on_cores, shapes, devices))
 
 
 def _queue_gpus(waiting: Sequence[Identity], shapes: Counter[Shape]) -> Counter[Request]:
@@ -91,10 +100,8 @@ def _queue_cores(waiting: Sequence[Identity], shapes: Counter[Shape], devices: s
     """Requests for cores and memory of any node, one a member."""
     found = Counter[Request]()
     for need, count in Counter(map(compute_need, waiting)).items():
-        usable = [shape for shape in shapes if devices == "cpu" or shape.puts_on_gpu(need, devices) is False]
+        usable = [shape for shape in shapes if shape.puts_on_gpu(need, devices) is False]
         able = [shape for shape in usable if shape.holds(need.take_ranks(1) if need.spans_nodes else need)]
-        if need.requires_gpu and len(usable) < len(shapes):
-            continue  # it might get a node where it can only use GPUs
         ranks = _divide_cores(need, Counter({shape: shapes[shape] for shape in able}), on_gpus=False)
         cpus = sum(ranks) if need.spans_nodes else _reduce_guess(need, able)
         memory = need.memory or min((shape.memory * cpus // shape.cpus for shape in able), default=0)

@@ -17,7 +17,7 @@ from ensemble.reporting.sections.feeders import (
     unshared_lines,
 )
 from ensemble.reporting.sections.turnaround import measure_turnaround, summarize
-from ensemble.reporting.status import status_gpus
+from ensemble.reporting.status import describe_state, status_gpus
 from ensemble.reporting.time_left import epochs_done_and_left
 
 if TYPE_CHECKING:
@@ -127,9 +127,8 @@ def is_lost(state: RunState, driver: str | None) -> bool:
 
 def member_state(state: RunState, member: MemberState, *, is_lost: bool) -> str:
     """Returns how a member stands; one that trained when the run's driver was lost does so no more."""
-    if is_lost and member.state in ("placed", "running"):
-        return "interrupted"
-    return "measuring" if member.id in state.measuring and member.state == "waiting" else str(member.state)
+    is_measured = member.id in state.measuring and member.state == "waiting"
+    return "measuring" if is_measured else describe_state(member, is_lost=is_lost)
 
 
 def run_state(state: RunState, driver: str | None = None) -> tuple[str, str]:

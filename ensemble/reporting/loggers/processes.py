@@ -8,15 +8,14 @@ import json
 import logging
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.spec import LoggerOptions
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory
@@ -28,6 +27,7 @@ MOST_STARTS = 3  # of a process that dies
 #: Time limit for the end: for imports and a database, of which MLflow's take 5 s of CPU time, and for each member,
 #: of which W&B takes 0.05 s. A machine on which others are at work may take many times as long.
 END_S, END_MEMBER_S = 120.0, 0.5
+_ROOM = 32  # bytes for the path of a socket below its directory
 LOOK_S = 0.5  # between two looks for a request that the run ends at once
 
 
@@ -37,17 +37,20 @@ class _Process:
     def __init__(self, run_dir: RunDir, options: LoggerOptions) -> None:
         self.name = options.name
         self._messages = run_dir.loggers / f"{self.name}.log"
-        self._temporary = tempfile.mkdtemp(prefix="ensemble-logger-")  # its path is short, as sockets' must be
+        self._private = PrivateDirectory("ensemble-logger-", _ROOM)
+        temporary = str(self._private.path)
+        assert self._private.lock is not None
         given = {"name": self.name, "run_dir": str(run_dir.path), "options": dataclasses.asdict(options)}
         command = [sys.executable, "-P", "-m", "ensemble.reporting.loggers.process_main"]
         self._buffer, self._used_s, self._began = b"", 0.0, time.monotonic()
         with open(self._messages, "ab") as messages:
             self._process = subprocess.Popen(
-                [*command, json.dumps({**given, "temporary": self._temporary})],
+                [*command, json.dumps({**given, "temporary": temporary})],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=messages,
-                env=child_environment() | {"TMPDIR": self._temporary},
+                env=child_environment() | {"TMPDIR": temporary},
+                pass_fds=(self._private.lock,),  # the directory is in use until both processes have ended
                 process_group=0,  # Ctrl-C is for the controller
             )
         assert self._process.stdout is not None
@@ -101,7 +104,7 @@ class _Process:
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
         self._used_s = max(self._used_s, reap(self._process) or 0.0)
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._private.close()
         with contextlib.suppress(OSError):
             if self._messages.stat().st_size == 0:
                 self._messages.unlink()

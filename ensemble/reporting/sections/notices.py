@@ -76,6 +76,12 @@ def describe_quarantine(event: Event) -> str:
     return f"{event['node']}: GPU {event['gpu']} is used no more: {event['detail']}"
 
 
+def describe_unusable(event: Event) -> str:
+    """Returns a `node_unusable` event as a sentence."""
+    again = f"; it is tried again after {event['retry_s']:g} s" if "retry_s" in event else ""
+    return f"{event['node']}: nothing can be started there: {event['detail']}{again}"
+
+
 def describe_lost_feeder(event: Event) -> str:
     """Returns a `feeder_lost` event as a sentence."""
     return f"{_where(event)}: the feeder ended, its members prepare for themselves: {event['detail']}"
@@ -193,6 +199,11 @@ class NoticeCollector:
             yield "warning", describe_end_of_sharing(event)
         elif kind == "gpu_quarantined":
             yield "error", describe_quarantine(event)
+        elif kind == "node_unusable":
+            yield "warning", describe_unusable(event)
+        elif kind == "device_changed":
+            changed = f"{event['device']}, and not {event['before']}"
+            yield "warning", f"{member}: trains on another device than before: {changed}"
         elif kind == "agent_replaced":
             yield "warning", f"{event['node']}: its agent ended, another took its place: {event['detail']}"
         elif kind == "power" and event.get("reason") and event["node"] not in self._unread:

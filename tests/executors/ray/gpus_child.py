@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -26,7 +26,7 @@ def run(job, ensemble, send, inbox, startup_cpu_s):
     from ensemble.store import RunDir
 
     log = RunDir(job.run_dir).log(job.identity.member)
-    print("GPU", os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"], flush=True)
+    print("GPU", os.environ["CUDA_VISIBLE_DEVICES"] or None, os.environ["CUDA_DEVICE_ORDER"], flush=True)
     while log.read_text().count("GPU") < job.identity.workers:
         time.sleep(0.01)
     together = log.parents[2] / "together"  # so many members run at the same time
@@ -57,11 +57,17 @@ sys.stdin.read()
 """
 
 
-def submit(members: list[Any], share: float, run_dir: Path, **options: Any) -> list[str]:
+#: Of twelve members, which together take four GPUs.
+SHARES = (0.0, 0.25, 0.5, 1.0, 0.0, 0.25, 0.5, 1.0, 0.0, 0.25, 0.0, 0.25)
+
+
+def submit(
+    members: list[Any], share: float, run_dir: Path, devices: Literal["auto", "cuda"] = "cuda", **options: Any
+) -> list[str]:
     declared = an_ensemble(
         members,
         resources=Resources(cpus_per_worker=0.1, gpus_per_worker=share, memory_gb=0.5),
-        devices="cuda",
+        devices=devices,
         sharing="independent",
         valid=None,
         retries=0,
@@ -96,6 +102,14 @@ def main(mode: str, run_dir: Path) -> None:
     elif mode == "fractions":
         shares = [Member({"lr": share}, gpus_per_worker=share) for share in (0.4, 0.4, 0.6, 0.6)]
         print("fractions", submit(shares, 1.0, run_dir / "fractions"))
+    elif mode == "mixed":
+        mixed = [Member({"lr": 0.01 * (n + 1)}, gpus_per_worker=share) for n, share in enumerate(SHARES)]
+
+        def hold(event: dict[str, Any]) -> None:
+            if event["type"] == "run_started":
+                (run_dir / "mixed" / "together").write_text(str(len(SHARES)))
+
+        print("mixed", submit(mixed, 1.0, run_dir / "mixed", devices="auto", on_event=hold))
     elif mode == "waits":
         other = SomebodyElse()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.request import Offer, Request
 from ensemble.schedule import Node, Placement, pack
-from ensemble.schedule.needs import UNITS
+from ensemble.schedule.needs import UNITS, resolve_devices
 from ensemble.spec import Identity
 
 GIB = 2**30
@@ -46,6 +46,7 @@ class Group:
 
     owner: str
     pieces: list[Piece]
+    avoided: frozenset[str] = frozenset()  # nodes, unless a piece is pinned
 
     @property
     def is_placed(self) -> bool:
@@ -73,6 +74,7 @@ class Cluster:
         }
         self.groups: list[Group] = []
         self.draining: dict[str, float | None] = {}  # until when
+        self.full: set[str] = set()  # nodes whose temporary directory is full: no process starts there
 
     def free(self, name: str) -> Host:
         total = self.total[name]
@@ -119,6 +121,7 @@ class Cluster:
             self.groups.append(group)
         for piece in group.pieces:
             able = [name for name in self.total if piece.pinned in (None, name) and name not in self.draining]
+            able = [name for name in able if piece.pinned or name not in group.avoided]
             fits = [name for name in able if self.free(name).has(piece)]
             if not fits:
                 for each in group.pieces:
@@ -188,6 +191,8 @@ class Run:
     def renew(self) -> None:
         """What the executor does in each of its rounds."""
         self.manager.collect()
+        for ray_id, _ in self.manager.pop_failed():
+            self.manager.rest(ray_id)
         if self.manager.is_replan_due:
             self.manager.set_offers(self.cluster.list_offers(on_gpus=self.devices != "cpu"))
             self.manager.replan()
@@ -197,7 +202,7 @@ class Run:
     def place(self) -> None:
         """What the controller does: start what has a place, and say what is missing."""
         before = len(self.waiting), len(self.running)
-        found = pack(self.waiting, self.running, list(self.list_nodes().values()), self.devices)
+        found = pack(self.waiting, self.running, list(self.list_nodes().values()), self.manager.devices)
         started = Counter(placement.member for placement in found)
         self.waiting = [one for one in self.waiting if not started[one.member]]
         self.running += found
@@ -246,7 +251,11 @@ def list_pending(run: Run) -> list[Group]:
 
 def fits_alone(identity: Identity, cluster: Cluster, devices: str) -> bool:
     nodes = [offer.node for offer in cluster.list_offers(on_gpus=devices != "cpu")]
-    return bool(pack([identity], [], nodes, devices))
+    return bool(pack([identity], [], nodes, resolve(devices, nodes)))
+
+
+def resolve(devices: str, nodes: Sequence[Node]) -> str:
+    return resolve_devices(devices, has_gpus=any(node.gpus for node in nodes))
 
 
 class World:
@@ -254,9 +263,10 @@ class World:
 
     cluster: Cluster
 
-    def request(self, request: Request, name: str) -> Lease:
+    def request(self, request: Request, name: str, avoided: Collection[str] = ()) -> Lease:
         parts = [(part.bundle.as_resources(), part.ray_id) for part in request.list_parts()]
         group = self.cluster.submit(name, *parts)
+        group.avoided = frozenset(avoided)
         return Lease(request, group, request.bundle, since=self.cluster.clock)
 
     def find_nodes(self, lease: Lease) -> list[str] | None:
@@ -265,6 +275,9 @@ class World:
     def find_given(self, lease: Lease) -> list[tuple[str, tuple[str, ...]]] | None:
         if not lease.group.is_placed:
             return None
+        full = [piece.node for piece in lease.group.pieces if piece.gpus and piece.node in self.cluster.full]
+        if full:
+            raise leases.ProbeError(full[0], "Ray starts no process there: No space left on device")
         found = []
         for piece in lease.group.pieces:
             found += [(piece.node, (gpu,)) for gpu in piece.names] or [(piece.node, ())]

@@ -11,10 +11,21 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from property_examples import examples
-from ray_model import Cluster, Group, Piece, Run, World, fits_alone, list_pending, make_member, replace_ray
+from ray_model import (
+    Cluster,
+    Group,
+    Piece,
+    Run,
+    World,
+    fits_alone,
+    list_pending,
+    make_member,
+    replace_ray,
+    resolve,
+)
 
 from ensemble.executors.ray.demand import plan_requests
-from ensemble.executors.ray.lease_manager import KEPT_S
+from ensemble.executors.ray.lease_manager import KEPT_S, REST_S
 from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.queued_demand import MOST_PENDING
 from ensemble.executors.ray.request import Bundle, Request
@@ -73,7 +84,7 @@ def test_on_an_empty_cluster_all_members_get_places_at_once_if_it_can_hold_them(
     cluster = world.make(hosts)
     members = choose(make_members(kinds), cluster, devices)
     nodes = [offer.node for offer in cluster.list_offers(on_gpus=devices != "cpu")]
-    places = pack(members, [], nodes, devices)
+    places = pack(members, [], nodes, resolve(devices, nodes))
     assume(members and len(places) == len(members))
     assume(not any(place.nodes for place in places))  # such members take whole GPUs
     on_cpu = [place.identity for place in places if place.devices[0] is None and devices != "cpu"]
@@ -204,13 +215,73 @@ def test_thirds_of_a_core_and_of_a_gpu_fit_on_one(world: World) -> None:
     assert not start(world, [(1.0, 4.0, 3)], [wide]).waiting
 
 
-def test_members_without_a_share_of_a_gpu_are_not_planned_on_one_that_others_hold(world: World) -> None:
+def test_members_that_declared_no_share_are_not_planned_on_a_gpu_that_others_hold(world: World) -> None:
     cluster = world.make([(4.0, 16.0, 1), (4.0, 16.0, 1)])
     cluster.groups.append(Group("other", [Piece(0, 0, 1, "node-0")]))
     cluster.schedule()
-    run = Run(cluster, "run", "auto", [make_member(gpus_per_worker=0.0)])
+    run = Run(cluster, "run", "auto", [make_member(gpus_per_worker=0.1, auto=["gpus_per_worker"])])
     settle(run)
     assert [placement.devices for placement in run.running] == [("GPU-1-0",)]
+
+
+def make_shares(shares: Sequence[float], cpus: float = 0.5) -> list[Identity]:
+    return [make_member(n, gpus_per_worker=share, cpus_per_worker=cpus) for n, share in enumerate(shares)]
+
+
+def test_members_of_all_shares_get_cores_and_gpus_beside_each_other(world: World) -> None:
+    run = start(world, [(4.0, 16.0, 2), (4.0, 16.0, 2)], make_shares([0.0, 0.25, 0.5, 1.0] * 3))
+    pass_seconds(run, 5)
+    kinds = [(one.identity.gpus_per_worker, one.devices[0] is None) for one in run.running]
+    assert sorted(kinds) == [(0.0, True)] * 3 + [(0.5, False)] * 2 + [(1.0, False)] * 3
+    asked = [piece.gpus for group in list_pending(run) for piece in group.pieces]
+    assert asked and all(asked), "only GPUs are waited for"
+    while run.running:
+        run.end(run.running[0])
+        pass_seconds(run, 1)
+    assert run.is_done
+
+
+def test_a_share_of_none_asks_for_cores_although_all_gpus_are_held(world: World) -> None:
+    cluster = world.make([(12.0, 16.0, 1)])
+    cluster.groups.append(Group("other", [Piece(10_000, 0, 1, "node-0")]))
+    cluster.schedule()
+    run = Run(cluster, "run", "auto", make_shares([0.0] * 4 + [1.0]))
+    settle(run)
+    assert [one.devices for one in run.running] == [(None,)] * 4
+    assert [one.member for one in run.waiting] == ["member-4"]
+
+
+def test_a_declared_share_waits_for_a_gpu_after_the_last_one_is_lost_and_asks_for_one(world: World) -> None:
+    run = start(world, [(4.0, 16.0, 2), (8.0, 16.0, 0)], make_shares([0.5] * 4 + [0.0] * 2))
+    assert {one.devices[0] is None for one in run.running if one.identity.gpus_per_worker} == {False}
+    lost = [one for one in run.running if one.node == "node-0"]
+    gone = run.cluster.total.pop("node-0")
+    run.manager.lose("node-0")
+    run.running = [one for one in run.running if one.node != "node-0"]
+    run.waiting += [one.identity for one in lost]
+    run.say_demand()
+    pass_seconds(run, 2 * KEPT_S)
+    assert sorted(one.member for one in run.waiting) == [f"member-{n}" for n in range(4)]
+    assert {one.identity.gpus_per_worker for one in run.running} == {0.0}
+    pending = [piece for group in list_pending(run) for piece in group.pieces]
+    assert [(piece.gpus, piece.cpus, piece.pinned) for piece in pending] == [(1, 10_000, None)] * 2, "as was lost"
+    run.cluster.total["node-2"] = gone
+    pass_seconds(run, 10)
+    assert not run.waiting and {one.node for one in run.running if one.identity.gpus_per_worker} == {"node-2"}
+
+
+def test_a_node_where_nothing_starts_keeps_no_gpu_and_is_tried_again(world: World) -> None:
+    cluster = world.make([(4.0, 16.0, 2), (4.0, 16.0, 1)])
+    cluster.full = {"node-0"}
+    run = Run(cluster, "run", "auto", make_shares([1.0] * 3))
+    settle(run)
+    pass_seconds(run, 20)
+    assert [one.node for one in run.running] == ["node-1"]
+    assert len(cluster.free("node-0").gpus) == 2, "they are given back"
+    assert all(group.avoided == {"node-0"} for group in list_pending(run)) and list_pending(run)
+    cluster.full = set()
+    pass_seconds(run, REST_S)
+    assert sorted(one.node for one in run.running) == ["node-0", "node-0", "node-1"]
 
 
 def test_a_run_gives_back_half_of_what_its_next_member_needs(world: World) -> None:
@@ -339,7 +410,7 @@ def wait_for_two_nodes(world: World, hosts: Hosts, member: Identity, devices: st
 
 
 def test_ranks_whose_cores_are_guessed_ask_for_what_nodes_have_and_use_it(world: World) -> None:
-    small = make_member(workers=2, cpus_per_worker=1.0, gpus_per_worker=1.0, auto=["cpus_per_worker"])
+    small = make_member(workers=2, cpus_per_worker=1.0, auto=["cpus_per_worker", "gpus_per_worker"])
     hosts = [(0.5, 3.9, 0), (0.5, 3.9, 0), (0.5, 3.9, 1)]
     assert all(fits_alone(small, world.make(hosts), devices) for devices in ("auto", "cpu"))
     assert len(wait_for_two_nodes(world, hosts, small, "cpu").running) == 1

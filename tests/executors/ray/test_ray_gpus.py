@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from gpu_child import Run, make_machine
-from gpus_child import WORKER
+from gpus_child import SHARES, WORKER
 from one_head import start_head
+from started_cluster import make_cluster
 
 from ensemble.bench.energy import nvml_stand_in
 from ensemble.store import RunDir, fold, read_events
@@ -56,7 +57,7 @@ def given(run_dir: Path) -> dict[str, list[str]]:
         said = re.findall(r"^GPU (\S*) (\S+)$", RunDir(run_dir).log(member.id).read_text(), re.M)
         assert {order for _, order in said} == {"PCI_BUS_ID"}, "CUDA counts as NVML does"
         shown[member.id] = sorted(gpu for gpu, _ in said)
-        assert shown[member.id] == sorted(placed[member.id]["devices"])
+        assert shown[member.id] == sorted(map(str, placed[member.id]["devices"]))
     return shown
 
 
@@ -117,6 +118,25 @@ def test_shares_that_fit_on_two_gpus_run_at_once(tmp_path: Path, cluster: dict[s
     for member, [gpu] in given(tmp_path / "fractions").items():
         shares[gpu] += {"member-0": 0.4, "member-1": 0.4}.get(member, 0.6)
     assert {gpu: round(share, 3) for gpu, share in shares.items()} == {"GPU-2": 1.0, "GPU-3": 1.0}
+
+
+def test_members_of_all_shares_train_at_once_on_two_nodes(tmp_path: Path, machine: dict[str, str]) -> None:
+    with make_cluster(**machine) as cluster:
+        cluster.start(variables={"CUDA_VISIBLE_DEVICES": "0,1"}, cpus=4)
+        node = ["--address", f"127.0.0.1:{cluster.port}", "--num-cpus", "4"]
+        cluster.start_node({"CUDA_VISIBLE_DEVICES": "2,3"}, *node)
+        assert drive("mixed", tmp_path, cluster.environment) == ["finished"] * len(SHARES)
+    placed = {event["member"]: event for event in of_kind(tmp_path / "mixed", "placed")}
+    where: dict[str, list[float]] = {}
+    for member, shown in given(tmp_path / "mixed").items():
+        share, on = SHARES[int(member.removeprefix("member-"))], placed[member]
+        print(f"{member}: share {share:g}, {on['node']}, {on['device']}, {shown[0]}")
+        assert on["device"] == ("cpu" if share == 0 else "A100") and (shown == ["None"]) == (share == 0)
+        where.setdefault(shown[0], []).append(share)
+    assert where.keys() == {"None", "GPU-0", "GPU-1", "GPU-2", "GPU-3"}
+    assert all(sum(shares) == 1.0 for gpu, shares in where.items() if gpu != "None"), where
+    assert [1.0] in where.values(), "a whole one is nobody else's"
+    assert len({on["node"] for on in placed.values()}) == 2
 
 
 def test_what_somebody_else_holds_is_waited_for_and_then_used(tmp_path: Path, cluster: dict[str, str]) -> None:

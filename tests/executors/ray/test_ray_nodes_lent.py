@@ -300,3 +300,51 @@ def test_the_loss_of_one_node_of_a_member_ends_the_agent_of_the_other_once_nobod
     assert (back["type"], back["node"], back["cpus"]) == ("node", "node-1", 0)
     assert lender.actors["node-1"][0].commands == [("close",)] and not lender.cluster.groups
     run.executor.close()
+
+
+def test_a_node_that_is_frozen_is_offered_again_only_when_it_has_answered(lender: Lender, tmp_path: Path) -> None:
+    run = Run(lender, tmp_path)
+    run.open()
+    run.launch(run.placed[0])
+    until, seen = lender.cluster.clock + 70, list[Event]()
+    while lender.cluster.clock < until:  # nobody answers
+        seen += run.executor.events(0.5)
+    kinds = [event["type"] for event in seen]
+    assert kinds == ["node_unusable", "node", "agent_replaced", "exited"] and seen[3]["agent_lost"]
+    assert "silent for 60 s" in seen[0]["detail"] and "when it answers" in seen[0]["detail"]
+    assert (seen[1]["node"], seen[1]["cpus"], seen[1]["gpus"]) == ("node-0", 0, [])
+
+    run.executor.request(run.identities, [])
+    groups, until = list(lender.cluster.groups), lender.cluster.clock + 30
+    while lender.cluster.clock < until:
+        assert [event for event in run.executor.events(0.5) if event["type"] == "node"] == []
+    assert [group for group in lender.cluster.groups if group not in groups and group.is_placed] == []
+
+    lender.actors["node-0"][-1].stream.news.append([{"type": "power", "node": "node-0"}])
+    back, *_ = [event for event in run.wait(2) if event["type"] == "node"]
+    assert (back["node"], back["cpus"]) == ("node-0", 1.0), "it has answered"
+    run.executor.close()
+
+
+def test_a_node_whose_disk_is_full_is_named_and_tried_again_and_the_run_begins_on_others(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import ray
+
+    lender = Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
+    full = ray.exceptions.RayError(
+        "no private directory can be made: [Errno 28] No space left on device: '/tmp/x'"
+    )
+    lender.answers["node-0"] = [full]
+    run = Run(lender, tmp_path, members=2)
+    assert run.open() == ["node-1"]
+    run.executor.request(run.identities[1:], run.placed)
+    seen = run.wait(5)
+    [named] = [event for event in seen if event["type"] == "node_unusable"]
+    assert (named["node"], named["retry_s"]) == ("node-0", 60) and "No space left on device" in named["detail"]
+    held = {piece.node for group in lender.cluster.groups for piece in group.pieces}
+    assert "node-0" not in held, "what was lent there is given back"
+    [back] = [event for event in run.wait(90) if event["type"] == "node"]
+    assert (back["node"], back["cpus"]) == ("node-0", 1.0)
+    assert len(lender.actors["node-0"]) == 2
+    run.executor.close()
