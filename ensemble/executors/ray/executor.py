@@ -311,7 +311,7 @@ class RayExecutor:
         self._look_for_drained()
         ready = self._leases.collect()
         for ray_id, reason in self._leases.pop_failed():
-            self._rest(ray_id, self._names[ray_id], reason)
+            self._rest(ray_id, self._names.get(ray_id, ray_id), reason)
         self._abandon_if_lost()
         for ray_id in ready:
             agent = self._agents.get(self._names.get(ray_id, ""))
