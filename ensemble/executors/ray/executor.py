@@ -31,6 +31,7 @@ from ensemble.executors.ray.agents import (
 )
 from ensemble.executors.ray.head import Head, HeadLostError
 from ensemble.executors.ray.lease_manager import LeaseManager
+from ensemble.executors.ray.leases import IS_FULL
 from ensemble.executors.ray.metrics import RayMetrics, find_dashboards
 from ensemble.executors.ray.queued_demand import MOST_PENDING
 from ensemble.executors.ray.request import Offer
@@ -58,7 +59,7 @@ _REACTS_S = 15.0  # time limit for an autoscaler to react to a request: it looks
 _GROW_S = 1200.0  # time limit for the nodes that it adds to join
 _PENDING_S = 3.0  # before it is reported that the run waits for Ray
 _REPLACEMENTS = 3  # of the agent of a node
-_NO_SPACE = "No space left"  # what the system says of a full disk
+_PASSING = "No space left", "worker process has died"  # as the system, and Ray, say where a disk is full
 
 HEAD_LOST = "the head of the Ray cluster does not answer any more"
 
@@ -584,8 +585,8 @@ class RayExecutor:
         elif self._is_drained(agent.ray_id) or not self._is_alive(agent):
             self._lose_node(agent, reason)  # on a node that is being drained Ray starts no other agent
         elif agent.described is None:
-            if self._leases is not None and _NO_SPACE in reason:
-                self._rest(agent.ray_id, agent.name, reason)
+            if self._leases is not None and any(text in reason for text in _PASSING):
+                self._rest(agent.ray_id, agent.name, reason if _PASSING[0] in reason else f"{reason}{IS_FULL}")
             else:
                 log.warning("node %s cannot be used: %s", agent.name, reason)
                 self._queue.append({"type": "node_unusable", "node": agent.name, "detail": reason})

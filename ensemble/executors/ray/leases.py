@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.executors.ray.agents import describe_error
 from ensemble.executors.ray.request import Bundle, Request
 
 _PROBE_S = 120.0  # for a probe to answer once its group is reserved: Ray starts a process for it
@@ -157,6 +156,10 @@ class Leases:
             self.release(left[0])
 
 
+#: Ray does not say why no process starts on a node; it writes their logs there.
+IS_FULL = ": is the disk of its temporary directory full?"
+
+
 class ProbeError(Exception):
     """No process starts in what Ray has reserved on a node; the message says why.
 
@@ -239,9 +242,7 @@ def _find_given(lease: Lease) -> list[tuple[str, tuple[str, ...]]] | None:
             if nodes is None:  # the node was lost, and Ray looks for another: it is asked again
                 lease.probes = _start_probes(lease.group, lease.request.bundle)
                 return None
-            raise ProbeError(
-                nodes[len(answers)], f"Ray starts no process there: {describe_error(error)}"
-            ) from None
+            raise ProbeError(nodes[len(answers)], f"Ray's processes end there at once{IS_FULL}") from error
     return [(node, tuple(gpus)) for node, gpus in answers]
 
 
@@ -257,9 +258,7 @@ def _check_silence(lease: Lease) -> None:
         return
     silent = ray.wait(lease.probes, num_returns=len(lease.probes), timeout=0)[1]
     ray_id = nodes[lease.probes.index(silent[0])]
-    raise ProbeError(
-        ray_id, f"Ray has started no process there for {_PROBE_S:g} s: is its temporary directory full?"
-    )
+    raise ProbeError(ray_id, f"Ray has started no process there for {_PROBE_S:g} s{IS_FULL}")
 
 
 def _divide(lease: Lease, given: Sequence[tuple[str, tuple[str, ...]]]) -> list[Lease]:

@@ -326,22 +326,27 @@ def test_a_node_that_is_frozen_is_offered_again_only_when_it_has_answered(lender
     run.executor.close()
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("no private directory can be made: [Errno 28] No space left on device: '/tmp'", "device: '/tmp'"),
+        ("The actor is dead because its worker process has died.", "is the disk of its temporary directory full?"),
+    ],
+    ids=["says so", "says nothing"],
+)
 def test_a_node_whose_disk_is_full_is_named_and_tried_again_and_the_run_begins_on_others(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, told: str
 ) -> None:
     import ray
 
     lender = Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
-    full = ray.exceptions.RayError(
-        "no private directory can be made: [Errno 28] No space left on device: '/tmp/x'"
-    )
-    lender.answers["node-0"] = [full]
+    lender.answers["node-0"] = [ray.exceptions.RayError(said)]
     run = Run(lender, tmp_path, members=2)
     assert run.open() == ["node-1"]
     run.executor.request(run.identities[1:], run.placed)
     seen = run.wait(5)
     [named] = [event for event in seen if event["type"] == "node_unusable"]
-    assert (named["node"], named["retry_s"]) == ("node-0", 60) and "No space left on device" in named["detail"]
+    assert (named["node"], named["retry_s"]) == ("node-0", 60) and named["detail"].endswith(told)
     held = {piece.node for group in lender.cluster.groups for piece in group.pieces}
     assert "node-0" not in held, "what was lent there is given back"
     [back] = [event for event in run.wait(90) if event["type"] == "node"]
