@@ -32,9 +32,10 @@ from typing import TYPE_CHECKING, Any
 from ensemble.user_code.imports import Imports, syntax_of
 from pipelines.fingerprint import digest
 from pipelines.fingerprint.bytecode import Use
-from pipelines.fingerprint.describer import Describer, Place
-from pipelines.fingerprint.modules import file_of, is_foreign_class, module_name
+from pipelines.fingerprint.describer import Describer
+from pipelines.fingerprint.modules import file_of, is_foreign_class, module_name, name_of
 from pipelines.fingerprint.ours import is_ours
+from pipelines.fingerprint.values import Place
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -82,13 +83,13 @@ class Code:
 def code_of(ensemble: Ensemble) -> Code:
     """The code that the members of an ensemble train with."""
     visitor = _visit_ensemble(ensemble, frozenset())
-    if visitor.written:  # their values are state, which changes while the code runs
+    if visitor.written:
         visitor = _visit_ensemble(ensemble, frozenset(visitor.written))
     return Code(PYTHON, visitor.parts, dict(sorted(visitor.imports.files.items())))
 
 
 def _visit_ensemble(ensemble: Ensemble, written: frozenset[str]) -> _MembersCode:
-    visitor, recipe = _MembersCode(written), ensemble.recipe
+    visitor, recipe = _MembersCode(written=written), ensemble.recipe
     if dataclasses.is_dataclass(recipe):
         for field in dataclasses.fields(recipe):
             if field.name not in _RANKING and getattr(recipe, field.name) not in (None, ()):
@@ -117,14 +118,11 @@ class _MembersCode(Describer):
 
     Attributes:
         imports: files of the user's modules.
-        written: globals that the visited code writes, named as parts are.
     """
 
-    def __init__(self, left_out: frozenset[str] = frozenset()) -> None:
-        super().__init__()
+    def __init__(self, *, written: frozenset[str]) -> None:
+        super().__init__(written=written)
         self.imports = Imports()
-        self.written: set[str] = set()
-        self._left_out = left_out
 
     def add_root(self, name: str, value: Any) -> None:
         """Describe a function of the declaration, and what it uses."""
@@ -137,9 +135,9 @@ class _MembersCode(Describer):
             self.parts[f"module {name}"] = syntax_of(path)
 
     def _name_part(self, value: Any) -> str:
-        file = getattr(value, "__globals__", {}).get("__file__") if isinstance(value, types.FunctionType) else None
-        if isinstance(value, type):
-            file = file_of(value)
+        if isinstance(value, types.ModuleType):
+            return name_of(value)
+        file = value.__globals__.get("__file__") if isinstance(value, types.FunctionType) else file_of(value)
         key = name = f"{module_name(value.__module__, file)}.{value.__qualname__}"
         number = 1
         while key in self.parts:  # such as a second lambda
@@ -156,9 +154,6 @@ class _MembersCode(Describer):
     def _keep_file(self, module: str, file: object) -> None:
         self.imports.keep(module, file)
 
-    def _note_written(self, names: Iterable[str], at: Place) -> None:
-        self.written |= {f"{at.module}.{name}" for name in names}
-
     def _describe_text(self, text: str, at: Place) -> str:
         if at.folder and (text == at.folder or text.startswith(at.folder + "/")):
             return "<folder>" + text[len(at.folder) :]
@@ -171,14 +166,8 @@ class _MembersCode(Describer):
         self.imports.late_in(use, package)
         return {}
 
-    def _describe_value_of(
-        self, chain: tuple[str, ...], value: Any, module: types.ModuleType | None, at: Place
-    ) -> Any:
+    def _describe_global(self, value: Any, name: str, at: Place) -> Any:
         """Describe a global; a value becomes a part with the global's name."""
-        owner = at.module if module is None else module_name(module.__name__, getattr(module, "__file__", None))
-        name = f"{owner}.{chain[-1]}"
-        if name in self._left_out:
-            return "written"
         described = self._describe(value, at)
         if isinstance(value, types.FunctionType | type | types.ModuleType):
             return described

@@ -13,8 +13,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pipelines.fingerprint.describer import Describer, describe_array, digest
+from pipelines.fingerprint.describer import Describer
 from pipelines.fingerprint.ours import OURS, describe_ours, is_ours, known_as
+from pipelines.fingerprint.values import describe_array, digest
 
 __all__ = [
     "OURS",
@@ -58,5 +59,8 @@ def describe(value: Any, *, is_seeded: bool = False) -> Description:
     """
     describer = Describer(is_seeded=is_seeded)
     described = describer.describe(value)
+    if describer.written:
+        describer = Describer(is_seeded=is_seeded, written=frozenset(describer.written))
+        described = describer.describe(value)
     parts = describer.parts
     return Description([described, parts] if parts else described, tuple(describer.gaps))

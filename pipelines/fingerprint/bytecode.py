@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 #: Instructions that depend on line numbers or on the build of Python.
 _OMITTED = ("NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL")
-_CONTAINERS = (dict, list, set, bytearray, collections.deque)
+_CONTAINERS = (dict, list, set, bytearray, collections.deque, np.ndarray)
 _MUTATORS = frozenset(
     (
         "add",
@@ -86,7 +88,7 @@ class Use:
     Attributes:
         globals: chains of globals and builtins.
         closure: chains of variables of its closure.
-        names: all names that the code contains, those of attributes included.
+        names: of all that it reads, attributes included; where it reads attributes by name, all its texts, too.
         imports: (module, level, names or None) of each import that it does when it runs.
         rebound: variables of its closure that it assigns.
     """
@@ -99,6 +101,7 @@ class Use:
 
 
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_BY_NAME = frozenset(("getattr", "attrgetter", "methodcaller"))
 _CLOSED = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 
 
@@ -107,10 +110,8 @@ def find_use(code: types.CodeType) -> Use:
     """Returns what code uses from outside, with the functions inside it."""
     steps = [each for each in dis.get_instructions(code) if each.opname not in _OMITTED]
     used: dict[str, set[Chain]] = {"global": set(), "closed": set()}
-    own = (
-        {each.argval for each in steps if each.opname == "STORE_NAME"} | {"__name__"} if _is_class(code) else set()
-    )
-    imports, rebound, names = set(), set(), set(code.co_names)
+    own = {"__name__"} if _is_class(code) else set()  # what the body of a class has bound so far
+    imports, rebound, names = set(), set(), set()
     for i, each in enumerate(steps):
         kind = "global" if each.opname in _GLOBAL else "closed" if each.opname in _CLOSED else None
         if kind is not None and each.argval not in own:
@@ -118,11 +119,17 @@ def find_use(code: types.CodeType) -> Use:
             while end < len(steps) and steps[end].opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 end += 1
             used[kind].add((each.argval, *(step.argval for step in steps[i + 1 : end])))
+        elif each.opname == "STORE_NAME":
+            own.add(each.argval)
         elif each.opname == "IMPORT_NAME":
             level, wanted = (before.argval for before in steps[i - 2 : i])
             imports.add((each.argval, level, wanted))
         elif each.opname in ("STORE_DEREF", "DELETE_DEREF"):
             rebound.add(each.argval)
+        if each.opname in (*_GLOBAL, "LOAD_ATTR", "LOAD_METHOD"):
+            names.add(each.argval)
+    if not names.isdisjoint(_BY_NAME):
+        names |= {each for each in code.co_consts if isinstance(each, str)}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             inside = find_use(constant)
@@ -149,10 +156,11 @@ def _is_class(code: types.CodeType) -> bool:
 
 def get_closure(function: types.FunctionType) -> dict[str, Any]:
     """Returns the closure of a function: variable -> value; None for one that is not bound yet."""
-    return dict(zip(function.__code__.co_freevars, map(_read_cell, function.__closure__ or ()), strict=True))
+    return dict(zip(function.__code__.co_freevars, map(read_cell, function.__closure__ or ()), strict=True))
 
 
-def _read_cell(cell: types.CellType) -> Any:
+def read_cell(cell: types.CellType) -> Any:
+    """What a cell of a closure holds; None for one that is not bound yet."""
     try:
         return cell.cell_contents
     except ValueError:

@@ -16,6 +16,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import types
 from typing import Any
 
 _ENVIRONMENT = "the environment of the process"
@@ -36,6 +37,8 @@ _READ: list[tuple[str, tuple[Any, ...]]] = [
             sys.argv,
             socket.gethostname,
             os.uname,
+            os.path.expandvars,
+            os.path.expanduser,
         ),
     ),
     (_FILES, (builtins.open, io.open, io.FileIO, os.open, os.listdir, os.scandir, os.walk, glob.glob, glob.iglob)),
@@ -49,14 +52,29 @@ _READ: list[tuple[str, tuple[Any, ...]]] = [
     (_PROGRAMS, (builtins.input, os.system, os.popen, subprocess.run, subprocess.Popen, subprocess.check_output)),
 ]
 _BY_ID = {id(each): what for what, found in _READ for each in found}
+# By name, as their modules are seldom imported.
+_BY_NAME = {
+    **dict.fromkeys([(m, "open") for m in ("codecs", "gzip", "bz2", "lzma")], _FILES),
+    **dict.fromkeys([("urllib.request", "urlopen"), ("sqlite3", "connect"), ("_sqlite3", "connect")], _FILES),
+    **dict.fromkeys([("runpy", "run_path"), ("runpy", "run_module"), ("pkgutil", "get_data")], _NAMES),
+}
 # Of paths: methods, which no name resolves to.
 _OF_PATHS = frozenset(("read_text", "read_bytes", "iterdir"))
-_INNER = frozenset(("__globals__", "__builtins__", "__code__", "__closure__"))
+# Attributes that lead to what no description has.
+_INNER = frozenset((
+    "__globals__", "__builtins__", "__code__", "__closure__", "__subclasses__", "__annotations__", "__doc__",
+    "get_type_hints", "_getframe", "currentframe", "f_globals", "f_locals", "f_back",
+))  # fmt: skip
 
 
 def find_unseen(value: Any) -> str | None:
     """What is read through a value that a name resolves to; None for what a description covers."""
-    return _BY_ID.get(id(value))
+    if (found := _BY_ID.get(id(value))) is not None:
+        return found
+    if not isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+        return None
+    module = str(getattr(value, "__module__", None))
+    return _NAMES if module.partition(".")[0] == "importlib" else _BY_NAME.get((module, value.__qualname__))
 
 
 def find_unseen_names(names: frozenset[str]) -> str | None:

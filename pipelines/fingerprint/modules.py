@@ -6,6 +6,7 @@ import functools
 import sys
 import sysconfig
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,16 @@ _INSTALLED = frozenset(("site-packages", "dist-packages"))
 
 
 def is_foreign(module: str | None, file: object) -> bool:
-    """Whether a module belongs to ray-ensemble, Python or an installed package."""
+    """Whether a module belongs to ray-ensemble, Python or an installed package.
+
+    By its file, where there is one: a file of the user's may have the name of a module of Python's.
+    """
     top = str(module or "").partition(".")[0]
-    if top in OURS or top in sys.stdlib_module_names or top == "builtins":
+    if top in OURS:
         return True
-    return isinstance(file, str) and _is_installed(file)
+    if isinstance(file, str) and not file.startswith("<"):
+        return _is_installed(file)
+    return top in sys.stdlib_module_names or top == "builtins"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -40,11 +46,34 @@ def is_foreign_class(cls: type) -> bool:
 
 def is_foreign_function(function: types.FunctionType) -> bool:
     """As `is_foreign`, of a function: by its code, as `functools.wraps` gives it the name of what it wraps."""
-    return is_foreign(function.__globals__.get("__name__"), function.__code__.co_filename)
+    file, module = function.__code__.co_filename, str(function.__globals__.get("__name__"))
+    if file.startswith("<"):  # it was generated
+        file = function.__globals__.get("__file__", file)
+    return is_foreign(module, file) or module.startswith("namedtuple_")
+
+
+def is_users(value: Any) -> bool:
+    """Whether it is a function or class of the user's, or an object of such a class."""
+    if isinstance(value, types.FunctionType):
+        return not is_foreign_function(value)
+    return not is_foreign_class(value if isinstance(value, type) else type(value))
+
+
+def is_patch(item: Any) -> bool:
+    """Whether what is found in a class of an installed package is a function that a user has put there."""
+    if not isinstance(item, types.FunctionType) or is_foreign_function(item):
+        return False
+    is_generated = item.__code__.co_filename.startswith("<")
+    return not is_generated or item.__globals__.get("__name__") == "__main__"
+
+
+def name_of(module: types.ModuleType) -> str:
+    """A module's name; for a script the name of its file, as in modules that import it."""
+    return module_name(module.__name__, getattr(module, "__file__", None))
 
 
 def module_name(name: str | None, file: object) -> str:
-    """A module's name; for a script the name of its file, as in modules that import it."""
+    """As `name_of`, of a name and a file."""
     return Path(file).stem if name == "__main__" and isinstance(file, str) else str(name)
 
 
@@ -62,20 +91,26 @@ def file_of(cls: type) -> str | None:
     return getattr(sys.modules.get(cls.__module__), "__file__", None)
 
 
-def resolve(chain: tuple[str, ...], value: Any) -> tuple[int, Any]:
+def resolve(
+    chain: tuple[str, ...], module: types.ModuleType, visit: Callable[[types.ModuleType], None]
+) -> tuple[int, types.ModuleType, Any]:
     """Follows a chain of attributes for as long as it leads through modules.
 
     Args:
-        chain: the names; the first is that of `value`.
+        chain: the names; the first is that of `module`.
+        visit: is called with each module on the way.
 
     Returns:
-        How many names were followed, and what they lead to. A module where the chain ends in one.
+        How many names were followed, the last module on the way, and what it has there: a module where the chain
+        ends in one, or in its `__dict__`.
 
     Raises:
         AttributeError: a module has no such attribute now.
     """
-    followed = 1
-    while isinstance(value, types.ModuleType) and followed < len(chain):
+    owner, value, followed = module, module, 1
+    while isinstance(value, types.ModuleType) and followed < len(chain) and chain[followed] != "__dict__":
+        owner = value
+        visit(owner)
         value = getattr(value, chain[followed])
         followed += 1
-    return followed, value
+    return followed, owner, value
