@@ -107,9 +107,6 @@ class Describer(ValueDescriber):
         for name, level, wanted in sorted(use.imports, key=repr):
             try:
                 module = importlib.import_module("." * level + name, package if level else None)
-            except ImportError:
-                described[f"import {name}"] = "absent"
-                continue
             except Exception as error:
                 self._note(f"{name}, which cannot be imported here ({type(error).__name__})", "imports", at)
                 continue

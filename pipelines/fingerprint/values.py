@@ -323,7 +323,8 @@ class ValueDescriber(abc.ABC):
 
     def _note_left_out(self, value: Any, held: dict[str, Any], at: Place) -> None:
         """Notes data that the author's `__getstate__` leaves out; handles are opened again by each copy."""
-        if isinstance(getattr(type(value), "__getstate__", None), types.FunctionType):
+        author = getattr(type(value), "__getstate__", None)
+        if isinstance(author, types.FunctionType) and not modules.is_foreign_function(author):
             for name, each in sorted(_drop_cached(type(value), getattr(value, "__dict__", {})).items()):
                 if name not in held and isinstance(each, _PLAIN) and (not hasattr(each, "__len__") or len(each)):
                     what = f"{type(value).__qualname__}.{name}, which its __getstate__ leaves out"

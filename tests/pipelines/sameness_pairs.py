@@ -306,6 +306,7 @@ DESCRIBED: dict[str, tuple[str, str, str]] = {
 }
 #: Something is read that no description covers, and that is said: two of them may be different.
 UNSEEN: dict[str, str] = {
+    'import of what is not there': 'def stage(s):\n    import nowhere\n    return nowhere.f(s)',
     'globals()': "K = 2\ndef stage(s): return globals()['K']",
     'eval': "K = 2\ndef stage(s): return eval('K')",
     '__globals__': "K = 2\ndef g(): pass\ndef stage(s): return g.__globals__['K']",

@@ -55,10 +55,9 @@ class User:
         (folder / "pkg").mkdir(parents=True)
         for name, text in {**FILES, **files}.items():
             (folder / name).write_text(text)
-        with pytest.MonkeyPatch.context() as patched:
-            patched.syspath_prepend(str(folder))
-            importlib.invalidate_caches()
-            return importlib.import_module("user").stage
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+        return importlib.import_module("user").stage
 
     def describe_copy(self, stage: Any) -> Description:
         """Describes what another process has of a stage."""
@@ -74,6 +73,7 @@ class User:
         return describe(copy)
 
     def forget(self) -> None:
+        sys.path[:] = [each for each in sys.path if not each.startswith(str(self._folder))]
         for name in USERS:
             sys.modules.pop(name, None)
 
