@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable
 
 from pipelines.checks import check_pipeline, shorten_repr
+from pipelines.comparison import Part, explain_unsure
 from pipelines.errors import PipelineError
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.fields import Field
@@ -52,7 +53,7 @@ def common_prefix(pipelines: Iterable[Pipeline]) -> Pipeline:
             raise PipelineError(f"these pipelines have nothing in common: {why}")
     if all(len(pipeline.stages) == agreed for pipeline in pipelines):
         return first
-    reasons: list[str] = []
+    reasons = _explain_unsure(pipelines, agreed)
     for stages in range(agreed, -1, -1):
         reason = _find_obstacle(first.prefix(stages))
         if reason is None:
@@ -62,6 +63,17 @@ def common_prefix(pipelines: Iterable[Pipeline]) -> Pipeline:
             return first.prefix(stages, is_cut=all(len(pipeline.stages) > stages for pipeline in pipelines))
         reasons.append(f"after {_name_end(first, stages)} {reason}")
     raise PipelineError(f"these pipelines cannot share what they have in common: {reasons[0]}")
+
+
+def _explain_unsure(pipelines: list[Pipeline], stages: int) -> list[str]:
+    """Says why the next stage is not common to all, where it may be the same but cannot be compared."""
+    following = [pipeline.stages[stages].describe() for pipeline in pipelines if len(pipeline.stages) > stages]
+    if len(following) < len(pipelines) or len({each.digest for each in following}) > 1:
+        return []
+    gaps = next((each.gaps for each in following if each.gaps), ())
+    name = pipelines[0].stages[stages].name
+    part = Part(f"stage {stages} {name}", following[0].digest, gaps)
+    return [why] if (why := explain_unsure([part])) else []
 
 
 def _name_end(pipeline: Pipeline, stages: int) -> str:

@@ -275,7 +275,7 @@ class Describer(ValueDescriber):
             and not (is_enum and (name in _OF_ENUM or isinstance(item, enum.Enum)))
             and not (is_dataclass and _is_generated(item))
         }
-        if is_enum:
+        if issubclass(cls, enum.Enum):
             members = cls.__members__.items()
             defined["members"] = [[name, *self._describe_enumerated(one, at)] for name, one in members]
         if isinstance(cls, abc.ABCMeta):

@@ -1,0 +1,76 @@
+"""What is shared, kept on disk or attached to is never another pipeline's: real feeders, caches and runs."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core_pipes import leaves_nothing, nameless  # noqa: F401
+
+from pipelines import Feeder, Pipeline, PipelineError, attach, common_prefix, sources
+
+TABLES = {"a": {n: n for n in range(8)}, "b": {n: 1000 * n for n in range(8)}}
+
+
+def apply(sample: dict[str, Any], look: Callable[[int], int]) -> dict[str, Any]:
+    return {**sample, "x": np.int64(look(int(sample["x"])))}
+
+
+def of(table: str) -> Pipeline:
+    base = Pipeline(sources.arrays(id="eight", x=np.arange(8)), seed=3)
+    return base.map(functools.partial(apply, look=TABLES[table].get))
+
+
+def values(pipeline: Pipeline, address: str) -> list[int]:
+    return sorted(int(x) for batch in attach(address, pipeline, 4, epochs=1) for x in batch["x"])
+
+
+def test_another_pipeline_is_refused_though_only_a_bound_builtin_differs() -> None:
+    with Feeder(of("a")) as feeder:
+        assert values(of("a"), feeder.address) == list(range(8))
+        with pytest.raises(PipelineError, match="the pipelines differ: stage 0 partial"):
+            attach(feeder.address, of("b"), 4, epochs=1)
+    assert len(common_prefix([of("a"), of("b")]).stages) == 0
+
+
+def test_a_helper_that_was_edited_renews_the_cache_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "staged.py").write_text(
+        "import helped\ndef stage(sample): return {**sample, 'x': helped.f(sample['x'])}\n"
+    )
+    for factor in (2, 3, 3):
+        (tmp_path / "helped.py").write_text(f"def f(x): return x * {factor}\n")
+        for name in ("staged", "helped"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        stage = importlib.import_module("staged").stage
+        pipeline = Pipeline(sources.arrays(id="eight", x=np.arange(8))).map(stage)
+        with Feeder(pipeline, cache="disk", cache_dir=tmp_path / "cache") as feeder:
+            assert values(pipeline, feeder.address) == [factor * n for n in range(8)]
+    assert len(list((tmp_path / "cache").iterdir())) == 2, "the third one found that of the second"
+    for name in ("staged", "helped"):
+        sys.modules.pop(name, None)
+
+
+def test_an_unsure_stage_that_is_no_common_object_is_not_shared_and_it_is_said_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NAMELESS", raising=False)
+    base = Pipeline(sources.arrays(id="eight", x=np.arange(8)))
+    with pytest.warns(
+        UserWarning, match=r"up to the source is .*nameless reads the environment.* give id= or version="
+    ):
+        assert len(common_prefix([base.map(nameless), base.map(nameless)]).stages) == 0
+    begun = base.map(nameless)
+    assert len(common_prefix([begun.map(lambda s: {**s, "y": 1}), begun.map(lambda s: {**s, "y": 2})]).stages) == 1
+    versions = [base.map(nameless, version=version) for version in (1, 1, 2)]
+    assert common_prefix(versions[:2]) is versions[0] and len(common_prefix(versions).stages) == 0
