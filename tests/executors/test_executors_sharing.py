@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from execute_members import HangsInAFeeder, an_ensemble, samples, when_sent
@@ -171,3 +173,27 @@ def test_a_stop_reaches_members_that_wait_at_the_gate(tmp_path: Path, monkeypatc
     (tmp_path / "marker").touch()
     states = [row["state"] for row in run.wait().members]
     assert states[:2] == ["stopped", "stopped"] and states[2] == "cancelled"
+
+
+TABLES = {"a": {0: 0, 1: 1, 2: 2}, "b": {0: 1, 1: 2, 2: 0}}
+
+
+def mix_labels(sample: dict[str, Any], look: Any) -> dict[str, Any]:
+    return {**sample, "label": np.int64(look(int(sample["label"])))}
+
+
+@pytest.mark.more
+def test_members_whose_pipelines_differ_in_a_bound_builtin_train_on_their_own_data(tmp_path: Path) -> None:
+    weights = {}
+    for sharing in ("auto", "independent"):
+        declared = an_ensemble(
+            [{"lr": 0.1, "t": "a"}, {"lr": 0.1, "t": "b"}],
+            train=lambda p: samples(96, 0).map(functools.partial(mix_labels, look=TABLES[p["t"]].get)),
+            valid=None,
+            sharing=sharing,
+            resources=NARROW,
+        )
+        ensemble.submit(declared, tmp_path / sharing, "local").wait()
+        ended = of_kind(tmp_path / sharing, "finished")
+        weights[sharing] = {event["member"]: event["weights_sha256"] for event in ended}
+    assert weights["auto"] == weights["independent"] and len(weights["auto"]) == 2
