@@ -28,6 +28,7 @@ from ensemble.store import (
     RunState,
     StoreError,
     fold,
+    format_command,
     is_locked,
     read_events,
     remove_unused_code,
@@ -87,7 +88,7 @@ class DrivenRun(Run):
             if self._error is None and ended is not None and ended["type"] == "run_finished":
                 raise_interrupted(received[0], f"{self.run_dir} has finished before it could be stopped")
             how = "ended at once" if at_once or self._error is not None else "stopped"
-            raise_interrupted(received[0], f"{how}; `ensemble resume {self.run_dir}` continues the run")
+            raise_interrupted(received[0], f"{how}; {format_command('resume', self.run_dir)} continues the run")
         if self._error is not None:
             raise self._error
         return make_result(self._dir)
@@ -122,11 +123,11 @@ class DrivenRun(Run):
     def _stop_at_exit(self) -> None:
         """Stop the run when the interpreter ends before `wait` was called: members write a checkpoint."""
         if not self._over.is_set():
-            text = "the program ends before its run; stopping the run, `ensemble resume %s` continues it"
+            text = "the program ends before its run; stopping the run, %s continues it"
             # An exception that a signal raises here would be printed with its traceback, and end the wait.
             at_once = defer_signals(lambda: Request(self._dir, "stop", at_once=True))
             with at_once, contextlib.suppress(KeyboardInterrupt, SystemExit):
-                log.warning(text, self.run_dir)
+                log.warning(text, format_command("resume", self.run_dir))
                 self.stop()
                 while not self._over.wait(SIGNAL_S):
                     pass
@@ -236,14 +237,14 @@ def resume(
     Raises:
         SpecError: `epochs` is no integer of at least 1.
         StoreError: the members cannot be trained for more epochs, or not as they were declared.
-        StoreError: there is no run, it is in use, it belongs to another user, or its training data or code have
-            changed; or `accept_code` is given, but the changed code is not the one that is kept in the run.
+        StoreError: no run has begun there, it is in use, it belongs to another user, or its training data or code
+            have changed; or `accept_code` is given, but the changed code is not the one that is kept in the run.
     """
     check_number("epochs", epochs, low=1, integer=True, optional=True)
     known = RunDir(run_dir)
     if epochs is not None and is_locked(known.events):
         raise StoreError(f"{known.path} is in progress: its members can have more epochs when it has ended")
-    state = fold(read_events(known.events))
+    state = read_begun(known)
     runner = make_executor(executor or state.executor or "ray")
     ensemble, extension = known.load_ensemble(), None
     if epochs is not None:
@@ -257,6 +258,24 @@ def resume(
     check_code(state, code, known, accept=accept_code)
     check_edits(code, known, accept=accept_code)
     return _start(known, ensemble, code, runner, on_event, extension)
+
+
+def read_begun(run_dir: RunDir) -> RunState:
+    """The state of a run that can be resumed.
+
+    Raises:
+        StoreError: there is none, or it was ended before it had begun.
+    """
+    if not run_dir.path.is_dir():
+        raise StoreError(f"no run here: {run_dir.path} does not exist; give a run directory")
+    state = fold(read_events(run_dir.events)) if run_dir.events.exists() else RunState()
+    if state.started is None:
+        again = format_command("run", "SPEC.py", "--run-dir", run_dir.path)
+        raise StoreError(
+            f"no run has begun in {run_dir.path}; one that was ended in its first seconds is started by its spec "
+            f"again: {again}"
+        )
+    return state
 
 
 def _start(
@@ -300,7 +319,7 @@ def _start(
     if received:
         run.stop()
         run._run_to_end()
-        raise_interrupted(received[0], f"stopped; `ensemble resume {run_dir.path}` continues the run")
+        raise_interrupted(received[0], f"stopped; {format_command('resume', run_dir.path)} continues the run")
     return run
 
 

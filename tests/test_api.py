@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import ensemble
 from ensemble import Ensemble, Recipe
+from ensemble.cli.parser import main
 from ensemble.store import RunDir, StoreError, fold, read_events
 from pipelines import Pipeline, sources
 
@@ -73,6 +75,19 @@ def test_what_failed_is_taken_up_by_a_resume_once_it_is_mended(tmp_path: Path, b
 @pytest.fixture(autouse=True)
 def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+
+
+@pytest.mark.parametrize("left", ["directory", "empty log"])
+def test_a_run_that_was_killed_before_it_began_is_begun_by_its_spec(
+    tmp_path: Path, left: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = RunDir.create(tmp_path / "a run", an_ensemble())
+    if left == "empty log":
+        run_dir.events.touch()
+    remedy = f"`ensemble run SPEC.py --run-dir '{run_dir.path}'`"
+    with pytest.raises(StoreError, match=re.escape(remedy)):
+        ensemble.resume(run_dir.path, "inline")
+    assert main(["resume", str(run_dir.path)]) == 2 and remedy in capsys.readouterr().err
 
 
 def stopped(path: Path, **options: Any) -> None:

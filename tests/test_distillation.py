@@ -20,6 +20,7 @@ from ensemble import Recipe, SpecError  # noqa: E402
 from ensemble.cli.parser import main  # noqa: E402
 from ensemble.combine.distilled_loss import find_distance, mean_where_known  # noqa: E402
 from ensemble.distillation import compare  # noqa: E402
+from ensemble.meter import ledger  # noqa: E402
 from ensemble.spec import SWA  # noqa: E402
 from ensemble.spec.task import Task  # noqa: E402
 from ensemble.store import RunDir, RunState, StoreError, fold, read_events  # noqa: E402
@@ -49,7 +50,8 @@ def test_a_student_is_a_run_of_its_own_and_what_it_loses_is_shown(
     (member,) = state.members.values()
     best = state_of(teacher).members[state_of(teacher).combined["best_member"]]  # type: ignore[index]
     assert (member.state, member.params) == ("finished", best.params)
-    assert member.cpu_s["train"] > 0 and RunDir(student).report.exists()
+    used = ledger(read_events(RunDir(student).events)).cpu_by_role()
+    assert used["train"] > 0 and RunDir(student).report.exists()
     rows = json.loads((student / "distillation.json").read_text())
     assert [row["model"] for row in rows] == ["ensemble", "best member", "student"]
     assert {row["split"] for row in rows} == {"test"}

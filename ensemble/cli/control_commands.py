@@ -11,6 +11,7 @@ from typing import Any
 
 from ensemble.cli.console import print_lines, write_json
 from ensemble.spec import Member, SpecError, unknown_name
+from ensemble.store.files import format_command
 
 #: The options of `ensemble add`: the fields of a Member that a request can contain.
 MEMBER_FIELDS = [field.name for field in dataclasses.fields(Member) if field.name not in ("params", "weights")]
@@ -113,7 +114,7 @@ def stop(options: argparse.Namespace) -> int:
             "asked the run, which is starting, to stop as soon as it has started"
             if is_starting
             else f"asked {on} to stop: members write a checkpoint and end within a minute",
-            f"`ensemble resume {options.run_dir}` continues the run",
+            f"{format_command('resume', options.run_dir)} continues the run",
         )
     write_json(options, [{"run_dir": str(run.run_dir), "asked": is_asked}])
     return 0

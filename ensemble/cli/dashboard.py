@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from ensemble.cli.page_address import PageAddress, say
 from ensemble.spec import SpecError
+from ensemble.store.files import format_command
 
 if TYPE_CHECKING:
     from ensemble.reporting.dashboard.security import Guard
@@ -261,7 +261,7 @@ class PageProcess:
             self._process.kill()
             self._process.wait()
         self._printer.join(END_S)
-        say(f"`ensemble dashboard {shlex.quote(str(self._run_dir))}` serves it again", sys.stderr)
+        say(f"{format_command('dashboard', self._run_dir)} serves it again", sys.stderr)
 
     def _wait_for_viewers(self) -> None:
         """Wait until nobody looks, or Ctrl-C."""

@@ -20,6 +20,7 @@ from ensemble.cli.control_commands import POLL_S, send_request
 from ensemble.cli.dashboard import PageProcess
 from ensemble.interrupts import repeat_lost_signals
 from ensemble.spec import SpecError
+from ensemble.store.files import format_command
 
 if TYPE_CHECKING:
     from ensemble.run import Run
@@ -148,9 +149,10 @@ def _serve_page(run_dir: RunDir, options: argparse.Namespace) -> contextlib.Abst
 
 def resume(options: argparse.Namespace) -> int:
     """Continue a run that was stopped or killed; in a run in progress, members that are paused."""
+    from ensemble.api import read_begun
     from ensemble.api import resume as resume_run
     from ensemble.controller.changes import has_failed_combination
-    from ensemble.store import RunDir, fold, is_locked, read_events
+    from ensemble.store import RunDir, is_locked, read_events
 
     _apply_trust(options)
     run_dir = RunDir(options.run_dir)
@@ -161,10 +163,9 @@ def resume(options: argparse.Namespace) -> int:
     if is_locked(run_dir.events) and options.epochs is None:
         return send_request(options)
     if options.member is not None:
-        raise SpecError(
-            f"{options.run_dir} is not in progress; `ensemble resume {options.run_dir}` continues all members"
-        )
-    state = fold(read_events(run_dir.events))
+        command = format_command("resume", options.run_dir)
+        raise SpecError(f"{options.run_dir} is not in progress; {command} continues all members")
+    state = read_begun(run_dir)
     if options.epochs is None and _is_finished(state, state.header.get("code")):
         if not has_failed_combination(state):
             return _show_finished(run_dir, options)
@@ -238,7 +239,7 @@ def _is_finished(state: RunState, code: str | None) -> bool:
 
 def _show_finished(run_dir: RunDir, options: argparse.Namespace) -> int:
     """Show the result of a run that has finished already."""
-    more = f"`ensemble resume {run_dir.path} --epochs N` trains its members for more epochs"
+    more = f"{format_command('resume', run_dir.path, '--epochs', 'N')} trains its members for more epochs"
     again = "`ensemble run --fresh` trains again in a new directory"
     print(f"{run_dir.path} has finished; {more}, {again}", file=sys.stderr)
     return _show_result(run_dir, options)

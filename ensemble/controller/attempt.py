@@ -118,6 +118,7 @@ class Attempt:
         awaits: (node, cohort) of the feeders whose addresses it needs before it is launched or moves there.
         feeders: the addresses known before its launch, by node; None: ranks there prepare their own batches.
         lost_report: the report of a rank that lost another one; why that was lost decides what follows.
+        is_being_pruned: whether it was told to end by the pruner.
     """
 
     start: Start
@@ -141,6 +142,7 @@ class Attempt:
     awaits: set[tuple[str, int]] = field(default_factory=set)
     feeders: dict[str, str | None] = field(default_factory=dict)
     lost_report: Mapping[str, Any] | None = None
+    is_being_pruned: bool = False
 
     @property
     def member(self) -> str:

@@ -167,6 +167,11 @@ class AttemptCommands:
             live.intent = Intent.RESUME
         return live is not None
 
+    def is_being_pruned(self, member: str) -> bool:
+        """Whether a member was told to end by the pruner, and has not yet."""
+        live = self._live.get(member)
+        return live is not None and live.is_active and live.is_being_pruned
+
     def is_held(self, member: str) -> bool:
         """Whether a member is paused, or will be once its processes have exited."""
         live = self._live.get(member)

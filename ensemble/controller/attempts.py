@@ -212,6 +212,7 @@ class Attempts:
             )
             self._actions.append(Send(live.member, "cancel"))
         elif kind == "epoch" and self._gated and live.phase is not AttemptPhase.STOPPING:
+            live.is_being_pruned = event["verdict"] == "prune"
             self._actions.append(Send(live.member, event["verdict"]))
         elif kind == "checkpoint" and not live.has_checkpoint:
             live.has_checkpoint = True

@@ -26,13 +26,15 @@ from ensemble.controller.starts import check_fit, check_starts, find_redeclared,
 from ensemble.executors import ClusterLostError, Executor
 from ensemble.executors.mps import stop_stale_daemon
 from ensemble.executors.private_directory import remove_stale
-from ensemble.meter import DriverClock
+from ensemble.meter import CpuClock
+from ensemble.meter.tally import Tally, read_tallies, remove
 from ensemble.reporting.loggers.processes import LoggerProcesses
 from ensemble.schedule import Node
 from ensemble.search.trials import make_trials
 from ensemble.spec import Ensemble, SpecError, resolve_loggers
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, receive_requests, revision, versions
 from ensemble.store.event_handlers import extend_members
+from ensemble.store.files import format_command
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
 
@@ -88,7 +90,8 @@ class Controller:
         self._ended = False
         self._cluster_lost: str | None = None
         self._stuck: set[str] = set()  # requests that can be neither read nor removed
-        self._began, self._clock = time.monotonic(), DriverClock()
+        self._began, self._clock = time.monotonic(), executor.clock or CpuClock()
+        self._tally: Tally | None = None
         self._loggers_cpu_s = 0.0  # of the last sample
         self._requests_at = self._usage_at = self._snapshot_at = self._metrics_at = 0.0
 
@@ -107,7 +110,9 @@ class Controller:
             self._refuse_without_locks()
             remove_stale("ensemble-", stop_stale_daemon)
             early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
+            left, files = read_tallies(self.run_dir.usage)  # by processes of an earlier start that was killed
             self._nodes = self.executor.open(self.run_dir, self.ensemble, self.handle)
+            self._tally = Tally(self.run_dir.usage, lambda: self._clock.list_usage(self._driver_node))
             check()
             stream = SharedStream(self.ensemble, spans_nodes=self._events.has_locks)
             stream.check()
@@ -149,9 +154,10 @@ class Controller:
             changed = [] if change is None else [{"type": "code_changed", **change.as_event()}]
             unshared = {"type": "sharing_ended", "node": None, "cohort": None, "detail": stream.unshared}
             events: list[Event] = [
+                *left,
                 self._describe_start(),
                 *changed,
-                {"type": "usage", **self._clock.begin(self._driver_node)},
+                self._begin_orchestrating(),
                 *({"type": "node", **node.as_event()} for node in self._nodes),
                 *([] if stream.unshared is None else [unshared]),
             ]
@@ -159,13 +165,12 @@ class Controller:
             redeclared, unstartable = find_redeclared(self.run_dir, self.state, self._trials.listed)
             actions += self.session.open_queue(redeclared, unstartable, *self._read_clock())
             self._perform(actions)
+            remove(files)
             why = "it was asked before this start of the run"
             self._process([{"type": "request", "request": request, "refused": why} for request in early])
             self._loggers.start()
         except BaseException:
-            self._loggers.close()
-            self.executor.close()
-            self._events.close()
+            self._close()
             raise
 
     def _refuse_without_locks(self) -> None:
@@ -219,13 +224,18 @@ class Controller:
             self._abort(error)
             raise
         finally:
-            self.executor.close()
-            self._loggers.close()
-            self._events.close()
+            self._close()
         if self._cluster_lost is not None:
             raise ClusterLostError(
-                f"{self._cluster_lost}; `ensemble resume {self.run_dir.path}` continues the run"
+                f"{self._cluster_lost}; {format_command('resume', self.run_dir.path)} continues the run"
             )
+
+    def _close(self) -> None:
+        self.executor.close()
+        self._loggers.close()
+        if self._tally is not None:
+            self._tally.close()
+        self._events.close()
 
     def handle(self, events: Sequence[Event]) -> None:
         """Handle events of the executor; an executor with `in_process` calls this while a member trains."""
@@ -318,7 +328,9 @@ class Controller:
         self._trials.catch_up()
         self.executor.close()
         self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
-        self._process([*self._loggers.read(), *self._sample_usage()])
+        left, files = read_tallies(self.run_dir.usage)  # by agents that were lost
+        self._process([*left, *self._loggers.read(), *self._sample_usage()])
+        remove(files)
         self._perform(self.session.log_held(*self._read_clock()))
         self._save_snapshot()
         ending = self._describe_end()
@@ -369,10 +381,16 @@ class Controller:
         except (StoreError, OSError) as error:  # it is only a cache
             log.warning("the snapshot of the log could not be written: %s", error)
 
+    def _begin_orchestrating(self) -> Event:
+        """What the start of this process has used; the rest is the run's, or of members that train here."""
+        used = self._clock.report(self._driver_node, "startup")
+        self._clock.switch("orchestrate")
+        return used
+
     def _sample_usage(self) -> list[Event]:
         """What this process and those of the loggers have used."""
         node = self._driver_node
-        own = {"type": "usage", **self._clock.sample(node, self.executor.work_cpu_s)}
+        own = self._clock.report(node, "orchestrate")
         loggers = self._loggers.make_usage(node)
         self._loggers_cpu_s = sum(each["cpu_s"] for each in loggers)
         return [own, *loggers]

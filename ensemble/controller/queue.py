@@ -168,6 +168,10 @@ class MemberQueue:
     def _pause(self, members: list[str], until: float, *, every: bool) -> str:
         self._all_paused |= every
         done = [member for member in self._list_unfinished(members) if not self._commands.is_held(member)]
+        pruned = [member for member in done if self._commands.is_being_pruned(member)]
+        if pruned and not every:
+            raise RefusedError(f"{pruned[0]} is being ended by the pruner: it cannot be paused any more")
+        done = [member for member in done if member not in pruned]
         for member in done:
             if not self._commands.pause(member, until):
                 self._session.paused.append(self._withdraw(member))

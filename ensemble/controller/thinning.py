@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ensemble.meter.cpu import report_interval_s
 from ensemble.meter.origin import from_ticks, to_ticks, weakest
-from ensemble.meter.usage_intervals import ENDS_ATTEMPT
+from ensemble.meter.usage_intervals import BEGINS_POWER, ENDS_ATTEMPT, PAUSE_S
 
 Event = dict[str, Any]
 
@@ -22,10 +22,6 @@ PROGRESS_PER_S = 4.0  # `progress` events of all members together
 WATCHED_COUNTS = ("skipped", "restarts", "detached")
 #: Before these events all figures are logged.
 ENDS_SESSION = frozenset(("run_stopped", "run_finished", "node_lost"))
-#: With these events a node begins to measure anew, after a time in which nothing may have measured it.
-BEGINS_POWER = frozenset(("node", "agent_replaced"))
-#: Seconds between two intervals of a node's power that nothing measured, from which on they stay apart.
-GAP_S = 5.0
 
 
 class _Held(NamedTuple):
@@ -155,7 +151,7 @@ class Thinning:
 
 def _key(event: Event) -> tuple[Any, ...]:
     """Identifies a series of figures."""
-    names = {"usage": ("node", "pid", "role"), "power": ("node",), "feeder": ("node", "cohort", "pid")}
+    names = {"usage": ("node", "pid", "began", "role"), "power": ("node",), "feeder": ("node", "cohort", "pid")}
     return (event["type"], *(event.get(name) for name in names[event["type"]]))
 
 
@@ -186,7 +182,7 @@ def _is_after_gap(before: _Held, event: Event, now: float) -> bool:
     if event["type"] != "power":
         return False
     length_s: float = event["interval_s"]
-    return abs(now - before.at - length_s) > GAP_S
+    return abs(now - before.at - length_s) > PAUSE_S
 
 
 def _merge(before: Event, event: Event) -> Event:

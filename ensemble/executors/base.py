@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from ensemble.meter import CpuClock
     from ensemble.reporting.metrics.projection import Sample
     from ensemble.schedule import Node, Placement
     from ensemble.spec import Ensemble, Identity
@@ -44,14 +45,14 @@ class Executor(Protocol):
     Attributes:
         name: the name by which users choose it.
         in_process: whether members train in this process, in the thread that calls `events`.
-        work_cpu_s: CPU-seconds of this process that were spent on members; 0 unless they train in it.
+        clock: CPU time of this process, where members train in it; else None.
         cluster: the nodes with all that they could ever offer this run, where it holds only a part of them; None
             where it holds all of its nodes.
     """
 
     name: str
     in_process: bool
-    work_cpu_s: float
+    clock: CpuClock | None
     cluster: Sequence[Node] | None
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
@@ -144,11 +145,3 @@ def make_exited(job: Job, outcome: str | None, detail: str = "", **more: Any) ->
     """The `exited` event of a rank; outcome None: its process died, and `detail` says how."""
     who = {"member": job.identity.member, "attempt": job.attempt, "rank": job.rank}
     return {"type": "exited", **who, "outcome": outcome, "detail": detail, **more}
-
-
-def make_usage(
-    node: str, role: str, pid: int, cpu_s: float, member: str | None = None, rank: int | None = None
-) -> Event:
-    """A `usage` event: the CPU-seconds that a process has used in a role so far."""
-    who = {"node": node, "role": role, "member": member, "rank": rank, "pid": pid}
-    return {"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured"}

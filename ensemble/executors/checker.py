@@ -15,9 +15,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ensemble.executors.base import Event, make_usage
+from ensemble.executors.base import Event
 from ensemble.executors.spawn import ForkServer, kill_group, make_node_environment, make_plain_environment
-from ensemble.meter import cpu_seconds
+from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.meter.memory import tree_memory_gb
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory
@@ -102,6 +102,7 @@ class CheckerProcess:
     def has_started(self, pid: int, pidfd: int | None) -> None:
         """Take note of its process."""
         self.pid, self._pidfd, self._reported_s = pid, pidfd, 0.0
+        self._began = read_start(pid)
 
     def watch(self) -> None:
         """Wait for the end of a process that no fork server reports, if there is one."""
@@ -142,7 +143,7 @@ class CheckerProcess:
         if used_s > self._reported_s:
             self._used_s[self.pid] = self._reported_s = used_s
             held_gb = tree_memory_gb(self.pid)
-            usage = make_usage(self._node, "verify", self.pid, used_s)
+            usage = make_usage(self._node, "verify", self.pid, used_s, began=self._began)
             self._emit(usage if held_gb is None else {**usage, "memory_gb": held_gb})
 
     def _close_process(self) -> None:

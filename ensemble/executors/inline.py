@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.executors.base import Event, EventHandler, make_exited
 from ensemble.executors.host import describe_host
 from ensemble.executors.node_services import LAST_S
+from ensemble.meter.cpu import CpuClock
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.train import Inbox, Job, work
@@ -53,7 +54,7 @@ class InlineExecutor:
     cluster: Sequence[Node] | None = None
 
     def __init__(self) -> None:
-        self.work_cpu_s = 0.0
+        self.clock = CpuClock()
         self._jobs: list[tuple[Job, Inbox, str | None]] = []  # with the id of the GPU
         self._meter: PowerMeter | None = None
         self._power_at = 0.0
@@ -64,10 +65,10 @@ class InlineExecutor:
         from ensemble.meter import PowerMeter
         from ensemble.meter.gpu_activity import GpuActivity
         from ensemble.meter.power import list_gpus
-        from ensemble.train.reporter import reset_usage
+        from ensemble.train.gpu_busy import reset_gpu_busy
 
         check_widths(ensemble)
-        reset_usage()
+        reset_gpu_busy()
         self._ensemble, self._handle = ensemble, handle
         meter = PowerMeter(NODE, energy=ensemble.energy)
         try:
@@ -114,16 +115,22 @@ class InlineExecutor:
             last, self._last = self._last, []
             return [*last, *self._power()]
         job, inbox, _ = self._jobs[0]
-        cpu_s = time.process_time()
+        before, self.clock.member = self.clock.switch("startup"), job.identity.member
         try:
-            outcome = work(job, self._ensemble, self._emit, inbox)
+            outcome = work(job, self._ensemble, self._emit, inbox, self.clock)
         finally:
-            self.work_cpu_s += time.process_time() - cpu_s
+            self.clock.switch(before)
+            self.clock.member = None
             self._jobs.pop(0)
         return [make_exited(job, outcome), *self._power()]
 
     def _emit(self, event: Event) -> None:
-        self._handle([event, *self._power()])
+        """Let the controller handle an event of the member, at its own expense."""
+        before = self.clock.switch("orchestrate")
+        try:
+            self._handle([event, *self._power()])
+        finally:
+            self.clock.switch(before)
 
     def _power(self, *, is_last: bool = False) -> list[Event]:
         """The power since the last sample: a second after it, and at the end."""

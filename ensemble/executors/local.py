@@ -16,6 +16,7 @@ from ensemble.executors.base import Event, EventHandler
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.process_pool import ProcessPool, dispatch
 from ensemble.executors.spawn import ForkServer
+from ensemble.meter.tally import Tally
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity
 from ensemble.train.job import Job
@@ -32,13 +33,14 @@ class LocalExecutor:
 
     name = "local"
     in_process = False
-    work_cpu_s = 0.0
+    clock = None
     cluster: Sequence[Node] | None = None
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._queue: list[Event] = []
         self._services: NodeServices | None = None
+        self._tally: Tally | None = None
         self._workers = ProcessPool(NODE, self._selector, self._queue.append, self._start_fork_server)
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
@@ -47,7 +49,12 @@ class LocalExecutor:
         self._workers.directory = self._services.directory
         self._services.attach(self._workers)
         self._workers.connect()  # starts the fork server now, because its imports take long
+        self._tally = Tally(run_dir.usage, self._list_usage)
         return [self._services.describe()]
+
+    def _list_usage(self) -> list[Event]:
+        services = self._services
+        return [*self._workers.list_usage(), *([] if services is None else services.list_usage())]
 
     def _start_fork_server(self) -> ForkServer:
         assert self._services is not None
@@ -104,6 +111,9 @@ class LocalExecutor:
 
     def close(self) -> None:
         """See `Executor`."""
+        if self._tally is not None:
+            self._tally.close()
+            self._tally = None
         self._workers.close()
         if self._services is not None:
             self._services.close()

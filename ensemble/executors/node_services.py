@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors.base import Event, make_usage
+from ensemble.executors.base import Event
 from ensemble.executors.gpu_offers import GpuOffers
 from ensemble.executors.host import describe_host
 from ensemble.executors.limits import raise_descriptor_limit
 from ensemble.executors.mps import Mps, stop_stale_daemon
 from ensemble.executors.private_directory import PrivateDirectory
+from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.schedule import Node
 from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from pipelines.child_processes import START_S
@@ -56,6 +57,14 @@ class _Feeder:
     usage: dict[str, float] = field(default_factory=dict)
     has_renewed: bool = False  # its cache, which was said
     deadly: int = 0  # deadly records that it has reported
+
+    def __post_init__(self) -> None:
+        self.began = read_start(self.process.pid)
+        self.live = {"feed": [self.process.pid]}  # processes by role
+
+    def count(self, role: str) -> float:
+        """CPU-seconds of a role: of its processes that live, at least what has been reported."""
+        return max(sum(cpu_seconds(pid) or 0.0 for pid in self.live[role]), self.usage.get(role, 0.0))
 
 
 class NodeServices:
@@ -249,12 +258,10 @@ class NodeServices:
             self._emit_report(feeder, report)
         rest_s = (feeder.process.cpu_s or 0.0) - sum(feeder.usage.values())
         if rest_s > 0:
-            self._emit_usage(feeder.cohort, "feed", feeder.process.pid, feeder.usage.get("feed", 0.0) + rest_s)
+            self._emit(self._make_usage(feeder, "feed", feeder.usage.get("feed", 0.0) + rest_s))
 
     def _emit_report(self, feeder: _Feeder, report: dict[str, Any]) -> None:
         """Emit a feeder's report as a `feeder` event, and `usage` events of its processes from their start on."""
-        from ensemble.meter import cpu_seconds
-
         if report["type"] != "feeder":
             return
         for record in report["deadly"][feeder.deadly :]:
@@ -266,17 +273,17 @@ class NodeServices:
             self._emit({"type": "sample_difference", "node": self.node, **renewed, **report["cache_renewed"]})
         pids = report["pids"]
         group = report["group"] or {}
-        live = {"feed": [pids["feed"], *([group["pid"]] if group.get("pid") else [])], "prepare": pids["prepare"]}
+        feeder.live["feed"] = [pids["feed"], *([group["pid"]] if group.get("pid") else [])]
+        feeder.live["prepare"] = pids["prepare"]
         for role, reported_s in report["cpu"].items():
-            seen_s = sum(cpu_seconds(pid) or 0.0 for pid in live[role])
-            feeder.usage[role] = max(reported_s, seen_s, feeder.usage.get(role, 0.0))
+            feeder.usage[role] = max(reported_s, feeder.count(role))
         fields = {"cohort": feeder.cohort, "pid": pids["feed"], "workers": self._ensemble.prep_workers}
         fields |= {key: report[key] for key in _REPORTED} | {
             "ring_bytes": report["capacity"] * feeder.sample_bytes
         }
         self._emit({"type": "feeder", "node": self.node, **fields, "sent_bytes": group.get("sent_bytes", 0)})
         for role, cpu_s in feeder.usage.items():
-            self._emit_usage(feeder.cohort, role, pids["feed"], cpu_s)
+            self._emit(self._make_usage(feeder, role, cpu_s))
 
     def _emit_bad_record(self, cohort: int, record: dict[str, Any]) -> None:
         """Report a record that kills or hangs the process that prepares it; later feeders leave it out."""
@@ -285,8 +292,14 @@ class NodeServices:
         fields = {key: record[key] for key in ("index", "where", "reason", "code")}
         self._emit({"type": "bad_record", "node": self.node, "cohort": cohort, "split": split, **fields})
 
-    def _emit_usage(self, cohort: int, role: str, pid: int, cpu_s: float) -> None:
-        self._emit({**make_usage(self.node, role, pid, cpu_s), "cohort": cohort})
+    def list_usage(self) -> list[Event]:
+        """`usage` events of the feeders up to now; called in another thread."""
+        feeders = list(self._feeders.values())
+        return [self._make_usage(each, role, each.count(role)) for each in feeders for role in list(each.live)]
+
+    def _make_usage(self, feeder: _Feeder, role: str, cpu_s: float) -> Event:
+        used = make_usage(self.node, role, feeder.process.pid, cpu_s, began=feeder.began)
+        return {**used, "cohort": feeder.cohort}
 
 
 def make_feeder_address(directory: Path, cohort: int) -> Path:

@@ -30,6 +30,7 @@ from ensemble.executors.spawn import (
     make_worker_environment,
     start_process,
 )
+from ensemble.meter.cpu import cpu_seconds, read_start
 from ensemble.meter.gpu_activity import RunProcess
 from ensemble.meter.memory import tree_memory_gb
 from ensemble.store.files import make_directory
@@ -234,6 +235,17 @@ class ProcessPool:
             worker.close()
         self._workers.clear()
 
+    def list_usage(self) -> list[Event]:
+        """`usage` events of the fork server and the workers up to now; called in another thread."""
+        forks, found = self._forks, list[Event | None]()
+        if forks is not None:
+            found.append(forks.usage(self.node))
+        for worker in list(self._workers.values()):
+            pid = _find_pid(worker)
+            used_s = None if pid is None else cpu_seconds(pid)
+            found += [] if used_s is None else [*worker.list_usage(), worker.make_remaining_usage(used_s)]
+        return [used for used in found if used is not None]
+
     def _find(self, member: str) -> list[WorkerProcess]:
         return [worker for worker in self._workers.values() if worker.job.identity.member == member]
 
@@ -255,7 +267,7 @@ class ProcessPool:
             if pidfd is not None:
                 os.close(pidfd)
         elif "forked" in message:
-            worker.pid, worker.pidfd = message["pid"], pidfd
+            worker.pid, worker.pidfd, worker.began = message["pid"], pidfd, read_start(message["pid"])
             if worker.kill_pending:
                 worker.kill()
             self._flush(worker)

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors.base import Event, make_usage
+from ensemble.executors.base import Event
 from ensemble.executors.mps import make_client_environment
+from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.train.job import Job
 from ensemble.train.node_checks import NODE_DIRECTORY
 from pipelines import ipc
@@ -61,6 +62,7 @@ class WorkerProcess:
     lost_gpu: str | None = None
     exit: Event | None = None
     reported_s: dict[str, float] = field(default_factory=dict)
+    began: int | None = None
 
     def kill(self) -> None:
         """Kill it, now or as soon as it has started; the processes that it started end when it is waited for."""
@@ -84,10 +86,17 @@ class WorkerProcess:
         measures = self.job.profile is not None
         roles = [role for role in self.reported_s if role != "prepare"]
         role = roles[-1] if roles else "profile" if measures else "startup"
+        return self._make_usage(role, rest_s + self.reported_s.get(role, 0.0))
+
+    def list_usage(self) -> list[Event]:
+        """`usage` events with what its process has reported."""
+        return [self._make_usage(role, cpu_s) for role, cpu_s in list(self.reported_s.items())]
+
+    def _make_usage(self, role: str, cpu_s: float) -> Event:
         pid = self.process.pid if self.process is not None else self.pid
-        assert pid is not None  # it has ended, so it had started
-        member = None if measures else self.job.identity.member
-        return make_usage(self.job.node, role, pid, rest_s + self.reported_s.get(role, 0.0), member, self.job.rank)
+        assert pid is not None  # it has used something, so it had started
+        member = None if self.job.profile is not None else self.job.identity.member
+        return make_usage(self.job.node, role, pid, cpu_s, member, self.job.rank, began=self.began)
 
     def close(self) -> float | None:
         """Close its descriptors; end a process that is not forked, with the processes that it started.
@@ -129,6 +138,7 @@ class ForkServer:
                 process_group=0,
             )
         self._idle, self._used_s = True, 0.0
+        self._began = read_start(self.process.pid)
 
     def fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
         """Request a worker; the answer is a `forked` message."""
@@ -151,11 +161,9 @@ class ForkServer:
 
     def usage(self, node: str) -> Event:
         """A `usage` event with its CPU time: the imports that all forked workers share, and what it did since."""
-        from ensemble.meter import cpu_seconds
-
         if self.process.returncode is None:
             self._used_s = max(self._used_s, cpu_seconds(self.process.pid) or 0.0)
-        return make_usage(node, "startup", self.process.pid, self._used_s)
+        return make_usage(node, "startup", self.process.pid, self._used_s, began=self._began)
 
     def close(self) -> None:
         """End it and all workers that it forked; `usage` then includes all that it used."""
@@ -197,6 +205,7 @@ def start_process(worker: WorkerProcess, theirs: socket.socket, environment: dic
             process_group=0,  # Ctrl-C in the terminal is for the controller, which asks members to checkpoint
         )
     worker.pidfd = os.pidfd_open(worker.process.pid)
+    worker.began = read_start(worker.process.pid)
 
 
 def make_worker_command(descriptor: int, executor: int) -> list[str]:

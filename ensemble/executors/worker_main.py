@@ -18,13 +18,13 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from ensemble.executors.base import Event, make_exited
 from ensemble.interrupts import exit_process
+from ensemble.meter.cpu import CpuClock
 from ensemble.train.job import Inbox, Job
 
 
@@ -110,7 +110,6 @@ def _train(job: Job, send: Callable[[Event], None], inbox: Inbox) -> str:
     try:
         ensemble = RunDir(job.run_dir).load_ensemble()
 
-        # These import torch, which counts as start-up: so before the clock is read.
         if job.profile is None:
             from ensemble.train.worker import run
         else:
@@ -119,7 +118,7 @@ def _train(job: Job, send: Callable[[Event], None], inbox: Inbox) -> str:
         from ensemble.executors.limits import limit_memory
 
         limit_memory(job.identity.memory_gb, job.device)  # after the imports, which are not the member's
-        return run(job, ensemble, send, inbox, startup_cpu_s=time.process_time())
+        return run(job, ensemble, send, inbox, CpuClock(whole=True))
     except Exception as error:  # `work` reports its own: here the declaration cannot be loaded
         traceback.print_exc()
         send(

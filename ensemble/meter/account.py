@@ -193,10 +193,10 @@ class Account:
             self._add_cpu(event["node"], reader.node(event["node"]).cpu[-1])
 
     def _add_cpu(self, node: str, used: CpuUse) -> None:
-        owner, (_, _, pid) = used.span.owner, used.process
+        owner = used.span.owner
         uses = self.reader.node(node).cpu
         if owner.role == "ray":
-            if any((node, pid, role) in self.reader.last_usage for role in ROLES if role != "ray"):
+            if any((*used.process, role) in self.reader.last_usage for role in ROLES if role != "ray"):
                 uses.pop()  # it became another's, whose own account covers it from its first second
                 return
             self.rays[used.process] = self.rays.get(used.process, 0) + used.span.ticks

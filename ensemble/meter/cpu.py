@@ -1,4 +1,4 @@
-"""Measures the CPU time of processes: of any by its id, and of the one that drives a run.
+"""Measures the CPU time of processes: of any by its id, and of this one by what it was used for.
 
 A process's CPU time is what the kernel has counted for it in user and in system mode, all threads together, in
 steps of 10 ms on Linux. It is gone when the process is.
@@ -7,7 +7,10 @@ steps of 10 ms on Linux. It is gone when the process is.
 from __future__ import annotations
 
 import os
+import threading
 import time
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 #: Seconds between two reports of a figure: this share of the age of what reports it, and at most so many.
@@ -32,6 +35,23 @@ def cpu_seconds(pid: int) -> float | None:
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
     return float(times.user + times.system)
+
+
+def read_start(pid: int) -> int | None:
+    """When a process began, in clock ticks since the machine was booted; None where there is none.
+
+    With it a process id names one process: ids are given out again.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return int(text[text.rindex(")") + 2 :].split()[19])  # proc(5): field 22, counted behind the name
+
+
+@cache
+def _read_own_start(pid: int) -> int | None:
+    return read_start(pid)
 
 
 def read_clocks() -> tuple[float, float, float]:
@@ -59,39 +79,109 @@ def count_whole_process() -> None:
     _is_command = True
 
 
-class DriverClock:
-    """CPU time of the process that drives a run: role ``startup`` until it has begun, then ``orchestrate``."""
+class CpuClock:
+    """CPU time of this process by role.
 
-    def __init__(self) -> None:
-        import psutil
+    Every moment belongs to one role, so that the roles add up to what the kernel has counted of the process since
+    the clock began. The count of a role never falls.
 
-        self._began = time.monotonic()
-        self._base_s = time.process_time()
-        if _is_command:
-            self._began -= max(0.0, time.time() - psutil.Process().create_time())
-            self._base_s = 0.0
+    Args:
+        whole: count from the beginning of the process, imports included; else from now on. The process of a
+            command that drives a run always counts all (`count_whole_process`).
 
-    def begin(self, node: str) -> dict[str, Any]:
-        """Returns the fields of the `usage` event for the start of the run, with its duration (`for_s`).
+    Attributes:
+        role: to which time is charged now; "startup" at first.
+        member: that trains in this process now.
+    """
 
-        Args:
-            node: where the driver runs.
+    def __init__(self, *, whole: bool = False) -> None:
+        is_whole, ticks_per_s = whole or _is_command, os.sysconf("SC_CLK_TCK")
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._began = (is_whole and read_start(os.getpid())) or int(now_s * ticks_per_s)
+        self.role = "startup"
+        self.member: str | None = None
+        self._at_s = 0.0 if is_whole else time.process_time()
+        self._used_s = {self.role: 0.0}
+        self._reported_s: dict[str, float] = {}
+        self._since = {self.role: time.monotonic() - (now_s - self._began / ticks_per_s)}
+        self._lock = threading.Lock()  # a tally reads it in a thread of its own
+
+    def switch(self, role: str) -> str:
+        """Charge the time from now on to a role; returns the one before."""
+        with self._lock:
+            self._charge()
+            before, self.role = self.role, role
+            self._used_s.setdefault(role, 0.0)
+            self._since.setdefault(role, time.monotonic())
+        return before
+
+    def move(self, role: str, cpu_s: float) -> float:
+        """Move seconds from the present role to another, as far as they have not been reported.
+
+        Returns:
+            The seconds that were moved.
         """
-        now, used_s = time.monotonic(), time.process_time() - self._base_s
-        fields = _fields(node, "startup", used_s, now - self._began)
-        self._began, self._base_s = now, self._base_s + used_s
-        return fields
+        with self._lock:
+            self._charge()
+            moved = max(0.0, min(cpu_s, self._used_s[self.role] - self._reported_s.get(self.role, 0.0)))
+            if moved:
+                self._used_s[self.role] -= moved
+                self._used_s[role] = self._used_s.get(role, 0.0) + moved
+                self._since.setdefault(role, time.monotonic())
+        return moved
 
-    def sample(self, node: str, elsewhere_s: float = 0.0) -> dict[str, Any]:
-        """Fields of a `usage` event: what it has used since.
+    def has_news(self, role: str) -> bool:
+        """Whether a role has another count than was last reported of it."""
+        with self._lock:
+            self._charge()
+            return role in self._used_s and self._used_s[role] != self._reported_s.get(role)
 
-        Args:
-            elsewhere_s: CPU-seconds of this process that were a member's.
-        """
-        used_s = max(0.0, time.process_time() - self._base_s - elsewhere_s)
-        return _fields(node, "orchestrate", used_s, time.monotonic() - self._began)
+    def count(self, role: str) -> float:
+        """CPU-seconds of a role, up to the last time that any was charged."""
+        return self._used_s.get(role, 0.0)
+
+    def report(self, node: str, role: str, member: str | None = None, rank: int | None = None) -> dict[str, Any]:
+        """A `usage` event of a role, with the seconds on the wall (`for_s`) since it was taken on first."""
+        with self._lock:
+            self._charge()
+            cpu_s = self._reported_s[role] = self.count(role)
+        return self._make_usage(node, role, cpu_s, member, rank)
+
+    def list_usage(self, node: str) -> list[dict[str, Any]]:
+        """`usage` events of all roles up to now, which are not taken for reported."""
+        with self._lock:
+            self._charge()
+            used_s = dict(self._used_s)
+        whose = {role: None if role == "orchestrate" else self.member for role in used_s}
+        return [self._make_usage(node, role, cpu_s, whose[role]) for role, cpu_s in used_s.items()]
+
+    def _make_usage(
+        self, node: str, role: str, cpu_s: float, member: str | None, rank: int | None = None
+    ) -> dict[str, Any]:
+        used, now = make_usage(node, role, os.getpid(), cpu_s, member, rank, began=self._began), time.monotonic()
+        return used if member is not None else {**used, "for_s": now - self._since.get(role, now)}
+
+    def _charge(self) -> None:
+        now = time.process_time()
+        self._used_s[self.role] += now - self._at_s
+        self._at_s = now
 
 
-def _fields(node: str, role: str, cpu_s: float, for_s: float) -> dict[str, Any]:
-    who = {"node": node, "role": role, "member": None, "rank": None, "pid": os.getpid()}
-    return {**who, "cpu_s": cpu_s, "origin": "measured", "for_s": for_s}
+def make_usage(
+    node: str,
+    role: str,
+    pid: int,
+    cpu_s: float,
+    member: str | None = None,
+    rank: int | None = None,
+    *,
+    began: int | None = None,
+) -> dict[str, Any]:
+    """A `usage` event: the CPU-seconds that a process has used in a role so far.
+
+    Args:
+        began: of the process, by `read_start`; needed where it may have ended, or where its count began later.
+    """
+    began = began or (_read_own_start(pid) if pid == os.getpid() else read_start(pid))
+    who = {"node": node, "role": role, "member": member, "rank": rank, "pid": pid, "began": began}
+    return {"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured"}

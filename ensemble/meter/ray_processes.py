@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.meter.cpu import cpu_seconds
+from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _Process:
         self.pid = pid
         self._process = psutil.Process(pid)
         self._began: float = time.monotonic() - max(0.0, time.time() - self._process.create_time())
-        self.cpu_s = 0.0
+        self.cpu_s, self.start = 0.0, read_start(pid)
 
     def update(self) -> bool:
         """Reads its CPU time; False where it has ended."""
@@ -163,10 +163,10 @@ class RaySampler:
         self._workers: dict[int, _Process] = {}
         self._kinds: dict[int, str] = {}
         self._ended_s = 0.0  # of daemons
-        self._pid = 0
+        self._pid, self._start = 0, 0  # of the raylet
 
     def sample(self) -> list[dict[str, Any]]:
-        """One event for the daemons, one for each idle worker; none where there is no Ray.
+        """One `usage` event for the daemons, one for each idle worker; none where there is no Ray.
 
         `cpu_s` is all that the processes have used. What ended since the last sample is reported once more.
         """
@@ -179,25 +179,27 @@ class RaySampler:
                 known = self._workers if kind == "idle_worker" else self._daemons
                 if pid not in known and (process := _open_process(pid)) is not None:
                     known[pid] = process
-            self._pid = min((pid for pid, kind in self._kinds.items() if kind == "raylet"), default=self._pid)
+            if self._pid == 0 and (raylets := [pid for pid, kind in self._kinds.items() if kind == "raylet"]):
+                self._pid = min(raylets)
+                self._start = read_start(self._pid) or 0
         daemons, workers = (
             [*gone, *known.values()] for gone, known in zip(ended, (self._daemons, self._workers), strict=True)
         )
         cpu_s = self._ended_s + sum(each.cpu_s for each in daemons)
         self._ended_s += sum(each.cpu_s for each in ended[0])
         events = [
-            {**self._fields(each.pid, each.cpu_s, time.time() - each.age_s), "for_s": each.age_s}
+            {**self._make_usage(each.pid, each.start, each.cpu_s, time.time() - each.age_s), "for_s": each.age_s}
             for each in workers
             if self._kinds.get(each.pid) == "idle_worker"
         ]
         if not daemons and cpu_s == 0.0:
             return events
         oldest = max((each.age_s for each in daemons), default=None)
-        return [self._fields(self._pid, cpu_s, None if oldest is None else time.time() - oldest), *events]
+        since = None if oldest is None else time.time() - oldest
+        return [self._make_usage(self._pid, self._start, cpu_s, since), *events]
 
-    def _fields(self, pid: int, cpu_s: float, since: float | None) -> dict[str, Any]:
-        who = {"node": self._node, "role": "ray", "member": None, "rank": None, "pid": pid}
-        return {**who, "cpu_s": cpu_s, "origin": "measured", "since": since}
+    def _make_usage(self, pid: int, began: int | None, cpu_s: float, since: float | None) -> dict[str, Any]:
+        return {**make_usage(self._node, "ray", pid, cpu_s, began=began), "since": since}
 
 
 def _open_process(pid: int) -> _Process | None:

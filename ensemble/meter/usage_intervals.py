@@ -1,8 +1,9 @@
 """Reads from the event log who used what on each node, and when: CPU time, busy GPUs, reserved cores, energy.
 
 Counts in `usage` events (of a process in a role) and `feeder` events grow; the difference of two of them is what
-was used in between, by the member that the later one names. A count that went down belongs to a new process with
-an old name, and counts from zero. All of them begin anew when the run is started again.
+was used in between, by the member that the later one names. A process is named by its id and its start, so that
+a count belongs to one process and cannot fall: what comes late is contained in what came before. Those of feeders
+begin anew when the run is started again.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ Event = Mapping[str, Any]
 
 Device = int | str  # id of a GPU; its number in the logs of older versions
 UNNAMED: Device = ""
-PAUSE_S = 5.0  # without a meter between two `power` events of a node, from which on it was not metered meanwhile
-Process = tuple[int, str, int | None]  # start of the run, node, pid
+#: How late a `power` event may be: its energy is since the one before. Later ones were not metered meanwhile.
+PAUSE_S = 60.0
+#: With these events a node is metered anew, after a time in which nothing may have metered it.
+BEGINS_POWER = frozenset(("node", "node_lost", "agent_replaced"))
+Process = tuple[str, int | None, int]  # node, pid, and what tells two processes of that id apart
 
 
 class Part(NamedTuple):
@@ -171,6 +175,8 @@ class Reader:
 
     def apply(self, event: Event) -> None:
         """Applies the next event of the log; its CPU time, if it has some, is the last of its node's `cpu`."""
+        if event["type"] in BEGINS_POWER:
+            self.last_power.pop(event["node"], None)
         match event["type"]:
             case "usage":
                 self._add_usage(event)
@@ -228,7 +234,6 @@ class Reader:
             until = max([self.started_t, *self.last_power.values(), *(t for t, _ in self.last_usage.values())])
             self.start += 1
             self.started_t = event["t"]
-            self.last_usage.clear()
             self.last_power.clear()
             self.last_feeder.clear()
         self.unheld.clear()
@@ -238,12 +243,14 @@ class Reader:
     def _add_usage(self, event: Event) -> None:
         """Adds what a process has used since its last `usage` event; the event's figures are cumulative."""
         owner = Owner(event["role"], event.get("member"), event.get("cohort"))
-        t, pid = event["t"], event.get("pid")
+        t = min(event["t"], event.get("until") or event["t"])  # before it was logged, where a process was killed
+        began = event.get("began")
+        process = (event["node"], event.get("pid"), -self.start if began is None else began)
         if event.get("gpu_busy_s") is not None:
             # The process counts it once, in whichever role it reports it.
             busy_s = event["gpu_busy_s"]
             first = min(t, max(self.started_t, t - busy_s))
-            self._add_busy(event, owner, self._advance((event["node"], pid, "gpu"), t, busy_s, first))
+            self._add_busy(event, owner, self._advance((*process, "gpu"), t, busy_s, first))
         if event.get("cpu_s") is None:
             return
         before, for_s = event.get("since") or t - event["cpu_s"], event.get("for_s")
@@ -251,16 +258,17 @@ class Reader:
         # driver and Ray used while the run was being started lies before its first event.
         first = max(self.started_t, before) if for_s is None else t - for_s
         # The count is of the process in that role, whoever it works for: one process may train several members.
-        since, ticks = self._advance((event["node"], pid, event["role"]), t, event["cpu_s"], first)
+        since, ticks = self._advance((*process, event["role"]), t, event["cpu_s"], first)
         span = Span(owner, min(since, t), t, ticks)
-        use = CpuUse((self.start, event["node"], pid), span, event.get("origin", "measured"))
+        use = CpuUse(process, span, event.get("origin", "measured"))
         self.node(event["node"]).cpu.append(use)
 
     def _advance(self, key: tuple[Any, ...], t: float, count_s: float, first: float) -> tuple[float, int]:
         """Since when a cumulative count has grown, and by how many ticks; a new one counts from `first` on."""
-        last, ticks = self.last_usage.get(key), to_ticks(count_s)
+        since, before = self.last_usage.get(key, (first, 0))
+        ticks = max(before, to_ticks(count_s))
         self.last_usage[key] = (t, ticks)
-        return (last[0], ticks - last[1]) if last is not None and last[1] <= ticks else (first, ticks)
+        return since, ticks - before
 
     def _add_busy(self, event: Event, owner: Owner, grown: tuple[float, int]) -> None:
         devices, rank = self.devices.get(owner.member or "", []), event.get("rank") or 0

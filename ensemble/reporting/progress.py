@@ -205,13 +205,14 @@ def table(state: RunState, left_s: float | None, rows: int = 30) -> Group:
 
 
 def _select_members(state: RunState, rows: int) -> tuple[list[MemberState], Counter[str]]:
-    """At most `rows` members in their order: running ones, then those that ended last; the others' states."""
-    members = list(state.members.values())
+    """At most `rows` members, running ones first, then what failed and what ended last; the others' states.
+
+    What does not fit on the terminal is cut off at its lower end.
+    """
+    members = state.members.values()
     urgency = {"running": 0, "placed": 1, "failed": 2, "waiting": 4}
     by_need = sorted(members, key=lambda m: (urgency.get(m.state, 3), -m.number if m.state in ENDED else m.number))
-    shown = {m.id for m in by_need[:rows]}
-    left_out: Counter[str] = Counter(str(m.state) for m in members if m.id not in shown)
-    return [m for m in members if m.id in shown], left_out
+    return by_need[:rows], Counter(str(m.state) for m in by_need[rows:])
 
 
 class _Lines:

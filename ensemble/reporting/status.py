@@ -23,6 +23,7 @@ from ensemble.reporting.sections.quality import describe_figures, describe_quali
 from ensemble.reporting.sections.turnaround import measure_turnaround, summarize
 from ensemble.reporting.time_left import member_epochs
 from ensemble.store.events import is_locked
+from ensemble.store.files import format_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,7 @@ def describe_lost_controller(run_dir: RunDir, state: RunState, *, silent_s: floa
     pid, host = state.header.get("pid"), state.header.get("host")
     if state.ended is not None or (locked := is_locked(run_dir.events)):
         return None
-    resume = f"`ensemble resume {run_dir.path}` goes on"
+    resume = f"{format_command('resume', run_dir.path)} goes on"
     if host != socket.gethostname():
         age_s = time.time() - max(state.updated or 0.0, run_dir.events.stat().st_mtime)
         if host is None or age_s < silent_s:

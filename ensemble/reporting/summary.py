@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from ensemble.reporting.ranking import (
 )
 from ensemble.reporting.sections import Line, cost, exchange, feeders, quality, training, turnaround
 from ensemble.reporting.status import ATTEMPTS
+from ensemble.store.files import format_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,11 +94,11 @@ def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None
             lines.append(("report", report))
         failed = next((member.id for member in state.members.values() if member.state == "failed"), None)
         if failed is not None:
-            lines.append(("log", f"`ensemble logs {shlex.quote(where)} {failed}` shows where it failed"))
+            lines.append(("log", f"{format_command('logs', where, failed)} shows where it failed"))
     if state.ended is not None and state.ended["type"] == "run_stopped":
         reason = state.ended.get("reason") or "no reason given"
         lines.append(
-            ("stopped", reason if where is None else f"{reason}; `ensemble resume {shlex.quote(where)}` goes on")
+            ("stopped", reason if where is None else f"{reason}; {format_command('resume', where)} goes on")
         )
     return lines
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from ensemble.store.member import ENDED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ensemble.store import MemberState, RunState
 
 
@@ -42,21 +44,54 @@ def member_left_s(state: RunState, member: MemberState) -> float | None:
 def epochs_done_and_left(state: RunState) -> tuple[float, float]:
     """Epochs trained and epochs still to train, over all members, those of a search not yet proposed included.
 
-    A trial that ended early has nothing left; those to come are taken to be as long as those that ended.
+    Trials of a search may end early: what one still trains is expected by how long the others lasted
+    (`expect_epochs`).
     """
     done = left = 0.0
-    ended: list[float] = []
+    trials: list[tuple[float, bool]] = []
     for member in state.members.values():
         epochs = member_epochs(state, member)
         ended_early = member.state == "finished" and member.early_stopping is not None
         trained = float(member.epoch) if ended_early else fraction_done(state, member) * epochs
         done += trained
-        if member.state in ENDED:
-            ended.append(trained)
-        else:
-            left += epochs - trained
-    usual = sum(ended) / len(ended) if ended and state.mode == "search" else float(state.epochs or 0)
-    return done, left + max(0, (state.declared or 0) - len(state.members)) * usual
+        trials.append((trained, member.state in ENDED))
+        left += 0.0 if member.state in ENDED or state.mode == "search" else epochs - trained
+    unborn = max(0, (state.declared or 0) - len(state.members))
+    if state.mode != "search":
+        return done, left + unborn * (state.epochs or 0)
+    longest = max((float(member_epochs(state, member)) for member in state.members.values()), default=0.0)
+    to_come = [0.0] * unborn + [trained for trained, has_ended in trials if not has_ended]
+    return done, sum(expect_epochs(trials, to_come, longest or float(state.epochs or 0)))
+
+
+def expect_epochs(trials: Sequence[tuple[float, bool]], trained: Sequence[float], longest: float) -> list[float]:
+    """How many more epochs trials are expected to train, by the Kaplan-Meier estimate of how long trials last.
+
+    The mean of those that have ended would be too low: the first that end are those that are pruned first. A trial
+    that still runs has lasted at least so long.
+
+    Args:
+        trials: epochs that each has trained, and whether it has ended.
+        trained: epochs that those in question have trained.
+        longest: epochs of a trial that is not ended early.
+    """
+    ends = sorted({length for length, has_ended in trials if has_ended and length < longest})
+    surviving, steps = 1.0, [(0.0, 1.0)]  # from so many epochs on, this share goes on
+    for end in ends:
+        at_risk = sum(length >= end for length, _ in trials)
+        surviving *= 1 - sum(has_ended and length == end for length, has_ended in trials) / at_risk
+        steps.append((end, surviving))
+    bounds = [*(start for start, _ in steps[1:]), longest]
+
+    def expect(after: float) -> float:
+        share = next(share for start, share in reversed(steps) if start <= after)
+        area = sum(
+            max(0.0, end - max(start, after)) * each for (start, each), end in zip(steps, bounds, strict=True)
+        )
+        return area / share if share else 0.0
+
+    known = {after: expect(after) for after in set(trained)}
+    return [known[after] for after in trained]
 
 
 @dataclass

@@ -6,7 +6,7 @@ Importing this loads neither torch nor Optuna.
 from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save_checkpoint, weights_sha256
 from ensemble.store.event_handlers import apply_event, fold
 from ensemble.store.events import EventLog, is_locked
-from ensemble.store.files import OtherPythonError, StoreError, WriteError
+from ensemble.store.files import OtherPythonError, StoreError, WriteError, format_command
 from ensemble.store.initial_weights import keep_checkpoint, keep_weights, load_initial_weights
 from ensemble.store.kept_code import load_code, remove_unused_code
 from ensemble.store.log_lines import end_of_events, read_events, read_events_from
@@ -33,6 +33,7 @@ __all__ = [
     "apply_event",
     "end_of_events",
     "fold",
+    "format_command",
     "remove_unused_code",
     "is_locked",
     "keep_checkpoint",

@@ -80,8 +80,6 @@ def apply_event(run: RunState, event: Event) -> None:
 def _apply_to_run(run: RunState, event: Event) -> None:
     """Applies an event that is about no attempt of a member; the frequent types are compared first."""
     match event["type"]:
-        case "usage":
-            _add_usage(run, event)
         case "power":
             run.node(event["node"]).watts = event.get("watts")
         case "feeder":
@@ -161,7 +159,6 @@ def _start_run(run: RunState, event: Event) -> None:
     run.objective = event.get("objective", run.objective)
     run.direction = event.get("direction", run.direction)
     run.epochs, run.declared = event.get("epochs", run.epochs), event.get("members", run.declared)
-    run.usage.clear()  # process ids start over
     run.unshared.clear()
     run.bad_records.clear()  # it may be mended by now
     run.unusable.clear()
@@ -202,20 +199,6 @@ def _note_difference(run: RunState, event: Event) -> None:
     member.is_alone = member.is_alone or is_alone
     if event["action"] in ("anew", "fails"):
         member.checkpoint = None  # of samples that it should not have seen
-
-
-def _add_usage(run: RunState, event: Event) -> None:
-    node, role, cpu_s = event["node"], event["role"], event.get("cpu_s")
-    if cpu_s is None:
-        return
-    key = (node, event.get("pid"), role)
-    last = run.usage.get(key)
-    new = cpu_s - last["cpu_s"] if last and last["cpu_s"] <= cpu_s else cpu_s  # less than before: another process
-    run.usage[key] = event
-    run.cpu_s[role] = run.cpu_s.get(role, 0.0) + new
-    if event.get("member") is not None:
-        member = run.member(event)
-        member.cpu_s[role] = member.cpu_s.get(role, 0.0) + new
 
 
 #: Of `group` in a `feeder` event.

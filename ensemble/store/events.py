@@ -23,7 +23,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ensemble.store.files import StoreError, fsync_directory, make_write_error, share_file_with_group
+from ensemble.store.files import (
+    StoreError,
+    format_command,
+    fsync_directory,
+    make_write_error,
+    share_file_with_group,
+)
 from ensemble.store.log_lines import BATCH_BYTES, VERSION, end_of_events, read_batches
 
 READER_S = 0.001  # for a reader's lock to be gone
@@ -147,7 +153,7 @@ class EventLog:
             except BlockingIOError:
                 raise StoreError(
                     f"{self.path} is being written by another controller; wait for that run to end, stop it with "
-                    f"`ensemble stop {self.path.parent}`, or choose another run directory"
+                    f"{format_command('stop', self.path.parent)}, or choose another run directory"
                 ) from None
             time.sleep(READER_S)
 

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import pwd
+import shlex
 import shutil
 import stat
 import time
@@ -208,3 +209,8 @@ def _remove_leftovers(path: Path) -> None:
                 leftover.unlink()
         except FileNotFoundError:  # another process swept it
             continue
+
+
+def format_command(*words: object) -> str:
+    """A command of `ensemble` as a shell takes it, in backticks: for messages."""
+    return f"`{shlex.join(['ensemble', *map(str, words)])}`"

@@ -83,7 +83,6 @@ class MemberState:
         early_stopping: why it ended before its last epoch, and the best evaluation; None where it did not.
         cost: the `cost` event of a finished trial, where a search has a second objective: the values that the
             search was told, which the ledger may still correct by what is reported later.
-        cpu_s: CPU-seconds by role; joules are the ledger's (`ensemble.meter.ledger`).
     """
 
     id: str
@@ -117,7 +116,6 @@ class MemberState:
     kept: dict[str, Any] | None = None
     early_stopping: dict[str, Any] | None = None
     cost: Event | None = None
-    cpu_s: dict[str, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
 
     @property

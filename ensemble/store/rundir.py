@@ -76,6 +76,7 @@ class RunDir:
         self.ensemble_file = self.path / "ensemble.pkl"
         self.spec_file = self.path / "spec.py"
         self.requests = self.path / "requests"
+        self.usage = self.path / "usage"
         self.ledger = self.path / "ledger.json"
         self.ledger_csv = self.path / "ledger.csv"
         self.results = self.path / "results.json"

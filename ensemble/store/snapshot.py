@@ -44,8 +44,8 @@ EPOCH = ("type", "t", "attempt", "epoch", "metrics", "samples", "samples_per_s",
 #: Of a member's identity.
 IDENTITY = ("params", "seed", "epochs", "workers", "cpus_per_worker", "gpus_per_worker", "first_epoch", "lineage")
 #: Of a run, and of a member, what no status shows.
-_RUN_LEFT_OUT = frozenset(("trail", "usage", "cpu_s", "profiles", "planned", "rooms"))
-_MEMBER_LEFT_OUT = frozenset(("plan", "checkpoint", "weights_sha256", "cpu_s"))
+_RUN_LEFT_OUT = frozenset(("trail", "profiles", "planned", "rooms"))
+_MEMBER_LEFT_OUT = frozenset(("plan", "checkpoint", "weights_sha256"))
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,6 @@ class RunStatus:
                         event = {name: event[name] for name in ("member", *EPOCH) if name in event}
                     apply_event(self.state, event)
             self.state.trail.clear()
-            self.state.usage.clear()
             self.offset = offset
 
     def read_account(self) -> Account:

@@ -25,8 +25,6 @@ class RunState:
         differences: the last `sample_difference` event of each (member, split); member None: of a cache.
         quarantined: the `gpu_quarantined` event of each GPU that has broken in this start, by its id.
         unusable: the last `node_unusable` event of each node, by its name, until it can be used.
-        usage: the last `usage` event of each (node, pid, role) of the present start.
-        cpu_s: CPU-seconds by role over all processes.
         trail: what a search decides from, in the order of the log: member, epoch, finished, cost, pruned, failed
             (for good) and cancelled events.
         profiles: the last `profile` event (`ensemble.schedule.Profile`) of each (shape, device).
@@ -60,8 +58,6 @@ class RunState:
     differences: dict[tuple[str | None, str], Event] = field(default_factory=dict)
     quarantined: dict[str, Event] = field(default_factory=dict)
     unusable: dict[str, Event] = field(default_factory=dict)
-    usage: dict[tuple[str, int | None, str], Event] = field(default_factory=dict)
-    cpu_s: dict[str, float] = field(default_factory=dict)
     trail: list[Event] = field(default_factory=list)
     profiles: dict[tuple[str, str], Event] = field(default_factory=dict)
     planned: Event | None = None

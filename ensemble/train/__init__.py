@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.train.job import COMMANDS, Command, Inbox, Job, Outcome
 
 if TYPE_CHECKING:
+    from ensemble.meter import CpuClock
     from ensemble.spec import Ensemble
 
 __all__ = ["COMMANDS", "Command", "Inbox", "Job", "Outcome", "work"]
@@ -21,7 +22,7 @@ def work(
     ensemble: Ensemble,
     emit: Callable[[dict[str, Any]], None],
     inbox: Inbox,
-    startup_cpu_s: float = 0.0,
+    clock: CpuClock | None = None,
 ) -> Outcome:
     """Train one rank of a member to its end, from its last checkpoint where there is one.
 
@@ -33,12 +34,11 @@ def work(
         ensemble: the declaration: its recipe and its pipelines.
         emit: takes the member's events, without `v` and `t`. Rank 0 emits the member's, every rank its `usage`.
         inbox: commands for this rank; only rank 0 reads its inbox.
-        startup_cpu_s: CPU-seconds that this process has used for this job already (`time.process_time()` where the
-            process was started for it), reported as start-up.
+        clock: CPU time of this process, in the role "startup"; None: a new one, from now on.
 
     Returns:
         How it ended.
     """
     from ensemble.train.worker import run
 
-    return run(job, ensemble, emit, inbox, startup_cpu_s)
+    return run(job, ensemble, emit, inbox, clock)

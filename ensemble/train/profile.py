@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ensemble.comm import Communicator
-from ensemble.meter import peak_memory_gb, release_memory, reset_peak_memory
+from ensemble.meter import CpuClock, make_usage, peak_memory_gb, release_memory, reset_peak_memory
 from ensemble.spec import Ensemble, Identity
 from ensemble.spec.sample_weights import make_weight_function
 from ensemble.spec.task import Task
@@ -59,7 +59,7 @@ class _Done(BaseException):
     """Leaves a training loop when everything is measured; no Exception, for the reason of `StopTraining`."""
 
 
-def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, startup_cpu_s: float = 0.0) -> Outcome:
+def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock | None = None) -> Outcome:
     """Run one rank of a session: measure the members of `job.profile`, small ones first.
 
     Rank 0 emits `profiling` (of: the member being measured), also every second as a heartbeat, and `profiled` (of:
@@ -89,9 +89,8 @@ def _event(job: Job, type: str, **fields: Any) -> dict[str, Any]:
 
 
 def _emit_usage(job: Job, emit: Emit) -> None:
-    who = {"node": job.node, "role": "profile", "member": None, "rank": job.rank, "pid": os.getpid()}
-    busy = describe_gpu_busy(job.gpu)
-    emit({"type": "usage", **who, "cpu_s": time.process_time(), "origin": "measured", **busy})
+    used = make_usage(job.node, "profile", os.getpid(), time.process_time(), rank=job.rank)
+    emit({**used, **describe_gpu_busy(job.gpu)})
 
 
 class Session:

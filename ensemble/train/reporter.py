@@ -6,29 +6,20 @@ import contextlib
 import datetime
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ensemble.meter.cpu import report_interval_s
+from ensemble.meter.cpu import CpuClock, report_interval_s
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory, share_file_with_group
-from ensemble.train.gpu_busy import describe_gpu_busy, reset_gpu_busy
+from ensemble.train.gpu_busy import describe_gpu_busy
 from ensemble.train.job import Job
 
-#: CPU-seconds of this process by role, over all members of a run: `usage` events are cumulative within a run.
-_CPU_S_BY_ROLE: dict[str, float] = {}
 #: Seconds between two reports of usage, at least; epochs may be shorter.
 LEAST_S = 10.0
-
-
-def reset_usage() -> None:
-    """Count the CPU time and GPU time of this process from 0: another run begins in it."""
-    _CPU_S_BY_ROLE.clear()
-    reset_gpu_busy()
 
 
 class Reporter(Protocol):
@@ -61,7 +52,7 @@ class EventReporter:
     Args:
         job: of this rank.
         emit: accepts an event, without `v` and `t`.
-        startup_cpu_s: CPU-seconds that the process spent on this job before, on imports.
+        cpu: CPU time of this process, in the role "startup".
         clock: the time in seconds, of a clock that does not go back.
     """
 
@@ -69,20 +60,17 @@ class EventReporter:
         self,
         job: Job,
         emit: Callable[[dict[str, Any]], None],
-        startup_cpu_s: float = 0.0,
+        cpu: CpuClock,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
         self._emit = emit
         self._log = RunDir(job.run_dir).log(job.identity.member)
         self._last_progress = 0.0
-        self._cpu_last = time.process_time() - startup_cpu_s
-        self._prepare_last = 0.0
-        self._role = "startup"
-        self._startup_cpu_s = 0.0
+        self._cpu, self._prepare_last = cpu, 0.0
+        self._startup_before_s = cpu.count("startup")
         self._clock, self._began = clock, clock()
         self._emit_at = self._began
-        self._emitted: dict[str, float] = {}  # CPU-seconds by role
 
     def event(self, type: str, **fields: Any) -> None:
         """See `Reporter`."""
@@ -104,43 +92,21 @@ class EventReporter:
         now = self._clock()
         if is_last or now >= self._emit_at:
             self._emit_at = now + max(LEAST_S, report_interval_s(now - self._began))
-            self._count(prepare_cpu_s)
             self._emit_usage(prepare_cpu_s)
 
     def training_begins(self, prepare_cpu_s: float) -> float:
         """See `Reporter`."""
-        self._count(prepare_cpu_s)
-        self._role = "train"
-        _CPU_S_BY_ROLE.setdefault("train", 0.0)
+        self._prepare_last += self._cpu.move("prepare", prepare_cpu_s - self._prepare_last)
+        self._cpu.switch("train")
         self._emit_usage(prepare_cpu_s)  # the role is known even if no other event follows
-        return self._startup_cpu_s
-
-    def _count(self, prepare_cpu_s: float) -> None:
-        used, prepared = time.process_time() - self._cpu_last, prepare_cpu_s - self._prepare_last
-        self._cpu_last += used
-        self._prepare_last = prepare_cpu_s
-        for role, cpu_s in ((self._role, used - prepared), ("prepare", prepared)):
-            _CPU_S_BY_ROLE[role] = _CPU_S_BY_ROLE.get(role, 0.0) + max(0.0, cpu_s)
-        self._startup_cpu_s += max(0.0, used - prepared) if self._role == "startup" else 0.0
+        return self._cpu.count("startup") - self._startup_before_s
 
     def _emit_usage(self, prepare_cpu_s: float) -> None:
-        roles = ("startup", self._role, "prepare") if prepare_cpu_s > 0 else ("startup", self._role)
-        new = [role for role in dict.fromkeys(roles) if self._emitted.get(role) != _CPU_S_BY_ROLE[role]]
-        for role in new:
-            self._emitted[role] = _CPU_S_BY_ROLE[role]
-            self._emit(
-                {
-                    "type": "usage",
-                    "node": self._job.node,
-                    "role": role,
-                    "member": self._job.identity.member,
-                    "rank": self._job.rank,
-                    "pid": os.getpid(),
-                    "cpu_s": _CPU_S_BY_ROLE[role],
-                    "origin": "measured",
-                    **(describe_gpu_busy(self._job.gpu) if role == "train" else {}),
-                }
-            )
+        self._prepare_last += self._cpu.move("prepare", prepare_cpu_s - self._prepare_last)
+        for role in ("startup", "train", "prepare"):
+            if self._cpu.has_news(role):
+                used = self._cpu.report(self._job.node, role, self._job.identity.member, self._job.rank)
+                self._emit({**used, **(describe_gpu_busy(self._job.gpu) if role == "train" else {})})
 
     def log(self, text: str, *, any_rank: bool = False) -> None:
         """See `Reporter`."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ensemble.comm import Communicator, CommunicatorError, SingleRank
+from ensemble.meter.cpu import CpuClock
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import is_disk_full
@@ -33,10 +34,10 @@ def run(
     ensemble: Ensemble,
     emit: Callable[[dict[str, Any]], None],
     inbox: Inbox,
-    startup_cpu_s: float = 0.0,
+    clock: CpuClock | None = None,
 ) -> Outcome:
     """See `ensemble.train.work`."""
-    reporter = EventReporter(job, emit, startup_cpu_s)
+    reporter = EventReporter(job, emit, clock or CpuClock())
     reporter.usage()
     member: TrainContext | None = None
     with contextlib.ExitStack() as leaving:  # after the outcome was reported: peers notice that this rank leaves

@@ -63,7 +63,7 @@ class Simulated:
 
     name = "simulated"
     in_process = False
-    work_cpu_s = 0.0
+    clock = None
     cluster: Sequence[Node] | None = None
 
     def __init__(

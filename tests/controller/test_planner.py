@@ -48,7 +48,7 @@ class Cluster:
 
     name = "cluster"
     in_process = False
-    work_cpu_s = 0.0
+    clock = None
     cluster: Sequence[Node] | None = None
     gpu_share = 1.0  # that a worker keeps busy
 

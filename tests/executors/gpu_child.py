@@ -26,7 +26,7 @@ Event = dict[str, Any]
 WORKER = """
 import os, signal, sys, time, types
 
-def run(job, ensemble, send, inbox, startup_cpu_s):
+def run(job, ensemble, send, inbox, clock):
     from pathlib import Path
 
     gpu, params, here = os.environ["CUDA_VISIBLE_DEVICES"], job.identity.params, Path(job.run_dir)

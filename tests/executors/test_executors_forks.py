@@ -19,7 +19,7 @@ from ensemble.store import RunDir, fold, read_events
 SITE = """
 import ctypes, os, sys, types
 
-def run(job, ensemble, send, inbox, startup_cpu_s):
+def run(job, ensemble, send, inbox, clock):
     import json, torch
     from pathlib import Path
 

@@ -12,7 +12,8 @@ from verified_members import draw, other_in_a_feeder, train_by_environment, trai
 
 import ensemble
 from ensemble import Member, Resources, SpecError
-from ensemble.store import RunDir, fold, read_events
+from ensemble.meter import ledger
+from ensemble.store import RunDir, read_events
 from pipelines import Pipeline
 
 NARROW = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)
@@ -41,8 +42,7 @@ def test_a_stage_that_reads_another_environment_is_found_before_the_first_step(
     assert finished_hashes(tmp_path / "run") == finished_hashes(tmp_path / "alone")
     private = {e["member"]: e["private_batches"] for e in of_kind(tmp_path / "run", "epoch")}
     assert sorted(private.values()) == [0, 3] and private[found["member"]] == 3
-    state = fold(read_events(tmp_path / "run" / "events.jsonl"))
-    assert state.cpu_s["verify"] > 0
+    assert ledger(read_events(tmp_path / "run" / "events.jsonl")).cpu_by_role()["verify"] > 0
 
 
 def drift_after_an_epoch(run_dir: Path, marker: Path, **options: Any) -> ensemble.Result:
@@ -101,7 +101,7 @@ def test_nothing_is_compared_where_nobody_asks(tmp_path: Path, weights_alone: di
     assert [(row["state"], row["attempts"]) for row in result.members] == [("finished", 1)] * 2
     assert of_kind(tmp_path / "run", "sample_difference") == []
     assert finished_hashes(tmp_path / "run") != weights_alone
-    assert "verify" not in fold(read_events(tmp_path / "run" / "events.jsonl")).cpu_s
+    assert "verify" not in ledger(read_events(tmp_path / "run" / "events.jsonl")).cpu_by_role()
 
 
 def test_a_resident_set_that_is_another_here_is_prepared_by_its_member(tmp_path: Path) -> None:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from burning_members import declare
 
+import ensemble
 from ensemble.meter import ledger
 from ensemble.store import read_events
 
-ACCOUNT = Path(__file__).parent / "account.py"
+ACCOUNT, KILLED = Path(__file__).parent / "account.py", Path(__file__).parent / "killed_runs.py"
 CASES = Path(__file__).parents[1] / "e2e"
 SPEC = f"""
 import sys
@@ -49,6 +52,30 @@ def test_the_ledger_has_all_that_the_process_tree_used(account: tuple[float, Pat
     assert kept["run"]["cpu_s"] + report_s == pytest.approx(used_s, rel=0.03)
     assert kept["run"]["cpu_s"] == sum(row["cpu_s"] for row in kept["rows"])
     assert kept["run"]["cpu_s"] == ledger(read_events(run_dir / "events.jsonl")).run.cpu_s
+
+
+def test_members_in_the_drivers_process_are_counted_once(tmp_path: Path) -> None:
+    began_s = time.process_time()
+    ensemble.submit(declare(members=2, epochs=4, step_s=0.01), tmp_path / "run", "inline").wait()
+    used_s, events = time.process_time() - began_s, read_events(tmp_path / "run" / "events.jsonl")
+    roles, report_s = ledger(events).cpu_by_role(), events[-1]["report_cpu_s"]
+    assert 0.9 * used_s <= sum(roles.values()) + report_s <= used_s
+    steps_s = 2 * 4 * 8 * 0.01
+    assert roles["train"] >= steps_s and roles["orchestrate"] <= used_s - report_s - steps_s
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_what_was_used_up_to_a_kill_is_counted(executor: str, tmp_path: Path) -> None:
+    """The driver is killed three times, each in another epoch, and goes on."""
+    command = [sys.executable, str(ACCOUNT), "account.json", sys.executable, str(KILLED), executor]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    used_s = json.loads((tmp_path / "account.json").read_text())["cpu_s"]
+    used_s -= json.loads((tmp_path / "own.json").read_text())
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    counted_s = ledger(events).run.cpu_s + events[-1]["report_cpu_s"]
+    assert sum(event["type"] == "run_started" for event in events) == 4
+    assert 0.97 * used_s <= counted_s <= used_s
 
 
 def test_the_drivers_start_has_its_place_before_the_runs_first_event(account: tuple[float, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -9,9 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ensemble.meter import RaySampler, cpu_seconds
+from ensemble.meter import CpuClock, RaySampler, cpu_seconds, read_start
 from ensemble.meter.ray_processes import ProcessInfo, classify_ray_process, ray_processes
+from examples import examples
 
 BURN = "import time\nwhile time.process_time() < {s}: pass\nprint('done', flush=True)\ninput()"
 
@@ -34,6 +38,38 @@ def test_the_time_of_a_process_is_what_it_used() -> None:
     with process(BURN.format(s=0.3)) as child:
         assert cpu_seconds(child.pid) == pytest.approx(0.3, abs=0.1)
     assert cpu_seconds(child.pid) is None
+
+
+def burn(cpu_s: float) -> None:
+    until = time.process_time() + cpu_s
+    while time.process_time() < until:
+        pass
+
+
+@examples(20)
+@given(st.lists(st.tuples(st.sampled_from(["train", "orchestrate", "prepare"]), st.booleans()), max_size=8))
+def test_roles_add_up_to_what_the_process_used_and_no_count_falls(steps: list[tuple[str, bool]]) -> None:
+    before_s = time.process_time()
+    clock, last = CpuClock(), dict[str, float]()
+    for role, moves in steps:
+        burn(0.001)
+        if moves:
+            clock.move("prepare", 0.0015)  # more than the role may have
+        else:
+            clock.switch(role)
+        for each in ("startup", "train", "orchestrate", "prepare"):
+            cpu_s = clock.report("n", each)["cpu_s"]
+            assert cpu_s >= last.get(each, 0.0)
+            last[each] = cpu_s
+    assert sum(last.values()) <= time.process_time() - before_s
+    assert sum(last.values()) >= 0.001 * len(steps)
+
+
+def test_the_start_of_a_process_is_known_while_it_lives() -> None:
+    with process("print('done', flush=True)\ninput()") as child:
+        own, its = read_start(os.getpid()), read_start(child.pid)
+        assert own is not None and its is not None and own < its
+    assert read_start(child.pid) is None
 
 
 # Names and command lines as Ray 2.60 shows them on Linux.

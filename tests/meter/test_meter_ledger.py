@@ -534,10 +534,15 @@ def test_what_ran_while_nothing_metered_has_no_energy() -> None:
 
 
 def test_a_process_id_used_again_counts_from_zero() -> None:
-    within = [started(0.0), usage(1.0, 7, 4.0), usage(2.0, 7, 1.0), usage(3.0, 7, 1.5)]
-    assert ledger(within).total.cpu_s == 5.5
+    again = [usage(t, 7, cpu_s, began=200) for t, cpu_s in ((2.0, 1.0), (3.0, 1.5))]
+    assert ledger([started(0.0), usage(1.0, 7, 4.0, began=100), *again]).total.cpu_s == 5.5
     resumed = [started(0.0), usage(1.0, 7, 4.0), started(10.0), usage(11.0, 7, 5.0)]
     assert ledger(resumed).total.cpu_s == 9.0
+
+
+def test_a_count_that_is_lower_than_before_is_no_new_count() -> None:
+    events = [started(0.0), *(usage(t, 7, cpu_s, began=100) for t, cpu_s in ((1.0, 6.9), (2.0, 0.5), (3.0, 7.0)))]
+    assert ledger(events).total.cpu_s == pytest.approx(7.0)
 
 
 def test_one_process_that_trains_several_members_is_counted_once() -> None:

@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 import run_events as runs
+from rich.console import Console
 
 from ensemble.reporting import Progress
-from ensemble.reporting.time_left import TimeLeftEstimator, epochs_done_and_left, fraction_done, member_left_s
+from ensemble.reporting.progress import table
+from ensemble.reporting.time_left import (
+    TimeLeftEstimator,
+    epochs_done_and_left,
+    expect_epochs,
+    fraction_done,
+    member_left_s,
+)
 from ensemble.store import RunState, apply_event, fold
 
 
@@ -164,6 +172,17 @@ def test_table_fits_the_terminal_and_counts_what_it_leaves_out(monkeypatch: pyte
     assert "member-23" in last, "the one that runs is never left out"
 
 
+def test_members_that_run_stand_above_those_that_failed() -> None:
+    state = fold(runs.list_run(members=18, until=3.0))
+    for member in state.members.values():
+        member.state = "running" if member.number >= 15 else "failed"
+    console = Console(width=80, height=24, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(table(state, None, rows=16))
+    found = [line.split()[1] for line in captured.get().splitlines() if line.strip().startswith("member-")]
+    assert found == ["running"] * 3 + ["failed"] * 13
+
+
 def test_redraws_are_limited_so_that_watching_costs_little() -> None:
     state = fold(runs.list_run(until=9.0))
     stream, clock = Terminal(), Clock()
@@ -230,14 +249,23 @@ def test_work_left_counts_members_not_yet_placed_and_nothing_of_those_that_ended
     assert member_left_s(running, running.members["member-7"]) is None
 
 
-def test_trials_to_come_are_taken_to_be_as_long_as_those_that_ended() -> None:
+def test_trials_to_come_are_not_taken_to_be_as_short_as_those_that_were_pruned_first() -> None:
+    """Of ten trials six last one epoch, two three and two nine: three in the mean."""
+    pruned = [(1.0, True)] * 6
+    early = [*pruned, *[(2.0, False)] * 4]  # the mean of those that have ended is one
+    assert expect_epochs(early, [0.0, 2.0], 9.0) == pytest.approx([1 + 0.4 * 8, 7.0])
+    late = [*pruned, (3.0, True), (3.0, True), (5.0, False), (9.0, True)]
+    assert expect_epochs(late, [0.0, 3.0, 5.0], 9.0) == pytest.approx([3.0, 6.0, 4.0])
+    assert expect_epochs([], [0.0], 9.0) == [9.0]
+
+
+def test_work_left_of_a_search_counts_trials_to_come() -> None:
     events = runs.search_run(trials=24)
+    _, left = epochs_done_and_left(fold(events))
     events[0] = events[0] | {"members": 34}
-    state = fold(events)
-    ended = [m.epoch for m in state.members.values() if m.state in ("finished", "pruned")]
-    running = next(m for m in state.members.values() if m.state == "running")
-    expected = (8 - running.epoch) + 10 * sum(ended) / len(ended)
-    assert epochs_done_and_left(state)[1] == pytest.approx(expected)
+    _, more = epochs_done_and_left(fold(events))
+    lasted = [m.epoch for m in fold(events).members.values() if m.state in ("finished", "pruned")]
+    assert more - left == pytest.approx(10 * sum(lasted) / len(lasted), rel=0.1)
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])

@@ -150,8 +150,9 @@ def written_by(path: Path, pid: int, host: str) -> tuple[RunDir, Any]:
 def test_a_controller_that_died_is_told_by_the_lock_it_no_longer_holds(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
-    run_dir, state = written_by(tmp_path, process.pid, socket.gethostname())
-    gone = f"the controller (process {process.pid}) is gone; `ensemble resume {tmp_path}` goes on"
+    path = tmp_path / "a run"  # what is suggested is as a shell takes it
+    run_dir, state = written_by(path, process.pid, socket.gethostname())
+    gone = f"the controller (process {process.pid}) is gone; `ensemble resume '{path}'` goes on"
     assert describe_lost_controller(run_dir, state) == gone
     log = EventLog(run_dir.events)
     assert describe_lost_controller(run_dir, state) is None, "another one goes on with it"

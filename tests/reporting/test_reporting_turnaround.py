@@ -40,7 +40,11 @@ def test_the_figures_are_those_of_first_start_last_stop_and_the_median() -> None
 def test_the_line_says_them_and_is_left_out_where_nothing_is_done() -> None:
     events = a_run({"member-0": (0, 30), "member-1": (0, 30)})
     assert summarize(fold(events)) == [
-        ("models", "2 models in 30 s: 4.0 a minute, 1.00 times the median model; they held 100% of the places")
+        (
+            "models",
+            "2 models in 30 s, 4.0 a minute; together they took 1.00 times as long as the median one took; "
+            "100% of the cores, or GPUs, were reserved meanwhile",
+        )
     ]
     assert summarize(fold(events[:-2]))[0][1].startswith("1 model in 30 s")
     assert summarize(fold(events[:2])) == []

@@ -2,8 +2,6 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ensemble.meter import ledger
 from ensemble.reporting import status_rows
@@ -175,33 +173,6 @@ def test_a_stopped_member_says_where_it_stopped() -> None:
 def used(cpu_s: float, pid: int = 1, role: str = "train", number: int | None = 0) -> tuple[str, dict[str, Any]]:
     member = None if number is None else f"member-{number}"
     return "usage", {"node": "n0", "role": role, "member": member, "rank": 0, "pid": pid, "cpu_s": cpu_s}
-
-
-def test_cumulative_cpu_time_is_counted_once_per_process_and_role() -> None:
-    use = [
-        used(1.0),
-        used(3.0),
-        used(2.0, pid=2),
-        used(0.5, role="prepare"),
-        used(4.0, pid=9, role="feed", number=None),
-    ]
-    state = fold(story(*BEGUN, *use))
-    assert state.members["member-0"].cpu_s == {"train": 5.0, "prepare": 0.5}
-    assert state.cpu_s == {"train": 5.0, "prepare": 0.5, "feed": 4.0}
-
-
-def test_a_process_id_that_is_used_again_is_another_process() -> None:
-    same_pid = fold(story(*BEGUN, used(3.0), used(1.0)))
-    assert same_pid.members["member-0"].cpu_s == {"train": 4.0}
-    after_resume = fold(story(*BEGUN, used(3.0), started(resumed=True), used(5.0)))
-    assert after_resume.members["member-0"].cpu_s == {"train": 8.0}
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.floats(0, 100)), max_size=30))
-def test_cpu_time_of_members_sums_to_the_total(samples: list[tuple[int, int, float]]) -> None:
-    state = fold(story(*BEGUN, *(used(cpu, pid=pid, number=number) for pid, number, cpu in samples)))
-    by_member = sum(sum(m.cpu_s.values()) for m in state.members.values())
-    assert by_member == pytest.approx(sum(state.cpu_s.values()))
 
 
 @pytest.mark.parametrize(("origin", "given_as"), [("measured", "attributed"), ("estimated", "estimated")])

@@ -16,7 +16,7 @@ from typing import Any
 
 from ensemble.bench.energy.busy import Config
 from ensemble.meter import PowerMeter
-from ensemble.meter.cpu import DriverClock
+from ensemble.meter.cpu import CpuClock
 from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
 
@@ -72,7 +72,7 @@ class MemberProcesses:
         self.events: list[Event] = []
         self._meter, self._module = meter, module
         self._started, self._annotate = started, annotate
-        self._clock = DriverClock()
+        self._clock = CpuClock()
         self._stack = contextlib.ExitStack()
         self._selector = self._stack.enter_context(selectors.DefaultSelector())
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -80,7 +80,8 @@ class MemberProcesses:
         self._answering: set[str] = set()
         self._next_power = float("inf")
         self._log({"type": "run_started"})
-        self._log({"type": "usage", **self._clock.begin(NODE)})
+        self._log(self._clock.report(NODE, "startup"))
+        self._clock.switch("orchestrate")
         power = {**meter.describe(), "cores": node["cpus"]}  # a synthetic node has cores of its own
         self._log({"type": "node", "node": NODE, **node, "power": power})
 
@@ -149,7 +150,7 @@ class MemberProcesses:
 
     def _sample(self) -> None:
         self._next_power = time.monotonic() + POWER_EVERY_S
-        self._log({"type": "usage", **self._clock.sample(NODE)})
+        self._log(self._clock.report(NODE, "orchestrate"))
         for sampled in self._meter.sample():
             power = {"type": "power", **sampled}
             self._annotate(power)

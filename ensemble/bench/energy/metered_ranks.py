@@ -22,7 +22,7 @@ from ensemble.executors.base import make_exited
 from ensemble.executors.forkserver import serve
 from ensemble.executors.worker_main import make_sender
 from ensemble.interrupts import exit_process
-from ensemble.meter.cpu import report_interval_s
+from ensemble.meter.cpu import CpuClock, report_interval_s
 from ensemble.train.job import Job
 from ensemble.train.reporter import LEAST_S, EventReporter
 
@@ -48,7 +48,7 @@ def _work(connection: socket.socket) -> None:
     """Report for the job that arrives first, until it is stopped."""
     with connection.makefile("r", encoding="utf-8") as lines:
         job, send, older_s = Job.from_json(lines.readline()), make_sender(connection), 0.0
-        reporter = EventReporter(job, send, clock=lambda: time.monotonic() + older_s)
+        reporter = EventReporter(job, send, CpuClock(), lambda: time.monotonic() + older_s)
         reporter.usage()
         reporter.training_begins(0.0)
         calls, cpu_s, at = 0, 0.0, time.monotonic()

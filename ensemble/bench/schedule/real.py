@@ -19,11 +19,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ensemble.bench.results import Report
 from ensemble.bench.schedule import workload
 from ensemble.bench.schedule.policies import InCohorts
 from ensemble.bench.schedule.simulate import Preparation, Simulated, Trainee, simulate
+from ensemble.meter import Ledger, ledger
 from ensemble.reporting.sections.turnaround import Turnaround, measure_instances, measure_turnaround
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, SpecError
@@ -103,20 +105,27 @@ class RealPlan:
     repeats: int
 
 
+class RanArm(NamedTuple):
+    """What happened in a run of an arm, and what it used."""
+
+    state: RunState
+    used: Ledger
+
+
 def study(plan: RealPlan, report: Report) -> list[ArmRow]:
     """Run the arms in turn, `repeats` times, and simulate each; returns their medians."""
     train = workload.make_pipeline(plan.samples, plan.data)
     prep_s = measure_preparation_s(train)
     report(f"a sample takes {1000 * prep_s:.2f} ms of a core to prepare")
     cores = len(os.sched_getaffinity(0))
-    runs: dict[str, list[RunState]] = {arm: [] for arm in ARMS}
+    runs: dict[str, list[RanArm]] = {arm: [] for arm in ARMS}
     for number in range(plan.repeats):
         for arm in ARMS:
-            runs[arm].append(state := _train(plan, arm, train, cores))
-            found = _turnaround(state)
+            runs[arm].append(run := _train(plan, arm, train, cores))
+            found = _turnaround(run.state)
             figures = f"{found.ttta_s:.1f} s, {found.over_median:.2f} x median"
             report(f"{arm}, run {number + 1} of {plan.repeats}: {figures}")
-    alone = _median_alone([measure_solo_members(state, plan.samples) for state in runs[IN_TURN]])
+    alone = _median_alone([measure_solo_members(run, plan.samples) for run in runs[IN_TURN]])
     return [_make_row(plan, arm, runs[arm], alone, prep_s, cores) for arm in ARMS]
 
 
@@ -129,18 +138,18 @@ def measure_preparation_s(train: Pipeline) -> float:
     return (time.process_time() - start) / count
 
 
-def _train(plan: RealPlan, arm: str, train: Pipeline, cores: int) -> RunState:
+def _train(plan: RealPlan, arm: str, train: Pipeline, cores: int) -> RanArm:
     import ensemble as api
 
     declared = _declare(plan, arm, train, cores)
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         run_dir = Path(directory) / "run"
         result = api.submit(declared, run_dir, executor=plan.executor).wait()
-        state = fold(read_events(run_dir / "events.jsonl"))
+        events = read_events(run_dir / "events.jsonl")
     ended = {row["state"] for row in result.members}
     if ended != {"finished"}:
         raise SpecError(f"{arm}: members ended as {', '.join(sorted(ended))}; see `--executor local` first")
-    return state
+    return RanArm(fold(events), ledger(events))
 
 
 def _declare(plan: RealPlan, arm: str, train: Pipeline, cores: int) -> Ensemble:
@@ -165,13 +174,17 @@ def _turnaround(state: RunState) -> Turnaround:
 # --- measurements ----------------------------------------------------------------------------------------------
 
 
-def measure_solo_members(state: RunState, samples: int) -> dict[str, SoloMember]:
+def measure_solo_members(run: RanArm, samples: int) -> dict[str, SoloMember]:
     """Measure each member of a run in which one ran at a time."""
-    placed = sorted(member.spans[0].placed for member in state.members.values())
-    return {member.id: _measure_solo(member, samples, placed) for member in state.members.values()}
+    members = run.state.members.values()
+    placed = sorted(member.spans[0].placed for member in members)
+    used = {(row.member, row.role): row.cpu_s for row in run.used.rows}
+    return {each.id: _measure_solo(each, used, samples, placed) for each in members}
 
 
-def _measure_solo(member: MemberState, samples: int, placed: Sequence[float]) -> SoloMember:
+def _measure_solo(
+    member: MemberState, used: Mapping[tuple[str | None, str], float], samples: int, placed: Sequence[float]
+) -> SoloMember:
     span = member.spans[0]
     assert span.started is not None and span.ended is not None
     taken = samples * len(member.history)
@@ -179,8 +192,8 @@ def _measure_solo(member: MemberState, samples: int, placed: Sequence[float]) ->
     following = [at for at in placed if at >= span.ended]
     return SoloMember(
         own_s=(span.ended - span.started - waited_s) / taken,
-        cpu_s=member.cpu_s.get("train", 0.0) / taken,
-        startup_s=member.cpu_s.get("startup", 0.0),
+        cpu_s=used.get((member.id, "train"), 0.0) / taken,
+        startup_s=used.get((member.id, "startup"), 0.0),
         latency_s=span.started - span.placed,
         after_s=following[0] - span.ended if following else 0.0,
     )
@@ -197,9 +210,9 @@ def _median_alone(runs: Sequence[Mapping[str, SoloMember]]) -> dict[str, SoloMem
 
 
 def _make_row(
-    plan: RealPlan, arm: str, runs: Sequence[RunState], alone: Mapping[str, SoloMember], prep_s: float, cores: int
+    plan: RealPlan, arm: str, runs: Sequence[RanArm], alone: Mapping[str, SoloMember], prep_s: float, cores: int
 ) -> ArmRow:
-    found = [_turnaround(state) for state in runs]
+    found = [_turnaround(run.state) for run in runs]
     ttta_s = statistics.median(one.ttta_s for one in found)
     work_s = plan.epochs * plan.samples * sum(one.own_s for one in alone.values())
     simulated = _simulate_arm_s(plan, arm, alone, prep_s, cores)
@@ -212,17 +225,17 @@ def _make_row(
         models_per_minute=60 * len(plan.steps) / ttta_s,
         over_median=statistics.median(one.over_median for one in found),
         utilization=work_s / (len(plan.steps) * ttta_s),
-        cpu_s=statistics.median(sum(state.cpu_s.values()) for state in runs),
-        orchestration=statistics.median(_orchestration_share(state) for state in runs),
+        cpu_s=statistics.median(run.used.run.cpu_s for run in runs),
+        orchestration=statistics.median(_orchestration_share(run.used) for run in runs),
         simulated_s=simulated,
         error=simulated / ttta_s - 1,
         runs=len(runs),
     )
 
 
-def _orchestration_share(state: RunState) -> float:
+def _orchestration_share(used_by: Ledger) -> float:
     """Share of the controller, node agents and Ray in the CPU time that was not spent on starting."""
-    used = {role: cpu_s for role, cpu_s in state.cpu_s.items() if role != "startup"}
+    used = {role: cpu_s for role, cpu_s in used_by.cpu_by_role().items() if role != "startup"}
     return sum(used.get(role, 0.0) for role in _ORCHESTRATION) / sum(used.values())
 
 

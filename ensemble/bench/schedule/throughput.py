@@ -24,6 +24,7 @@ from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, loguniform, uniform
 
 if TYPE_CHECKING:
+    from ensemble.meter import CpuClock
     from ensemble.store import RunDir
     from ensemble.train.job import Job
     from pipelines import Peers
@@ -77,7 +78,7 @@ class InMemoryExecutor:
 
     name = "memory"
     in_process = False
-    work_cpu_s = 0.0
+    clock: CpuClock | None = None
     cluster: Sequence[Node] | None = None
 
     def __init__(self, members: int) -> None:

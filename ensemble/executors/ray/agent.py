@@ -22,12 +22,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors.base import Event, make_usage
+from ensemble.executors.base import Event
 from ensemble.executors.host import find_interface
 from ensemble.executors.memory_guard import MemoryGuard
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.process_pool import ProcessPool, dispatch
 from ensemble.executors.spawn import ForkServer, find_processes
+from ensemble.meter.cpu import make_usage
+from ensemble.meter.tally import Tally
 from ensemble.store import RunDir
 from ensemble.train.job import Job
 from pipelines.errors import PipelineError
@@ -105,7 +107,8 @@ class NodeAgent:
         self._guard = MemoryGuard()
         # Ray's daemons are a cost of this run only if Ray was started for it.
         self._meter = RaySampler(node, own_session) if own_session is not None else None
-        self._next_usage = 0.0
+        self._next_usage, self._of_ray = 0.0, list[Event]()
+        self._tally = Tally(here.usage, self._list_usage)
         self._closed = threading.Event()
         threading.Thread(target=self._loop, name="agent", daemon=True).start()
 
@@ -211,6 +214,7 @@ class NodeAgent:
 
     def _close(self) -> None:
         """End all ranks and feeders; `events` yields their last events and ends."""
+        self._tally.close()
         self._ranks.close()
         self._services.close()
         self._emit_usage()
@@ -222,10 +226,17 @@ class NodeAgent:
 
     def _emit_usage(self) -> None:
         """Report the CPU time of this process and of Ray's daemons."""
-        self._events.put(make_usage(self._node, "orchestrate", os.getpid(), time.process_time()))
         if self._meter is not None:
-            for used in self._meter.sample():
-                self._events.put({"type": "usage", **used})
+            self._of_ray = self._meter.sample()
+        for used in [self._make_own_usage(), *self._of_ray]:
+            self._events.put(used)
+
+    def _make_own_usage(self) -> Event:
+        return make_usage(self._node, "orchestrate", os.getpid(), time.process_time())
+
+    def _list_usage(self) -> list[Event]:
+        """What all processes of the node have used, Ray's as it was last looked at; called in another thread."""
+        return [self._make_own_usage(), *self._of_ray, *self._ranks.list_usage(), *self._services.list_usage()]
 
 
 def _end_processes(directory: Path) -> None:

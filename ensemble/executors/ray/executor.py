@@ -71,7 +71,7 @@ class RayExecutor:
 
     name = "ray"
     in_process = False
-    work_cpu_s = 0.0
+    clock = None
 
     def __init__(self) -> None:
         self.exports_metrics = False

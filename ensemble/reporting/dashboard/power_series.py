@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ensemble.meter.origin import from_ticks
+
 if TYPE_CHECKING:
+    from ensemble.meter.usage_intervals import Interval
     from ensemble.store.member import Event
     from ensemble.store.state import RunState
 
@@ -28,23 +31,24 @@ class PowerSeries:
         self._sources: dict[str, dict[str, None]] = {}
         self._new: list[tuple[Any, ...]] = []
 
-    def apply(self, event: Event) -> None:
-        """Adds the reading of a `power` event."""
-        if event["type"] != "power":
-            return
-        node, watts = event["node"], event.get("watts")
+    def apply(self, event: Event, interval: Interval) -> None:
+        """Adds the reading of a `power` event.
+
+        Args:
+            interval: the time of which it is, as the account knows it: a late reading goes on where the one before
+                ended, as counters do.
+        """
+        node, length = event["node"], interval.end - interval.start
         self.last[node] = event
-        if watts is None:
+        if interval.watts is None or length <= 0:
             return
-        length = event.get("interval_s") or 0.0
-        idle = [part.get("idle_j") for part in event.get("parts") or ()]
-        idle_j = None if not idle or None in idle or not length else sum(idle) / length
-        end = event["t"]
+        parts = [(part.ticks, part.idle) for part in interval.parts]
+        energy, idle = sum(ticks for ticks, _ in parts), [idle for _, idle in parts if idle is not None]
         point = (
-            round(end - length, 3),
-            round(end, 3),
-            round(watts, 3),
-            None if idle_j is None else round(idle_j, 3),
+            round(interval.start, 3),
+            round(interval.end, 3),
+            round(from_ticks(energy) / length, 3),
+            round(from_ticks(sum(idle)) / length, 3) if idle and len(idle) == len(parts) else None,
         )
         points = self._points.setdefault(node, [])
         points.append(point)

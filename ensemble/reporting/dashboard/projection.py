@@ -141,7 +141,8 @@ class RunView:
             self._curves.apply(self.state, event)  # before the fold: it compares with the member's attempt
             apply_event(self.state, event)
             self._rates.apply(event)
-            self._power.apply(event)
+            if event["type"] == "power":
+                self._power.apply(event, self._account.reader.node(event["node"]).power[-1])
             found = self._collector.apply(event)
             self._notices += found
             self._new_notices += found

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ensemble.executors.private_directory import PrivateDirectory
+from ensemble.meter.cpu import make_usage, read_start
 from ensemble.spec import LoggerOptions
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory
@@ -53,6 +54,7 @@ class _Process:
                 pass_fds=(self._private.lock,),  # the directory is in use until both processes have ended
                 process_group=0,  # Ctrl-C is for the controller
             )
+        self._start = read_start(self._process.pid)
         assert self._process.stdout is not None
         self.output = self._process.stdout.fileno()
         os.set_blocking(self.output, False)
@@ -79,9 +81,8 @@ class _Process:
         if self._process.returncode is None:
             found = [process.cpu_times() for process in self._list_processes()]
             self._used_s = max(self._used_s, sum(times.user + times.system for times in found))
-        who = {"node": node, "role": "orchestrate", "member": None, "rank": None, "pid": self._process.pid}
-        for_s = time.monotonic() - self._began
-        return {"type": "usage", **who, "cpu_s": self._used_s, "origin": "measured", "for_s": for_s}
+        used = make_usage(node, "orchestrate", self._process.pid, self._used_s, began=self._start)
+        return {**used, "for_s": time.monotonic() - self._began}
 
     def _list_processes(self) -> list[Any]:
         import psutil

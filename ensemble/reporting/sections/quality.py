@@ -75,7 +75,9 @@ def describe_figures(state: RunState) -> list[Line]:
     figures = ", ".join(
         f"{each.figure.heading} {text.score(each.value)} ({each.describe_difference()})" for each in shown
     )
-    return [("combined", f"{figures}; on the {combined.get('split')} split")]
+    used = [member for member, weight in (combined.get("weights") or {}).items() if weight > 0]
+    alone = f"; it is {used[0]} alone" if len(used) == 1 else ""
+    return [("combined", f"{figures}; on the {combined.get('split')} split{alone}")]
 
 
 def describe_quality(state: RunState) -> list[Line]:

@@ -93,8 +93,9 @@ def summarize(state: RunState, ledger: Ledger | None = None) -> list[Line]:
     found = measure_turnaround(state)
     if found is None:
         return []
-    line = f"{text.count(found.models, 'model')} in {text.duration(found.ttta_s)}: "
-    line += f"{found.per_minute:.1f} a minute, {found.over_median:.2f} times the median model"
-    return [
-        ("models", line + (f"; they held {100 * found.held:.0f}% of the places" if found.held is not None else ""))
-    ]
+    line = f"{text.count(found.models, 'model')} in {text.duration(found.ttta_s)}, {found.per_minute:.1f} a minute"
+    if found.models > 1:
+        line += f"; together they took {found.over_median:.2f} times as long as the median one took"
+    if found.held is not None:
+        line += f"; {100 * found.held:.0f}% of the cores, or GPUs, were reserved meanwhile"
+    return [("models", line)]

@@ -22,7 +22,7 @@ from ensemble import Member, Resources
 WORKER = """
 import os, sys, time, types
 
-def run(job, ensemble, send, inbox, startup_cpu_s):
+def run(job, ensemble, send, inbox, clock):
     from ensemble.store import RunDir
 
     log = RunDir(job.run_dir).log(job.identity.member)

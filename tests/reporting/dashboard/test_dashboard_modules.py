@@ -579,3 +579,38 @@ def test_what_the_page_itself_noticed_stays_when_it_loads_the_run_anew_and_goes_
         const left = s.notices.filter((each) => each.text === "refused");
         return [again.filter((text) => text === "refused"), left];"""
     assert call("store.js", make_store(code), make_documents(3)) == [["refused"], []]
+
+
+def test_a_document_that_takes_long_holds_up_no_other(call: Call) -> None:
+    code = """async (m) => {
+        const asked = [], loaded = [], never = new Promise(() => {});
+        const source = {live: true, document: (name) => (asked.push(name), name === "importances" ? never : {})};
+        const store = {expectCurves: () => {}, loadDocument: (name) => loaded.push(name)};
+        const documents = new m.Documents(source, store, () => ["importances", "curves"], () => {});
+        documents.fetchNeeds(); documents.fetchNeeds();
+        await Promise.resolve(); await Promise.resolve();
+        const first = [...loaded];
+        documents.clear(); documents.fetchNeeds();
+        return [asked, first];
+    }"""
+    asked, loaded = call("documents.js", code)
+    assert loaded == ["curves"] and asked == ["importances", "curves"] * 2, "anew for another run"
+
+
+def test_a_combined_model_says_where_it_was_measured_and_whether_it_is_one_member_alone(call: Call) -> None:
+    metrics = {"ensemble": {"accuracy": 0.93}, "best": {"accuracy": 0.91}}
+    figures = [{"name": "accuracy", "label": "accuracy", "better": "higher"}]
+    run = {
+        "objective": "accuracy",
+        "combined": {"metrics": metrics, "split": "test", "weights": {"m0": 0.6, "m1": 0.4}},
+    }
+    own = {"run": run | {"figures": {each["name"]: each for each in figures}}, "quality": None}
+    tile = "(m, store) => m.combinedTile(store)"
+    label, value, note, _ = call("views/overview.js", tile, own)
+    assert (label, value, note) == (
+        "Combined accuracy, on test",
+        "0.9300",
+        "+0.0200 to the best member, which has 0.9100 there",
+    )
+    run["combined"]["weights"] = {"m0": 1.0, "m1": 0.0}
+    assert call("views/overview.js", tile, own)[2] == "m0 alone: no other member is part of it"

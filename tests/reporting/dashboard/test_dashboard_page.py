@@ -47,7 +47,7 @@ def test_the_overview_says_how_the_run_stands(tab: Any, open_page: Open) -> None
     assert "about 6 min 52 s left" in tab.text_content(".progress")
     shown = tiles(tab)
     assert shown["Members finished"] == f"{run['counts']['finished']} of 40"
-    assert shown["Best accuracy so far"] == f"{run['best']['value']:.4f}"
+    assert shown["Best accuracy so far, on validation"] == f"{run['best']['value']:.4f}"
     assert shown["Reuse of prepared samples"] == "8.00×"
     assert shown["CPU time (measured)"] == "4,870 s"
     assert shown["Energy (measured)"] == "201 kJ"
@@ -75,10 +75,12 @@ def test_an_ended_run_shows_what_was_combined_and_of_which_samples_its_figures_a
     run["totals"]["node_energy_j"] = 402468.0
     open_page(documents)
     shown, said = tiles(tab), tiles(tab, "note")
-    assert shown["Combined accuracy"] == f"{run['combined']['metrics']['ensemble']['accuracy']:.4f}"
-    assert said["Combined accuracy"] == "+0.0220 to the best member, both on test"
+    figures = run["combined"]["metrics"]
+    assert shown["Combined accuracy, on test"] == f"{figures['ensemble']['accuracy']:.4f}"
+    there = f"which has {figures['best']['accuracy']:.4f} there"
+    assert said["Combined accuracy, on test"] == f"+0.0220 to the best member, {there}"
     assert shown["Wall time"] == "5 min 00 s"
-    assert said["Best accuracy"] == f"{run['best']['member']}, on validation"
+    assert said["Best accuracy, on validation"] == run["best"]["member"]
     assert said["Energy (measured)"].startswith("of 402 kJ for the whole of the nodes")
     assert said["Models a minute"] == "finished and pruned, from the first start to the last end"
     assert tab.text_content(".connection") == "run ended"

@@ -286,15 +286,15 @@ def test_power_of_a_long_run_stays_small() -> None:
     begin = 1e9
     events = [{"v": 1, "t": begin, "type": "run_started", "name": "long"}]
     for i in range(1, 20_000):
+        watts = 10.0 + rng.random()
         part = {
             "name": "cpu",
             "kind": "cpu",
             "device": None,
-            "energy_j": 10.0,
+            "energy_j": watts,
             "origin": "measured",
             "idle_j": 2.0,
         }
-        watts = 10.0 + rng.random()
         fields = {"node": "n", "watts": watts, "interval_s": 1.0, "origin": "measured", "source": "s"}
         events.append({"v": 1, "t": begin + i, "type": "power", **fields, "energy_j": watts, "parts": [part]})
     view = make_view(events)
@@ -318,3 +318,16 @@ def test_what_a_document_costs_grows_with_the_members_and_no_faster() -> None:
         return min(times)
 
     assert measure(200) < 16 * measure(25)
+
+
+def test_power_that_is_logged_late_leaves_no_hole() -> None:
+    begin = 1_000.0
+    events: list[Document] = [{"v": 1, "t": begin, "type": "run_started", "name": "late", "epochs": 1}]
+    part = {"kind": "cpu", "energy_j": 5.0, "origin": "measured", "idle_j": 2.0}
+    fields = {"node": "n", "watts": 5.0, "energy_j": 5.0, "interval_s": 1.0, "origin": "measured", "parts": [part]}
+    for late_s in (1.0, 2.0, 12.5, 12.6, 13.0):  # ten seconds in which the driver did not come to it
+        events.append({"v": 1, "t": begin + late_s, "type": "power", **fields})
+    (node,) = make_view(events).state_document()["power"]["nodes"]
+    for before, after in itertools.pairwise(node["points"]):
+        assert after[0] == before[1]
+    assert sum((end - start) * watts for start, end, watts, _ in node["points"]) == pytest.approx(25.0, abs=0.1)

@@ -1,6 +1,7 @@
 /** Starts the page: opens a run, follows it, shows a view, and paces the drawing. */
 
 import { send, tellAnswers } from "./actions.js";
+import { Documents } from "./documents.js";
 import { layOutForPrint } from "./print.js";
 import { formatRoute, parseRoute } from "./route.js";
 import { buildShell } from "./shell.js";
@@ -11,11 +12,8 @@ import { VIEWS } from "./views/index.js";
 const INTERVAL_MS = 200; // at most 5 drawings a second
 const REST = 3; // times the last drawing's duration pass before the next
 const TICK_MS = 1000;
-const RETRY_MS = 5000;
-const RENEW_MS = 2000;
 const DIAGNOSE_MS = 2000;
 const LIST_MS = 30000;
-const DOCUMENTS = ["curves", "quality", "importances", "tables"];
 
 /** The whole page. Views get it as `page`: `{ store, source, route, runs, views, go, act }`. */
 class App {
@@ -35,8 +33,7 @@ class App {
     this.view = null;
     this.opened = undefined; // no run and no list yet
     this.following = false;
-    this.wanted = new Set();
-    this.renewing = new Set();
+    this.documents = new Documents(this.source, this.store, () => (this.store.run === null ? [] : (this.view?.view.needs ?? [])), (error) => (error === null ? (this.trouble = null) : this.fail(error)));
     this.sent = new Map(); // requests of this page that the run has not answered yet
     this.stopping = null; // the state in which the run was asked to stop, until it has another one
     this.shell = buildShell(root, this);
@@ -85,6 +82,7 @@ class App {
     this.opened = key;
     this.stopping = null;
     this.store.clear();
+    this.documents.clear();
     if (key === null) {
       this.close = this.source.followRuns({ onData: (runs) => this.noteRuns(runs), onState: (state) => this.setConnection(state) });
       return;
@@ -100,7 +98,7 @@ class App {
       return;
     }
     if (!this.source.live) {
-      for (const name of DOCUMENTS) await this.fetchDocument(name); // they are here: printing needs them at once
+      await this.documents.fetchAll(); // they are here: printing needs them at once
       return;
     }
     this.close = this.source.follow(() => [this.store.offset, this.store.log], {
@@ -114,24 +112,12 @@ class App {
     const key = this.opened;
     this.opened = null;
     await this.open(key);
-    this.wanted.clear();
-    this.fetchNeeds();
+    this.documents.fetchNeeds();
     this.note(new Set(["reset"]));
   }
 
   apply(change) {
-    for (const name of this.store.apply(change)) this.renew(name);
-  }
-
-  /** Fetches a stale document again after a while, once for all changes until then: making one takes the server long. */
-  renew(name) {
-    if (this.renewing.has(name)) return;
-    this.renewing.add(name);
-    setTimeout(() => {
-      this.renewing.delete(name);
-      this.wanted.delete(name);
-      this.fetchNeeds();
-    }, RENEW_MS);
+    for (const name of this.store.apply(change)) this.documents.renew(name);
   }
 
   fail(error) {
@@ -237,36 +223,8 @@ class App {
       this.view = { key, view: next, root, drawn: 0, mounted: next.mount(root, this) };
     }
     this.route = { ...this.route, view: next.id };
-    this.fetchNeeds();
+    this.documents.fetchNeeds();
     this.note(new Set(["view"]));
-  }
-
-  /** Fetches the documents that the shown view needs and which are absent or stale. */
-  async fetchNeeds() {
-    if (this.view === null || this.store.run === null) return;
-    for (const name of this.view.view.needs) {
-      if (DOCUMENTS.includes(name) && !this.wanted.has(name)) await this.fetchDocument(name);
-    }
-  }
-
-  async fetchDocument(name) {
-    this.wanted.add(name);
-    if (name === "curves") this.store.expectCurves();
-    const key = this.opened;
-    try {
-      const document = await this.source.document(name);
-      if (key !== this.opened || document === null) return;
-      this.store.loadDocument(name, document);
-      this.trouble = null;
-    } catch (error) {
-      if (key === this.opened) this.fail(error);
-      setTimeout(() => this.wanted.delete(name) && this.fetchNeeds(), RETRY_MS);
-    }
-  }
-
-  /** Has a document be fetched again when a view that needs it is opened. */
-  forget(name) {
-    if (this.source.live) this.wanted.delete(name);
   }
 
   print() {

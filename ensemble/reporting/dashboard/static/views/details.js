@@ -15,7 +15,7 @@ export const detailsView = {
   needs: ["tables"],
   shown: (store) => store.run !== null,
   mount(root, page) {
-    page.forget("tables"); // of a run in progress they are other ones each time
+    page.documents.forget("tables"); // of a run in progress they are other ones each time
     return new Details(root, page);
   },
 };

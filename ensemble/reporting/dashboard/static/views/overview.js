@@ -124,14 +124,13 @@ function qualityTiles(store, page) {
   return [
     ["Members finished", `${number(run.counts.finished ?? 0)} of ${number(total)}`, failed ? `${failed} failed` : "none failed", failed ? "bad" : "",
       failed ? page.link("members", { filter: "state:failed" }) : null],
-    [`Best ${name}${run.ended === null ? " so far" : ""}`, score(best?.value), best ? `${visible(best.member)}, ${splitWords("valid")}` : "no epoch has ended yet", "", best ? page.link("member", { member: best.member }) : null],
-    combinedTile(store, name),
+    [`Best ${name}${run.ended === null ? " so far" : ""}, ${splitWords("valid")}`, score(best?.value), best ? visible(best.member) : "no epoch has ended yet", "", best ? page.link("member", { member: best.member }) : null],
+    combinedTile(store),
   ];
 }
 
 /** The combined model: the run's own once it has one, else what the members finished so far would be. */
-function combinedTile(store, name) {
-  const { run, quality } = store;
+export function combinedTile({ run, quality }) {
   const own = run.combined?.metrics?.ensemble;
   const metrics = own ?? quality?.combined;
   if (metrics === null || metrics === undefined) return ["Combined", ABSENT, visible(quality?.missing ?? "not before members have finished")];
@@ -140,10 +139,12 @@ function combinedTile(store, name) {
   if (key === undefined) return ["Combined", ABSENT, "no figure of it is known"];
   const best = own ? run.combined.metrics.best?.[key] : quality.members?.[quality.best]?.[key];
   const figure = findFigure(figures, key);
-  const [words, tone] = compareToBest(figure, metrics[key], best, own ? run.combined.noise : null);
   const split = own ? run.combined.split : quality.split;
-  const where = split ? `, both ${splitWords(split)}` : "";
-  return [`Combined ${visible(figure.label)}${own ? "" : " so far"}`, score(metrics[key]), `${words}${where}`, tone];
+  const label = `Combined ${visible(figure.label)}${own ? "" : " so far"}${split ? `, ${splitWords(split)}` : ""}`;
+  const used = Object.entries((own ? run.combined : quality.combination)?.weights ?? {}).filter(([, weight]) => weight > 0);
+  if (used.length === 1) return [label, score(metrics[key]), `${visible(used[0][0])} alone: no other member is part of it`, ""];
+  const [words, tone] = compareToBest(figure, metrics[key], best, own ? run.combined.noise : null);
+  return [label, score(metrics[key]), Number.isFinite(best) ? `${words}, which has ${score(best)} there` : words, tone];
 }
 
 /** Where figures were measured, in words: tiles side by side may be of different samples. */

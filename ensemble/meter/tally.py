@@ -1,0 +1,88 @@
+"""Keeps what processes of a run have used where it outlives them.
+
+What a process has used is in its reports, or is told by the parent that waits for it. When the driver of a run is
+killed, nobody does either for it and for what ends with it. Therefore a thread of the driver, and of each node's
+agent, writes the `usage` events that would be due now into a file of the run directory, often at first, then
+whenever a fiftieth of its age has passed. The next start of the run logs them: counts are cumulative, so what the
+log has already is contained in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ensemble.meter.cpu import report_interval_s
+
+Event = dict[str, Any]
+
+LEAST_S = 0.1  # between two writings
+
+log = logging.getLogger(__name__)
+
+
+class Tally:
+    """The file of one process, written until `close`.
+
+    Args:
+        folder: of the run's tallies; made and removed with the first and the last of them.
+        list_usage: returns `usage` events with all that was used up to now. Called in a thread of its own.
+    """
+
+    def __init__(self, folder: Path, list_usage: Callable[[], Sequence[Event]]) -> None:
+        self._file = folder / f"{os.uname().nodename}-{os.getpid()}-{id(self):x}.json"
+        self._list_usage, self._over = list_usage, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tally", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        while True:
+            try:
+                self._write()
+            except OSError as error:  # a full disk: a kill loses what was not reported
+                log.debug("%s cannot be written: %s", self._file, error)
+            if self._over.wait(max(LEAST_S, report_interval_s(time.monotonic() - began))):
+                return
+
+    def _write(self) -> None:
+        self._file.parent.mkdir(mode=0o700, exist_ok=True)
+        written = self._file.with_suffix(".new")
+        written.write_text(json.dumps([{**used, "until": time.time()} for used in self._list_usage()]))
+        os.replace(written, self._file)
+
+    def close(self) -> None:
+        """End it: all that is in it is reported."""
+        self._over.set()
+        self._thread.join()
+        remove([self._file])
+
+
+def read_tallies(folder: Path) -> tuple[list[Event], list[Path]]:
+    """The `usage` events that killed processes have left, and the files to `remove` when these are in the log."""
+    files = sorted(folder.glob("*.json"))
+    return [event for file in files for event in _read(file)], files
+
+
+def remove(files: Sequence[Path]) -> None:
+    """Remove tallies; the last one with its folder."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            for each in (file, file.with_suffix(".new")):
+                each.unlink(missing_ok=True)
+            file.parent.rmdir()
+
+
+def _read(file: Path) -> list[Event]:
+    try:
+        return list(json.loads(file.read_text()))
+    except (OSError, ValueError) as error:
+        log.warning("%s cannot be read: %s", file, error)
+        return []

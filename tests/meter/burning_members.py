@@ -1,0 +1,43 @@
+"""Members whose steps take a given CPU time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ensemble import Ensemble, Recipe
+from pipelines import Pipeline, sources
+
+
+def model(params: dict[str, Any]) -> Any:
+    """A linear model."""
+    return torch.nn.Linear(4, 3)
+
+
+def make_loss(step_s: float) -> Callable[[Any, Any], Any]:
+    """A loss that takes `step_s` CPU-seconds more than it needs."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        until = time.process_time() + step_s
+        while time.process_time() < until:
+            pass
+        return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+
+    return loss
+
+
+def declare(members: int, epochs: int, step_s: float) -> Ensemble:
+    """Members with eight steps an epoch."""
+    data = sources.arrays(x=np.zeros((64, 4), np.float32), label=np.zeros(64, np.int64))
+    return Ensemble(
+        name="burning",
+        recipe=Recipe(model=model, loss=make_loss(step_s)),
+        members=[{"lr": 0.1 * (n + 1)} for n in range(members)],
+        train=Pipeline(data),
+        epochs=epochs,
+        batch_size=8,
+    )
