@@ -30,7 +30,7 @@ from ensemble.store.member import EpochSums, MemberState, NodeState, Span, Unkno
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
-VERSION = 6
+VERSION = 7
 
 #: Bytes at the end of what a snapshot has seen that tell whether it belongs to a log.
 TAIL_BYTES = 2**16
