@@ -19,6 +19,8 @@ class Dataset(Source):
     """See `dataset`."""
 
     kind = "dataset"
+    _opened: Any = None  # what this process reads
+    _is_named = False  # of a run's kept declaration that is older than the attribute
 
     def __init__(self, items: Any, id: str | None, names: Sequence[str] | None) -> None:
         if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
@@ -31,7 +33,6 @@ class Dataset(Source):
         if self._count == 0:
             raise PipelineError(f"dataset(): {type(items).__name__} holds no record")
         self.items = items
-        self._opened: Any = None  # what this process reads
         called = check_names(self.kind, names)
         self.names = NAMES if called is None else called
         self._is_named = called is not None
