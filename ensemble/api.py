@@ -21,6 +21,7 @@ from ensemble.reporting.notebook import LiveView
 from ensemble.result import Result, make_result
 from ensemble.run import POLL_S, Event, LogFollower, Request, Run
 from ensemble.spec import Ensemble, check_ensemble, check_installed
+from ensemble.spec.splits import describe_overlap
 from ensemble.spec.validation import check_number
 from ensemble.store import (
     EventLog,
@@ -286,6 +287,8 @@ def _start(
     on_event: Callable[[Event], None] | None,
     extension: Extension | None = None,
 ) -> Run:
+    for row in ensemble.list_overlaps():
+        log.warning("%s", describe_overlap(row))
     exit_on_signals()
     with defer_signals() as received:
 
@@ -295,7 +298,7 @@ def _start(
                 raise_interrupted(received[0], message)
 
         check()
-        log, state = EventLog(run_dir.events), fold(read_events(run_dir.events))
+        events, state = EventLog(run_dir.events), fold(read_events(run_dir.events))
         handles: list[DrivenRun] = []
 
         def follow(event: Event) -> None:
@@ -305,7 +308,7 @@ def _start(
                 handle.show_progress()
 
         controller = Controller(
-            run_dir, ensemble, executor, log, state, on_event=follow, code=code, extension=extension
+            run_dir, ensemble, executor, events, state, on_event=follow, code=code, extension=extension
         )
         try:
             controller.open(check)

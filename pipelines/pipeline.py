@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines import comparison, fingerprint
@@ -182,6 +183,27 @@ class Pipeline:
         shorter._hazards = DeadlyRecords()
         shorter._declared = self._declared
         return shorter
+
+    def number_classes(self, field: str, names: Sequence[str]) -> Pipeline:
+        """Returns the same pipeline, in whose records the classes of a field have the numbers of `names`.
+
+        See `Source.number_classes`. The numbering is part of the fingerprint, as all of the source is.
+
+        Raises:
+            PipelineError: the source does not know the classes of the field.
+        """
+        source = self.source.number_classes(field, names)
+        if source is self.source:
+            return self
+        other = self._copy()
+        other.source = source
+        numbering = hashlib.sha256(repr((field, tuple(names))).encode("utf-8", "surrogatepass")).hexdigest()
+        # The same tokens for every copy: pipelines that share stages go on to share them.
+        other._tokens = tuple(
+            hashlib.sha256(f"{token} {numbering}".encode()).hexdigest()[:32] for token in self._tokens
+        )
+        other.id = None if self.id is None else f"{self.id}, classes {numbering}"
+        return other
 
     def __len__(self) -> int:
         """The number of positions in an epoch: without `sampling` that of the records, bad ones included."""

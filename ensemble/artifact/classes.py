@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ensemble.artifact.layout import ArtifactError
-from ensemble.spec import Recipe
+from ensemble.spec.splits import list_classes, trace_labels
 from ensemble.spec.task import Task
-from pipelines import Pipeline, stages
-from pipelines.errors import PipelineError
-from pipelines.stages.records import as_record
+from pipelines import Pipeline
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
 
-#: Of which it is seen whether stages change labels.
-SAMPLES = 64
-_RENAME = type(stages.rename(a="b"))
 NAMED = ("classification", "multilabel")
 
 
@@ -49,60 +40,16 @@ def find_classes(
 
 
 def find_known_classes(ensemble: Ensemble, task: Task) -> tuple[str, ...]:
-    """The names that the sources of a run's data have for its classes or labels; empty where they have none, or
-    where a stage of the user's gives the first samples other labels.
+    """The names that a run's data have for its classes or labels: the training data, else a split with names.
+
+    Empty where there are none, or where a stage of the user's gives samples other labels.
     """
     if task.kind not in NAMED:
         return ()
-    target = ensemble.recipe.target if isinstance(ensemble.recipe, Recipe) else "label"
-    for pipeline in (ensemble.valid, ensemble.test, ensemble.train):
+    for pipeline in (ensemble.first_pipeline(), ensemble.valid, ensemble.test):
         if not isinstance(pipeline, Pipeline):
             continue
-        source = pipeline.source
-        raw = _find_raw_name(pipeline, target)
-        names = _read_names(getattr(source, "source", source), raw)
-        if names and _keeps_labels(pipeline, raw, target):
+        names = list_classes(pipeline, ensemble.target)
+        if names and trace_labels(pipeline, ensemble.target) == "kept":
             return names
     return ()
-
-
-def _find_raw_name(pipeline: Pipeline, target: str) -> str:
-    """What the target is called in the source."""
-    for stage in reversed(pipeline.stages):
-        if isinstance(stage.call, _RENAME):
-            target = next((old for old, new in stage.call.names if new == target), target)
-    return target
-
-
-def _keeps_labels(pipeline: Pipeline, raw: str, target: str) -> bool:
-    """Whether the labels of the first samples are those of the source."""
-    if all(stage.field is None and as_record(stage.call) is not None for stage in pipeline.stages):
-        return True
-    try:
-        first = pipeline if pipeline.sampling is not None else pipeline.take(min(SAMPLES, len(pipeline)))
-        for batch in itertools.islice(first.loader(SAMPLES, epochs=1), 1):
-            for index, label in zip(batch["index"].tolist(), batch[target].numpy(), strict=True):
-                if not np.array_equal(np.asarray(pipeline.source[index][raw]), label):
-                    return False
-    except (PipelineError, KeyError):
-        return False
-    return True
-
-
-def _read_names(source: Any, target: str) -> tuple[str, ...]:
-    """The names that a source knows: of folders, of a data set's `classes`, of a Hugging Face `ClassLabel`."""
-    if getattr(source, "kind", None) == "parquet":
-        return _read_parquet_names(source.files[0].path, target)
-    known = getattr(source, "classes", None) or getattr(getattr(source, "items", None), "classes", None)
-    return tuple(map(str, known)) if isinstance(known, list | tuple) else ()
-
-
-def _read_parquet_names(path: str, target: str) -> tuple[str, ...]:
-    import pyarrow.parquet
-
-    metadata = pyarrow.parquet.read_schema(path).metadata or {}
-    try:
-        feature = json.loads(metadata[b"huggingface"])["info"]["features"][target]
-        return tuple(map(str, feature["names"]))
-    except (KeyError, TypeError, ValueError):
-        return ()

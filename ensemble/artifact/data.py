@@ -58,6 +58,10 @@ class Columns(Source):
         record = {name: values[index] for name, values in self.columns.items()}
         return {name: v.copy() if isinstance(v, np.ndarray) else v for name, v in record.items()}
 
+    def is_text(self, field: str) -> bool:
+        values = self.columns.get(field)
+        return values is not None and values.dtype.kind in "OU" and isinstance(values[0], str)
+
     def where(self, index: int) -> str:
         return f"{self.path}:row {index}"
 

@@ -203,6 +203,7 @@ def _remove_leftovers(path: Path) -> None:
 def _flush(file: Path) -> None:
     descriptor = os.open(file, os.O_RDONLY)
     try:
+        os.fchmod(descriptor, 0o644)  # what writes safetensors lets nobody else read them
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -233,7 +233,7 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
         raise ArtifactError("the run has no validation pipeline, whose stages would prepare the data")
     else:
         pipeline = prepare_for_run(
-            ensemble.valid, lambda image, raw: open_source(data, image, raw), fields, target
+            ensemble.valid, lambda image, raw: open_source(data, image, raw), fields, target, ensemble.classes
         )
     return Predictor(
         lambda batch: as_outputs(loaded({name: each for name, each in batch.items() if name != target})),

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from ensemble.artifact.layout import ArtifactError
+from ensemble.spec.splits import find_raw_name
 from pipelines import Pipeline, stages
 from pipelines.errors import PipelineError
 from pipelines.sources import Source
+from pipelines.sources._classes import find_foreign_class
 from pipelines.stage import Stage, make_stage
 from pipelines.stages.records import as_record, from_record
 
@@ -108,14 +110,20 @@ def prepare_for_program(record: Mapping[str, Any], open_data: Open, *, prepared:
             )
         given.append(make_stage(from_record(stage["record"]), None, None, None))
     plan = make_plan(given, list(fields))
-    pipeline = _apply(plan.stages, _start(open_data(plan.image, plan.raw), plan.image, plan.raw))
+    pipeline = _apply(plan.stages, _start(open_data, plan.image, plan.raw))
     for name, found in fields.items():
         if found.get("least"):  # images of several sizes, of which the program would cut this part
             pipeline = pipeline.map(stages.center_crop(name, tuple(found["least"])))
     return _fit_fields(pipeline.map(stages.select(*fields)), fields)
 
 
-def prepare_for_run(pipeline: Pipeline, open_data: Open, fields: Sequence[str] | None, target: str) -> Pipeline:
+def prepare_for_run(
+    pipeline: Pipeline,
+    open_data: Open,
+    fields: Sequence[str] | None,
+    target: str,
+    classes: Sequence[str] = (),
+) -> Pipeline:
     """The records of a source through the stages of a run's pipeline, in the source's order.
 
     Args:
@@ -123,6 +131,10 @@ def prepare_for_run(pipeline: Pipeline, open_data: Open, fields: Sequence[str] |
         open_data: of raw records, as the run's data were; images may be decoded, the target may be missing.
         fields: that the model reads; None: all that the pipeline gives, but the target.
         target: the field of the target.
+        classes: names of the run's classes, by which labels that stages of the user's read are numbered.
+
+    Raises:
+        ArtifactError: the records lack a field.
     """
     wanted = [name for name in pipeline.top_fields if name != target] if fields is None else list(fields)
     plan = make_plan(pipeline.stages, wanted)
@@ -132,29 +144,82 @@ def prepare_for_run(pipeline: Pipeline, open_data: Open, fields: Sequence[str] |
         bytes_fields = [name for name, value in known.items() if isinstance(value, bytes)]
         arrays = [name for name, value in known.items() if isinstance(value, np.ndarray)]
         image = next((names[0] for names in (bytes_fields, arrays) if len(names) == 1), None)
-    start = _start(open_data(image, plan.raw), image, plan.raw)
+    start = _start(open_data, image, plan.raw)
     for name, value in known.items():
         number = isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMBERS
         if number and name in (plan.raw or ()):
             start = start.map(As(name, value.dtype.name))
     left: Sequence[Stage] = plan.stages
     if plan.raw is None:
-        left = _leave_out_target(left, target, start.source[0])
+        start, sample = _number_labels(start, find_raw_name(pipeline, target), classes)
+        left = _leave_out_target(left, target, sample)
     made = _apply(left, start).map(stages.select(*wanted))
     structure = pipeline.structure
     for name, found in pipeline.fields.items():
         # A function of the user's makes of other numbers other types.
         if name in wanted and (structure is None or structure.is_array(name)):
             made = made.map(As(name, found.dtype))
+    _check_first_sample(made, list(known), list(start.source[0]))
     return made
 
 
-def _start(source: Source, image: str | None, raw: Sequence[str] | None) -> Pipeline:
-    """The raw records, with what is read of them."""
+def _start(open_data: Open, image: str | None, raw: Sequence[str] | None) -> Pipeline:
+    """The raw records, with what is read of them.
+
+    Raises:
+        ArtifactError: they lack a field.
+    """
+    source = open_data(image, raw)
     pipeline = Pipeline(source, shuffle=False)
     if source.kind == "image_folder" and image not in (None, "image"):
         pipeline = pipeline.map(stages.rename(image=image))
-    return pipeline if raw is None else pipeline.map(stages.select(*raw))
+    if raw is None:
+        return pipeline
+    renamed = {"image": image} if pipeline.stages else {}
+    has = [renamed.get(name, name) for name in source[0]]
+    if any(name.partition(".")[0] not in has for name in raw):
+        raise ArtifactError(_explain_missing(raw, list(open_data(image, None)[0])))
+    return pipeline.map(stages.select(*raw))
+
+
+def _explain_missing(needed: Sequence[str], has: Sequence[str]) -> str:
+    missing = [name for name in needed if name.partition(".")[0] not in has]
+    return (
+        f"the model needs the {'fields' if len(needed) > 1 else 'field'} {', '.join(needed)}; the data have "
+        f"{', '.join(has)}: {', '.join(missing or needed)} {'are' if len(missing) > 1 else 'is'} missing"
+    )
+
+
+def _check_first_sample(pipeline: Pipeline, needed: Sequence[str], has: Sequence[str]) -> None:
+    """Raises for a record that a stage cannot prepare, where it lacks fields that the run's records have.
+
+    Raises:
+        ArtifactError: see above.
+    """
+    if set(needed) <= set(has):
+        return
+    try:
+        _ = pipeline.fields
+    except PipelineError as error:
+        said = f"{_explain_missing(needed, has)}, and a stage of the run's pipeline reads it ({error})"
+        raise ArtifactError(
+            f"{said}; add it to the data, or move what only training needs (such as the label) into a stage of "
+            "its own: .map(function, field='label')"
+        ) from error
+
+
+def _number_labels(pipeline: Pipeline, raw: str, classes: Sequence[str]) -> tuple[Pipeline, dict[str, Any]]:
+    """The records with labels as the run numbers them, and the first one; without labels, where one is of another
+    class.
+    """
+    source = pipeline.source
+    sample = dict(source[0])
+    if classes and (source.find_class_names(raw) is not None or source.is_text(raw)):
+        if find_foreign_class(source, raw, classes) is None:
+            return pipeline.number_classes(raw, classes), sample
+        sample.pop(raw, None)
+        pipeline = pipeline.map(stages.drop(raw))
+    return pipeline, sample
 
 
 def _apply(given: Sequence[Stage], pipeline: Pipeline) -> Pipeline:

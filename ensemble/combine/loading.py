@@ -264,7 +264,8 @@ def _build_models(
         axes = _count_axes(ensemble, state, names[0])
     unknown = Observation(task=combination.task)
     calls = {name: MemberCall(_strip(recipes[name]), seen[name] or unknown) for name in names}
-    return EnsembleModel(models, calls, combination, axes, uncertainty=uncertainty)
+    classes = (state.combined or {}).get("classes")
+    return EnsembleModel(models, calls, combination, axes, uncertainty=uncertainty, classes=classes)
 
 
 def _strip(recipe: Recipe) -> Recipe:

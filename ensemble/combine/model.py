@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class EnsembleModel(nn.Module):
 
     Attributes:
         task: what `values` are (`ensemble.spec.task`).
+        classes: names of the classes or labels in the order of `values`; None where they are not known.
         member_ids: of the members in it, in the order of `weights`.
         method: average, weighted, greedy, stack, or function for the user's.
         calibration: the temperature, or the scale of a Gaussian's variance; 1.0 for none.
@@ -53,9 +54,11 @@ class EnsembleModel(nn.Module):
         axes: Mapping[str, int] | None = None,
         *,
         uncertainty: bool = False,
+        classes: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         self.task = combination.task
+        self.classes = None if classes is None else tuple(classes)
         self.calls = dict(calls)  # of each member: they may have been trained with other code
         self.axes = dict(axes or {})  # of each field of a batch, its first one included; what is known of them
         self.member_ids = list(members)

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 MOST_DENSE = 10_000
 """Classes of a matrix that is made: of as many it takes 800 MB."""
+MOST_SHOWN = 30
+"""Classes of a matrix that is shown."""
+TRUE_PREDICTED = "true \\ predicted"
+"""Head of the names of true classes, beside those of predicted ones."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,16 @@ class PerClass:
             for t, p, n in wrong[order].tolist()
         ]
 
+    def __str__(self) -> str:
+        """The rows as a table, and of at most `MOST_SHOWN` classes the confusion matrix, names on both axes."""
+        rows = [list(map(_format, row.values()))[1:] for row in self.rows()]
+        text = _format_table(["class", "precision", "recall", "f1", "support"], rows)
+        if self.task == "multilabel" or len(rows) > MOST_SHOWN:
+            return text
+        names = [self.name(number) for number in range(len(rows))]
+        counts = [[name, *map(str, row)] for name, row in zip(names, self.confusion.tolist(), strict=True)]
+        return f"{text}\n\n{_format_table([TRUE_PREDICTED, *names], counts)}"
+
     def to_frame(self) -> pandas.DataFrame:
         """The rows as a DataFrame.
 
@@ -116,6 +130,22 @@ class PerClass:
         """The figures as JSON values, of classes in their order; `cells` as above."""
         names = ("precision", "recall", "f1", "support", "cells")
         return {name: getattr(self, name).tolist() for name in names}
+
+
+def _format(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = (
+        [
+            cell.rjust(width) if number else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in (head, *rows)
+    )
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def compute_per_class(

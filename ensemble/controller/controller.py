@@ -197,6 +197,7 @@ class Controller:
             "epochs": ensemble.epochs,
             "members": len(self.state.members) + self._trials.left(),
             "data": training_data(ensemble),
+            "overlap": ensemble.list_overlaps(),
             "code": self._code.fingerprint,
             "energy": ensemble.energy.as_event(),
             "versions": versions(),

@@ -24,6 +24,7 @@ from ensemble.inspection.estimates import estimate_members, estimate_run
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, check_ensemble, check_installed
 from ensemble.spec.identity import compute_cost_key
 from ensemble.spec.member_pipelines import sample_space
+from ensemble.spec.splits import describe_overlap
 from ensemble.store import RunDir, RunState, StoreError, fold, is_locked, read_events
 
 if TYPE_CHECKING:
@@ -347,7 +348,7 @@ def _read_power(meter: Any) -> dict[str, Any]:
 
 
 def _list_notes(ensemble: Ensemble, executor: str, state: RunState, code: Code) -> list[str]:
-    notes = []
+    notes = [describe_overlap(row) for row in ensemble.list_overlaps()]
     if executor == "ray":
         notes.append("measured and estimated for this machine; a Ray cluster may offer more nodes, or other ones")
     if ensemble.search is not None:

@@ -47,6 +47,7 @@ from ensemble.spec.recipe import Recipe, has_own_loop, reported_metrics
 from ensemble.spec.sample_weights import Folds, Weighting, as_record, check_weighting
 from ensemble.spec.search_space import Search, check_space
 from ensemble.spec.split_metrics import KNOWN, check_split_metrics
+from ensemble.spec.splits import describe_overlap
 from ensemble.spec.validation import SpecError, check_choice, check_number, option_class
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ class Ensemble(MemberPipelines):
             mode and `backend`: compile the model.
         mixup: the parameter alpha of mixup (Zhang et al. 2018): samples are mixed in pairs, by a share drawn from
             Beta(alpha, alpha); 0: none. The model must be called with floats.
+        allow_overlap: whether `test` may have samples of `train` or `valid`. Those of `train` in `valid`
+            are said.
         drop_last: whether the last partial batch of an epoch is left out.
         checkpoint_every: epochs between checkpoints.
     """
@@ -209,6 +212,7 @@ class Ensemble(MemberPipelines):
     compile: Compile = False
     mixup: float = 0.0
     drop_last: bool = False
+    allow_overlap: bool = False
     checkpoint_every: int = 1
     objective: str | None = None
     mode: Mode | None = None
@@ -227,10 +231,21 @@ class Ensemble(MemberPipelines):
             object.__setattr__(self, "members", tuple(as_member(i, m) for i, m in enumerate(self.members)))
             if not self.members:
                 raise SpecError("Ensemble.members is empty: give at least one dict of hyperparameters")
+            self._compare_splits()
             for number in range(len(self.members)):
                 self._check_identity(number, self.identify(number))
         else:
+            self._compare_splits()
             self._check_search()
+
+    def _compare_splits(self) -> None:
+        self._number_classes()
+        if self.test is None or self.allow_overlap:
+            return
+        for row in self.list_overlaps():
+            if row["split"] == "test":
+                said = describe_overlap(row)
+                raise SpecError(f"Ensemble.{said}; give a test= of other samples, or allow_overlap=True")
 
     def _check_types(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or "/" in self.name or self.name[0] == ".":
@@ -243,7 +258,7 @@ class Ensemble(MemberPipelines):
             isinstance(self.members, str | Mapping) or not isinstance(self.members, Iterable)
         ):
             raise SpecError(f"Ensemble.members must be a list of dicts or Members, got {self.members!r:.60}")
-        for name in ("calibrate", "drop_last", "elastic", "mps"):
+        for name in ("allow_overlap", "calibrate", "drop_last", "elastic", "mps"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"Ensemble.{name} must be True or False, got {getattr(self, name)!r}")
         if (self.members is None) == (self.search is None):

@@ -10,10 +10,18 @@ import functools
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.spec.search_space import Dimension, Search
+from ensemble.spec.splits import (
+    LABELLED,
+    count_overlaps,
+    find_raw_name,
+    list_classes,
+    number_classes,
+)
+from ensemble.spec.task import LABELS
 from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
@@ -45,9 +53,68 @@ class MemberPipelines:
     """The part of an `Ensemble` that knows its members' training pipelines."""
 
     train: Pipeline | Callable[[dict[str, Any]], Pipeline]
+    valid: Pipeline | None
+    test: Pipeline | None
+    recipe: Any
     search: Search | None
     members: Sequence[Any] | None
     seed: int
+
+    @property
+    def target(self) -> str:
+        """The field of the labels."""
+        return str(getattr(self.recipe, "target", "label"))
+
+    @functools.cached_property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes in the training data, in the order of their numbers, which are those in all splits;
+        empty where the data have no names, or the task no classes.
+        """
+        train, task = self.first_pipeline(), getattr(self.recipe, "task", None)
+        has_classes = getattr(task, "kind", "classification") in LABELS
+        return list_classes(train, self.target) if has_classes and hasattr(train, "source") else ()
+
+    def first_pipeline(self) -> Pipeline:
+        """The training pipeline of the first member, as it was declared."""
+        return make_pipeline(self.train, next(iter(self._list_params()), {}))
+
+    @functools.cached_property
+    def overlaps(self) -> dict[str, dict[str, int]]:
+        """Samples of `valid` and `test` that a split before them has, too, by split and that other one."""
+        splits = {"valid": [self.valid], "test": [self.test]}
+        known = {name: [each for each in given if hasattr(each, "source")] for name, given in splits.items()}
+        train = self._distinct_pipelines() if any(known.values()) else []
+        return count_overlaps({"train": [each for each in train if hasattr(each, "source")], **known})
+
+    def list_overlaps(self) -> list[dict[str, Any]]:
+        """The same as rows of an event: `split`, `with`, how many samples are `shared`, `samples` of the split."""
+        return [
+            {"split": split, "with": before, "shared": shared, "samples": len(getattr(self, split))}
+            for split, others in self.overlaps.items()
+            for before, shared in others.items()
+        ]
+
+    def _number_classes(self) -> None:
+        """Number the classes of all splits by the names in the training data.
+
+        Raises:
+            SpecError: a split has a class that the training data lack.
+        """
+        if not self.classes:
+            return
+        train = self.first_pipeline()
+        if not callable(self.train):
+            object.__setattr__(self, "train", self._number(train))
+        for split in LABELLED:
+            pipeline = getattr(self, split)
+            if hasattr(pipeline, "source"):
+                object.__setattr__(self, split, number_classes(split, pipeline, train, self.target, self.classes))
+
+    def _number(self, train: Pipeline) -> Pipeline:
+        """A training pipeline with the classes numbered by `classes`."""
+        raw = find_raw_name(train, self.target)
+        is_known = train.source.find_class_names(raw) is not None or train.source.is_text(raw)
+        return train.number_classes(raw, self.classes) if self.classes and is_known else train
 
     @functools.cached_property
     def records(self) -> int:
@@ -94,17 +161,20 @@ class MemberPipelines:
 
     def pipeline(self, params: Mapping[str, Any]) -> Pipeline:
         """The training pipeline of a member with these hyperparameters."""
-        return make_pipeline(self.train, params)
+        pipeline = make_pipeline(self.train, params)
+        return self._number(pipeline) if callable(self.train) and self.classes else pipeline
 
     def _distinct_pipelines(self) -> list[Pipeline]:
         """The members' pipelines without repetitions; of a search, those of a few points of its space."""
         if not callable(self.train):
             return [self.train]
-        proposals = (
-            sample_space(self.search, self.seed) if self.search else (one.params for one in self.members or ())
-        )
-        distinct = {json.dumps(params, sort_keys=True): params for params in proposals}
+        distinct = {json.dumps(params, sort_keys=True): params for params in self._list_params()}
         return [self.pipeline(params) for params in distinct.values()]
+
+    def _list_params(self) -> Iterable[Mapping[str, Any]]:
+        if self.search:
+            return sample_space(self.search, self.seed)
+        return (getattr(one, "params", one) for one in self.members or ())
 
 
 def sample_space(search: Search, seed: int) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ensemble.spec import Ensemble
+from ensemble.spec.splits import LABELLED, describe_numbering
 from ensemble.user_code.fingerprint import PYTHON
 from pipelines.fingerprint import SCHEME
 
@@ -19,13 +20,16 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     `scheme` is the form of fingerprints (`pipelines.fingerprint`); a run of before it was recorded had the first.
     `python` is the version that compiled the user's functions in them.
     `fingerprint` is the training pipeline's (source, seed, order, stages), None where it cannot be determined;
-    `samples` its length. Arrays without an `id=` are read once for it. Where each member has a pipeline of its own
-    (`train=` is a function), `fingerprints` has that of each declared member instead.
+    `samples` its length. `numbering` says how the classes of a split are mapped whose source numbers them otherwise
+    than the training data do (`ensemble.spec.splits`). Arrays without an `id=` are read once for it. Where each
+    member has a pipeline of its own (`train=` is a function), `fingerprints` has that of each declared member instead.
 
     Args:
         params: of a single member; None for the run.
     """
     common = {"scheme": SCHEME, "python": PYTHON, "samples": ensemble.samples, "drop_last": ensemble.drop_last}
+    splits = {split: getattr(ensemble, split) for split in LABELLED}
+    common |= {"numbering": describe_numbering(splits, ensemble.target, ensemble.classes)}
     if not callable(ensemble.train) or params is not None:
         return {"fingerprint": ensemble.pipeline(params or {}).fingerprint, **common}
     numbers = range(len(ensemble.members or ()))
@@ -90,13 +94,16 @@ def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> st
     for name, meaning in (("samples", "samples of train"), ("drop_last", "drop_last")):
         if name in before and before[name] != now[name]:
             return f"{meaning} was {before[name]}, is {now[name]}"
+    then, here = before.get("numbering") or {}, now.get("numbering") or {}
+    if changed := sorted(split for split in {*then, *here} if then.get(split) != here.get(split)):
+        return f"the classes of {' and '.join(changed)} have other numbers than before"
     comparable = _is_comparable(before, now) and not _is_of_another_python(before, now)
     pairs = _pair_fingerprints(before, now) if comparable else {}
-    for name, (then, here) in pairs.items():
-        if None not in (then, here) and then != here:
+    for name, (first, second) in pairs.items():
+        if None not in (first, second) and first != second:
             of = f" of {name}" if name else ""
             return (
                 f"the training pipeline{of} is another one (its source, seed, shuffle, sampling or stages): "
-                f"its fingerprint was {then}, is {here}"
+                f"its fingerprint was {first}, is {second}"
             )
     return None

@@ -61,6 +61,10 @@ class Arrays(Source):
             values = values.array
         return values.copy() if isinstance(values, np.ndarray) else pack_values(list(values))
 
+    def is_text(self, field: str) -> bool:
+        values = self.columns.get(field)
+        return isinstance(values, Strings) and isinstance(values[0], str)
+
     def where(self, index: int) -> str:
         return f"arrays({', '.join(self.columns)}):row {index}"
 

@@ -11,7 +11,8 @@ import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,34 @@ from pipelines.fingerprint import Description, describe, is_ours, known_as
 from pipelines.labels import Values, pack_values
 from pipelines.sources import _splits
 
+if TYPE_CHECKING:
+    from pipelines.sources._classes import ClassNames
+
 Groups = npt.NDArray[np.int64]
+Indices = np.ndarray[Any, Any] | range
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the records of a source are from.
+
+    Attributes:
+        root: what all of them are of: a source, a table, a Dataset of another library.
+        identify: returns a JSON value that is equal only for roots with equal records; None if that is unknown.
+        indices: of the records in the root, int64 [n] or a range.
+    """
+
+    root: Any
+    identify: Callable[[], Any]
+    indices: Indices
+
+    def select(self, indices: Indices) -> Origin:
+        """That of some of the records."""
+        if isinstance(indices, range):
+            chosen = self.indices[indices.start : indices.stop : indices.step]
+        else:
+            chosen = np.asarray(self.indices)[indices]
+        return Origin(self.root, self.identify, chosen)
 
 
 class Source(ABC):
@@ -75,6 +103,37 @@ class Source(ABC):
         int64 [groups + 1], strictly ascending from 0 to the number of records; None if each record costs the same.
         """
         return None
+
+    def find_class_names(self, field: str) -> ClassNames | None:
+        """The names that the numbers in a field stand for: the attribute `classes`; None if there are none."""
+        from pipelines.sources._classes import find_names_of_items
+
+        return find_names_of_items(self)
+
+    def is_text(self, field: str) -> bool:
+        """Whether all values of a field are known to be texts."""
+        return False
+
+    def number_classes(self, field: str, names: Sequence[str]) -> Source:
+        """Returns a source of the same records, in which the classes of a field have the numbers of `names`.
+
+        Args:
+            field: numbers with names (`find_class_names`), or texts (`is_text`).
+            names: of the classes, in the order of their numbers. Reading a record of another class is an error.
+
+        Returns:
+            This source, where its classes have these numbers already.
+
+        Raises:
+            PipelineError: it does not know the classes of the field.
+        """
+        from pipelines.sources._classes import number_classes
+
+        return number_classes(self, field, names)
+
+    def find_origin(self) -> Origin:
+        """Returns what the records are of, by which two sources can be seen to share some."""
+        return Origin(self, self.identity, range(len(self)))
 
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - most sources have no use for it
         """Announces the records that are read next, int64 [n]: a source may prefetch their groups."""
@@ -254,7 +313,7 @@ class Subset(Source):
 
     def __init__(self, source: Source, indices: np.ndarray[Any, Any] | range) -> None:
         self.source: Source = source
-        self.indices: np.ndarray[Any, Any] | range
+        self.indices: Indices
         if isinstance(source, Subset):
             self.source = source.source
             if isinstance(indices, range):
@@ -282,6 +341,20 @@ class Subset(Source):
         return self.source.column(field)[
             np.arange(own.start, own.stop, own.step) if isinstance(own, range) else own
         ]
+
+    def find_class_names(self, field: str) -> ClassNames | None:
+        known = self.source.find_class_names(field)
+        return None if known is None else known.select(self.indices)
+
+    def is_text(self, field: str) -> bool:
+        return self.source.is_text(field)
+
+    def number_classes(self, field: str, names: Sequence[str]) -> Source:
+        whole = self.source.number_classes(field, names)
+        return self if whole is self.source else Subset(whole, self.indices)
+
+    def find_origin(self) -> Origin:
+        return self.source.find_origin().select(self.indices)
 
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:
         own = self.indices

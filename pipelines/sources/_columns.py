@@ -44,6 +44,14 @@ def is_image(kind: Any) -> bool:
     return bool(pyarrow.types.is_binary(data) or pyarrow.types.is_large_binary(data))
 
 
+def is_text(kind: Any) -> bool:
+    """Whether values of an Arrow type are texts, also those of a dictionary."""
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
 def make_reader(column: Any) -> Callable[[int], Any]:
     """Returns a function row -> value for a column of a row group; it raises `MissingValue` if there is none."""
     import pyarrow

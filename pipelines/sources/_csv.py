@@ -173,6 +173,9 @@ class Csv(FileRecords):
                 raise SampleError(index, self.where(index), f"column {name!r} {error}") from None
         return record
 
+    def is_text(self, field: str) -> bool:
+        return self.types.get(field) == "str"
+
     def identity(self) -> Any:
         form = [self.delimiter, self.quote, self._header]
         return {**super().identity(), "columns": [[name, self.types[name]] for name in self.columns], "form": form}

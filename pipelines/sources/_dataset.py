@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.sources._base import Source
+from pipelines.sources._base import Origin, Source
+from pipelines.sources._classes import ClassNames, find_names_of_items
 from pipelines.sources._items import NAMES, UnnamedValues, check_names, make_record
 
 _MOST_PARTS = 1000  # Datasets in a list of one
@@ -57,6 +60,12 @@ class Dataset(Source):
             raise  # of the machine's making, not the record's
         except Exception as error:
             raise SampleError(index, self.where(index), f"{type(error).__name__}: {error}") from error
+
+    def find_class_names(self, field: str) -> ClassNames | None:
+        return None if len(self.names) == 2 and field == self.names[0] else find_names_of_items(self.items)
+
+    def find_origin(self) -> Origin:
+        return _find_origin(self.items, self.identity)
 
     def where(self, index: int) -> str:
         return _locate(self.items, index)
@@ -124,6 +133,13 @@ def _copy_plain(items: Any, made_before: dict[int, Any]) -> Any:
                 inner = copies
         made.__dict__[name] = value if inner is None else inner
     return made
+
+
+def _find_origin(items: Any, identify: Callable[[], Any]) -> Origin:
+    """The Dataset that has the items, through torch's Subset, and which of its items they are."""
+    if type(items).__name__ == "Subset" and hasattr(items, "dataset") and hasattr(items, "indices"):
+        return _find_origin(items.dataset, lambda: None).select(np.asarray(items.indices, np.int64))
+    return Origin(items, identify, range(len(items)))
 
 
 def _locate(items: Any, index: int) -> str:

@@ -7,6 +7,7 @@ function, and says nothing of files that were overwritten.
 
 from __future__ import annotations
 
+import copy
 import functools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -19,8 +20,9 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.labels import pack_values
 from pipelines.sources._arrow_files import ArrowColumn, digest_indices, unwrap
-from pipelines.sources._base import Groups, Source
-from pipelines.sources._columns import MissingValue, is_image, make_reader
+from pipelines.sources._base import Groups, Origin, Source
+from pipelines.sources._classes import ClassNames
+from pipelines.sources._columns import MissingValue, is_image, is_text, make_reader
 from pipelines.sources._compat import get_indices
 from pipelines.sources._files import check_columns
 from pipelines.sources._outside_files import OutsideFiles, split_file
@@ -106,6 +108,22 @@ class HuggingFace(Source):
             raise self._missing_field(field, self._columns)
         rows = range(self._count) if self._indices is None else self._indices.tolist()
         return pack_values([self._read_value(index, row, field) for index, row in enumerate(rows)])
+
+    def find_class_names(self, field: str) -> ClassNames | None:
+        names = self.class_names.get(field)
+        return None if names is None else ClassNames((names,))
+
+    def is_text(self, field: str) -> bool:
+        column = self._columns.get(field)
+        return column is not None and bool(column.starts) and is_text(column.chunk(0).type)
+
+    def find_origin(self) -> Origin:
+        if self._indices is None:
+            return super().find_origin()
+        whole = copy.copy(self)
+        column = next(iter(self._columns.values()))
+        whole._indices, whole._count = None, column.starts[-1] + len(column.chunk(len(column.starts) - 1))
+        return Origin(whole, whole.identity, self._indices)
 
     @property
     def groups(self) -> Groups | None:

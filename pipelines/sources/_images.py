@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import describe_array, known_as
 from pipelines.sources._base import Source
+from pipelines.sources._classes import ClassNames
 from pipelines.sources._files import File
 from pipelines.sources._image_labels import Labels, find_labels
 from pipelines.sources._strings import Strings
@@ -84,6 +85,9 @@ class ImageFolder(Source):
         if field == "label" and (self.classes or self.__dict__.get("_given", False)):
             return self._labels.astype(np.int64) if self._labels.dtype.kind == "i" else self._labels.copy()
         return super().column(field)
+
+    def find_class_names(self, field: str) -> ClassNames | None:
+        return ClassNames((self.classes,)) if field == "label" and self.classes else None
 
     def where(self, index: int) -> str:
         return os.path.join(self.path, self._names[index])

@@ -100,6 +100,9 @@ class Jsonl(FileRecords):
             )
         return types
 
+    def is_text(self, field: str) -> bool:
+        return self.types.get(field) == "text"
+
     def _read(self, index: int) -> dict[str, Any]:
         try:
             values = _parse(self._read_bytes(index))

@@ -10,9 +10,10 @@ of its own); or it is better stored in small row groups (a few MB), or as tar fi
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,14 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources import _pages
 from pipelines.sources._base import Groups, Source
+from pipelines.sources._classes import ClassNames, Names, join_names
 from pipelines.sources._columns import MissingValue, is_image, make_reader
 from pipelines.sources._files import OPEN_FILES, File, Paths, check_columns, find_files
 from pipelines.sources._group_cache import CACHE_BYTES, GroupCache
 
 _LARGE_BYTES = 16 << 20
+# Arrow's names of types of texts: plain, and of a dictionary with any type of indices.
+_TEXTS = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
 # A warning follows when so many groups were decoded again, and so many rows were decoded for each row read.
 _MIN_REPEATS, _MIN_ROWS_PER_READ = 16, 20
 
@@ -51,6 +55,7 @@ class Parquet(Source):
         self._firsts: list[int] = []  # of each file
         self._count = 0
         self._leaves: list[str] = []
+        self._class_names: list[dict[str, Names]] = []  # of each file
         schema: list[tuple[str, str]] | None = None
         for number, file in enumerate(self.files):
             metadata = _read_metadata(file)
@@ -68,6 +73,7 @@ class Parquet(Source):
                     f"{file.path}: {_format_difference(here, schema)}, unlike in {self.files[0].path}"
                 )
             schema = here
+            self._class_names.append(_read_class_names(metadata.metadata))
             self._firsts.append(self._count)
             for group in range(metadata.num_row_groups):
                 rows = metadata.row_group(group).num_rows
@@ -77,6 +83,7 @@ class Parquet(Source):
                     self._count += rows
         if self._count == 0:
             raise PipelineError(f"parquet(): {', '.join(file.path for file in self.files)}: holds no row")
+        self._texts = frozenset(name for name, kind in schema or () if kind.startswith(_TEXTS))
         self._cache_bytes = cache_bytes
         self._cache = GroupCache(cache_bytes)
         self._statistics = _DecodeStatistics()
@@ -86,7 +93,7 @@ class Parquet(Source):
         return {**self.__dict__, "_cache": None, "_statistics": None, "_metadata": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({"_class_names": [], "_texts": frozenset(), **state})
         self._cache = GroupCache(self._cache_bytes)
         self._statistics = _DecodeStatistics()
         self._metadata = {}
@@ -139,6 +146,18 @@ class Parquet(Source):
         alone = copy.copy(self)  # with a cache of its own
         alone.columns, alone._leaves = (field,), [self._leaves[self.columns.index(field)]]
         return super(Parquet, alone).column(field)
+
+    def find_class_names(self, field: str) -> ClassNames | None:
+        """Those of Hugging Face features of type ClassLabel, which each file has in its metadata."""
+        named = self._class_names
+        if field not in self.columns or not named or not all(field in names for names in named):
+            return None
+        counts = np.diff([*self._firsts, self._count]).tolist()
+        lists = [ClassNames((names[field],)) for names in named]
+        return join_names(list(zip(lists, counts, strict=True)))
+
+    def is_text(self, field: str) -> bool:
+        return field in self._texts
 
     def forget(self) -> None:
         self._cache = GroupCache(self._cache_bytes)
@@ -229,6 +248,15 @@ def _read_metadata(file: File) -> Any:
         raise PipelineError(
             f"{file.path}: is no Parquet file, or is cut off: {' '.join(str(error).split())}"
         ) from None
+
+
+def _read_class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, Names]:
+    """Field -> names of its classes, of what Hugging Face's `datasets` notes in a file."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: tuple(map(str, each["names"])) for name, each in features.items() if each.get("names")}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}
 
 
 def _group_bytes(metadata: Any, leaves: list[str]) -> int:

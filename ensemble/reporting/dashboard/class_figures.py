@@ -1,6 +1,6 @@
 """Figures of each class for the page: which classes are taken for which, and how well each one is found.
 
-A confusion matrix of up to `MOST_MATRIX` classes can be read as one; of more classes the page lists the most
+A confusion matrix of up to `MOST_SHOWN` classes can be read as one; of more classes the page lists the most
 frequent confusions, and the classes that are found worst.
 """
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ensemble.combine.per_class import PerClass
     from ensemble.spec.task import Task
 
-MOST_MATRIX = 30
 MOST_CONFUSIONS = 30
 MOST_CLASSES = 30  # rows of the table of classes
 NAMES = {"combined": "combined model", "best": "best member"}
@@ -35,10 +34,10 @@ def describe_classes(
     Returns:
         - `count`: how many classes there are.
         - `matrices`: of each model `of` ("combined" first), the `names` of classes and `cells` [true, predicted,
-          count, share of the true class] that are not 0; empty of labels, and of more than `MOST_MATRIX` classes.
+          count, share of the true class] that are not 0; empty of labels, and of more than `MOST_SHOWN` classes.
         - `tables`: the classes by F1, the worst first, and the most frequent confusions.
     """
-    from ensemble.combine.per_class import compute_per_class
+    from ensemble.combine.per_class import MOST_SHOWN, compute_per_class
     from ensemble.spec.task import LABELS
 
     if task.kind not in LABELS:
@@ -48,7 +47,7 @@ def describe_classes(
         return None
     first = next(iter(found.values()))
     count = len(first.support)
-    has_matrix = task.kind == "classification" and count <= MOST_MATRIX
+    has_matrix = task.kind == "classification" and count <= MOST_SHOWN
     tables = [_tabulate_classes(found)]
     if task.kind == "classification" and not has_matrix:
         tables += [_tabulate_confusions(of, each) for of, each in found.items()][:1]

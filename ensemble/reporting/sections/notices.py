@@ -9,6 +9,7 @@ from typing import Any
 
 from ensemble.reporting import text
 from ensemble.reporting.loggers.processes import describe_logger
+from ensemble.spec.splits import describe_overlap
 from ensemble.store.member import Event
 
 ESTIMATED = "an estimated joule is a weighted CPU-second"
@@ -224,3 +225,5 @@ class NoticeCollector:
             self._minimizes_energy = self._minimizes_energy or event.get("second_objective") == "energy_j"
             if event.get("resumed"):
                 yield "info", "the run was resumed"
+            else:
+                yield from (("warning", describe_overlap(row)) for row in event.get("overlap") or ())

@@ -9,6 +9,7 @@ from ensemble.reporting import text
 from ensemble.reporting.model_figures import compare, read_task
 from ensemble.reporting.ranking import finite_or_none
 from ensemble.reporting.sections import Line, Table
+from ensemble.spec.splits import describe_overlap
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
@@ -88,7 +89,8 @@ def describe_quality(state: RunState) -> list[Line]:
     if combined.get("reason") and not combined.get("members"):
         return [("combined", f"none: {combined['reason']}")]
     reason = [f"by {combined['method']}: {combined['reason']}"] if combined.get("reason") else []
-    lines = [*reason, *_describe_calibration(combined), *_describe_uncertainty(combined)]
+    shared = [describe_overlap(row) for row in state.header.get("overlap") or ()]
+    lines = [*reason, *shared, *_describe_calibration(combined), *_describe_uncertainty(combined)]
     for field in SHOWN:
         for name, figures in list_records(combined, field):
             words = [f"{_word(key)} {text.score(value)}" for key, value in figures.items()]

@@ -6,7 +6,9 @@ import { count, number, share, visible } from "../format.js";
 
 const NUMBERED = 12; // classes in a matrix whose cells bear numbers
 const LEFT = 128;
-const TOP = 18;
+const TOP = 18; // above the matrix, where the names of its columns fit side by side
+const TURNED = 100; // where they stand upright
+const TRUE_PREDICTED = "true \\ predicted";
 const NAMES = { combined: "combined model", best: "best member" };
 
 /** Builds the card: `root`, `draw(matrices)`. */
@@ -28,10 +30,16 @@ export function confusionCard() {
     const most = wrong.reduce((worst, cell) => (cell[2] > (worst?.[2] ?? 0) ? cell : worst), null);
     const worst = most ? ` Most often ${visible(names[most[0]])} is taken for ${visible(names[most[1]])}: ${count(most[2], "sample")}, ${share(most[3])} of the class.` : "";
     self.read(`Of the ${NAMES[of]}. A row is a true class, a column what it is predicted as; colour is the share of the true class, frames are right predictions.${worst}`);
-    const marks = names.flatMap((_, i) => names.map((__, j) => mark(names, side, i, j, cells.find(([t, p]) => t === i && p === j))));
-    const rows = names.map((name, i) => svg("text", { x: LEFT - 6, y: TOP + (i + 0.5) * side + 4, "text-anchor": "end" }, svg("title", {}, visible(name)), `${shorten(visible(name))} ${i + 1}`));
-    const columns = names.map((_, j) => (side < 18 && j % 5 ? null : svg("text", { x: LEFT + (j + 0.5) * side, y: 12, "text-anchor": "middle" }, j + 1)));
-    const [width, height] = [LEFT + names.length * side + 2, TOP + names.length * side + 2];
+    const shown = names.map((name) => shorten(visible(name)));
+    const isTurned = shown.some((name) => name.length * 7 > side);
+    const top = isTurned ? TURNED : TOP;
+    const marks = names.flatMap((_, i) => names.map((__, j) => mark(names, side, top, i, j, cells.find(([t, p]) => t === i && p === j))));
+    const named = (i, place) => svg("text", place, svg("title", {}, visible(names[i])), shown[i]);
+    const rows = names.map((_, i) => named(i, { "data-axis": "true", x: LEFT - 6, y: top + (i + 0.5) * side + 4, "text-anchor": "end" }));
+    const middle = (j) => LEFT + (j + 0.5) * side;
+    const columns = names.map((_, j) => named(j, { "data-axis": "predicted", ...(isTurned ? { transform: `translate(${middle(j) + 4} ${top - 6}) rotate(-90)` } : { x: middle(j), y: top - 6, "text-anchor": "middle" }) }));
+    columns.push(svg("text", { x: LEFT - 6, y: top - 6, "text-anchor": "end" }, TRUE_PREDICTED));
+    const [width, height] = [LEFT + names.length * side + 2, top + names.length * side + 2];
     fill(self.body, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Confusion matrix" }, svg("svg", { class: "matrix confusion", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Confusion of ${names.length} classes` }, columns, rows, marks)));
     self.update();
   }
@@ -39,11 +47,11 @@ export function confusionCard() {
   return { root: self.root, draw };
 }
 
-function mark(names, side, i, j, cell) {
+function mark(names, side, top, i, j, cell) {
   const [many, part] = cell ? [cell[2], cell[3]] : [0, 0];
   const words = i === j ? `${visible(names[i])}: ${count(many, "sample")} right (${share(part)})` : `${visible(names[i])} taken for ${visible(names[j])}: ${count(many, "sample")} (${share(part)})`;
   const opacity = part ? 0.08 + 0.8 * part : 0.02;
-  const [x, y] = [LEFT + j * side, TOP + i * side];
+  const [x, y] = [LEFT + j * side, top + i * side];
   const label = names.length <= NUMBERED && many ? svg("text", { x: x + 0.5 * side, y: y + 0.5 * side + 4, "text-anchor": "middle", class: opacity > 0.5 ? "on-mark" : null }, number(many)) : null;
   return svg("g", {}, svg("title", {}, words), svg("rect", { "data-mark": `${i},${j}`, class: i === j ? "right" : null, x, y, width: side - 1, height: side - 1, "fill-opacity": opacity }), label);
 }
@@ -54,5 +62,5 @@ function shorten(name) {
 
 function tabulate({ names, cells }) {
   const at = new Map(cells.map(([t, p, many]) => [`${t},${p}`, many]));
-  return { head: ["true class", ...names.map((name) => visible(name))], rows: names.map((name, i) => [visible(name), ...names.map((_, j) => number(at.get(`${i},${j}`) ?? 0))]) };
+  return { head: [TRUE_PREDICTED, ...names.map((name) => visible(name))], rows: names.map((name, i) => [visible(name), ...names.map((_, j) => number(at.get(`${i},${j}`) ?? 0))]) };
 }

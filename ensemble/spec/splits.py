@@ -1,0 +1,231 @@
+"""The splits of a run beside each other: classes have one numbering, and samples that two splits share are known.
+
+Sources number classes by what they hold: in a folder with `b` and `c`, `b` is 0, whatever it is in another. The
+training data decide: in `valid` and `test` each class has the number that it has there, by its name. A source
+whose classes have these numbers already stays as it is; another is wrapped (`Source.number_classes`), which is
+part of its fingerprint. Labels that are texts are numbered in sorted order, in all splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from ensemble.spec.validation import SpecError
+
+if TYPE_CHECKING:
+    from pipelines import Pipeline
+    from pipelines.stage import Stage
+
+#: Splits whose labels are compared with predictions.
+LABELLED = ("valid", "test")
+#: Samples, spread over a split, by which it is seen what the user's stages make of labels.
+SAMPLES = 64
+
+Trace = Literal["kept", "changed", "gone"]
+
+
+def find_raw_name(pipeline: Pipeline, target: str) -> str:
+    """What a field of the samples is called in the records."""
+    from pipelines import stages
+
+    rename = type(stages.rename(a="b"))
+    for stage in reversed(pipeline.stages):
+        if isinstance(stage.call, rename):
+            target = next((old for old, new in stage.call.names if new == target), target)
+    return target
+
+
+def trace_labels(pipeline: Pipeline, target: str) -> Trace:
+    """What the stages make of the labels: whether samples have those of the records, others, or none.
+
+    With functions of the user's among the stages, some samples are prepared. Those that cannot be say nothing.
+    """
+    from pipelines.stages.records import as_record
+
+    if all(stage.field is None and as_record(stage.call) is not None for stage in pipeline.stages):
+        return _trace_known_stages(pipeline, target)
+    found = {_compare_label(pipeline, index, target) for index in _spread(len(pipeline.source))}
+    return "changed" if "changed" in found else "gone" if "gone" in found else "kept"
+
+
+def _trace_known_stages(pipeline: Pipeline, target: str) -> Trace:
+    from pipelines import stages
+
+    rename, select, drop = (type(each) for each in (stages.rename(a="b"), stages.select("a"), stages.drop("a")))
+    name = find_raw_name(pipeline, target)
+    is_text = pipeline.source.is_text(name)
+    for stage in pipeline.stages:
+        call: Any = stage.call
+        if isinstance(call, rename):
+            name = dict(call.names).get(name, name)
+        elif isinstance(call, select | drop):
+            if (name in call.fields) == isinstance(call, drop):
+                return "gone"
+        elif is_text and getattr(call, "field", None) == name:
+            return "changed"
+    return "kept" if name == target else "gone"
+
+
+def _spread(count: int) -> Sequence[int]:
+    return sorted({number * (count - 1) // (SAMPLES - 1) for number in range(SAMPLES)})
+
+
+def _compare_label(pipeline: Pipeline, index: int, target: str) -> Trace | None:
+    import numpy as np
+
+    from pipelines.errors import PipelineError
+    from pipelines.prepare.checked import prepare_checked
+    from pipelines.prepare.sample_maker import SampleMaker
+
+    try:
+        before = pipeline.source[index].get(find_raw_name(pipeline, target))
+        sample = prepare_checked(SampleMaker(pipeline), index)
+    except PipelineError:
+        return None
+    if target not in sample:
+        return "gone"
+    return "kept" if np.array_equal(np.asarray(before), np.asarray(sample[target])) else "changed"
+
+
+def list_classes(pipeline: Pipeline, target: str) -> tuple[str, ...]:
+    """Names of the classes of the target, in the order of their numbers; empty where the source knows none."""
+    from pipelines.sources._classes import list_classes
+
+    raw = find_raw_name(pipeline, target)
+    is_text = pipeline.source.is_text(raw)
+    return () if is_text and trace_labels(pipeline, target) != "kept" else list_classes(pipeline.source, raw)
+
+
+def number_classes(split: str, pipeline: Pipeline, train: Pipeline, target: str, names: Sequence[str]) -> Pipeline:
+    """Returns the pipeline of a split with the classes numbered as in the training data.
+
+    Args:
+        split: its name.
+        train: the pipeline of the training data.
+        names: of its classes, in the order of their numbers.
+
+    Raises:
+        SpecError: a class is not in the training data, or stages change labels otherwise than those of `train` do.
+    """
+    from pipelines.sources._classes import find_foreign_class
+
+    raw, source = find_raw_name(pipeline, target), pipeline.source
+    known = source.find_class_names(raw)
+    if (known is None and not source.is_text(raw)) or (known is not None and known.are_numbered_by(names)):
+        return pipeline
+    trace = trace_labels(pipeline, target)
+    if trace == "gone" or (known is None and trace == "changed"):  # a text that a stage makes numbers of
+        return pipeline
+    if trace == "changed" and not _are_stages_of(pipeline, train):
+        if _are_numbered_by_stages(pipeline, target, names):
+            return pipeline
+        raise SpecError(
+            f"Ensemble.{split}: {source!r} numbers the classes of {raw!r} otherwise than the training data do "
+            f"({_format(known.union if known else ())} instead of {_format(names)}), and its stages change the "
+            "numbers otherwise, too: use the stages of train=, in which classes have the numbers of train"
+        )
+    foreign = find_foreign_class(source, raw, names)
+    if foreign is not None:
+        index, name = foreign
+        raise SpecError(
+            f"Ensemble.{split}: the class {name!r} ({source.where(index)}) is none of the training data's, which "
+            f"are {_format(names)} ({train.source.where(0)} ...): add it there, or leave its records out of {split}="
+        )
+    if known is not None and getattr(source[0].get(raw), "ndim", 0):
+        raise SpecError(
+            f"Ensemble.{split}: {source!r} names its classes {_format(known.union)}, the training data "
+            f"{_format(names)}, and {raw!r} is an array, whose numbers are not mapped: give both the same names"
+        )
+    return pipeline.number_classes(raw, names)
+
+
+def _are_stages_of(pipeline: Pipeline, train: Pipeline) -> bool:
+    """Whether all functions of the user's among the stages are stages of the training data, too."""
+    theirs = list(map(_describe, train.stages))
+    return all(_describe(stage) in theirs for stage in pipeline.stages)
+
+
+def _describe(stage: Stage) -> Any:
+    from pipelines.fingerprint import Unsure
+
+    try:
+        return stage.describe()
+    except Unsure:
+        return id(stage.call)
+
+
+def _are_numbered_by_stages(pipeline: Pipeline, target: str, names: Sequence[str]) -> bool:
+    """Whether stages give the classes the numbers that they have in `names`."""
+    from pipelines.prepare.checked import prepare_checked
+    from pipelines.prepare.sample_maker import SampleMaker
+
+    raw = find_raw_name(pipeline, target)
+    known, maker = pipeline.source.find_class_names(raw), SampleMaker(pipeline)
+    for index in _spread(len(pipeline.source)):
+        number = prepare_checked(maker, index)[target]
+        name = None if known is None else known.find_name(index, pipeline.source[index][raw])
+        if name not in names or number != list(names).index(name):
+            return False
+    return True
+
+
+def _format(names: Sequence[str]) -> str:
+    from pipelines.labels import format_classes
+
+    return format_classes(list(names))
+
+
+def describe_numbering(splits: Mapping[str, Pipeline | None], target: str, names: Sequence[str]) -> dict[str, Any]:
+    """Split -> a digest of how its classes are numbered, of splits whose sources by themselves number them
+    otherwise than the training data do.
+    """
+    from pipelines import fingerprint
+
+    found: dict[str, Any] = {}
+    for split, pipeline in splits.items():
+        source = getattr(pipeline, "source", None)
+        whole = getattr(source, "source", source) if getattr(source, "kind", "") == "subset" else source
+        if hasattr(whole, "describe_numbering"):
+            found[split] = fingerprint.digest(whole.describe_numbering())
+        elif pipeline is not None and names and hasattr(whole, "find_class_names"):
+            known = whole.find_class_names(find_raw_name(pipeline, target))
+            if known is not None and not known.are_numbered_by(names):
+                found[split] = fingerprint.digest(known.lists)
+    return found
+
+
+def count_overlaps(splits: Mapping[str, Sequence[Pipeline]]) -> dict[str, dict[str, int]]:
+    """Split -> another one before it -> how many of the split's records it has as well, where that is known.
+
+    Args:
+        splits: the pipelines of each, in order; of several the largest number counts.
+    """
+    from pipelines.overlap import count_shared_records
+
+    found: dict[str, dict[str, int]] = {}
+    names = list(splits)
+    for number, split in enumerate(names):
+        for before in names[:number]:
+            pairs = ((one, other) for one in splits[before] for other in splits[split])
+            most = max((count_shared_records(one, other) for one, other in pairs), default=0)
+            if most:
+                found.setdefault(split, {})[before] = most
+    return found
+
+
+#: What is wrong with samples that two splits share.
+_SEEN = {
+    ("valid", "train"): "members are selected, and the combined model is calibrated, on samples that they were "
+    "trained on",
+    ("test", "train"): "the test figures are of samples that members were trained on",
+    ("test", "valid"): "the test figures are of samples on which members were selected and calibrated",
+}
+
+
+def describe_overlap(row: Mapping[str, Any]) -> str:
+    """A row of `Ensemble.list_overlaps` as a sentence."""
+    split, before = row["split"], row["with"]
+    return (
+        f"{split} shares {row['shared']:,} of its {row['samples']:,} samples with {before}: {_SEEN[split, before]}"
+    )

@@ -1,0 +1,39 @@
+"""Finds records that two pipelines have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pipelines.fingerprint import Unsure
+from pipelines.pipeline import Pipeline
+from pipelines.sources._base import Origin
+
+
+def count_shared_records(one: Pipeline, other: Pipeline) -> int:
+    """The number of the other pipeline's records that are records of this one, too.
+
+    They are found by what their sources are of (`Source.find_origin`): the same source, or sources of one
+    identity, such as those of the same files. Equal records of sources that are not known to be the same do not count.
+    """
+    mine, theirs = (pipeline.source.find_origin() for pipeline in (one, other))
+    if not _is_same_root(mine, theirs):
+        return 0
+    return int(np.isin(np.asarray(theirs.indices), np.asarray(mine.indices)).sum())
+
+
+def _is_same_root(mine: Origin, theirs: Origin) -> bool:
+    if mine.root is theirs.root:
+        return True
+    if type(mine.root) is not type(theirs.root) or len(mine.root) != len(theirs.root):
+        return False
+    identity = _identify(mine)
+    return identity is not None and identity == _identify(theirs)
+
+
+def _identify(origin: Origin) -> Any:
+    try:
+        return origin.identify()
+    except Unsure:
+        return None

@@ -1,0 +1,215 @@
+"""Names of classes, and sources whose classes have the numbers that other data have given them.
+
+A source that knows the names of its classes numbers them by what it holds: a folder with the sub-folders `b` and
+`c` gives `b` the number 0, whatever another folder gives it. Where two of them are to mean the same,
+`Source.number_classes` gives the classes of the one the numbers of the other, by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.errors import PipelineError, SampleError
+from pipelines.fingerprint import is_ours, known_as
+from pipelines.labels import format_classes
+from pipelines.sources._base import Groups, Origin, Source
+
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ClassNames:
+    """What the numbers of a field stand for.
+
+    Attributes:
+        lists: names of classes in the order of their numbers. Parts of a source, such as the files of a data set
+            or the members of a concatenation, may have lists of their own.
+        which: the list that each record's number is of, int64 [n]; None: all are of the first.
+    """
+
+    lists: tuple[Names, ...]
+    which: npt.NDArray[np.int64] | None = None
+
+    @property
+    def union(self) -> Names:
+        """All names: those of the first list, then what the others add."""
+        return tuple(dict.fromkeys(name for names in self.lists for name in names))
+
+    def are_numbered_by(self, names: Sequence[str]) -> bool:
+        """Whether each class has the number already that it has in `names`."""
+        return all(each == tuple(names[: len(each)]) for each in self.lists)
+
+    def select(self, indices: Any) -> ClassNames:
+        """Those of some of the records."""
+        return self if self.which is None else ClassNames(self.lists, self.which[np.asarray(indices)])
+
+    def find_name(self, index: int, number: Any) -> str | None:
+        """The name of a record's class; None for a number that has none, such as -1."""
+        names = self.lists[0 if self.which is None else int(self.which[index])]
+        return names[int(number)] if 0 <= int(number) < len(names) and int(number) == number else None
+
+
+def join_names(parts: Sequence[tuple[ClassNames, int]]) -> ClassNames:
+    """Those of sources one after the other, each with its number of records."""
+    lists = list(dict.fromkeys(names for part, _ in parts for names in part.lists))
+    if len(lists) == 1:
+        return ClassNames((lists[0],))
+    numbers = {names: number for number, names in enumerate(lists)}
+    which = []
+    for part, count in parts:
+        own = np.array([numbers[names] for names in part.lists], np.int64)
+        which.append(np.repeat(own[:1], count) if part.which is None else own[part.which])
+    return ClassNames(tuple(lists), np.concatenate(which))
+
+
+def find_names_of_items(items: Any) -> ClassNames | None:
+    """The names that a map-style Dataset of another library has, through torch's Subset and ConcatDataset.
+
+    None for one that gives its labels other values (`target_transform`).
+    """
+    kind = type(items).__name__
+    if kind == "Subset" and hasattr(items, "dataset") and hasattr(items, "indices"):
+        whole = find_names_of_items(items.dataset)
+        return None if whole is None else whole.select(items.indices)
+    if kind == "ConcatDataset" and hasattr(items, "datasets"):
+        parts = [(find_names_of_items(each), len(each)) for each in items.datasets]
+        known = [(part, count) for part, count in parts if part is not None]
+        return join_names(known) if known and len(known) == len(parts) else None
+    names = getattr(items, "classes", None)
+    if not isinstance(names, list | tuple) or not names or getattr(items, "target_transform", None) is not None:
+        return None
+    return ClassNames((tuple(map(str, names)),))
+
+
+@known_as("pipelines.sources.class_numbers")
+class ClassNumbers(Source):
+    """The records of another source, with the numbers that the classes of a field have in `names`.
+
+    Reading a record of a class that is none of them is a `SampleError`. A number without a name, such as -1 for
+    none, stays.
+
+    Args:
+        source: whose `field` is a number with a name, or a text.
+        field: of the class.
+        names: of the classes, in the order of their numbers.
+
+    Attributes:
+        classes: the names.
+    """
+
+    def __init__(self, source: Source, field: str, names: Sequence[str]) -> None:
+        self.source, self.field, self.classes = source, field, tuple(names)
+        self.kind, self.is_fork_safe = source.kind, source.is_fork_safe and is_ours(type(source))
+        self._known = source.find_class_names(field)  # None: they are texts
+        self._numbers = {name: number for number, name in enumerate(self.classes)}
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __repr__(self) -> str:
+        return repr(self.source)
+
+    def _read(self, index: int) -> dict[str, Any]:
+        record = self.source._read(index)
+        value = record.get(self.field)
+        if isinstance(value, np.ndarray) and value.ndim == 0:
+            value = value[()]
+        if isinstance(value, int | np.integer | str):
+            record[self.field] = self._number(index, value)
+        return record
+
+    def _number(self, index: int, value: Any) -> Any:
+        name = value if self._known is None else self._known.find_name(index, value)
+        if name is None:
+            return value
+        if name not in self._numbers:
+            reason = f"the class {name!r} is none of {format_classes(list(self.classes))}"
+            raise SampleError(index, self.where(index), reason)
+        return self._numbers[name] if isinstance(value, int | str) else np.int64(self._numbers[name])
+
+    def column(self, field: str) -> npt.NDArray[Any]:
+        values = self.source.column(field)
+        if field != self.field:
+            return values
+        return np.array([self._number(index, value) for index, value in enumerate(values.tolist())], np.int64)
+
+    def find_class_names(self, field: str) -> ClassNames | None:
+        return ClassNames((self.classes,)) if field == self.field else self.source.find_class_names(field)
+
+    def is_text(self, field: str) -> bool:
+        return field != self.field and self.source.is_text(field)
+
+    def find_origin(self) -> Origin:
+        return self.source.find_origin()
+
+    @property
+    def groups(self) -> Groups | None:
+        """See `Source.groups`."""
+        return self.source.groups
+
+    def will_read(self, indices: npt.NDArray[np.int64]) -> None:
+        self.source.will_read(indices)
+
+    def forget(self) -> None:
+        self.source.forget()
+
+    def load_for_forks(self) -> None:
+        self.source.load_for_forks()
+
+    def where(self, index: int) -> str:
+        return self.source.where(index)
+
+    def identity(self) -> Any:
+        whole = self.source.identity()
+        if whole is None:
+            return None
+        return {"source": self._describe_class(), "of": whole, "numbering": self.describe_numbering()}
+
+    def describe_numbering(self) -> list[Any]:
+        """Which number a class had, and has now, as a JSON value."""
+        known = self._known
+        if known is None:
+            return [self.field, self.classes, "texts"]
+        which = None if known.which is None else hashlib.sha256(known.which.astype("<i8").tobytes()).hexdigest()
+        return [self.field, self.classes, known.lists, which]
+
+
+def list_classes(source: Source, field: str) -> Names:
+    """The names of a source's classes, in the order of their numbers; sorted, where they are texts.
+
+    Raises:
+        SampleError: a text cannot be read.
+    """
+    known = source.find_class_names(field)
+    if known is not None:
+        return known.union
+    return tuple(sorted(set(source.column(field).tolist()))) if source.is_text(field) else ()
+
+
+def find_foreign_class(source: Source, field: str, names: Sequence[str]) -> tuple[int, str] | None:
+    """The first record whose class is none of `names`, and its class; None if there is none."""
+    known = source.find_class_names(field)
+    if known is not None and set(known.union) <= set(names):
+        return None
+    if known is None and not source.is_text(field):
+        return None
+    allowed = set(names)
+    for index, value in enumerate(source.column(field).tolist()):
+        name = value if known is None else known.find_name(index, value)
+        if name is not None and name not in allowed:
+            return index, name
+    return None
+
+
+def number_classes(source: Source, field: str, names: Sequence[str]) -> Source:
+    """See `Source.number_classes`."""
+    known = source.find_class_names(field)
+    if known is None and not source.is_text(field):
+        raise PipelineError(f"{source!r} does not know the classes of {field!r}")
+    return source if known is not None and known.are_numbered_by(names) else ClassNumbers(source, field, names)

@@ -1,0 +1,205 @@
+"""Classes by name: each source that knows names can number its classes as another one does."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines import Pipeline, sources
+from pipelines.errors import PipelineError, SampleError
+from pipelines.overlap import count_shared_records
+from pipelines.sources import Source
+from pipelines.sources._classes import find_foreign_class, list_classes
+
+Make = Callable[[Path, str], Source]  # of a record for each letter, named by it
+
+
+def make_folder(folder: Path, letters: str) -> Source:
+    for number, letter in enumerate(letters):
+        (folder / letter).mkdir(parents=True, exist_ok=True)
+        (folder / letter / f"{number}.png").write_bytes(letter.encode())
+    return sources.image_folder(folder)
+
+
+def make_labelled_files(folder: Path, letters: str) -> Source:
+    folder.mkdir(parents=True)
+    for number, letter in enumerate(letters):
+        (folder / f"{number}.png").write_bytes(letter.encode())
+    rows = "".join(f"{number}.png,{letter}\n" for number, letter in enumerate(letters))
+    (folder / "labels.csv").write_text(rows)
+    return sources.image_folder(folder, labels=folder / "labels.csv")
+
+
+def make_csv(folder: Path, letters: str) -> Source:
+    folder.mkdir(parents=True)
+    (folder / "rows.csv").write_text("x,label\n" + "".join(f"1,{letter}\n" for letter in letters))
+    return sources.csv(folder / "rows.csv")
+
+
+def make_jsonl(folder: Path, letters: str) -> Source:
+    folder.mkdir(parents=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"x": 1, "label": each}) + "\n" for each in letters))
+    return sources.jsonl(folder / "rows.jsonl")
+
+
+def make_dictionary(folder: Path, letters: str) -> Source:
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"label": pa.array(list(letters)).dictionary_encode()}), folder / "rows.parquet")
+    return sources.parquet(folder / "rows.parquet")
+
+
+def make_features(folder: Path, letters: str) -> Source:
+    """Two files, each with a list of names of its own."""
+    folder.mkdir(parents=True)
+    for part, of in enumerate((letters[:2], letters[2:])):
+        names = sorted(set(of), reverse=True)
+        features = {"label": {"names": names, "_type": "ClassLabel"}}
+        table = pa.table({"label": [names.index(letter) for letter in of]})
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        pq.write_table(table, folder / f"{part}.parquet")
+    return sources.parquet(folder / "*.parquet")
+
+
+def make_huggingface(folder: Path, letters: str) -> Source:
+    datasets = pytest.importorskip("datasets")
+    names = sorted(set(letters))
+    features = datasets.Features({"label": datasets.ClassLabel(names=names)})
+    return sources.huggingface(datasets.Dataset.from_dict({"label": list(map(names.index, letters))}, features))
+
+
+def make_texts(folder: Path, letters: str) -> Source:
+    return sources.arrays(x=np.zeros(len(letters)), label=list(letters))
+
+
+class Items:
+    """A Dataset as torchvision's are."""
+
+    def __init__(self, letters: str) -> None:
+        self.classes = sorted(set(letters))
+        self._labels = [self.classes.index(letter) for letter in letters]
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[float, int]:
+        return 0.0, self._labels[index]
+
+
+class Subset:
+    def __init__(self, dataset: Any, indices: list[int]) -> None:
+        self.dataset, self.indices = dataset, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[self.indices[index]]
+
+
+class ConcatDataset:
+    def __init__(self, datasets: list[Any]) -> None:
+        self.datasets = datasets
+
+    def __len__(self) -> int:
+        return sum(map(len, self.datasets))
+
+    def __getitem__(self, index: int) -> Any:
+        first = len(self.datasets[0])
+        return self.datasets[0][index] if index < first else self.datasets[1][index - first]
+
+
+def make_concatenation(folder: Path, letters: str) -> Source:
+    """Of two parts that number classes by themselves, chosen from in reverse order."""
+    parts = ConcatDataset([Items(letters[:2]), Items(letters[2:])])
+    return sources.dataset(Subset(parts, list(range(len(letters)))[::-1]), id=letters)
+
+
+KINDS: dict[str, Make] = {
+    make.__name__.removeprefix("make_"): make
+    for make in (
+        make_folder, make_labelled_files, make_csv, make_jsonl, make_dictionary, make_features, make_huggingface,
+        make_texts, make_concatenation,
+    )
+}  # fmt: skip
+
+
+def read_letters(kind: str, letters: str) -> str:
+    return "".join(sorted(letters)) if kind == "folder" else letters[::-1] if kind == "concatenation" else letters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_classes_have_the_numbers_of_other_data_by_name(kind: str, tmp_path: Path) -> None:
+    here, other = KINDS[kind](tmp_path / "here", "cdcbd"), KINDS[kind](tmp_path / "other", "abcda")
+    names = list_classes(other, "label")
+    assert set(names) == set("abcd")
+    numbered = here.number_classes("label", names)
+    wanted = [names.index(letter) for letter in read_letters(kind, "cdcbd")]
+    for source in (numbered, pickle.loads(pickle.dumps(numbered))):
+        assert [int(record["label"]) for record in source] == wanted == source.column("label").tolist()
+    half = here.split(0.5)[0]
+    assert [names[record["label"]] for record in half.number_classes("label", names)] == [
+        names[wanted[index]] for index in half.indices
+    ]
+    # What has these numbers already stays as it is; another numbering is another source.
+    assert numbered.number_classes("label", names) is numbered
+    assert numbered.identity() not in (here.identity(), here.number_classes("label", names[::-1]).identity())
+    foreign = find_foreign_class(here, "label", names[:2])
+    assert foreign is not None and foreign[1] not in names[:2]
+    with pytest.raises(SampleError, match=f"the class '{foreign[1]}' is none of '{names[0]}', '{names[1]}'"):
+        here.number_classes("label", names[:2])[foreign[0]]
+
+
+def test_what_knows_no_names_cannot_be_numbered() -> None:
+    source = sources.arrays(label=np.arange(3))
+    assert list_classes(source, "label") == () and find_foreign_class(source, "label", "abc") is None
+    with pytest.raises(PipelineError, match="does not know the classes of 'label'"):
+        source.number_classes("label", "abc")
+
+
+def test_a_numbering_is_part_of_a_pipelines_identity(tmp_path: Path) -> None:
+    """Also where the user has named the source; pipelines from one stay those from one."""
+    source = make_folder(tmp_path, "bc")
+    for given in (None, "mine"):
+        start = Pipeline(source, id=given)
+        common = start.map(len, field="image", id="length")
+        stages = [common.map(abs, field="label", id=str(number)) for number in range(2)]
+        made = [each.number_classes("label", "abc") for each in (start, *stages)]
+        assert len({each.fingerprint for each in (start, *stages, *made)}) == 6
+        assert made[1].prefix(1).token == made[2].prefix(1).token != stages[1].prefix(1).token
+        assert [each["label"].tolist() for each in made[2].loader(2, epochs=1)] == [[1, 2]]
+        assert start.number_classes("label", "bcd") is start
+
+
+def test_shared_records_are_found_by_indices_of_one_source(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    folder, again = make_folder(tmp_path / "a", "bccbd"), sources.image_folder(tmp_path / "a")
+    first, second = folder.split(0.4)
+    table = datasets.Dataset.from_dict({"label": list(range(10))})
+    divided = table.train_test_split(0.3, seed=0)
+    items = Items("abcab")
+    equal = [sources.arrays(x=np.arange(6.0)) for _ in range(2)]
+    pairs: list[tuple[Any, Any, int]] = [
+        (folder, folder, 5),
+        (folder, again, 5),
+        (first, second, 0),
+        (first, again, 5 - len(second)),
+        (second.number_classes("label", "abcd"), folder.take(5), len(second)),
+        (folder.number_classes("label", "abcd"), second, len(second)),
+        (folder, make_folder(tmp_path / "b", "bccbd"), 0),
+        (sources.huggingface(divided["train"]), sources.huggingface(divided["test"]), 0),
+        (sources.huggingface(table), sources.huggingface(divided["test"]), 3),
+        (sources.dataset(Subset(items, [0, 1, 2])), sources.dataset(Subset(items, [2, 3])), 1),
+        (sources.dataset(items), sources.dataset(Items("abcab")), 0),
+        (*equal, 6),
+        (equal[0], sources.arrays(x=np.arange(1.0, 7.0)), 0),
+    ]
+    found = [count_shared_records(Pipeline(one), Pipeline(other)) for one, other, _ in pairs]
+    assert found == [wanted for *_, wanted in pairs]
