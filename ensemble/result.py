@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ensemble.store import RunState
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """The result of a run.
 
@@ -79,17 +80,17 @@ class Result:
 
         return read_per_class(RunDir(self.run_dir))
 
+    def __repr__(self) -> str:
+        try:
+            return self.summary()
+        except (StoreError, OSError) as error:  # the directory is gone
+            return f"Result({str(self.run_dir)!r}): {error}"
+
     def _repr_html_(self) -> str:
         try:
             return result_html(RunDir(self.run_dir))
-        except (StoreError, OSError) as error:  # the directory is gone
-            return f"<p>{_escape(str(error))}</p>"
-
-
-def _escape(text: str) -> str:
-    import html
-
-    return html.escape(text)
+        except (StoreError, OSError) as error:
+            return f"<p>{html.escape(str(error))}</p>"
 
 
 def choose_best(rows: Rows, state: RunState) -> Row | None:

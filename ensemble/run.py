@@ -8,6 +8,7 @@ machine, or by one on another node that sees the directory. All communication us
 from __future__ import annotations
 
 import dataclasses
+import html
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.meter.ledger import present
-from ensemble.reporting import SILENT_S, describe_lost_controller, status_rows
+from ensemble.reporting import SILENT_S, describe_lost_controller, status_head, status_lines, status_rows
 from ensemble.reporting.notebook import LiveView, run_html
 from ensemble.reporting.results import list_epochs
 from ensemble.result import Result as Result
@@ -39,6 +40,7 @@ from ensemble.store import (
 
 Event = dict[str, Any]
 
+WIDTH = 120  # columns of a handle's table
 POLL_S = 0.1  # between reads of the log of a run that another process drives
 ANSWER_TIMEOUT_S = 10.0  # a controller reads requests twice a second, but not while it starts or closes something
 FINALIZE_TIMEOUT_S = 60.0  # from the last event of a run until its ledger and report are written
@@ -246,8 +248,20 @@ class Run:
             time.sleep(POLL_S)
         return make_result(self._dir)
 
+    def __repr__(self) -> str:
+        try:
+            status = RunStatus.load(self._dir)
+            state, rows = status.state, status_rows(status.state, present(status.account))
+            head = status_head(state, describe_lost_controller(self._dir, state) is not None)
+            return "\n".join([head, *status_lines(state, rows, WIDTH)])
+        except (StoreError, OSError) as error:  # the directory is gone
+            return f"{type(self).__name__}({str(self.run_dir)!r}): {error}"
+
     def _repr_html_(self) -> str:
-        return run_html(self._dir)
+        try:
+            return run_html(self._dir)
+        except (StoreError, OSError) as error:
+            return f"<p>{html.escape(str(error))}</p>"
 
     def _poll(self) -> None:
         """Read the new events of the log, and pass them to `on_event`."""

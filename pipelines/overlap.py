@@ -15,7 +15,8 @@ def count_shared_records(one: Pipeline, other: Pipeline) -> int:
     """The number of the other pipeline's records that are records of this one, too.
 
     They are found by what their sources are of (`Source.find_origin`): the same source, or sources of one
-    identity, such as those of the same files. Equal records of sources that are not known to be the same do not count.
+    identity, such as those of the same files. Equal records of sources that are not known to be the same do not
+    count.
     """
     mine, theirs = (pipeline.source.find_origin() for pipeline in (one, other))
     if not _is_same_root(mine, theirs):

@@ -41,8 +41,11 @@ def trace_labels(pipeline: Pipeline, target: str) -> Trace:
 
     With functions of the user's among the stages, some samples are prepared. Those that cannot be say nothing.
     """
+    from pipelines.stages._declared import find_slots
     from pipelines.stages.records import as_record
 
+    if target in find_slots(pipeline.stages):  # a text, or a list, is to stand in batches
+        return "changed"
     if all(stage.field is None and as_record(stage.call) is not None for stage in pipeline.stages):
         return _trace_known_stages(pipeline, target)
     found = {_compare_label(pipeline, index, target) for index in _spread(len(pipeline.source))}
@@ -130,7 +133,8 @@ def number_classes(split: str, pipeline: Pipeline, train: Pipeline, target: str,
         index, name = foreign
         raise SpecError(
             f"Ensemble.{split}: the class {name!r} ({source.where(index)}) is none of the training data's, which "
-            f"are {_format(names)} ({train.source.where(0)} ...): add it there, or leave its records out of {split}="
+            f"are {_format(names)} ({train.source.where(0)} ...): add it there, or leave its records out of "
+            f"{split}="
         )
     if known is not None and getattr(source[0].get(raw), "ndim", 0):
         raise SpecError(

@@ -20,9 +20,10 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     `scheme` is the form of fingerprints (`pipelines.fingerprint`); a run of before it was recorded had the first.
     `python` is the version that compiled the user's functions in them.
     `fingerprint` is the training pipeline's (source, seed, order, stages), None where it cannot be determined;
-    `samples` its length. `numbering` says how the classes of a split are mapped whose source numbers them otherwise
-    than the training data do (`ensemble.spec.splits`). Arrays without an `id=` are read once for it. Where each
-    member has a pipeline of its own (`train=` is a function), `fingerprints` has that of each declared member instead.
+    `samples` its length. `numbering` says how the classes of a split are mapped whose source numbers them
+    otherwise than the training data do (`ensemble.spec.splits`). Arrays without an `id=` are read once for it.
+    Where each member has a pipeline of its own (`train=` is a function), `fingerprints` has that of each declared
+    member instead.
 
     Args:
         params: of a single member; None for the run.

@@ -135,3 +135,12 @@ def test_outside_of_a_notebook_nothing_is_shown_and_names_are_no_markup(trained:
     assert "<script>" not in html and "&lt;script&gt;" in html
     assert ensemble.attach(trained)._repr_html_().count("<tr") == 3
     assert "2/2" in ensemble.attach(trained).wait()._repr_html_()
+
+
+def test_a_run_and_its_result_are_tables_as_text_too(trained: Path, tmp_path: Path) -> None:
+    run = ensemble.attach(trained)
+    for shown in (run, run.wait()):
+        lines = [line for line in repr(shown).splitlines() if "member-" in line]
+        assert len(lines) == 2 and all("finished" in line for line in lines) and len(repr(shown)) < 4000
+    gone = ensemble.Run(RunDir(tmp_path / "gone"))
+    assert "gone" in repr(gone) and "gone" in gone._repr_html_()

@@ -1,0 +1,131 @@
+"""The splits beside each other: classes go by the names of the training data, and shared samples are said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ensemble import Ensemble, Recipe, SpecError
+from ensemble.spec.splits import describe_overlap
+from ensemble.train.data_identity import describe_difference, training_data
+from pipelines import Pipeline, sources, stages
+
+RECIPE = Recipe(model=lambda params: None, loss=lambda net, batch: None)
+
+
+def make_folder(folder: Path, letters: str) -> Any:
+    for number, letter in enumerate(letters):
+        (folder / letter).mkdir(parents=True, exist_ok=True)
+        (folder / letter / f"{number}.png").write_bytes(b"png")
+    return sources.image_folder(folder)
+
+
+def declare(train: Any, **options: Any) -> Ensemble:
+    return Ensemble(**{"name": "x", "recipe": RECIPE, "members": [{"n": 1}], "train": train, **options})
+
+
+def measure(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"size": len(sample["image"]), "label": sample["label"]}
+
+
+def count_from_one(label: int) -> int:
+    return label + 1
+
+
+def count_from_two(label: int) -> int:
+    return label + 2
+
+
+def read_labels(pipeline: Any) -> list[int]:
+    return [int(record["label"]) for record in pipeline.source]
+
+
+def test_classes_of_each_split_have_the_numbers_of_the_training_data(tmp_path: Path) -> None:
+    train, valid, test = (
+        Pipeline(make_folder(tmp_path / name, letters)).map(measure)
+        for name, letters in (("train", "abc"), ("valid", "bbc"), ("test", "cab"))
+    )
+    declared = declare(train, valid=valid, test=test)
+    assert declared.classes == ("a", "b", "c") and declared.train is train and declared.test is test
+    assert read_labels(declared.valid) == [1, 1, 2] != read_labels(valid)
+    assert declared.valid is not None and declared.valid.fingerprint not in (None, valid.fingerprint)
+    (batch,) = declared.valid.without_randomness().loader(3, epochs=1)
+    assert batch["label"].tolist() == [1, 1, 2]
+    # A function of the hyperparameters, and a part of the data.
+    for other in (lambda params: train, train.take(2)):
+        made = declare(other, valid=valid)
+        assert read_labels(made.valid) == [1, 1, 2] and made.classes == declared.classes
+    # A run that began with other numbers does not go on.
+    before = {**training_data(declared), "numbering": {}}
+    said = describe_difference(before, training_data(declared))
+    assert said == "the classes of valid have other numbers than before"
+
+
+def test_texts_are_numbered_in_all_splits(tmp_path: Path) -> None:
+    made = {
+        name: Pipeline(sources.arrays(x=np.arange(len(letters)), label=list(letters)))
+        for name, letters in (("train", "cab"), ("valid", "bc"))
+    }
+    declared = declare(made["train"], valid=made["valid"], test=Pipeline(make_folder(tmp_path, "cb")))
+    splits = (declared.train, declared.valid, declared.test)
+    assert [read_labels(split) for split in splits] == [[2, 0, 1], [1, 2], [1, 2]]
+    assert read_labels(declare(lambda params: made["train"], valid=made["valid"]).pipeline({"n": 1})) == [2, 0, 1]
+    # What a stage makes numbers of, or declares to be a text, stays.
+    for stage, more in ((ord, {"field": "label"}), (stages.text("label", 4), {})):
+        given = [each.map(stage, **more) for each in made.values()]
+        kept = declare(given[0], valid=given[1])
+        assert kept.train is given[0] and kept.valid is given[1]
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_a_class_that_the_training_data_lack_is_named(split: str, tmp_path: Path) -> None:
+    train, other = (
+        Pipeline(make_folder(tmp_path / "train", "ab")),
+        Pipeline(make_folder(tmp_path / "other", "bdd")),
+    )
+    said = (
+        rf"Ensemble.{split}: the class 'd' \({tmp_path}/other/d/1.png\) is none of .* 'a', 'b' \({tmp_path}/train"
+    )
+    with pytest.raises(SpecError, match=said):
+        declare(train, **{split: other})
+    known = declare(train, **{split: other.take(1)})  # a part without it
+    assert read_labels(getattr(known, split)) == [1]
+    without = other.map(stages.drop("label"))
+    assert getattr(declare(train, **{split: without}), split) is without
+    numbers = declare(train, recipe=Recipe(model=RECIPE.model, loss="mse"), **{split: other})
+    assert getattr(numbers, split) is other and numbers.classes == ()
+
+
+def test_labels_that_stages_change_are_those_of_the_training_data_or_refused(tmp_path: Path) -> None:
+    train, valid = (Pipeline(make_folder(tmp_path / name, name)).map(measure) for name in ("abc", "bc"))
+    both = [each.map(count_from_two, field="label") for each in (train, valid)]
+    assert read_labels(declare(both[0], valid=both[1]).valid) == [1, 2]
+    by_hand = valid.map(count_from_one, field="label")
+    assert declare(train, valid=by_hand).valid is by_hand
+    with pytest.raises(
+        SpecError, match=r"numbers the classes of 'label' otherwise .*'b', 'c' instead of 'a', 'b'"
+    ):
+        declare(train, valid=both[1])
+
+
+def test_samples_that_splits_share_are_counted_and_refused_in_test() -> None:
+    source = sources.arrays(x=np.arange(10.0))
+    train, valid = (Pipeline(part) for part in source.split(0.6))
+    declared = declare(train, valid=Pipeline(source), test=None)
+    (row,) = declared.list_overlaps()
+    assert describe_overlap(row) == (
+        "valid shares 6 of its 10 samples with train: members are selected, and the combined model is calibrated, "
+        "on samples that they were trained on"
+    )
+    assert declare(train, valid=valid).list_overlaps() == []
+    for test, said in (
+        (Pipeline(source), "shares 6 of its 10 samples with train"),
+        (valid, "4 of its 4 .* valid"),
+    ):
+        with pytest.raises(SpecError, match=f"Ensemble.test .*{said}.*; .*allow_overlap=True"):
+            declare(train, valid=valid, test=test)
+        assert declare(train, valid=valid, test=test, allow_overlap=True).test is test
+    assert declare(lambda params: train, valid=train).list_overlaps()[0]["shared"] == 6
