@@ -8,7 +8,7 @@ import numpy as np
 
 from pipelines.fingerprint import Unsure
 from pipelines.pipeline import Pipeline
-from pipelines.sources._base import Origin
+from pipelines.sources._base import Origin, Source
 
 
 def count_shared_records(one: Pipeline, other: Pipeline) -> int:
@@ -18,10 +18,16 @@ def count_shared_records(one: Pipeline, other: Pipeline) -> int:
     identity, such as those of the same files. Equal records of sources that are not known to be the same do not
     count.
     """
-    mine, theirs = (pipeline.source.find_origin() for pipeline in (one, other))
+    mine, theirs = (_find_origin(pipeline.source) for pipeline in (one, other))
     if not _is_same_root(mine, theirs):
         return 0
     return int(np.isin(np.asarray(theirs.indices), np.asarray(mine.indices)).sum())
+
+
+def _find_origin(source: Any) -> Origin:
+    if isinstance(source, Source):
+        return source.find_origin()
+    return Origin(source, lambda: None, range(len(source)))
 
 
 def _is_same_root(mine: Origin, theirs: Origin) -> bool:

@@ -72,7 +72,7 @@ class MemberPipelines:
         """
         train, task = self.first_pipeline(), getattr(self.recipe, "task", None)
         has_classes = getattr(task, "kind", "classification") in LABELS
-        return list_classes(train, self.target) if has_classes and hasattr(train, "source") else ()
+        return list_classes(train, self.target) if has_classes else ()
 
     def first_pipeline(self) -> Pipeline:
         """The training pipeline of the first member, as it was declared."""
@@ -107,7 +107,7 @@ class MemberPipelines:
             object.__setattr__(self, "train", self._number(train))
         for split in LABELLED:
             pipeline = getattr(self, split)
-            if hasattr(pipeline, "source"):
+            if pipeline is not None:
                 object.__setattr__(self, split, number_classes(split, pipeline, train, self.target, self.classes))
 
     def _number(self, train: Pipeline) -> Pipeline:

@@ -22,7 +22,14 @@ LABELLED = ("valid", "test")
 #: Samples, spread over a split, by which it is seen what the user's stages make of labels.
 SAMPLES = 64
 
-Trace = Literal["kept", "changed", "gone"]
+Trace = Literal["kept", "changed", "gone", "unknown"]
+
+
+def _has_names(pipeline: Any) -> bool:
+    """Whether what a pipeline reads may know names: a source of a class of the user's own need not."""
+    from pipelines.sources import Source
+
+    return isinstance(getattr(pipeline, "source", None), Source)
 
 
 def find_raw_name(pipeline: Pipeline, target: str) -> str:
@@ -39,7 +46,7 @@ def find_raw_name(pipeline: Pipeline, target: str) -> str:
 def trace_labels(pipeline: Pipeline, target: str) -> Trace:
     """What the stages make of the labels: whether samples have those of the records, others, or none.
 
-    With functions of the user's among the stages, some samples are prepared. Those that cannot be say nothing.
+    With functions of the user's among the stages, some samples are prepared; unknown where none can be.
     """
     from pipelines.stages._declared import find_slots
     from pipelines.stages.records import as_record
@@ -49,7 +56,7 @@ def trace_labels(pipeline: Pipeline, target: str) -> Trace:
     if all(stage.field is None and as_record(stage.call) is not None for stage in pipeline.stages):
         return _trace_known_stages(pipeline, target)
     found = {_compare_label(pipeline, index, target) for index in _spread(len(pipeline.source))}
-    return "changed" if "changed" in found else "gone" if "gone" in found else "kept"
+    return next((trace for trace in ("changed", "gone", "kept") if trace in found), "unknown")
 
 
 def _trace_known_stages(pipeline: Pipeline, target: str) -> Trace:
@@ -74,7 +81,7 @@ def _spread(count: int) -> Sequence[int]:
     return sorted({number * (count - 1) // (SAMPLES - 1) for number in range(SAMPLES)})
 
 
-def _compare_label(pipeline: Pipeline, index: int, target: str) -> Trace | None:
+def _compare_label(pipeline: Pipeline, index: int, target: str) -> Trace:
     import numpy as np
 
     from pipelines.errors import PipelineError
@@ -85,7 +92,7 @@ def _compare_label(pipeline: Pipeline, index: int, target: str) -> Trace | None:
         before = pipeline.source[index].get(find_raw_name(pipeline, target))
         sample = prepare_checked(SampleMaker(pipeline), index)
     except PipelineError:
-        return None
+        return "unknown"
     if target not in sample:
         return "gone"
     return "kept" if np.array_equal(np.asarray(before), np.asarray(sample[target])) else "changed"
@@ -95,6 +102,8 @@ def list_classes(pipeline: Pipeline, target: str) -> tuple[str, ...]:
     """Names of the classes of the target, in the order of their numbers; empty where the source knows none."""
     from pipelines.sources._classes import list_classes
 
+    if not _has_names(pipeline):
+        return ()
     raw = find_raw_name(pipeline, target)
     is_text = pipeline.source.is_text(raw)
     return () if is_text and trace_labels(pipeline, target) != "kept" else list_classes(pipeline.source, raw)
@@ -113,6 +122,8 @@ def number_classes(split: str, pipeline: Pipeline, train: Pipeline, target: str,
     """
     from pipelines.sources._classes import find_foreign_class
 
+    if not _has_names(pipeline):
+        return pipeline
     raw, source = find_raw_name(pipeline, target), pipeline.source
     known = source.find_class_names(raw)
     if (known is None and not source.is_text(raw)) or (known is not None and known.are_numbered_by(names)):

@@ -275,7 +275,7 @@ def test_recurrent_and_attention_networks_are_exported_bitwise(tmp_path: Path) -
         Pipeline(source).map(stages.tokenize("words", list("abcdefgh"))).map(stages.pad("words", 9, mask="mask"))
     )
     recipe = Recipe(model=lambda params: Sequence(), loss=sequence_loss)
-    run = train(tmp_path / "run", declare(recipe=recipe, members=[{"lr": 0.1}], train=pipe, valid=pipe, test=pipe))
+    run = train(tmp_path / "run", declare(recipe=recipe, members=[{"lr": 0.1}], train=pipe, valid=pipe, test=None))
     made = ensemble.export(run, tmp_path / "out", uncertainty=False)
     record = read_record(made)
     assert set(record["fields"]) == {"words", "mask"}
