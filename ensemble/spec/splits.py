@@ -216,13 +216,13 @@ def count_overlaps(splits: Mapping[str, Sequence[Pipeline]]) -> dict[str, dict[s
     Args:
         splits: the pipelines of each, in order; of several the largest number counts.
     """
-    from pipelines.overlap import count_shared_records
+    from pipelines.sources._overlap import count_shared_records
 
     found: dict[str, dict[str, int]] = {}
     names = list(splits)
     for number, split in enumerate(names):
         for before in names[:number]:
-            pairs = ((one, other) for one in splits[before] for other in splits[split])
+            pairs = ((one.source, other.source) for one in splits[before] for other in splits[split])
             most = max((count_shared_records(one, other) for one, other in pairs), default=0)
             if most:
                 found.setdefault(split, {})[before] = most

@@ -29,7 +29,7 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
         params: of a single member; None for the run.
     """
     common = {"scheme": SCHEME, "python": PYTHON, "samples": ensemble.samples, "drop_last": ensemble.drop_last}
-    splits = {split: getattr(ensemble, split) for split in LABELLED}
+    splits = {split: getattr(ensemble, split) for split in ("train", *LABELLED)}
     common |= {"numbering": describe_numbering(splits, ensemble.target, ensemble.classes)}
     if not callable(ensemble.train) or params is not None:
         return {"fingerprint": ensemble.pipeline(params or {}).fingerprint, **common}

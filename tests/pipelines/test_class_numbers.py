@@ -15,9 +15,9 @@ import pytest
 
 from pipelines import Pipeline, sources
 from pipelines.errors import PipelineError, SampleError
-from pipelines.overlap import count_shared_records
 from pipelines.sources import Source
 from pipelines.sources._classes import find_foreign_class, list_classes
+from pipelines.sources._overlap import count_shared_records
 
 Make = Callable[[Path, str], Source]  # of a record for each letter, named by it
 
@@ -201,5 +201,5 @@ def test_shared_records_are_found_by_indices_of_one_source(tmp_path: Path) -> No
         (*equal, 6),
         (equal[0], sources.arrays(x=np.arange(1.0, 7.0)), 0),
     ]
-    found = [count_shared_records(Pipeline(one), Pipeline(other)) for one, other, _ in pairs]
+    found = [count_shared_records(one, other) for one, other, _ in pairs]
     assert found == [wanted for *_, wanted in pairs]

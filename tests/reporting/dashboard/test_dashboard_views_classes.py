@@ -11,8 +11,10 @@ import pytest
 import run_events
 from sklearn.metrics import confusion_matrix, f1_score
 
+from ensemble.combine.per_class import compute_per_class
 from ensemble.reporting.dashboard.analysis import read_quality
 from ensemble.reporting.report import write_report
+from ensemble.spec.task import CLASSIFICATION
 from ensemble.store import RunDir, fold, read_events, save_predictions
 
 ANIMALS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "<b>truck</b>"]
@@ -78,6 +80,18 @@ def test_of_a_thousand_classes_the_worst_and_the_most_frequent_confusions_are_li
     assert len(json.dumps(document)) < 20_000
 
 
+def test_a_matrix_has_names_on_both_axes_as_a_table_and_as_text(call: Any) -> None:
+    cells = [[0, 1, 2, 1], [1, 1, 3, 1]]
+    table = call("views/confusion.js", "(m, given) => m.tabulate(given)", {"names": ["0", "1"], "cells": cells})
+    assert table == {"head": ["true \\ predicted", "0", "1"], "rows": [["0", "0", "2"], ["1", "0", "3"]]}
+    values = np.eye(2)[[1, 1, 1, 1, 1]]
+    figures = compute_per_class(CLASSIFICATION, values, np.array([0, 0, 1, 1, 1]), ["cat", "dog"])
+    assert (
+        str(figures).split("\n\n")[1]
+        == "true \\ predicted  cat  dog\ncat                 0    2\ndog                 0    3"
+    )
+
+
 @pytest.mark.browser
 @pytest.mark.more
 def test_the_matrix_shows_each_model_in_any_width(tab: Any, tmp_path: Path) -> None:
@@ -87,6 +101,9 @@ def test_the_matrix_shows_each_model_in_any_width(tab: Any, tmp_path: Path) -> N
     tab.wait_for_selector("[data-view=ensemble]:not([data-drawn='0'])")
     card = tab.locator("figure", has=tab.locator("h3", has_text="Confusion of classes")).first
     assert card.locator("svg rect").count() == 100
+    for axis in ("true", "predicted"):
+        shown = card.locator(f"[data-axis={axis}]")
+        assert shown.evaluate_all("all => all.map((each) => each.lastChild.textContent)") == ANIMALS
     assert tab.evaluate("document.documentElement.scrollWidth") <= 400
     (first, second) = quality_of(RunDir(report.parent))["classes"]["matrices"]
     for button, matrix in (("best member", second), ("combined model", first)):

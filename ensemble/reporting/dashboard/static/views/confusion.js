@@ -60,7 +60,8 @@ function shorten(name) {
   return name.length > 14 ? `${name.slice(0, 13)}…` : name;
 }
 
-function tabulate({ names, cells }) {
+/** The matrix as a table: names of classes on both axes. */
+export function tabulate({ names, cells }) {
   const at = new Map(cells.map(([t, p, many]) => [`${t},${p}`, many]));
   return { head: [TRUE_PREDICTED, ...names.map((name) => visible(name))], rows: names.map((name, i) => [visible(name), ...names.map((_, j) => number(at.get(`${i},${j}`) ?? 0))]) };
 }

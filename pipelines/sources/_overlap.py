@@ -1,4 +1,4 @@
-"""Finds records that two pipelines have in common."""
+"""Finds records that two sources have in common."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import Any
 import numpy as np
 
 from pipelines.fingerprint import Unsure
-from pipelines.pipeline import Pipeline
 from pipelines.sources._base import Origin, Source
 
 
-def count_shared_records(one: Pipeline, other: Pipeline) -> int:
-    """The number of the other pipeline's records that are records of this one, too.
+def count_shared_records(one: Any, other: Any) -> int:
+    """The number of the other source's records that are records of this one, too.
 
-    They are found by what their sources are of (`Source.find_origin`): the same source, or sources of one
-    identity, such as those of the same files. Equal records of sources that are not known to be the same do not
-    count.
+    They are found by what they are of (`Source.find_origin`): the same source, or sources of one identity, such as
+    those of the same files. Equal records of sources that are not known to be the same do not count.
     """
-    mine, theirs = (_find_origin(pipeline.source) for pipeline in (one, other))
+    mine, theirs = map(_find_origin, (one, other))
     if not _is_same_root(mine, theirs):
         return 0
     return int(np.isin(np.asarray(theirs.indices), np.asarray(mine.indices)).sum())
