@@ -81,10 +81,12 @@ class MemberPipelines:
     @functools.cached_property
     def overlaps(self) -> dict[str, dict[str, int]]:
         """Samples of `valid` and `test` that a split before them has, too, by split and that other one."""
-        splits = {"valid": [self.valid], "test": [self.test]}
-        known = {name: [each for each in given if hasattr(each, "source")] for name, given in splits.items()}
-        train = self._distinct_pipelines() if any(known.values()) else []
-        return count_overlaps({"train": [each for each in train if hasattr(each, "source")], **known})
+        if self.valid is None and self.test is None:
+            return {}
+        splits = {"train": self._distinct_pipelines(), "valid": [self.valid], "test": [self.test]}
+        return count_overlaps(
+            {name: [each for each in given if hasattr(each, "source")] for name, given in splits.items()}
+        )
 
     def list_overlaps(self) -> list[dict[str, Any]]:
         """The same as rows of an event: `split`, `with`, how many samples are `shared`, `samples` of the split."""

@@ -15,6 +15,7 @@ from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
+    from pipelines.sources import Source
     from pipelines.stage import Stage
 
 #: Splits whose labels are compared with predictions.
@@ -62,7 +63,7 @@ def trace_labels(pipeline: Pipeline, target: str) -> Trace:
 def _trace_known_stages(pipeline: Pipeline, target: str) -> Trace:
     from pipelines import stages
 
-    rename, select, drop = (type(each) for each in (stages.rename(a="b"), stages.select("a"), stages.drop("a")))
+    rename, select, drop = type(stages.rename(a="b")), type(stages.select("a")), type(stages.drop("a"))
     name = find_raw_name(pipeline, target)
     is_text = pipeline.source.is_text(name)
     for stage in pipeline.stages:
@@ -147,7 +148,7 @@ def number_classes(split: str, pipeline: Pipeline, train: Pipeline, target: str,
             f"are {_format(names)} ({train.source.where(0)} ...): add it there, or leave its records out of "
             f"{split}="
         )
-    if known is not None and getattr(source[0].get(raw), "ndim", 0):
+    if known is not None and _has_arrays(source, raw):
         raise SpecError(
             f"Ensemble.{split}: {source!r} names its classes {_format(known.union)}, the training data "
             f"{_format(names)}, and {raw!r} is an array, whose numbers are not mapped: give both the same names"
@@ -162,27 +163,36 @@ def _are_stages_of(pipeline: Pipeline, train: Pipeline) -> bool:
 
 
 def _describe(stage: Stage) -> Any:
-    from pipelines.fingerprint import Unsure
-
-    try:
-        return stage.describe()
-    except Unsure:
-        return id(stage.call)
+    described = stage.describe()
+    return id(stage.call) if described.gaps else described.value
 
 
 def _are_numbered_by_stages(pipeline: Pipeline, target: str, names: Sequence[str]) -> bool:
     """Whether stages give the classes the numbers that they have in `names`."""
+    from pipelines.errors import PipelineError
     from pipelines.prepare.checked import prepare_checked
     from pipelines.prepare.sample_maker import SampleMaker
 
     raw = find_raw_name(pipeline, target)
     known, maker = pipeline.source.find_class_names(raw), SampleMaker(pipeline)
     for index in _spread(len(pipeline.source)):
-        number = prepare_checked(maker, index)[target]
-        name = None if known is None else known.find_name(index, pipeline.source[index][raw])
-        if name not in names or number != list(names).index(name):
+        try:
+            number, value = prepare_checked(maker, index)[target], pipeline.source[index][raw]
+        except PipelineError:
+            continue
+        name = None if known is None else known.find_name(index, value)
+        if name is None or name not in names or number != list(names).index(name):
             return False
     return True
+
+
+def _has_arrays(source: Source, field: str) -> bool:
+    from pipelines.errors import PipelineError
+
+    try:
+        return bool(getattr(source[0].get(field), "ndim", 0))
+    except PipelineError:  # whoever reads the record says so
+        return False
 
 
 def _format(names: Sequence[str]) -> str:
@@ -199,8 +209,8 @@ def describe_numbering(splits: Mapping[str, Pipeline | None], target: str, names
 
     found: dict[str, Any] = {}
     for split, pipeline in splits.items():
-        source = getattr(pipeline, "source", None)
-        whole = getattr(source, "source", source) if getattr(source, "kind", "") == "subset" else source
+        source: Any = getattr(pipeline, "source", None)
+        whole: Any = source.source if getattr(source, "kind", "") == "subset" else source
         if hasattr(whole, "describe_numbering"):
             found[split] = fingerprint.digest(whole.describe_numbering())
         elif pipeline is not None and names and hasattr(whole, "find_class_names"):
@@ -210,7 +220,7 @@ def describe_numbering(splits: Mapping[str, Pipeline | None], target: str, names
     return found
 
 
-def count_overlaps(splits: Mapping[str, Sequence[Pipeline]]) -> dict[str, dict[str, int]]:
+def count_overlaps(splits: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, int]]:
     """Split -> another one before it -> how many of the split's records it has as well, where that is known.
 
     Args:

@@ -36,12 +36,12 @@ class Origin:
 
     Attributes:
         root: what all of them are of: a source, a table, a Dataset of another library.
-        identify: returns a JSON value that is equal only for roots with equal records; None if that is unknown.
+        describe: describes the root; equal without gaps only for roots with equal records.
         indices: of the records in the root, int64 [n] or a range.
     """
 
     root: Any
-    identify: Callable[[], Any]
+    describe: Callable[[], Description]
     indices: Indices
 
     def select(self, indices: Indices) -> Origin:
@@ -50,7 +50,7 @@ class Origin:
             chosen = self.indices[indices.start : indices.stop : indices.step]
         else:
             chosen = np.asarray(self.indices)[indices]
-        return Origin(self.root, self.identify, chosen)
+        return Origin(self.root, self.describe, chosen)
 
 
 class Source(ABC):
@@ -133,7 +133,7 @@ class Source(ABC):
 
     def find_origin(self) -> Origin:
         """Returns what the records are of, by which two sources can be seen to share some."""
-        return Origin(self, self.identity, range(len(self)))
+        return Origin(self, self.describe_for_fingerprint, range(len(self)))
 
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - most sources have no use for it
         """Announces the records that are read next, int64 [n]: a source may prefetch their groups."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
-from pipelines.fingerprint import is_ours, known_as
+from pipelines.fingerprint import Description, is_ours, known_as
 from pipelines.labels import format_classes
 from pipelines.sources._base import Groups, Origin, Source
 
@@ -170,6 +170,10 @@ class ClassNumbers(Source):
         if whole is None:
             return None
         return {"source": self._describe_class(), "of": whole, "numbering": self.describe_numbering()}
+
+    def describe_for_fingerprint(self) -> Description:
+        whole = self.source.describe_for_fingerprint()
+        return Description([self._describe_class(), self.describe_numbering(), whole.value], whole.gaps)
 
     def describe_numbering(self) -> list[Any]:
         """Which number a class had, and has now, as a JSON value."""

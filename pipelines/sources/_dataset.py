@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
-from pipelines.fingerprint import known_as
+from pipelines.fingerprint import Description, known_as
 from pipelines.sources._base import Origin, Source
 from pipelines.sources._classes import ClassNames, find_names_of_items
 from pipelines.sources._items import NAMES, UnnamedValues, check_names, make_record
@@ -65,7 +65,7 @@ class Dataset(Source):
         return None if len(self.names) == 2 and field == self.names[0] else find_names_of_items(self.items)
 
     def find_origin(self) -> Origin:
-        return _find_origin(self.items, self.identity)
+        return _find_origin(self.items, self.describe_for_fingerprint)
 
     def where(self, index: int) -> str:
         return _locate(self.items, index)
@@ -135,11 +135,12 @@ def _copy_plain(items: Any, made_before: dict[int, Any]) -> Any:
     return made
 
 
-def _find_origin(items: Any, identify: Callable[[], Any]) -> Origin:
+def _find_origin(items: Any, describe: Callable[[], Description]) -> Origin:
     """The Dataset that has the items, through torch's Subset, and which of its items they are."""
     if type(items).__name__ == "Subset" and hasattr(items, "dataset") and hasattr(items, "indices"):
-        return _find_origin(items.dataset, lambda: None).select(np.asarray(items.indices, np.int64))
-    return Origin(items, identify, range(len(items)))
+        unknown = Description(None, ("its Dataset has no id",))
+        return _find_origin(items.dataset, lambda: unknown).select(np.asarray(items.indices, np.int64))
+    return Origin(items, describe, range(len(items)))
 
 
 def _locate(items: Any, index: int) -> str:

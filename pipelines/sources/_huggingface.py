@@ -123,7 +123,7 @@ class HuggingFace(Source):
         whole = copy.copy(self)
         column = next(iter(self._columns.values()))
         whole._indices, whole._count = None, column.starts[-1] + len(column.chunk(len(column.starts) - 1))
-        return Origin(whole, whole.identity, self._indices)
+        return Origin(whole, whole.describe_for_fingerprint, self._indices)
 
     @property
     def groups(self) -> Groups | None:
