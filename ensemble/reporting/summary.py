@@ -75,7 +75,7 @@ def summary_text(run_dir: RunDir, *, members: int = 20, width: int = 120) -> str
 
     events = read_events(run_dir.events)
     written = io.StringIO()
-    console = PlainConsole(width=width, file=written, force_terminal=False, color_system=None)
+    console = PlainConsole(width=width, file=written, force_terminal=False, force_jupyter=False, color_system=None)
     console.print(summary(fold(events), ledger(events), run_dir, members=members))
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines()).strip("\n")
 

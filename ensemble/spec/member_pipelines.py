@@ -83,7 +83,8 @@ class MemberPipelines:
         """Samples of `valid` and `test` that a split before them has, too, by split and that other one."""
         if self.valid is None and self.test is None:
             return {}
-        splits = {"train": self._distinct_pipelines(), "valid": [self.valid], "test": [self.test]}
+        splits: dict[str, list[Any]] = {"train": self._distinct_pipelines(), "valid": [self.valid]}
+        splits["test"] = [self.test]
         return count_overlaps(
             {name: [each for each in given if hasattr(each, "source")] for name, given in splits.items()}
         )

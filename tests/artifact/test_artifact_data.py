@@ -214,7 +214,7 @@ def test_columns_beside_the_models_own_are_not_read(numbers: dict[str, Path], tm
         ("a,id,id\n1.5,1,2\n", "has two columns 'id'"),
         ("a,id\n", "holds no record"),
         ("", "cannot be read: Empty CSV file"),
-        ("a\n1.5\n", "no field 'id'"),
+        ("a\n1.5\n", "the model needs the fields a, id; the data have a: id is missing"),
         ("a,id\n1.5,x\n", "'id'"),
         ("a,id\n1.5,2.5\n", "'id' holds 2.5, which int64 cannot hold"),
         ("a,id\n1.5,1\n#N/A,2\n", r"sample 1 \(.*t\.csv:row 1\): column 'a' has no value"),

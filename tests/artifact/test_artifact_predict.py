@@ -211,7 +211,7 @@ def test_numbers_of_other_types_are_cast_and_other_shapes_refused(artifact: Path
     with pytest.raises(ArtifactError, match=r"'image' of the data is uint8 \[1, 8, 8\], but the program takes"):
         predict(artifact, tmp_path / "grey.npz", tmp_path / "p")
     np.savez(tmp_path / "named.npz", photo=images, more=np.zeros(5))
-    with pytest.raises(PipelineError, match="no field 'image'"):
+    with pytest.raises(ArtifactError, match="needs the field image; the data have photo, more: image is missing"):
         predict(artifact, tmp_path / "named.npz", tmp_path / "p")
 
 
