@@ -38,7 +38,8 @@ class Position:
             have received the event.
         selection: `Selection.as_dict`, where the objective decides anything.
         validations: [step, metrics] of the evaluations within the epoch in progress.
-        stop_reason: why its train function has ended it before its last epoch; None where it has not.
+        stop_asked: why its train function ends it after the epoch in progress; None where it does not.
+        stop_reason: why it has ended it before its last epoch; None where it has not.
         handed_over: the metrics of weights that its train function has given (`use_weights`); None: it has not.
     """
 
@@ -52,6 +53,7 @@ class Position:
     told: dict[str, Any] | None = None
     selection: dict[str, Any] = field(default_factory=dict)
     validations: list[list[Any]] = field(default_factory=list)
+    stop_asked: str | None = None
     stop_reason: str | None = None
     handed_over: dict[str, float] | None = None
 

@@ -254,7 +254,8 @@ class EvaluatedMember:
 
         Args:
             state_dict: of the model that was prepared. That of rank 0 counts; other ranks may give None.
-            metrics: of these weights, which rank the member; without them those that were reported last count.
+            metrics: of these weights, the objective among them, which ranks the member; without them, those that
+                were reported last count.
 
         Raises:
             TrainingError: the member is still in training, or the weights are not of its model.

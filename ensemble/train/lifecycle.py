@@ -57,7 +57,6 @@ class Lifecycle:
         self._reporter, self._inbox, self._ensemble = reporter, inbox, ensemble
         self._checkpointer, self._observer = checkpointer, observer
         self._has_begun = self._stop_at_epoch_end = False
-        self._stop_reason: str | None = None  # of this rank, until all agree
         self._saved_at: tuple[int, int] | None = None
         self._digest = ""
 
@@ -75,16 +74,16 @@ class Lifecycle:
     def may_be_kept(self) -> bool:
         """Whether the weights after the epoch in progress may be those that are saved or kept."""
         own, done = self._identity, self.at.epoch + 1
-        is_selected = own.keep == "best" or own.early_stopping is not None or self._stop_reason is not None
+        is_selected = own.keep == "best" or own.early_stopping is not None or self.at.stop_asked is not None
         return is_selected or done >= own.epochs or self._is_checkpoint_due(done)
 
     def stop(self, reason: str) -> None:
         """Train no epoch after the one in progress; one rank that says so suffices."""
-        self._stop_reason = self._stop_reason or reason
+        self.at.stop_asked = self.at.stop_asked or reason
 
     def agree_on_stop(self) -> None:
-        """Take the reason to stop of the first rank that has one; all ranks call it at the end of an epoch."""
-        self._stop_reason = find_first(self._comm, self._stop_reason)
+        """Take the reason to stop of the first rank that has one; all ranks call it together."""
+        self.at.stop_asked = find_first(self._comm, self.at.stop_asked)
 
     def _is_checkpoint_due(self, epochs: int) -> bool:
         return epochs % self._ensemble.checkpoint_every == 0
@@ -265,7 +264,8 @@ class Lifecycle:
         verdict, change = self._receive_verdict()
         at.next_epoch()
         if at.epoch < self._identity.epochs:
-            at.stop_reason = self._stop_reason
+            at.stop_reason = at.stop_asked
+        at.stop_asked = None
         if verdict == "prune" and self.is_over:
             verdict = "continue"  # it has stopped early by itself: it is as good as its weights that are kept
         if change is not None and verdict in (None, "continue") and not self.is_over:
@@ -354,6 +354,7 @@ class Lifecycle:
     def save(self, optimization: Optimization) -> None:
         """Save the member's whole state; all ranks call it, rank 0 writes."""
         self._saved_at = (self.at.epoch, self.at.step)
+        self.agree_on_stop()  # a resume within an epoch ends after it, too
         self.at.selection = {} if self._identity.selected_by is None else self.selection.as_dict()
         parts = optimization.state_dict()
         if self._observer.seen is not None:

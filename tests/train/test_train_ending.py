@@ -83,6 +83,16 @@ def test_a_member_that_has_ended_itself_trains_no_more_when_it_is_resumed(tmp_pa
     assert {**of(events, "finished")[0], "attempt": 0} == whole
 
 
+def test_a_resume_within_the_epoch_in_which_it_was_asked_to_end_ends_after_it(tmp_path: Path) -> None:
+    options = {"epochs": 6, **KEPT["swa"]}
+    whole = finished(tmp_path / "whole", cases.ending("stop once", 1), **options)
+    assert whole["epoch"] == 1
+    assert (
+        train(tmp_path / "again", cases.ending("stop once", 1), cases.Script(8, "stop"), **options)[0] == "stopped"
+    )
+    assert finished(tmp_path / "again", cases.ending("stop once", 1), **options) == whole
+
+
 @pytest.mark.parametrize("way", ["stop", "break"])
 def test_a_trial_that_has_ended_itself_is_not_pruned_in_that_epoch(way: str, tmp_path: Path) -> None:
     declared = cases.declare(cases.ending(way, 1), 1, epochs=6, **KEPT["best"])

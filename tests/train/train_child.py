@@ -174,6 +174,8 @@ def ending(way: str, last: int, ranks: tuple[int, ...] = (0, 1)) -> Any:
                 member.step()
                 if ends and way == "stop at once" and epoch == last:
                     member.stop("good enough")
+                if ends and way == "stop once" and member.position == {"epoch": last, "step": 1}:
+                    member.stop("good enough")
                 if ends and way == "break within" and (epoch, step) == (last, 1):
                     break
             member.report(**member.evaluate(measure))
