@@ -195,7 +195,7 @@ def submit(
         check_code(state, code, known, accept=accept_code)
         in_use |= {one.code for one in state.members.values() if one.checkpoint and one.code}
         in_use |= {state.header["code"]} if state.header.get("code") else set()
-    made = RunDir.create(known.path, ensemble, spec_file, code, group_read=group_read)
+    made = RunDir.create(known.path, ensemble, spec_file, code, group_read=group_read, executor=executor)
     remove_unused_code(made.path / "code", in_use)
     return _start(made, ensemble, code, runner, on_event)
 
@@ -246,7 +246,7 @@ def resume(
     if epochs is not None and is_locked(known.events):
         raise StoreError(f"{known.path} is in progress: its members can have more epochs when it has ended")
     state = read_begun(known)
-    runner = make_executor(executor or state.executor or "ray")
+    runner = make_executor(executor or state.executor or known.info.get("executor") or "ray")
     ensemble, extension = known.load_ensemble(), None
     if epochs is not None:
         extension = plan_extension(known, state, ensemble, epochs)

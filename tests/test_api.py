@@ -32,7 +32,8 @@ def loss(model: Any, batch: Any) -> Any:
         if model.broken.name == "error":
             raise KeyError("a mistake")
         for attempt in range(3):
-            RunDir(model.broken.read_text()).checkpoint("member-1", attempt).mkdir(parents=True, exist_ok=True)
+            in_the_way = RunDir(model.broken.read_text()).checkpoint("member-1", attempt, 1, 0)
+            in_the_way.mkdir(parents=True, exist_ok=True)
     return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
 
 
@@ -161,7 +162,7 @@ def test_a_run_is_private_unless_its_group_is_to_read_it(tmp_path: Path, shared:
     assert stat.S_IMODE(modes["run"]) == (0o2750 if shared else 0o700), "others never get in"
     if shared:
         looked_at = {"events.jsonl", "run.json", "report.html", "ledger.json", "ledger.csv", "members"}
-        looked_at |= {f"members/member-0{name}" for name in ("", "/log.txt", "/checkpoint-0.safetensors")}
+        looked_at |= {f"members/member-0{name}" for name in ("", "/log.txt", "/checkpoint-0-1-0.safetensors")}
         assert {f"run/{name}" for name in looked_at} <= group
     assert not modes["run/ensemble.pkl"] & 0o077 and not modes["run/requests"] & 0o077
     assert not any(mode & 0o022 for mode in modes.values()), "and nobody else writes"

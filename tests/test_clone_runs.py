@@ -282,7 +282,8 @@ def test_a_clone_needs_no_change_to_start_warm_and_a_damaged_checkpoint_starts_n
         if (event["type"], event.get("member")) == ("finished", "member-0"):
             run.clone("member-0", warm=True)
         elif (event["type"], event.get("member")) == ("finished", "member-1"):
-            checkpoint = RunDir(tmp_path).checkpoint("member-0", 0)
+            checkpoint = RunDir(tmp_path).newest_checkpoint("member-0", 0)
+            assert checkpoint is not None
             checkpoint.write_bytes(b"nothing")
             run.clone("member-0", warm=True)
             run.clone("member-0", {"lr": 0.2})

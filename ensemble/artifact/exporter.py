@@ -202,7 +202,7 @@ def _write(folder: Path, sources: _Sources, onnx: bool, uncertainty: bool, class
     _write_json(folder / layout.LEDGER, used)
     card = make_card(record, sources.ensemble, sources.state, used, onnx_difference=apart)
     (folder / layout.CARD).write_text(card)
-    _write_json(folder / layout.RECORD, record)  # last: it makes the folder an artifact
+    layout.write_record(folder, record)
 
 
 def _cut_batches(

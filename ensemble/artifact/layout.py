@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ensemble.store.digests import digest_bytes, digest_file, open_checked
+from ensemble.store.errors import DamagedError
 from ensemble.store.files import StoreError, fsync_directory, make_write_error
 
 VERSION = 1
@@ -78,6 +80,7 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
         - `outputs`: name -> {"shape", "dtype"} of model.pt2; `uncertainty`: the same of uncertainty.pt2, or None.
         - `classes`: names of the classes or labels, or None.
         - `members`, `weights`, `method`, `calibration`, `conformal`: how the members are one model.
+        - `files`: name -> digest of each other file, and `digest`: of this record without that field.
         - `stages`: {"in_program", "of_caller"}: what is done to a record before the model, in order; each a name
           and a record by which `predict` does it, or None where it is the user's own function.
 
@@ -88,6 +91,8 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not is_artifact(path):
         raise ArtifactError(f"no artifact here: {file} does not exist or is none; make one with `ensemble export`")
     record: dict[str, Any] = json.loads(file.read_text())
+    if record.get("digest", digest := _digest_record(record)) != digest:
+        raise ArtifactError(f"{file} is damaged: it has not the digest that it says; export the run again")
     version = record.get("v")
     lacking = [key for key in _KEYS if key not in record]
     if type(version) is not int or (version <= VERSION and lacking):
@@ -95,6 +100,31 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     if version > VERSION:
         raise ArtifactError(f"{path} was made by a newer ray-ensemble; upgrade ray-ensemble to read it")
     return record
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Write artifact.json, with digests of the other files and of itself. Last: it makes a folder an artifact."""
+    record = {**record, "files": {file.name: digest_file(file) for file in sorted(folder.iterdir())}}
+    record["digest"] = _digest_record(record)
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _digest_record(record: dict[str, Any]) -> str:
+    own = {name: value for name, value in record.items() if name != "digest"}
+    return digest_bytes(json.dumps(own, sort_keys=True).encode())
+
+
+def check_file(file: Path, record: dict[str, Any]) -> None:
+    """Raises for a file of an artifact that is not what was exported.
+
+    Raises:
+        ArtifactError: it is damaged.
+    """
+    try:
+        with open_checked(file, (record.get("files") or {}).get(file.name)):
+            pass
+    except DamagedError as error:
+        raise ArtifactError(f"{error}; export the run again") from None
 
 
 def check_target(path: Path) -> None:

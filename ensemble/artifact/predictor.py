@@ -190,6 +190,7 @@ def _open_artifact(path: Path, data: Any, device: str, *, uncertainty: bool, pre
     if not file.exists():
         reason = "the task has none, or it was exported without" if uncertainty else "it is incomplete"
         raise ArtifactError(f"{path} has no {file.name}: {reason}")
+    layout.check_file(file, record)
     fields = list(record["fields"])
     pipeline = prepare_for_program(record, lambda image, raw: open_source(data, image, raw), prepared=prepared)
     program = load_program(file, device)

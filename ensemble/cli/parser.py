@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ensemble import __version__
-from ensemble.cli import artifact_commands, control_commands, dashboard, inspect_commands, run_commands
+from ensemble.cli import artifact_commands, control_commands, dashboard, inspect_commands, run_commands, verify
 from ensemble.cli.arguments import add_json_option, add_run_options, count, path
 from ensemble.cli.bench import add_studies
 from ensemble.cli.run_commands import EXIT_FAILED
@@ -258,6 +258,14 @@ def _make_parser() -> argparse.ArgumentParser:
             added.add_argument("--epochs", type=count, metavar="N", help=text)
             add_executor(added, executor=None)
             add_run_options(added, fresh=False)
+
+    text = "Read all that a run keeps against the digests in its log, and show what is whole, damaged or missing."
+    verified = command("verify", verify.verify_run, text)
+    verified.add_argument("run_dir", metavar="RUN_DIR")
+    text = "make again what is damaged or missing, as `ensemble resume` does"
+    verified.add_argument("--repair", action="store_true", help=text)
+    add_executor(verified, executor=None)
+    add_run_options(verified, fresh=False)
 
     text = "List the runs in a folder, the newest first: how they stand, what they reached and what they used."
     listed = command("list", inspect_commands.list_runs, text)

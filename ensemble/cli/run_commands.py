@@ -112,6 +112,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
     with repeat_lost_signals():
         from ensemble.api import choose_free_path, submit
         from ensemble.controller.changes import check_code, check_same, has_corrected_member, is_combined_otherwise
+        from ensemble.controller.unfinished import explain_rest
         from ensemble.store import RunDir, fold, read_events
         from ensemble.user_code.fingerprint import code_of
 
@@ -128,11 +129,12 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
         if over and len(state.members) >= declared:
             check_same(state, ensemble, run_dir.path)
             check_code(state, code, run_dir, accept=accept)
-            if not is_combined_otherwise(state, ensemble):
-                return _show_finished(run_dir, options)
-            print(
-                f"{run_dir.path} has finished; its members are combined again as is declared now", file=sys.stderr
-            )
+            rest = explain_rest(run_dir, state)
+            if rest is None and is_combined_otherwise(state, ensemble):
+                rest = "its members are combined again as is declared now"
+            if rest is None:
+                return _show_finished(run_dir, state, options)
+            print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
     known = {"accept_code": accept, "group_read": options.group_read, "code": code}
     with _serve_page(run_dir, options):
         return _run_to_end(
@@ -151,7 +153,7 @@ def resume(options: argparse.Namespace) -> int:
     """Continue a run that was stopped or killed; in a run in progress, members that are paused."""
     from ensemble.api import read_begun
     from ensemble.api import resume as resume_run
-    from ensemble.controller.changes import has_failed_combination
+    from ensemble.controller.unfinished import explain_rest
     from ensemble.store import RunDir, is_locked, read_events
 
     _apply_trust(options)
@@ -167,9 +169,10 @@ def resume(options: argparse.Namespace) -> int:
         raise SpecError(f"{options.run_dir} is not in progress; {command} continues all members")
     state = read_begun(run_dir)
     if options.epochs is None and _is_finished(state, state.header.get("code")):
-        if not has_failed_combination(state):
-            return _show_finished(run_dir, options)
-        print(f"{run_dir.path} has finished; its members, which could not be combined, are now", file=sys.stderr)
+        rest = explain_rest(run_dir, state)
+        if rest is None:
+            return _show_finished(run_dir, state, options)
+        print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
     how = {"accept_code": options.accept_code, "epochs": options.epochs}
     return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)
 
@@ -237,11 +240,20 @@ def _is_finished(state: RunState, code: str | None) -> bool:
     return over and not any(member.is_resumable(code) for member in state.members.values())
 
 
-def _show_finished(run_dir: RunDir, options: argparse.Namespace) -> int:
-    """Show the result of a run that has finished already."""
+def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace) -> int:
+    """Show the result of a run that has finished already, and write what is missing of it."""
+    from ensemble.controller.unfinished import complete_results
+    from ensemble.store import WriteError
+
     more = f"{format_command('resume', run_dir.path, '--epochs', 'N')} trains its members for more epochs"
     again = "`ensemble run --fresh` trains again in a new directory"
     print(f"{run_dir.path} has finished; {more}, {again}", file=sys.stderr)
+    try:
+        if missing := complete_results(run_dir, state):
+            print(f"written again: {', '.join(missing)}", file=sys.stderr)
+    except WriteError as error:
+        print(f"ensemble: {error}", file=sys.stderr)
+        return EXIT_FAILED
     return _show_result(run_dir, options)
 
 
@@ -268,13 +280,15 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
         show: whether a table is printed.
 
     Returns:
-        The exit status: 1 if no member finished; 3 if some failed, or the members that finished could not be
+        The exit status: 1 if no member finished, or results could not be written; 3 if some failed, or the members
+        that finished could not be
         combined for an error, and that was not allowed; else 0.
     """
+    from ensemble.controller.unfinished import check_complete
     from ensemble.meter import ledger
     from ensemble.reporting import status_json, status_rows, summary
     from ensemble.reporting.sections.quality import describe_failed_combination
-    from ensemble.store import fold, read_events
+    from ensemble.store import WriteError, fold, read_events
 
     events = read_events(run_dir.events)
     state, used = fold(events), ledger(events)
@@ -283,6 +297,11 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     write_json(options, status_json(state, status_rows(state, used)))
     states = {member.state for member in state.members.values()}
     if "finished" not in states:
+        return EXIT_FAILED
+    try:
+        check_complete(run_dir, state, (state.ended or {}).get("notes") or [])
+    except WriteError as error:
+        print(f"ensemble: {error}", file=sys.stderr)
         return EXIT_FAILED
     uncombined = describe_failed_combination(state)
     if uncombined is not None:
@@ -345,11 +364,19 @@ def _watch(run_dir: RunDir) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the report and print its path."""
+    """Write the report, and what else is missing of the results, and print its path."""
+    from ensemble.controller.unfinished import complete_results
     from ensemble.reporting import write_report
-    from ensemble.store import RunDir
+    from ensemble.store import RunDir, WriteError, fold, read_events
 
-    path = write_report(RunDir(options.run_dir))
+    run_dir = RunDir(options.run_dir)
+    state = fold(read_events(run_dir.events))
+    try:
+        path = write_report(run_dir)
+        complete_results(run_dir, state)
+    except WriteError as error:
+        print(f"ensemble: {error}", file=sys.stderr)
+        return EXIT_FAILED
     print_lines(options, str(path))
     write_json(options, [{"report": str(path)}])
     return 0

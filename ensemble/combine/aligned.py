@@ -13,7 +13,7 @@ from ensemble.combine.tasks import find_math
 from ensemble.spec.task import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
-    from ensemble.store import Predictions, RunDir
+    from ensemble.store import Predictions, RunDir, RunState
 
 UNSAVED = "saved no"
 
@@ -61,16 +61,21 @@ class Aligned:
         return replace(self, members=list(members), values=chosen)
 
 
-def read_aligned(run_dir: RunDir, members: Sequence[str], split: str) -> Aligned:
-    """Read and align what `members` saved for `split` (valid, test or shifted); who saved nothing is left out."""
-    from ensemble.store import load_predictions
+def read_aligned(run_dir: RunDir, state: RunState, members: Sequence[str], split: str) -> Aligned:
+    """Read and align what `members` saved for `split` (valid, test or shifted); who saved nothing is left out.
+
+    Raises:
+        DamagedError: predictions are not what the log says that was saved.
+        CombineError: see `align`.
+    """
+    from ensemble.store import read_predictions
 
     saved: dict[str, Predictions] = {}
     left_out: dict[str, str] = {}
     for member in members:
-        path = run_dir.predictions(member, split)
-        if path.exists():
-            saved[member] = load_predictions(path)
+        known = state.members[member]
+        if split in (known.predictions or ()) or run_dir.predictions(member, split).exists():
+            saved[member] = read_predictions(run_dir, known, split)
         else:
             left_out[member] = f"{UNSAVED} {split} predictions"
     return align(split, saved, left_out)

@@ -22,15 +22,15 @@ def explain_missing_classes(
     What says so: `Recipe.predict` (it gives probabilities, by its declaration), the classes that were saved with
     their predictions, or the data, where the target is one integer a sample.
     """
-    from ensemble.store import load_predictions
+    from ensemble.store import read_predictions
 
     recipe = ensemble.recipe
     if not isinstance(recipe, Recipe) or recipe.predict is not None:
         return None
     for split in ("valid", "test"):
         for member in members:
-            path = run.predictions(member, split)
-            if path.exists() and load_predictions(path).target is not None:
+            is_saved = run.predictions(member, split).exists()
+            if is_saved and read_predictions(run, state.members[member], split).target is not None:
                 return None
     try:
         fields = read_fields(ensemble, state.members[members[0]].params)

@@ -6,9 +6,8 @@ import copy
 import logging
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,7 +76,7 @@ def load(
             f"load() needs a Recipe with model=, but the recipe of {ensemble.name!r} is the train function "
             f"{getattr(recipe, '__name__', recipe)!r}: declare Recipe(model=..., train=...) of it, or build its "
             "models in your own code and read their weights with "
-            "ensemble.store.load_checkpoint(<run_dir>/members/<id>/checkpoint-<attempt>.safetensors)['model']"
+            "ensemble.store.load_checkpoint(<run_dir>/members/<id>/checkpoint-<attempt>-<epoch>-<step>.safetensors)['model']"
         )
     method = ensemble.combine if combine is None else combine
     if not callable(method) and method not in COMBINERS:
@@ -87,7 +86,7 @@ def load(
     names, combination = _read_combination(state, method) if is_own else ([], None)
     if combination is None:
         ids = _find_candidates(state, method, ids) if is_own else ids
-        names, combination = _fit_combination(run, ids, ensemble, method, named=members is not None)
+        names, combination = _fit_combination(run, state, ids, ensemble, method, named=members is not None)
     seen = {name: _read_observation(run, state.members[name]) for name in names}
     task = _find_task(run, state, ensemble, seen)
     if uncertainty and task.kind == "free":
@@ -128,7 +127,7 @@ def _find_task_without_calls(run: RunDir, state: RunState, ensemble: Ensemble, i
     declared = as_task("Recipe.task", ensemble.recipe.task)
     if declared is not None:
         return declared
-    saved = read_aligned(run, ids, "valid").task
+    saved = read_aligned(run, state, ids, "valid").task
     why = explain_missing_classes(ensemble, run, state, ids) if saved == CLASSIFICATION else None
     if why is not None:
         raise CombineError(f"the members of {run.path} cannot be loaded as one model: {why}")
@@ -139,13 +138,11 @@ def _read_observation(run: RunDir, member: MemberState) -> Observation | None:
     """What the first training batch showed of a member; None where it has no checkpoint, or one of an earlier
     version.
     """
-    from ensemble.store import load_checkpoint
     from ensemble.train.call import Observation
 
-    path = run.valid_checkpoint(member)
-    if not path.exists():
+    if member.checkpoint is None:
         return None
-    return Observation.from_checkpoint(load_checkpoint(path, ("call", "outputs")))
+    return Observation.from_checkpoint(_read_last(run, member, ("call", "outputs")))
 
 
 def _select_members(state: RunState, members: Sequence[str] | None, run: RunDir) -> list[str]:
@@ -211,10 +208,10 @@ def _find_candidates(state: RunState, method: str | Combine, finished: list[str]
 
 
 def _fit_combination(
-    run: RunDir, ids: list[str], ensemble: Ensemble, method: str | Combine, named: bool
+    run: RunDir, state: RunState, ids: list[str], ensemble: Ensemble, method: str | Combine, named: bool
 ) -> tuple[list[str], Combination]:
     """Fits the method to the saved validation predictions; members without weight are dropped."""
-    valid = read_aligned(run, ids, "valid")
+    valid = read_aligned(run, state, ids, "valid")
     if valid.left_out and not valid.members and valid.unsaved and (method == "average" or callable(method)):
         equal = average_weights(len(ids))
         if callable(method):
@@ -321,44 +318,29 @@ def _count_axes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, int
 
 
 def _load_member(run: RunDir, state: RunState, recipe: Recipe, name: str) -> torch.nn.Module:
-    from ensemble.store import load_checkpoint
-
-    path = run.valid_checkpoint(state.members[name])
-    if not path.exists():
-        raise CombineError(
-            f"{name} has no checkpoint at {path}; train it first, or leave it out: load(members=...)"
-        )
     params = state.members[name].identity["params"]
     model: torch.nn.Module = recipe.model(params)
-    weights = load_checkpoint(path, ("model",))["model"]
+    weights = _read_last(run, state.members[name], ("model",))["model"]
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise CombineError(
-            f"the weights in {path} do not fit what Recipe.model builds for {params}: "
-            + " ".join(str(error).split())
+            f"the weights in {run.valid_checkpoint(state.members[name])} do not fit what Recipe.model builds for "
+            f"{params}: " + " ".join(str(error).split())
         ) from None
-    _check_weights(run, state.members[name], weights, path)
     return model
 
 
-def _check_weights(run: RunDir, member: MemberState, weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Raises for weights whose digest differs from the one in the log."""
-    from ensemble.store import fold, read_events, weights_sha256
+def _read_last(run: RunDir, member: MemberState, parts: Collection[str]) -> dict[str, Any]:
+    """Parts of the last checkpoint of a member."""
+    from ensemble.store import DamagedError, fold, read_checkpoint, read_events
 
-    found = weights_sha256(weights)
-    if not _read_digest(member) or _read_digest(member) == found:
-        return
-    now = fold(read_events(run.events)).members[member.id]  # one that still trains may have saved others since
-    if _read_digest(now) != found:
-        raise CombineError(
-            f"{path} holds other weights than the log says of {member.id} (sha256 {found[:12]}, not "
-            f"{str(_read_digest(now))[:12]}): put back the file that it wrote, or leave it out "
-            "with load(members=...)"
-        )
-
-
-def _read_digest(member: MemberState) -> str | None:
-    """The digest of a member's last weights."""
-    saved = member.checkpoint or {}
-    return member.weights_sha256 if member.state == "finished" else saved.get("weights_sha256")
+    if member.checkpoint is None:
+        raise CombineError(f"{member.id} has no checkpoint; train it first, or leave it out: load(members=...)")
+    try:
+        return read_checkpoint(run, member, parts)
+    except DamagedError:
+        now = fold(read_events(run.events)).members[member.id]
+        if now.checkpoint == member.checkpoint:
+            raise
+        return read_checkpoint(run, now, parts)  # one that still trains has saved others since

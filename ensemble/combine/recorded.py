@@ -81,11 +81,11 @@ def read_combined(
         why = combined.get("reason") or "the run has not combined its members"
         raise CombineError(f"{run_dir.path} has no combined model: {why}")
     members = list(dict.fromkeys([*combined["weights"], *(combined.get("candidates") or ())]))
-    shown = read_aligned(run_dir, members, split)
+    shown = read_aligned(run_dir, state, members, split)
     missing = [member for member in combined["weights"] if member not in shown.members]
     if missing:
         raise CombineError(f"{run_dir.path}: {missing[0]}: {shown.left_out[missing[0]]}")
-    valid = shown if split == "valid" else read_aligned(run_dir, members, "valid")
+    valid = shown if split == "valid" else read_aligned(run_dir, state, members, "valid")
     function: Any = None
     if combined.get("method") == FUNCTION:
         function = load_function() if load_function is not None else run_dir.load_ensemble().combine

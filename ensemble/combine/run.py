@@ -101,7 +101,7 @@ def combine_samples(
     if ensemble.valid is None:
         reason = "there is no validation split to select and calibrate on; declare Ensemble.valid"
         return refuse(asked, reason, left_out)
-    valid = read_aligned(run_dir, finished, "valid")
+    valid = read_aligned(run_dir, state, finished, "valid")
     left_out |= valid.left_out
     declared = as_task("Recipe.task", getattr(ensemble.recipe, "task", None))
     is_unclear = valid.target is None and (valid.members or valid.unsaved) and valid.task == CLASSIFICATION
@@ -114,7 +114,7 @@ def combine_samples(
 
     report, note = valid, OPTIMISTIC
     if ensemble.test is not None:
-        test = read_aligned(run_dir, valid.members, "test")
+        test = read_aligned(run_dir, state, valid.members, "test")
         if not test.members:
             note = f"no usable test predictions ({_explain_left_out(test.left_out)}); {OPTIMISTIC}"
         elif test.target is None and valid.target is not None:
@@ -152,7 +152,7 @@ def combine_samples(
 
     shifted, why = None, ""
     if ensemble.shifted is not None:
-        shifted, why = _read_shifted(run_dir, valid, combination)
+        shifted, why = _read_shifted(run_dir, state, valid, combination)
     sureness = describe(samples[0], samples[-1], shifted, level=ensemble.coverage)
     if shifted is not None:
         samples.append(shifted)
@@ -177,10 +177,12 @@ def combine_samples(
     return fields, samples
 
 
-def _read_shifted(run_dir: RunDir, valid: Aligned, combination: Combination) -> tuple[Quantified | None, str]:
+def _read_shifted(
+    run_dir: RunDir, state: RunState, valid: Aligned, combination: Combination
+) -> tuple[Quantified | None, str]:
     """The shifted samples, or why they cannot be measured: nothing else depends on them."""
     try:
-        shifted = read_aligned(run_dir, valid.members, "shifted")
+        shifted = read_aligned(run_dir, state, valid.members, "shifted")
         if not shifted.left_out and shifted.task == valid.task:
             found = quantify("shifted", shifted, combination)
             padded = valid.target is not None and not find_known(valid.target).all()

@@ -149,11 +149,12 @@ class MeasureCost:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveEarlierCheckpoints:
-    """Remove the checkpoints of a member's attempts before this one."""
+class RemoveCheckpoints:
+    """Remove a member's checkpoints but those of these names, and what the attempt has written after them."""
 
     member: str
     attempt: int
+    kept: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ Action = (
     | Add
     | EndTrial
     | MeasureCost
-    | RemoveEarlierCheckpoints
+    | RemoveCheckpoints
     | RemoveAttemptFiles
     | AppendMemberLog
 )

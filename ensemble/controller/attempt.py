@@ -45,6 +45,7 @@ _S, _R, _T, _E = AttemptPhase
 # The phase after an event, by the phase before it (starting, running, stopping, exiting); None: refused.
 _BY_EVENT: dict[str, tuple[AttemptPhase | None, ...]] = {
     # what workers report
+    "damaged": (_S, _R, _T, None),
     "plan": (_S, _R, _T, None),
     "started": (_R, _R, _T, None),
     "progress": (_R, _R, _T, None),
@@ -78,7 +79,19 @@ TRANSITIONS: Mapping[tuple[AttemptPhase, str], AttemptPhase] = {
 
 #: Events in which a worker, or the executor for it, reports on its attempt.
 ATTEMPT_EVENTS = frozenset(
-    ("plan", "started", "progress", "epoch", "checkpoint", "moved", "finished", "pruned", "stopped", "cancelled")
+    (
+        "damaged",
+        "plan",
+        "started",
+        "progress",
+        "epoch",
+        "checkpoint",
+        "moved",
+        "finished",
+        "pruned",
+        "stopped",
+        "cancelled",
+    )
 ) | {"failed"}
 
 # A worker reports "stopped" or "cancelled"; the log says what became of the member.
@@ -113,7 +126,6 @@ class Attempt:
         kill_reason: why they were or will be killed; None: they were not.
         target_cohort: the cohort whose stream it was asked to read next; equal to `cohort` otherwise.
         target_workers: the number of workers of the next attempt, if the intent is WIDEN.
-        has_checkpoint: whether it has written one.
         is_launched: whether its processes were requested.
         awaits: (node, cohort) of the feeders whose addresses it needs before it is launched or moves there.
         feeders: the addresses known before its launch, by node; None: ranks there prepare their own batches.
@@ -137,7 +149,6 @@ class Attempt:
     kill_reason: str | None = None
     target_cohort: int | None = None
     target_workers: int | None = None
-    has_checkpoint: bool = False
     is_launched: bool = False
     awaits: set[tuple[str, int]] = field(default_factory=set)
     feeders: dict[str, str | None] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from ensemble.controller.actions import (
     Kill,
     Launch,
     RemoveAttemptFiles,
-    RemoveEarlierCheckpoints,
+    RemoveCheckpoints,
     Send,
 )
 from ensemble.controller.attempt import (
@@ -140,7 +140,7 @@ class Attempts:
             rendezvous=meeting.as_uri() if live.identity.workers > 1 else None,
             gated=self._gated,
             timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
-            checkpoint=self._run_dir.valid_checkpoint(known).name if known.checkpoint else None,
+            checkpoints=known.list_checkpoints(),
             exchange_plan=_find_plan(known),
             bad=[[split, index, event["code"]] for (split, index), event in self._state.bad_records.items()],
         )
@@ -202,7 +202,12 @@ class Attempts:
         elif not live.advance(kind):
             log.warning("%s: dropped a %r event of an attempt that is %s", identity.member, kind, live.phase)
             return
-        self._log(outcome, **{key: value for key, value in event.items() if key not in _NOT_LOGGED})
+        member = self._state.members[live.member]
+        self._log(
+            outcome,
+            **{key: value for key, value in event.items() if key not in _NOT_LOGGED},
+            **({"checkpoint": member.describe_checkpoint()} if kind == "finished" else {}),
+        )
         if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
             live.identity = dataclasses.replace(identity, first_epoch=event["first_epoch"])
             self._log("member", **live.identity.as_dict())
@@ -214,13 +219,13 @@ class Attempts:
         elif kind == "epoch" and self._gated and live.phase is not AttemptPhase.STOPPING:
             live.is_being_pruned = event["verdict"] == "prune"
             self._actions.append(Send(live.member, event["verdict"]))
-        elif kind == "checkpoint" and not live.has_checkpoint:
-            live.has_checkpoint = True
-            self._actions.append(RemoveEarlierCheckpoints(live.member, live.number))
+        elif kind in ("checkpoint", "finished"):
+            kept = [name for name, _ in member.list_checkpoints()]
+            self._actions.append(RemoveCheckpoints(live.member, live.number, kept))
         elif kind == "moved":
             live.record_move(event["cohort"])
             self._session.placement_due = True  # the feeder that it left may have no reader now
-        elif live.is_exiting and outcome not in ("stopped", "paused"):
+        if kind in ("finished", "pruned", "cancelled", "stopped") and outcome not in ("stopped", "paused"):
             self.costs.end_trial(live, outcome, event.get("metrics") or {})
 
     def _fail_as_reported(self, live: Attempt, event: Mapping[str, Any]) -> None:
@@ -398,7 +403,7 @@ class Attempts:
 
 
 def _find_plan(member: MemberState) -> dict[str, Any] | None:
-    """What an attempt without a checkpoint has planned for the exchange; a checkpoint has its own."""
-    if member.checkpoint or member.plan is None or member.identity.get("widened_from") is not None:
+    """What an attempt has planned for the exchange; a checkpoint has its own, but may be damaged."""
+    if member.plan is None or member.identity.get("widened_from") is not None:
         return None
     return {name: member.plan[name] for name in ("tuned", "rates")}

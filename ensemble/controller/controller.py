@@ -21,6 +21,7 @@ from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.finalize import Finalizer
 from ensemble.controller.performer import EventReader, Performer
+from ensemble.controller.repair import plan_repairs
 from ensemble.controller.session import Session, Setup
 from ensemble.controller.starts import check_fit, check_starts, find_redeclared, list_declared
 from ensemble.executors import ClusterLostError, Executor
@@ -35,6 +36,7 @@ from ensemble.spec import Ensemble, SpecError, resolve_loggers
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, receive_requests, revision, versions
 from ensemble.store.event_handlers import extend_members
 from ensemble.store.files import format_command
+from ensemble.store.verification import list_digests
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
 
@@ -123,6 +125,7 @@ class Controller:
                 self._extension is not None
             ):  # as the first event of the log will do: a searcher reads the state now
                 extend_members(self.state, self._extension.as_event(), self._events.read_clock())
+            repairs = plan_repairs(self.run_dir, self.ensemble, self.state, self._events.read_clock())
             # The searcher names its study by these before the first event is logged.
             self.state.name, self.state.objective = self.ensemble.name, self.ensemble.objective or "accuracy"
             self.state.run_id = self.state.run_id or self.run_dir.info.get("run_id") or uuid.uuid4().hex
@@ -156,6 +159,7 @@ class Controller:
             events: list[Event] = [
                 *left,
                 self._describe_start(),
+                *repairs,
                 *changed,
                 self._begin_orchestrating(),
                 *({"type": "node", **node.as_event()} for node in self._nodes),
@@ -199,6 +203,7 @@ class Controller:
             "data": training_data(ensemble),
             "overlap": ensemble.list_overlaps(),
             "code": self._code.fingerprint,
+            "files": list_digests(self.run_dir, self.state.header.get("files") or {}),
             "energy": ensemble.energy.as_event(),
             "versions": versions(),
             "revision": self.run_dir.info.get("revision") or revision(self.run_dir.path),

@@ -1,11 +1,13 @@
 """The end of a run: combines the members, writes the report and the ledger.
 
 The members' results are on the disk by then, and everything made here can be made again from the log. Therefore an
-error here is noted, and does not make the run fail.
+error here is noted, and `ensemble report` or `ensemble resume` writes what is missing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,14 +26,21 @@ log = logging.getLogger(__name__)
 class Finalizer:
     """Combines and reports when no member trains any more.
 
+    Args:
+        ensemble: the declaration; None: it is read from the run directory where it is needed.
+
     Attributes:
         notes: what could not be done, one line each.
     """
 
-    def __init__(self, run_dir: RunDir, ensemble: Ensemble) -> None:
+    def __init__(self, run_dir: RunDir, ensemble: Ensemble | None = None) -> None:
         self.notes: list[str] = []
-        self._run_dir, self._ensemble = run_dir, ensemble
+        self._run_dir, self._given = run_dir, ensemble
         self._per_class: dict[str, PerClass] = {}
+
+    @functools.cached_property
+    def _ensemble(self) -> Ensemble:
+        return self._given or self._run_dir.load_ensemble()
 
     def combine_members(self, state: RunState) -> dict[str, Any] | None:
         """Combine the finished members, and write how sure the combined model is of each sample.
@@ -53,7 +62,7 @@ class Finalizer:
             combined["failed"] = True
         combined["classes"] = self._find_classes(samples)
         try:
-            self._per_class = self._measure_classes(samples, combined)
+            self._per_class = self._measure_classes(state, samples, combined)
         except Exception as error:
             self._note("the figures of each class could not be computed", error)
         try:
@@ -76,7 +85,9 @@ class Finalizer:
             return None
         return None if names is None else list(names)
 
-    def _measure_classes(self, samples: Sequence[Quantified], combined: dict[str, Any]) -> dict[str, PerClass]:
+    def _measure_classes(
+        self, state: RunState, samples: Sequence[Quantified], combined: dict[str, Any]
+    ) -> dict[str, PerClass]:
         """The figures of each class, of the combined model and of the best member; empty where there are none."""
         from ensemble.combine.aligned import read_aligned
         from ensemble.combine.per_class import compute_per_class
@@ -87,7 +98,7 @@ class Finalizer:
             return {}
         more = (shown.target, combined["classes"], shown.split)
         found = {"ensemble": compute_per_class(shown.task, shown.values, *more)}
-        best = read_aligned(self._run_dir, [combined["best_member"]], shown.split)
+        best = read_aligned(self._run_dir, state, [combined["best_member"]], shown.split)
         return found | {"best": compute_per_class(shown.task, best.values[0], *more)}
 
     def _write_uncertainty(self, samples: Sequence[Quantified]) -> None:
@@ -95,10 +106,9 @@ class Finalizer:
         from ensemble.store.files import write_bytes
 
         path = self._run_dir.uncertainty_csv
+        path.unlink(missing_ok=True)  # what an earlier session wrote is not of this run any more
         if samples:
             write_bytes(path, format_samples(samples).encode())
-        else:  # nothing is combined now: what an earlier session wrote is not of this run any more
-            path.unlink(missing_ok=True)
 
     def write_report(self, ending: dict[str, Any]) -> None:
         """Write the report and, unless a searcher kept it all along, the Optuna study.
@@ -107,17 +117,48 @@ class Finalizer:
             ending: the last event, which is logged only after this, so that it says what could not be written.
         """
         events = [*read_events(self._run_dir.events), ending]
+        state = fold(events)
+        for path in self._run_dir.list_results(state):
+            if path != self._run_dir.uncertainty_csv:  # it was written when members were combined
+                path.unlink(missing_ok=True)  # of an earlier session; what cannot be written now is to be missing
+        self._write_report(events)
+        if self._run_dir.journal in self._run_dir.list_results(state):
+            self._write_study(events)
+
+    def write_missing(self, state: RunState, missing: Sequence[str]) -> None:
+        """Write results of a run that has ended which are missing.
+
+        Args:
+            missing: their names.
+        """
+        run_dir, events = self._run_dir, read_events(self._run_dir.events)
+        if run_dir.uncertainty_csv.name in missing:
+            self.combine_members(state)
+        if run_dir.report.name in missing:
+            self._write_report(events)
+        if run_dir.journal.name in missing:
+            self._write_study(events)
+        if {*missing} - {run_dir.report.name, run_dir.journal.name, run_dir.uncertainty_csv.name}:
+            from ensemble.combine.per_class import read_per_class
+
+            with contextlib.suppress(Exception):  # there are none, or the predictions cannot be read
+                self._per_class = read_per_class(run_dir, state)
+            self.write_ledger()
+
+    def _write_report(self, events: Sequence[dict[str, Any]]) -> None:
         try:
             from ensemble.reporting.report import write_report
 
             write_report(self._run_dir, events)
         except Exception as error:
             self._note("the report could not be written", error)
-        if self._ensemble.search is not None:
-            return
+
+    def _write_study(self, events: Sequence[dict[str, Any]]) -> None:
         try:
+            self._run_dir.journal.unlink(missing_ok=True)  # it is written as a whole
             write_study(events, self._run_dir.journal)
         except Exception as error:
+            self._run_dir.journal.unlink(missing_ok=True)
             self._note("the Optuna study could not be written", error)
 
     def write_ledger(self) -> None:

@@ -26,7 +26,7 @@ from ensemble.controller.actions import (
     MeasureCost,
     Propose,
     RemoveAttemptFiles,
-    RemoveEarlierCheckpoints,
+    RemoveCheckpoints,
     Send,
     StartFeeder,
     StopFeeder,
@@ -40,7 +40,7 @@ from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
 from ensemble.spec import PREDICTED_SPLITS, Identity, SpecError
 from ensemble.spec.identity import make_lineage
 from ensemble.store import EventLog, RunDir, RunStatus, StoreError, keep_checkpoint
-from ensemble.store.files import make_directory
+from ensemble.store.files import fsync_directory, make_directory
 from ensemble.train.deadly_records import note_file, read_interrupted
 from ensemble.train.job import Job
 from ensemble.train.reporter import FailureNote, append_log
@@ -121,8 +121,8 @@ class Performer:
                 self._trials.ended(number, state, metrics)
             case MeasureCost(member, attempt):
                 return self._measure_cost(member, attempt)
-            case RemoveEarlierCheckpoints(member, attempt):
-                _remove_earlier_checkpoints(run_dir, member, attempt)
+            case RemoveCheckpoints(member, attempt, kept):
+                _remove_checkpoints(run_dir, member, attempt, kept)
             case RemoveAttemptFiles(member, attempt):
                 rendezvous_file(run_dir, member, attempt).unlink(missing_ok=True)
                 FailureNote(run_dir, member, attempt).pop()
@@ -264,16 +264,27 @@ def add_exit_notes(event: Event, run_dir: RunDir) -> Event:
 
 
 def _publish_predictions(run_dir: RunDir, member: str, attempt: int) -> None:
-    """Make the predictions of a finished attempt the member's."""
+    """Make the predictions of a finished attempt the member's, before the log says that it has finished."""
+    renamed = False
     for split in PREDICTED_SPLITS:
         written = run_dir.predictions(member, split, attempt)
         if written.exists():
             os.replace(written, run_dir.predictions(member, split))
+            renamed = True
+    if renamed:
+        fsync_directory(run_dir.member(member))
 
 
-def _remove_earlier_checkpoints(run_dir: RunDir, member: str, attempt: int) -> None:
-    """Remove the checkpoints of a member's earlier attempts, now that the log names one of this attempt."""
-    valid = run_dir.checkpoint(member, attempt)
-    for each in run_dir.member(member).glob("checkpoint*.safetensors"):
-        if each != valid:
-            each.unlink(missing_ok=True)
+def _remove_checkpoints(run_dir: RunDir, member: str, attempt: int, kept: Sequence[str]) -> None:
+    """Remove the checkpoints of a member that are no longer needed.
+
+    Args:
+        attempt: that the log names last. What it has written since is not in the log yet, and stays.
+        kept: names of those that the log has; the first is the last.
+    """
+    present = run_dir.list_checkpoints(member)
+    last = max((position for position, path in present if path.name in kept), default=None)
+    for position, path in present:
+        is_newer = position[0] == attempt and (last is None or position > last)
+        if path.name not in kept and not is_newer:
+            path.unlink(missing_ok=True)

@@ -100,7 +100,7 @@ class Declared:
             best = (self.state.combined or {}).get("best_member")
             if best is None:
                 return f"{self.run_dir.path} has measured no member on a test or validation split"
-            found = read_aligned(self.run_dir, [best], self.split)
+            found = read_aligned(self.run_dir, self.state, [best], self.split)
             return found if found.members else f"{self.run_dir.path}: {best}: {found.left_out[best]}"
         except (CombineError, StoreError) as error:
             return str(error)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.spec import PREDICTED_SPLITS, SpecError, check_choice, unknown_name
 from ensemble.spec.frames import make_frame
 from ensemble.spec.task import LABELS
-from ensemble.store import RunDir, StoreError, fold, read_events
-from ensemble.store import load_predictions as read_predictions
+from ensemble.store import RunDir, StoreError, fold, read_events, read_predictions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,7 +131,7 @@ def load_predictions(
         if member not in state.members:
             raise SpecError(unknown_name(f"{run.path} has no member", member, list(state.members)))
         _check_saved(run, state, split, member)
-        found = read_predictions(run.predictions(member, split), mapped=True)
+        found = read_predictions(run, state.members[member], split, mapped=True)
     classes = (state.combined or {}).get("classes")
     return SavedPredictions(
         run_dir=run.path,

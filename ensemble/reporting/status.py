@@ -24,6 +24,7 @@ from ensemble.reporting.sections.turnaround import measure_turnaround, summarize
 from ensemble.reporting.time_left import member_epochs
 from ensemble.store.events import is_locked
 from ensemble.store.files import format_command
+from ensemble.store.verification import describe_hole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,7 +148,13 @@ def status_attempts(state: RunState) -> str | None:
 
 
 #: What writes the lines below the table of members, in their order; the run's energy follows.
+def status_holes(state: RunState) -> str | None:
+    """Says which parts of the log are damaged; None where none is."""
+    return "\n".join(describe_hole(hole) for hole in state.holes) or None
+
+
 NOTES = (
+    status_holes,
     status_attempts,
     status_failures,
     status_early,

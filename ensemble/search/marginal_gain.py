@@ -35,7 +35,7 @@ from ensemble.combine.tasks import find_math
 from ensemble.spec.task import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
-    from ensemble.store import Predictions, RunDir
+    from ensemble.store import Predictions, RunDir, RunState
 
 SHARES = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
 """Shares of the mixture that a member may get when it is added."""
@@ -139,8 +139,8 @@ class Gains:
         metric: see `compute_gains`.
     """
 
-    def __init__(self, run_dir: RunDir, metric: str) -> None:
-        self._run_dir, self._metric = run_dir, metric
+    def __init__(self, run_dir: RunDir, metric: str, state: RunState) -> None:
+        self._run_dir, self._metric, self._state = run_dir, metric, state
         self._known: dict[str, _Views] = {}
         self._first: tuple[str, Predictions] | None = None
 
@@ -174,11 +174,12 @@ class Gains:
         return True
 
     def _read(self, member: str) -> None:
-        from ensemble.store import load_predictions
+        from ensemble.store import MemberState, read_predictions
 
         if member in self._known:
             return
-        saved = {member: load_predictions(self._run_dir.predictions(member, "valid"))}
+        known = self._state.members.get(member) or MemberState(member, -1)
+        saved = {member: read_predictions(self._run_dir, known, "valid")}
         if self._first is not None:
             saved = {self._first[0]: self._first[1], **saved}
         aligned = align("valid", saved)

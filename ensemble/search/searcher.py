@@ -268,6 +268,8 @@ class Searcher:
                 continue  # a trial has ended when all that it is judged by is known
             member = state.members[event["member"]]
             number = member.number
+            if not member.is_declared:  # its declaration was lost with a part of the log
+                continue
             metrics = event.get("metrics") or {}
             value = metrics.get(state.objective)
             if event["type"] == "member":
@@ -290,6 +292,8 @@ class Searcher:
                 if self._gain and (value := metrics.get("gain")) is not None and self._direction == "min":
                     value = -value
                 self.tell(number, event["type"], value)
+        for lost in range(len(self._params), 1 + max((m.number for m in state.members.values()), default=-1)):
+            self._add_outside(lost, {}, "its declaration was lost with a part of the log")
         self._mirror.open(self.study.get_trials(deepcopy=False))
 
     def _adopt(self, number: int, params: Mapping[str, Any]) -> None:

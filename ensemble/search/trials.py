@@ -202,7 +202,7 @@ class SearchTrials(Trials):
         )
         self._searcher.restore(state)
         self._state = state
-        self._gains = Gains(run_dir, self._search.gain) if self._search.gain is not None else None
+        self._gains = Gains(run_dir, self._search.gain, state) if self._search.gain is not None else None
         self._valued_with: set[str] = set()  # finished members that the values of all trials take into account
         self._was_possible = False  # whether a proposal of this session was
         self._failed_first: int | None = 0  # of its trials failed, before one came to an epoch's end

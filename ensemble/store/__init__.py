@@ -4,13 +4,15 @@ Importing this loads neither torch nor Optuna.
 """
 
 from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save_checkpoint, weights_sha256
+from ensemble.store.errors import DamagedError, OtherPythonError, StoreError, WriteError
 from ensemble.store.event_handlers import apply_event, fold
 from ensemble.store.events import EventLog, is_locked
-from ensemble.store.files import OtherPythonError, StoreError, WriteError, format_command
+from ensemble.store.files import format_command
 from ensemble.store.initial_weights import keep_checkpoint, keep_weights, load_initial_weights
 from ensemble.store.kept_code import load_code, remove_unused_code
 from ensemble.store.log_lines import end_of_events, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
+from ensemble.store.member_files import read_checkpoint, read_predictions
 from ensemble.store.predictions import Predictions, load_predictions, save_predictions
 from ensemble.store.requests import receive_requests, withdraw_request, write_request
 from ensemble.store.rundir import RunDir, revision, versions
@@ -19,6 +21,7 @@ from ensemble.store.state import RunState
 from ensemble.store.trust import trust_group
 
 __all__ = [
+    "DamagedError",
     "EventLog",
     "MemberState",
     "NodeState",
@@ -42,8 +45,10 @@ __all__ = [
     "load_initial_weights",
     "load_checkpoint",
     "load_predictions",
+    "read_checkpoint",
     "read_events",
     "read_events_from",
+    "read_predictions",
     "rehearse_checkpoint",
     "revision",
     "save_checkpoint",

@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.store.files import StoreError, make_directory, make_write_error, pin_file, write_atomically
+from ensemble.store.digests import open_checked
+from ensemble.store.errors import DamagedError, StoreError
+from ensemble.store.files import make_directory, make_write_error, write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +26,14 @@ VERSION = 1
 _KEY = "ensemble.checkpoint"
 
 
-def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
+def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> str:
     """Write a state, replacing the one that is there only once the new one is wholly on the disk.
 
     Tensors go to the CPU; one that is in the state several times (tied weights) is stored once. Memory layouts
     such as channels_last are kept.
+
+    Returns:
+        The digest of the file.
 
     Raises:
         TypeError: the state holds something else than dict, list, tuple, str, int, float, bool, None and tensors.
@@ -36,12 +41,12 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
     """
     from safetensors import SafetensorError
 
-    file, save = Path(path), _prepare_save(state)
+    file, (save, size) = Path(path), _prepare_save(state)
     try:
         make_directory(file.parent)
-        write_atomically(file, save)
+        return write_atomically(file, save, size)
     except (OSError, SafetensorError) as error:
-        raise make_write_error(file, error) from None
+        raise make_write_error(file, error, size) from None
 
 
 def rehearse_checkpoint(state: dict[str, Any]) -> None:
@@ -53,29 +58,34 @@ def rehearse_checkpoint(state: dict[str, Any]) -> None:
     _prepare_save(state)
 
 
-def _prepare_save(state: dict[str, Any]) -> Callable[[str | os.PathLike[str]], None]:
-    """Copies the state's tensors; returns `save(file)`, which writes them."""
+def _prepare_save(state: dict[str, Any]) -> tuple[Callable[[str | os.PathLike[str]], None], int]:
+    """Copies the state's tensors; returns `save(file)`, which writes them, and how many bytes they are."""
     from safetensors.torch import save_file
 
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _encode(state, "", tensors, {})
     metadata = {_KEY: json.dumps({"v": VERSION, "state": skeleton}, separators=(",", ":"))}
-    return lambda file: save_file(tensors, file, metadata)
+    size = sum(each.numel() * each.element_size() for each in tensors.values())
+    return lambda file: save_file(tensors, file, metadata), size
 
 
-def load_checkpoint(path: str | os.PathLike[str], parts: Collection[str] | None = None) -> dict[str, Any]:
+def load_checkpoint(
+    path: str | os.PathLike[str], parts: Collection[str] | None = None, digest: str | None = None
+) -> dict[str, Any]:
     """Read what `save_checkpoint` wrote; tensors on the CPU, in memory of their own.
 
     Args:
         parts: the keys of the state that are read; None: all.
+        digest: that the file has, by the log; None: not known.
 
     Raises:
-        StoreError: there is none, it is not one of ours, is damaged, or is of a newer version.
+        DamagedError: there is none, or it is damaged.
+        StoreError: it is not one of ours, or is of a newer version.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
-        with pin_file(path) as name, safe_open(name, framework="pt") as file:
+        with open_checked(path, digest) as name, safe_open(name, framework="pt") as file:
             text = (file.metadata() or {}).get(_KEY)
             if text is None:
                 raise StoreError(f"{path} is not a checkpoint of this project (a plain safetensors file)")
@@ -88,9 +98,9 @@ def load_checkpoint(path: str | os.PathLike[str], parts: Collection[str] | None 
             # cloned: a view of the file is only 8-byte aligned, and kernels give other bits on other alignments
             tensors = {name: file.get_tensor(name).clone() for name in _list_tensors(skeleton)}
     except FileNotFoundError:
-        raise StoreError(f"there is no checkpoint {path}") from None
+        raise DamagedError(f"there is no checkpoint {path}") from None
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise StoreError(f"{path} is damaged: {error}; remove it to start the member afresh") from None
+        raise DamagedError(f"{path} is damaged: {error}") from None
     state: dict[str, Any] = _decode(skeleton, tensors, {})
     return state
 

@@ -60,8 +60,24 @@ def explain_failure(events: Iterable[Event]) -> Iterator[Iterator[Event]]:
 
 #: Types of events about one attempt of a member; one that comes late, of an earlier attempt, is left out.
 OF_ATTEMPTS = frozenset(
-    ("placed", "started", "progress", "moved", "plan", "epoch", "checkpoint", "finished", "pruned", "cost")
+    (
+        "placed",
+        "started",
+        "progress",
+        "moved",
+        "plan",
+        "epoch",
+        "checkpoint",
+        "finished",
+        "pruned",
+        "cost",
+        "damaged",
+    )
 ) | frozenset(("stopped", "paused", "resumed", "cancelled", "failed"))
+
+
+#: Those that only an attempt reports that was placed.
+_OF_PLACED = frozenset(("started", "progress", "moved", "plan", "epoch", "checkpoint", "finished", "pruned"))
 
 
 def apply_event(run: RunState, event: Event) -> None:
@@ -80,6 +96,8 @@ def apply_event(run: RunState, event: Event) -> None:
 def _apply_to_run(run: RunState, event: Event) -> None:
     """Applies an event that is about no attempt of a member; the frequent types are compared first."""
     match event["type"]:
+        case "unreadable":
+            run.holes.append(event)
         case "power":
             run.node(event["node"]).watts = event.get("watts")
         case "feeder":
@@ -142,14 +160,13 @@ def extend_members(run: RunState, extended: Event, t: float) -> None:
         member.identity["epochs"] = extended["epochs"]
         member.identity["extended_from"] = member.identity.get("extended_from") or before
         if member.state == "finished":
-            run.trail = [e for e in run.trail if e["type"] not in ("finished", "cost") or e["member"] != name]
-            member.cost = member.weights_sha256 = member.kept = None
-            member.requeue(t)
+            reopen_member(run, member, t)
     run.combined = None  # it was of the members as they had finished
 
 
 def _start_run(run: RunState, event: Event) -> None:
     run.header, run.ended = event, None
+    run.holes = [{**hole, "is_known": True} for hole in run.holes]
     if event.get("extended"):
         extend_members(run, event["extended"], event["t"])
     run.started = event["t"] if run.started is None else run.started
@@ -218,6 +235,7 @@ def _update_feeder(run: RunState, event: Event) -> None:
 def _declare_member(run: RunState, event: Event) -> None:
     known = event["member"] in run.members
     member = run.member(event)
+    is_restored = known and not member.is_declared  # its declaration was lost with a part of the log
     before = member.identity
     member.identity = {key: value for key, value in event.items() if key not in ("v", "t", "type")}
     if any(before.get(name) != event.get(name) for name in ("workers", "communicator", "compression")):
@@ -230,15 +248,26 @@ def _declare_member(run: RunState, event: Event) -> None:
         run.trail = [e for e in run.trail if e["type"] != "failed" or e["member"] != member.id]
         member.requeue(event["t"])
         member.code = run.header.get("code")
-    if not known:
+    if not known or is_restored:
         member.code = run.header.get("code")
-        run.trail.append(event)
+        run.trail.insert(_find_place(run, member) if is_restored else len(run.trail), event)
         run.declared += bool(event.get("added"))
+
+
+def _find_place(run: RunState, member: MemberState) -> int:
+    """Where a declaration that is made again belongs in the trail: before what follows it, ordered by number."""
+    for place, event in enumerate(run.trail):
+        if event["member"] == member.id or (event["type"] == "member" and event["number"] > member.number):
+            return place
+    return len(run.trail)
 
 
 def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
     """Applies an event of a member's present attempt, or of a new one; the frequent types are compared first."""
     t = event["t"]
+    if event["type"] in _OF_PLACED and event.get("attempt", -1) >= member.attempts:  # `placed` was lost
+        member.attempt, member.attempts = event["attempt"], event["attempt"] + 1
+        member.state = "running"
     match event["type"]:
         case "progress":
             member.state = "running" if member.state == "placed" else member.state
@@ -248,7 +277,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
         case "epoch":
             _end_epoch(run, member, event)
         case "checkpoint":
-            member.checkpoint = event
+            member.add_checkpoint(event)
         case "placed":
             _place(run, member, event)
         case "started":
@@ -260,11 +289,17 @@ def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
                 member.spans.append(
                     Span(last.attempt, last.node, last.devices, member.cohort, t, started=t, device=last.device)
                 )
+        case "damaged":
+            _leave_out_damaged(run, member, event)
         case "plan":
             member.plan = {key: event.get(key) for key in ("tuned", "rates", "auto")}
         case "finished":
             member.end("finished", t)
             member.weights_sha256 = event.get("weights_sha256")
+            member.predictions = event.get("predictions")
+            if event.get("checkpoint"):  # the event about it may have been lost
+                member.add_checkpoint(event["checkpoint"])
+            member.checkpoint_before = None
             member.metrics = _drop_missing(event.get("metrics") or {}) or member.metrics
             member.kept, member.early_stopping = event.get("kept"), event.get("early_stopping")
             run.trail.append(event)
@@ -292,7 +327,7 @@ def _place(run: RunState, member: MemberState, event: Event) -> None:
     run.measuring.discard(member.id)
     member.close_span(event["t"], "replaced")
     member.state, member.attempt = "placed", event["attempt"]
-    member.attempts += 1
+    member.attempts = max(member.attempts, member.attempt) + 1
     member.node, member.devices = event["node"], list(event.get("devices") or [])
     member.nodes = list(event.get("nodes") or [])
     member.cohort, member.feeder = event.get("cohort"), event.get("feeder")
@@ -300,6 +335,21 @@ def _place(run: RunState, member: MemberState, event: Event) -> None:
         member.first_epoch = member.identity["first_epoch"] = event["first_epoch"]
     member.spans.append(Span(event["attempt"], event["node"], member.devices, member.cohort, event["t"]))
     member.spans[-1].device = event.get("device")
+
+
+def _leave_out_damaged(run: RunState, member: MemberState, event: Event) -> None:
+    """A file of a member is damaged: it goes on from the checkpoint before, or begins anew."""
+    member.drop_checkpoint(event["file"])
+    if member.state == "finished":
+        reopen_member(run, member, event["t"])
+
+
+def reopen_member(run: RunState, member: MemberState, t: float) -> None:
+    """Lets a member that has finished wait to be trained further, or to save again what it had saved."""
+    run.trail = [e for e in run.trail if e["type"] not in ("finished", "cost") or e["member"] != member.id]
+    member.cost = member.weights_sha256 = member.kept = None
+    member.requeue(t)
+    run.combined = None  # it was of the members as they had finished
 
 
 def _start_attempt(run: RunState, member: MemberState, event: Event) -> None:

@@ -200,7 +200,7 @@ class EventLog:
                 os.fsync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, self._size)
-            raise make_write_error(self.path, error) from None
+            raise make_write_error(self.path, error, len(data)) from None
         self._size += written
 
     def read_clock(self) -> float:

@@ -16,24 +16,17 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from ensemble.store.digests import flush_and_digest
+from ensemble.store.errors import OtherPythonError as OtherPythonError
+from ensemble.store.errors import StoreError as StoreError
+from ensemble.store.errors import WriteError as WriteError
+
 #: What a process that was killed in the middle of a write left behind is swept by a later write after this time.
 LEFTOVER_AGE_S = 600.0
-
-
-class StoreError(RuntimeError):
-    """A run on disk cannot be used; the message is one line that says what is wrong, where, and what to do."""
-
-
-class OtherPythonError(StoreError):
-    """A declaration holds functions that another minor version of Python compiled."""
-
-
-class WriteError(StoreError):
-    """A file could not be written; the run itself is intact and can be resumed."""
 
 
 def find_other_owner(path: Path) -> str | None:
@@ -118,6 +111,7 @@ def make_directory(path: Path) -> None:
         path.mkdir(mode=0o700)
         if group_read_mode(path.parent):
             path.chmod(GROUP_READS)
+        fsync_directory(path.parent)  # else what is flushed in it may be lost with its name
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -125,13 +119,20 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _FULL
 
 
-def make_write_error(path: Path, error: BaseException) -> WriteError:
-    """Returns the error for a write that failed: why it did, and what to do."""
+def make_write_error(path: Path, error: BaseException, needed_bytes: int | None = None) -> WriteError:
+    """Returns the error for a write that failed: why it did, and what to do.
+
+    Args:
+        needed_bytes: for which there was no room; None: not known.
+    """
     number = error.errno if isinstance(error, OSError) else None
     if is_disk_full(error) or "No space left" in str(error):
         free = shutil.disk_usage(path.parent).free / 2**20 if path.parent.is_dir() else 0.0
+        needed = "" if needed_bytes is None else f", {max(needed_bytes / 2**20, 0.1):.1f} MiB needed"
+        run = next((each for each in path.parents if _has_begun(each)), None)
+        then = "try again" if run is None else f"`ensemble resume {run}`"
         return WriteError(
-            f"cannot write {path}: the disk or quota is full ({free:.0f} MiB free); make room, then resume"
+            f"cannot write {path}: the disk or quota is full ({free:.1f} MiB free{needed}); make room, then {then}"
         )
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return WriteError(
@@ -140,8 +141,19 @@ def make_write_error(path: Path, error: BaseException) -> WriteError:
     return WriteError(f"cannot write {path}: {error}")
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def _has_begun(folder: Path) -> bool:
+    log = folder / "events.jsonl"
+    return log.is_file() and log.stat().st_size > 0
+
+
+def write_atomically(path: Path, write: Callable[[Path], None], needed_bytes: int | None = None) -> str:
     """Replaces `path` by what `write(temporary)` writes, or leaves it as it was; access as `group_read_mode` says.
+
+    Args:
+        needed_bytes: how long it will be, as far as that is known.
+
+    Returns:
+        The digest of the file (`ensemble.store.digests`).
 
     Raises:
         WriteError: it could not be written; nothing is left behind.
@@ -154,30 +166,20 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         try:
             if opened := group_read_mode(path.parent):
                 os.fchmod(descriptor, 0o600 | opened)
-            os.fsync(descriptor)
+            digest = flush_and_digest(temporary, descriptor)
         finally:
             os.close(descriptor)
         os.replace(temporary, path)
         fsync_directory(path.parent)
+        return digest
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise make_write_error(path, error) from None
+            raise make_write_error(path, error, needed_bytes) from None
         raise
 
 
-@contextlib.contextmanager
-def pin_file(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yields a name that stays that of the present file at `path`, even if `path` is replaced meanwhile.
-
-    For libraries that take a name and open it more than once (safetensors does: header, then data), which would
-    mix two versions of a file that is renamed over in between. Linux: proc_pid_fd(5).
-    """
-    with open(path, "rb") as file:
-        yield f"/proc/self/fd/{file.fileno()}"
-
-
-def write_bytes(path: Path, content: bytes, like: Path | None = None) -> None:
+def write_bytes(path: Path, content: bytes, like: Path | None = None) -> str:
     """`write_atomically` of bytes, readable by the user only.
 
     Args:
@@ -192,12 +194,12 @@ def write_bytes(path: Path, content: bytes, like: Path | None = None) -> None:
                 os.fchown(descriptor, owner.st_uid, owner.st_gid)
             file.write(content)
 
-    write_atomically(path, write)
+    return write_atomically(path, write, len(content))
 
 
-def write_json(path: Path, value: Any, like: Path | None = None) -> None:
+def write_json(path: Path, value: Any, like: Path | None = None) -> str:
     """`write_atomically` of JSON, indented for people; `like` as `write_bytes` has it."""
-    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode(), like)
+    return write_bytes(path, (json.dumps(value, indent=2) + "\n").encode(), like)
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Saves the code that members train with in the run directory, in `code/<fingerprint>/` for each version.
 
-    code.json       what it is made of: names and digests (`ensemble.user_code.fingerprint.Code`)
+    code.json       what it is made of: names and digests (`ensemble.user_code.fingerprint.Code`), and the digests
+                    of the other files, which also stand in the log once the run has started
     ensemble.pkl    the declaration with that code in it, as it was last submitted
     *.py            the user's modules, to be read, compared or taken up again by people
 
@@ -25,7 +26,8 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.store.files import OtherPythonError, StoreError, write_bytes, write_json
+from ensemble.store.errors import OtherPythonError, StoreError
+from ensemble.store.files import fsync_directory, write_bytes, write_json
 from ensemble.store.unpicklable import describe_unpicklable
 from ensemble.user_code.fingerprint import PYTHON, Code
 from ensemble.user_code.imports import users_modules
@@ -38,24 +40,27 @@ log = logging.getLogger(__name__)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
 
 
-def save_code(folder: Path, code: Code, declaration: bytes, current: Path) -> None:
+def save_code(folder: Path, code: Code, declaration: bytes, current: Path) -> dict[str, str]:
     """Saves the code of a declaration, and replaces the file `current` by that declaration.
 
     Args:
         folder: `code/<fingerprint>`.
+
+    Returns:
+        The digests of the files, by their paths from where `current` is.
     """
     _make_private_directory(folder)
+    files: dict[str, str] = {}
     for module, file in code.sources.items():
         target = folder.joinpath(*module.split("."))
         is_package = file.name == "__init__.py"
         target = target / file.name if is_package else target.with_name(f"{target.name}.py")
         _make_private_directory(target.parent)
-        write_bytes(target, file.read_bytes())
-    write_json(
-        folder / "code.json", {"v": 1, "scheme": code.scheme, "python": code.python, "parts": dict(code.parts)}
-    )
+        files[str(target.relative_to(folder))] = write_bytes(target, file.read_bytes())
     kept = folder / "ensemble.pkl"
-    write_bytes(kept, declaration)
+    files[kept.name] = write_bytes(kept, declaration)
+    stored = {"v": 1, "scheme": code.scheme, "python": code.python, "parts": dict(code.parts), "files": files}
+    made = {"code.json": write_json(folder / "code.json", stored), **files}
     link = current.with_name(f".{current.name}.{uuid.uuid4().hex}.tmp")
     try:
         os.link(kept, link)
@@ -64,6 +69,26 @@ def save_code(folder: Path, code: Code, declaration: bytes, current: Path) -> No
         if error.errno not in _NO_LINKS:
             raise
         write_bytes(current, declaration)
+    inside = folder.relative_to(current.parent)
+    return {current.name: files[kept.name]} | {str(inside / name): digest for name, digest in made.items()}
+
+
+def find_unlogged_digest(path: Path, folders: Path) -> str | None:
+    """The digest of a file of code that was written, by code.json; it is not in the log where no run has begun.
+
+    Args:
+        path: a file in a folder of code, or a copy of `ensemble.pkl`.
+        folders: `code`, with a folder for each version of the code.
+    """
+    if folders not in path.parents:  # the copy of the latest of them
+        latest = max(folders.glob("*/code.json"), key=lambda each: each.stat().st_mtime, default=None)
+        return None if latest is None else find_unlogged_digest(latest.with_name(path.name), folders)
+    folder = folders / path.relative_to(folders).parts[0]
+    try:
+        known = json.loads((folder / "code.json").read_text())["files"][str(path.relative_to(folder))]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(known)
 
 
 def _make_private_directory(path: Path) -> None:
@@ -71,6 +96,7 @@ def _make_private_directory(path: Path) -> None:
     if not path.is_dir():
         _make_private_directory(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
+        fsync_directory(path.parent)
 
 
 def load_code(folder: Path) -> Code | None:

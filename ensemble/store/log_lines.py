@@ -14,15 +14,18 @@ from ensemble.store.files import StoreError, make_read_error
 
 VERSION = 1
 
+#: Type of the event that stands for a part of a log that cannot be read.
+UNREADABLE = "unreadable"
+
 #: Bytes that are read and parsed together.
 BATCH_BYTES = 2**20
 
 
 def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns all complete events of a log.
+    """Returns all complete events of a log; see `read_batches` for what is damaged.
 
     Raises:
-        StoreError: there is no log, a line that is not the last is unreadable, or its format is newer.
+        StoreError: there is no log, it cannot be read at all, or its format is newer.
     """
     return read_events_from(path, 0)[0]
 
@@ -40,6 +43,20 @@ def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[di
         found += events
         end = behind
     return found, end
+
+
+def read_last(path: str | os.PathLike[str], type: str) -> dict[str, Any] | None:
+    """Returns the last event of a type, without reading the others; None where there is none.
+
+    Raises:
+        OSError: there is no log, or it is unreadable.
+    """
+    sought, found = f'"type":"{type}"'.encode(), None
+    with open(path, "rb") as file:
+        for line in file:
+            if sought in line and _is_event(event := _parse_line(line)) and event["type"] == type:
+                found = event
+    return found
 
 
 def identify_log(path: str | os.PathLike[str]) -> str:
@@ -76,11 +93,14 @@ def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tupl
     """Yields events in batches that are never empty, each with the offset behind it, from the beginning of a
     line on.
 
+    Lines that are no events (a block of the disk that was lost, or holds something else) are read around: in their
+    place stands one event of the type `unreadable`, which no log contains (`describe_hole`).
+
     Raises:
         StoreError: as `read_events`.
     """
-    log, rest, number = Path(path), b"", 1
-    began = f" after byte {offset}" if offset else ""
+    log, rest = Path(path), b""
+    since: float | None = None
     try:
         with open(log, "rb") as file:
             file.seek(offset)
@@ -92,10 +112,9 @@ def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tupl
                 lines = (rest + block[: whole - 1]).split(b"\n")
                 rest = block[whole:]
                 last = file.tell() == os.fstat(file.fileno()).st_size
-                events = _parse(lines, number, last=last, path=log, since=began)
-                number += len(lines)
-                offset += sum(map(len, lines[: len(events)])) + len(events)
+                events, read = _parse(lines, offset, last=last, path=log, since=since)
                 if events:
+                    offset, since = offset + sum(map(len, lines[:read])) + read, events[-1]["t"]
                     yield events, offset
     except FileNotFoundError:
         raise StoreError(f"no run here: {log} does not exist; give a run directory (such as runs/NAME)") from None
@@ -103,35 +122,74 @@ def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tupl
         raise make_read_error(log, error) from None
 
 
-def _parse(lines: Sequence[bytes], first: int, *, last: bool, path: Path, since: str) -> list[dict[str, Any]]:
-    """Returns the events of complete lines, the first of which has the number `first`; pure.
+def _is_event(event: Any) -> bool:
+    """Whether a line's value has what each event has."""
+    return (
+        isinstance(event, dict)
+        and isinstance(event.get("v"), int)
+        and isinstance(event.get("t"), int | float)
+        and isinstance(event.get("type"), str)
+    )
+
+
+def _parse(
+    lines: Sequence[bytes], offset: int, *, last: bool, path: Path, since: float | None
+) -> tuple[list[dict[str, Any]], int]:
+    """Returns the events of complete lines, and how many lines they are; pure.
 
     Args:
+        offset: bytes of the log before the lines.
         last: whether no whole line follows: the last may then be torn, and is left out.
-        path, since: what to say of where a line is.
+        path: what to say of where a line is.  since: `t` of the event before the lines.
     """
     try:
         # All at once: the names of fields are then made once, which is most of an event's size, and of the time.
-        events: list[dict[str, Any]] = json.loads(b"[" + b",".join(lines) + b"]")
-        newest = max(event["v"] for event in events)
-        if len(events) != len(lines):
-            raise ValueError("two lines that are none make one event")
+        events: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
+        versions = [event["v"] for event in events if event["type"] and event["t"] is not None]
+        if len(versions) != len(lines) or len(events) != len(lines):
+            raise ValueError("a line is no event, or two that are none make one")
+        are_events = [True] * len(lines)
     except (ValueError, KeyError, TypeError, RecursionError):
-        events = []
-        for number, line in enumerate(lines, start=first):
-            try:
-                event = json.loads(line)
-                event["v"] + 0  # a number
-            except (ValueError, KeyError, TypeError, RecursionError):
-                if last and number == first + len(lines) - 1:
-                    break  # a newline can reach the disk before the blocks that lie before it
-                where = f"{path}: line {number}{since}"
-                raise StoreError(f"{where} is not an event; restore the file from a backup") from None
-            events.append(event)
-        newest = max((event["v"] for event in events), default=VERSION)
+        events = [_parse_line(line) for line in lines]
+        are_events = [_is_event(event) for event in events]
+    if last and not are_events[-1]:  # a newline can reach the disk before the blocks that lie before it
+        events, are_events = events[:-1], are_events[:-1]
+    read = len(events)
+    if not all(are_events):
+        events = list(_fill_holes(lines, events, are_events, offset, since))
+    newest = max((event["v"] for event in events), default=VERSION)
     if newest > VERSION:
         raise StoreError(
             f"{path} was written by a newer ray-ensemble (log format {newest}, this one reads {VERSION}); "
             "upgrade ray-ensemble to read it"
         )
-    return events
+    return events, read
+
+
+def _parse_line(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _fill_holes(
+    lines: Sequence[bytes], events: Sequence[Any], are_events: Sequence[bool], offset: int, since: float | None
+) -> Iterator[dict[str, Any]]:
+    """Yields the events, and for each row of lines that are none one that says so."""
+    number = 0
+    while number < len(events):
+        if are_events[number]:
+            yield events[number]
+            since = events[number]["t"]
+            offset += len(lines[number]) + 1
+            number += 1
+            continue
+        first = number
+        while number < len(events) and not are_events[number]:
+            number += 1
+        size = sum(len(line) + 1 for line in lines[first:number])
+        until = events[number]["t"] if number < len(events) else None
+        t = since if since is not None else until if until is not None else 0.0
+        yield {"v": VERSION, "t": t, "type": UNREADABLE, "offset": offset, "bytes": size, "until": until}
+        offset += size

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
+
+from ensemble.store.digests import find_digest
 
 State = Literal["waiting", "placed", "running", "paused", "stopped", "finished", "pruned", "failed", "cancelled"]
 Event = dict[str, Any]
@@ -15,6 +18,9 @@ ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
 #: in vain (an "impossible" member was never trained) stays what it is. What else was wrong (a mistake in the
 #: recipe, no memory, no room on the disk) may have been mended before a resume.
 UNRECOVERABLE: frozenset[str] = frozenset(("nan", "impossible"))
+
+
+_OF_CHECKPOINT = ("epoch", "step", "path", "digest", "weights_sha256")
 
 
 @dataclass(slots=True)
@@ -77,7 +83,9 @@ class MemberState:
         earlier: finished epochs before those of `history`; None unless `drop_epochs` was called.
         plan: what was measured for its exchange (`ensemble.comm.autotune.plan.ExchangePlan`); None where nothing
             was.
-        checkpoint: the last `checkpoint` event.
+        checkpoint: the last `checkpoint` event whose file is not known to be damaged.  checkpoint_before: the one
+            before it, whose file is there until the member has finished.
+        predictions: the digest of its saved predictions, by split; None where the log has none.
         is_alone: whether it prepares its own batches because shared ones were not those of its pipeline.
         kept: which evaluation has the weights that are kept, and the value of the objective; None: the last.
         early_stopping: why it ended before its last epoch, and the best evaluation; None where it did not.
@@ -110,6 +118,8 @@ class MemberState:
     samples_per_s: float | None = None
     checkpoint: Event | None = None
     is_alone: bool = False
+    checkpoint_before: Event | None = None
+    predictions: dict[str, str] | None = None
     weights_sha256: str | None = None
     error: str | None = None
     reason: str | None = None
@@ -191,6 +201,31 @@ class MemberState:
     def find_other_code(self, code: str | None) -> str | None:
         """The fingerprint of other code than this that its checkpoint was trained with, at least in part."""
         return self.code if self.has_weights_of_other_code(code) else self.earlier_code
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether its declaration is known: it may be lost with a part of the log."""
+        return "params" in self.identity
+
+    def add_checkpoint(self, event: Event) -> None:
+        """Takes note of its last checkpoint."""
+        if self.checkpoint is None or self.checkpoint["path"] != event["path"]:
+            self.checkpoint_before = self.checkpoint
+        self.checkpoint = event
+
+    def list_checkpoints(self) -> list[tuple[str, str | None]]:
+        """The (name, digest) of the files from which it can go on, the last one first."""
+        known = [event for event in (self.checkpoint, self.checkpoint_before) if event]
+        return [(Path(event["path"]).name, find_digest(event)) for event in known]
+
+    def describe_checkpoint(self) -> Event | None:
+        """Its last checkpoint, as a field of another event: either may be lost with a part of the log."""
+        return self.checkpoint and {k: v for k, v in self.checkpoint.items() if k in _OF_CHECKPOINT}
+
+    def drop_checkpoint(self, name: str) -> None:
+        """Leaves out a checkpoint whose file, of this name, is damaged; harmless for a file of another kind."""
+        kept = [e for e in (self.checkpoint, self.checkpoint_before) if e and Path(e["path"]).name != name]
+        self.checkpoint, self.checkpoint_before = [*kept, None, None][:2]
 
     def end(self, state: State, t: float) -> None:
         """Ends the present attempt at time `t` and sets the member's state."""

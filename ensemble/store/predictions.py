@@ -17,12 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble.spec.task import CLASSIFICATION, Task
-from ensemble.store.files import StoreError, make_directory, pin_file, write_bytes
+from ensemble.store.digests import open_checked
+from ensemble.store.errors import DamagedError, StoreError
+from ensemble.store.files import make_directory, write_bytes
 
-VERSION = "2"
+VERSION = 3
+_KEY = "ensemble.predictions"
 LENGTH_BYTES = 8  # at the start of a safetensors file: how long its header is
-#: The first version: of classification, its values were called probabilities.
-_FIRST = "1"
+#: The first version: of classification, its values were called probabilities. The second had the task beside it.
+_FIRST, _SECOND = "1", "2"
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,16 @@ class Predictions:
 
 def save_predictions(
     path: str | os.PathLike[str], values: Any, index: Any, target: Any | None, task: Task = CLASSIFICATION
-) -> None:
+) -> str:
     """Writes predictions atomically; arrays or CPU tensors, in any order of rows.
 
     Args:
         values: [n, ...], laid out by the task.
         index: [n], each sample once.
         target: [n, ...]; integers are kept as int64, floats as float64.
+
+    Returns:
+        The digest of the file.
 
     Raises:
         ValueError: shapes do not fit, or an index is there twice.
@@ -74,39 +80,47 @@ def save_predictions(
         if truth.shape[:1] != order.shape:
             raise ValueError(f"{path}: target must have {len(order)} rows, got the shape {truth.shape}")
         tensors["target"] = np.ascontiguousarray(truth[by_index])
-    header = {"ensemble.predictions": VERSION, "task": json.dumps(task.as_record())}
+    # One entry: of several the order in the file, and so its digest, would be another each time.
+    header = {_KEY: json.dumps({"v": VERSION, "task": task.as_record()})}
     file = Path(path)
     make_directory(file.parent)
-    write_bytes(file, save(tensors, metadata=header))
+    return write_bytes(file, save(tensors, metadata=header))
 
 
-def load_predictions(path: str | os.PathLike[str], *, mapped: bool = False) -> Predictions:
+def load_predictions(
+    path: str | os.PathLike[str], *, mapped: bool = False, digest: str | None = None
+) -> Predictions:
     """Read what `save_predictions` wrote.
 
     Args:
         mapped: whether the arrays are mapped from the file, read only, and not read into memory.
+        digest: that the file has, by the log; None: not known.
 
     Raises:
-        StoreError: there is no such file, or it holds something else.
+        DamagedError: there is no such file, or it is damaged.
+        StoreError: it holds something else.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
-        with pin_file(path) as name, safe_open(name, framework="numpy") as file:
+        with open_checked(path, digest) as name, safe_open(name, framework="numpy") as file:
             header = file.metadata() or {}
-            version = header.get("ensemble.predictions")
-            if version not in (_FIRST, VERSION):
-                raise StoreError(f"{path} holds no predictions of version {VERSION} (version {version})")
+            version = header.get(_KEY)
+            about: dict[str, Any] = (
+                {"v": VERSION, "task": None} if version in (_FIRST, _SECOND) else json.loads(version or "{}")
+            )
+            if about.get("v") != VERSION:
+                raise StoreError(f"{path} holds no predictions of version {VERSION} (version {about.get('v')})")
             keys = list(file.keys())
             tensors = _map_tensors(name) if mapped else {key: file.get_tensor(key) for key in keys}
         if version == _FIRST:
             return Predictions(tensors["probabilities"], tensors["index"], tensors.get("target"))
-        task = Task.from_record(json.loads(header["task"]))
+        task = Task.from_record(json.loads(header["task"]) if version == _SECOND else about["task"])
         return Predictions(tensors["values"], tensors["index"], tensors.get("target"), task)
     except FileNotFoundError:
-        raise StoreError(f"{path} does not exist: the member has not saved predictions for that split") from None
+        raise DamagedError(f"{path} does not exist: the member has not saved predictions for that split") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"cannot read {path}: {type(error).__name__}: {error}") from None
+        raise DamagedError(f"cannot read {path}: {type(error).__name__}: {error}") from None
 
 
 _DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}

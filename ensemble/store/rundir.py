@@ -6,7 +6,8 @@
     events.jsonl                    the event log, the truth
     snapshot.json                   how the run stood at some byte of a long log; a cache
     requests/                       what other shells ask of the run
-    members/<id>/                   log.txt, checkpoint-<attempt>.safetensors (the log names the valid one),
+    members/<id>/                   log.txt, checkpoint-<attempt>-<epoch>-<step>.safetensors (the log names the
+                                    valid one, and while the member trains, the one before it is there as well),
                                     predictions-<split>.safetensors of the attempt that finished, and of a member
                                     that began warm initial-weights.safetensors, a copy of what it began with
     optuna.journal, report.html,
@@ -22,6 +23,7 @@ nobody else may write them (`ensemble.store.trust`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -31,10 +33,13 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.store.digests import open_checked
+from ensemble.store.errors import DamagedError
 from ensemble.store.files import (
     OtherPythonError,
     StoreError,
@@ -44,7 +49,8 @@ from ensemble.store.files import (
     write_bytes,
     write_json,
 )
-from ensemble.store.kept_code import check_python, modules_folder, pickle_ensemble, save_code
+from ensemble.store.kept_code import check_python, find_unlogged_digest, modules_folder, pickle_ensemble, save_code
+from ensemble.store.log_lines import read_last
 from ensemble.store.old_names import Unpickler
 from ensemble.store.trust import check_ownership, explain_distrust
 from ensemble.user_code.bytecode import without_bytecode
@@ -53,6 +59,7 @@ from ensemble.user_code.fingerprint import Code, code_of
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
     from ensemble.store.member import MemberState
+    from ensemble.store.state import RunState
 
 VERSION = 1
 
@@ -66,10 +73,15 @@ _LIBRARIES = {"torch": "torch", "ray": "ray", "optuna": "optuna", "ray_ensemble"
 
 
 class RunDir:
-    """The paths of one run; the constructor does not access the disk."""
+    """The paths of one run; the constructor does not access the disk.
+
+    Attributes:
+        written: the digests of what `create` has written, by path in the directory.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser().absolute()
+        self.written: dict[str, str] = {}
         self.events = self.path / "events.jsonl"
         self.snapshot = self.path / "snapshot.json"
         self.info_file = self.path / "run.json"
@@ -97,20 +109,36 @@ class RunDir:
         """The directory of one member."""
         return self.path / "members" / id
 
-    def checkpoint(self, id: str, attempt: int | None = None) -> Path:
-        """The checkpoint of an attempt of a member; None: of a run of an earlier version, which had one for all.
+    def checkpoint(self, id: str, attempt: int, epoch: int, step: int) -> Path:
+        """The checkpoint that an attempt of a member writes at a position.
 
-        Each attempt writes a file of its own: one that is taken to be lost, and still runs behind a broken
-        network, changes no other's. `valid_checkpoint` is the valid one.
+        Each has a file of its own: what the log names is never written over by what it does not name yet, neither
+        by this attempt nor by one that is taken to be lost and still runs behind a broken network.
         """
-        return self.member(id) / (
-            "checkpoint.safetensors" if attempt is None else f"checkpoint-{attempt}.safetensors"
-        )
+        return self.member(id) / f"checkpoint-{attempt}-{epoch}-{step}.safetensors"
+
+    def list_checkpoints(self, id: str) -> list[tuple[tuple[int, int, int], Path]]:
+        """The checkpoints of a member that are there, each after its (attempt, epoch, step), in this order."""
+        found = []
+        for path in self.member(id).glob("checkpoint-*.safetensors"):
+            numbers = path.stem.split("-")[1:]
+            if len(numbers) == 3 and all(number.isdecimal() for number in numbers):
+                found.append(((int(numbers[0]), int(numbers[1]), int(numbers[2])), path))
+        return sorted(found)
+
+    def newest_checkpoint(self, id: str, attempt: int) -> Path | None:
+        """The last checkpoint that an attempt has written; None: it has written none."""
+        return next((path for (of, *_), path in reversed(self.list_checkpoints(id)) if of == attempt), None)
 
     def valid_checkpoint(self, member: MemberState) -> Path:
-        """The checkpoint that the log names as a member's last one; it has none where it names none."""
-        named = (member.checkpoint or {}).get("path")
-        return self.member(member.id) / Path(named).name if named else self.checkpoint(member.id)
+        """The checkpoint that the log names as a member's last one.
+
+        Raises:
+            DamagedError: it names none.
+        """
+        if member.checkpoint is None:
+            raise DamagedError(f"{self.path}: {member.id} has no checkpoint")
+        return self.member(member.id) / Path(member.checkpoint["path"]).name
 
     def initial_weights(self, id: str) -> Path:
         """The weights with which a warm clone, or a member with a declared start, begins."""
@@ -165,6 +193,7 @@ class RunDir:
         code: Code | None = None,
         *,
         group_read: bool = False,
+        executor: str | None = None,
     ) -> RunDir:
         """Creates the directory of a run, or opens the one that this ensemble already has there.
 
@@ -172,6 +201,7 @@ class RunDir:
 
         Args:
             code: the ensemble's, where it is known.
+            executor: with which it is started first; a resume uses it where the log has lost the last start.
             group_read: let the directory's group read what is written from here on, but for the declaration.
 
         Raises:
@@ -188,16 +218,23 @@ class RunDir:
                 share_with_group(run_dir.path, private=("code", "ensemble.pkl", "requests"))
             run_dir.requests.mkdir(mode=0o700, exist_ok=True)
             make_directory(run_dir.path / "members")
-            save_code(run_dir.code(code.fingerprint), code, content, run_dir.ensemble_file)
+            folder = run_dir.code(code.fingerprint)
+            run_dir.written |= save_code(folder, code, content, run_dir.ensemble_file)
             if spec is not None and spec.absolute() != run_dir.spec_file:
-                write_bytes(run_dir.spec_file, spec.read_bytes())
+                copy = run_dir.spec_file
+                run_dir.written[copy.name] = write_bytes(copy, spec.read_bytes())
             if not run_dir.info_file.exists():
                 folder = modules_folder(spec)
                 info = {"v": VERSION, "name": ensemble.name, "run_id": uuid.uuid4().hex, "created": time.time()}
-                info |= {"versions": versions(), "revision": revision(folder), "code": str(folder)}
-                write_json(run_dir.info_file, info)
+                info |= {
+                    "versions": versions(),
+                    "revision": revision(folder),
+                    "code": str(folder),
+                    "executor": executor,
+                }
+                run_dir.written[run_dir.info_file.name] = write_json(run_dir.info_file, info)
         except OSError as error:
-            raise make_write_error(run_dir.path, error) from None
+            raise make_write_error(run_dir.path, error, PROBE_BYTES + len(content)) from None
         return run_dir
 
     def check_is_free(self, ensemble: Ensemble) -> None:
@@ -281,7 +318,7 @@ class RunDir:
                 check_ownership(each, os.stat(each))
             path = self._choose_runnable(path)
             distrusted = self._add_code_to_path()
-            with open(path, "rb") as file:
+            with self._open_declaration(path) as name, open(name, "rb") as file:
                 check_ownership(path, os.fstat(file.fileno()))
                 with without_bytecode():
                     ensemble: Ensemble = Unpickler(file).load()
@@ -295,6 +332,28 @@ class RunDir:
         except (OSError, pickle.UnpicklingError, EOFError) as error:
             raise StoreError(f"cannot read {path}: {error}") from error
         return ensemble
+
+    @contextlib.contextmanager
+    def _open_declaration(self, path: Path) -> Iterator[str]:
+        """Yields a name of a declaration that is what was written.
+
+        Raises:
+            DamagedError: it is not.
+        """
+        start = read_last(self.events, "run_started") if self.events.exists() else None
+        known = ((start or {}).get("files") or {}).get(str(path.relative_to(self.path)))
+        try:
+            with open_checked(path, known, find_unlogged_digest(path, self.path / "code")) as name:
+                yield name
+        except DamagedError as error:
+            raise DamagedError(f"{error}; `ensemble run SPEC` on this directory writes it anew") from None
+
+    def list_results(self, state: RunState) -> list[Path]:
+        """What is written of the run as it stands when it has ended."""
+        found = [self.report, self.ledger, self.ledger_csv, self.results, self.metrics_csv, self.summary]
+        if state.mode != "search":  # a search may keep its study elsewhere
+            found.append(self.journal)
+        return found + ([self.uncertainty_csv] if (state.combined or {}).get("metrics") else [])
 
     def _add_code_to_path(self) -> str | None:
         """Puts the folder of the declaration's modules on `sys.path`, or returns who else may write them."""

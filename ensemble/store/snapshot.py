@@ -45,7 +45,7 @@ EPOCH = ("type", "t", "attempt", "epoch", "metrics", "samples", "samples_per_s",
 IDENTITY = ("params", "seed", "epochs", "workers", "cpus_per_worker", "gpus_per_worker", "first_epoch", "lineage")
 #: Of a run, and of a member, what no status shows.
 _RUN_LEFT_OUT = frozenset(("trail", "profiles", "planned", "rooms"))
-_MEMBER_LEFT_OUT = frozenset(("plan", "checkpoint", "weights_sha256"))
+_MEMBER_LEFT_OUT = frozenset(("plan", "checkpoint", "checkpoint_before", "weights_sha256"))
 
 log = logging.getLogger(__name__)
 

@@ -33,6 +33,7 @@ class RunState:
         measuring: members of which a few steps are being measured.
         combining: how many members are being combined now; 0 where none are.
         rooms: all `room` events: what members were granted after they ran out of memory.
+        holes: `unreadable` events: the parts of the log that are damaged.
         combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
     """
 
@@ -65,6 +66,7 @@ class RunState:
     measuring: set[str] = field(default_factory=set)
     combining: int = 0
     rooms: list[Event] = field(default_factory=list)
+    holes: list[Event] = field(default_factory=list)
     combined: Event | None = None
     ended: Event | None = None
 
@@ -84,7 +86,11 @@ class RunState:
         """The member that an event is about, made where it is new."""
         member = self.members.get(event["member"])
         if member is None:
-            member = MemberState(event["member"], event.get("number", len(self.members)))
+            number = event.get("number")
+            if number is None:  # its declaration was lost with a part of the log
+                ending = str(event["member"]).rpartition("-")[2]
+                number = int(ending) if ending.isdecimal() else len(self.members)
+            member = MemberState(event["member"], number)
             self.members[member.id] = member
         return member
 

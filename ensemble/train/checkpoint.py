@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ensemble.spec import Ensemble
 from ensemble.spec.identity import Identity, field_defaults, select_warm
-from ensemble.store import RunDir, load_checkpoint, load_initial_weights, save_checkpoint, weights_sha256
+from ensemble.store import (
+    DamagedError,
+    RunDir,
+    load_checkpoint,
+    load_initial_weights,
+    save_checkpoint,
+    weights_sha256,
+)
 from ensemble.train.data_identity import describe_difference, training_data
 from ensemble.train.job import Job, TrainingError
 
@@ -66,11 +73,14 @@ class Position:
 class Checkpointer(Protocol):
     """Loads and saves the checkpoints of one member."""
 
-    def load(self) -> dict[str, Any] | None:
-        """The checkpoint to resume from; None to begin anew.
+    def load(self, on_damage: Callable[[str, str], None]) -> dict[str, Any] | None:
+        """The checkpoint to resume from: the last one, or the one before where that is damaged; None: begin anew.
+
+        Args:
+            on_damage: called with the name of each file that is damaged or gone, and what is wrong with it.
 
         Raises:
-            TrainingError: it is missing, belongs to another identity, or was trained on other data.
+            TrainingError: it belongs to another identity, or was trained on other data.
         """
 
     def load_initial_weights(self) -> dict[str, Tensor] | None:
@@ -89,7 +99,7 @@ class Checkpointer(Protocol):
                 of a Recipe's member also `call` and `outputs` (`ensemble.train.call.Observation`).
 
         Returns:
-            The fields `path` and `weights_sha256` of the `checkpoint` event.
+            The fields `path`, `digest` and `weights_sha256` of the `checkpoint` event.
         """
 
 
@@ -98,22 +108,26 @@ class FileCheckpointer:
 
     def __init__(self, job: Job, ensemble: Ensemble) -> None:
         self._identity, self._ensemble = job.identity, ensemble
-        self._files = files = RunDir(job.run_dir)
-        self._path = files.checkpoint(job.identity.member, job.attempt)
-        self._is_required = job.checkpoint is not None
-        # A file of this attempt itself, as when it is run again by hand, is newer than the one that the job names.
-        use_named = self._is_required and not self._path.exists()
-        self._source = files.member(job.identity.member) / str(job.checkpoint) if use_named else self._path
+        self._files, self._attempt, self._checkpoints = RunDir(job.run_dir), job.attempt, job.checkpoints
 
     @functools.cached_property
     def _data(self) -> dict[str, Any]:
         return training_data(self._ensemble, self._identity.params)
 
-    def load(self) -> dict[str, Any] | None:
+    def load(self, on_damage: Callable[[str, str], None]) -> dict[str, Any] | None:
         """See `Checkpointer`."""
-        if self._is_required and not self._source.exists():
-            raise TrainingError(f"{self._source}, the checkpoint that the log names, is not there any more")
-        return read(self._source, self._identity, self._data, self._ensemble.elastic)
+        member = self._identity.member
+        # One of this attempt itself, as when it is run again by hand, is newer than those that the job names.
+        own = self._files.newest_checkpoint(member, self._attempt)
+        named = [(self._files.member(member) / name, digest) for name, digest in self._checkpoints]
+        if own is not None:
+            named = [(own, None)]
+        for path, digest in named:
+            try:
+                return read(path, self._identity, self._data, self._ensemble.elastic, digest)
+            except DamagedError as error:
+                on_damage(path.name, str(error))
+        return None
 
     def load_initial_weights(self) -> dict[str, Tensor] | None:
         """See `Checkpointer`."""
@@ -124,24 +138,27 @@ class FileCheckpointer:
 
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
         """See `Checkpointer`."""
-        save_checkpoint(self._path, pack(self._identity, self._data, first_epoch, position, parts))
-        return {"path": str(self._path), "weights_sha256": weights_sha256(parts["model"])}
+        path = self._files.checkpoint(self._identity.member, self._attempt, position.epoch, position.step)
+        digest = save_checkpoint(path, pack(self._identity, self._data, first_epoch, position, parts))
+        return {"path": str(path), "digest": digest, "weights_sha256": weights_sha256(parts["model"])}
 
 
-def read(path: Path, identity: Identity, data: Mapping[str, Any], elastic: bool = False) -> dict[str, Any] | None:
-    """Read a member's checkpoint; None where the file does not exist.
+def read(
+    path: Path, identity: Identity, data: Mapping[str, Any], elastic: bool = False, digest: str | None = None
+) -> dict[str, Any]:
+    """Read a member's checkpoint.
 
     Args:
         data: the data that the member reads now (`data_identity.training_data`).
         elastic: whether fewer workers may have written it. All workers have the same state but for the residuals
             of error feedback (`GradientExchange.load_state_dict`), and a step is the same global batch.
+        digest: of the file, by the log; None: not known.
 
     Raises:
+        DamagedError: there is none, or it is damaged.
         TrainingError: it belongs to another member or declaration, or was trained on other data.
     """
-    if not path.exists():
-        return None
-    state = load_checkpoint(path)
+    state = load_checkpoint(path, digest=digest)
     # A field that an earlier version did not save had its default.
     saved, current = {**field_defaults(), **state["identity"]}, _compared(identity)
     other = [name for name in current if saved.get(name) != current[name]]

@@ -304,7 +304,8 @@ class EvaluatedMember:
                 rows[2] = self._data.targets(split, self._target, rows[1], what)
             path = self._files.predictions(self.identity.member, split, self._attempt)
             try:
-                save_predictions(path, rows[0].float(), rows[1], as_stored_target(what, rows[2]), what)
+                target = as_stored_target(what, rows[2])
+                self._life.add_predictions(split, save_predictions(path, rows[0].float(), rows[1], target, what))
             except ValueError as error:  # another attempt would give the same
                 raise TrainingError(f"member.predictions({split!r}), task {what.kind}: {error}") from None
 

@@ -103,9 +103,11 @@ class Job:
         timeout_s: how long a rank waits in a collective before it takes another rank to be lost.
         bad: [split, index, code] of records that kill or hang the process that prepares them
             (`pipelines.prepare.deadly_records`).
-        checkpoint: the file to resume from, in the member's directory; None to begin anew.
-        exchange_plan: what an earlier attempt without a checkpoint has planned for the exchange of gradients
-            (`ensemble.comm.autotune.plan.ExchangePlan` as a dict): this one has the same sums, on whatever hosts.
+        checkpoints: [name, digest] of the files to resume from, in the member's directory: the first that is
+            whole; where none is, the member begins anew. A digest is None where the log has none.
+        exchange_plan: what an earlier attempt has planned for the exchange of gradients, for one without a
+            checkpoint (`ensemble.comm.autotune.plan.ExchangePlan` as a dict): it has the same sums, on whatever
+            hosts.
         profile: what to measure; `identity` is then no member's. None: train.
     """
 
@@ -121,7 +123,7 @@ class Job:
     node: str = "local"
     timeout_s: float = 1800.0
     bad: list[list[Any]] = dataclasses.field(default_factory=list)
-    checkpoint: str | None = None
+    checkpoints: list[tuple[str, str | None]] = dataclasses.field(default_factory=list)
     profile: ProfileRequest | None = None
     gpu: str | None = None
     local_world: int | None = None
@@ -146,6 +148,7 @@ class Job:
             same, own = profile["members"]
             members = [Identity(**{**same, **each}) for each in own]
             fields["profile"] = ProfileRequest(**{**profile, "members": members})
+        fields["checkpoints"] = [(name, digest) for name, digest in fields["checkpoints"]]
         return cls(**{**fields, "identity": Identity(**fields["identity"])})
 
 

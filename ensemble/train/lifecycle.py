@@ -59,6 +59,7 @@ class Lifecycle:
         self._has_begun = self._stop_at_epoch_end = False
         self._saved_at: tuple[int, int] | None = None
         self._digest = ""
+        self._predictions: dict[str, str] = {}
 
     @property
     def is_over(self) -> bool:
@@ -102,10 +103,10 @@ class Lifecycle:
         """Start from the member's checkpoint, if it has one, else from the beginning.
 
         Raises:
-            TrainingError: the checkpoint is missing, belongs to another identity, or was trained on other data.
+            TrainingError: the checkpoint belongs to another identity, or was trained on other data.
             MisfitError: the weights with which the member is to begin are not of this model.
         """
-        state = self._checkpointer.load()
+        state = self._checkpointer.load(self._report_damage)
         # Before the first collective whose order depends on it.
         position = None if state is None else [state["position"][name] for name in ("epoch", "step")]
         if any(peer != position for peer in gather_json(self._comm, position)):
@@ -129,6 +130,9 @@ class Lifecycle:
             if self.at.handed_over is not None and not self.is_over:  # it was given more epochs
                 self.at.handed_over, self.selection = None, Selection()
                 optimization.kept.drop_best()
+
+    def _report_damage(self, file: str, error: str) -> None:
+        self._reporter.event("damaged", file=file, error=error)
 
     def _check_initial(self, optimization: Optimization, initial: Mapping[str, Tensor]) -> None:
         lineage = self._identity.lineage
@@ -348,8 +352,16 @@ class Lifecycle:
         if self._comm.rank == 0:
             digest = self._digest or weights_sha256(optimization.model.state_dict())
             self._reporter.event(
-                "finished", epoch=self.at.epoch - 1, weights_sha256=digest, **self._describe_end()
+                "finished",
+                epoch=self.at.epoch - 1,
+                weights_sha256=digest,
+                **self._describe_end(),
+                **({"predictions": self._predictions} if self._predictions else {}),
             )
+
+    def add_predictions(self, split: str, digest: str) -> None:
+        """Take note of the digest of saved predictions."""
+        self._predictions[split] = digest
 
     def save(self, optimization: Optimization) -> None:
         """Save the member's whole state; all ranks call it, rank 0 writes."""

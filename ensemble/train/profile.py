@@ -319,7 +319,7 @@ class _ProfileCheckpointer:
         self._identity = identity
         self.bytes = 0
 
-    def load(self) -> dict[str, Any] | None:
+    def load(self, on_damage: Callable[[str, str], None]) -> dict[str, Any] | None:
         """There is no checkpoint."""
         return None
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from artifact_runs import NAMES
 
 import ensemble
 from ensemble.artifact import ArtifactError, is_artifact, layout, read_record
@@ -172,6 +173,18 @@ def test_a_record_that_was_cut_is_called_damaged(artifact: Path, tmp_path: Path)
     (tmp_path / layout.RECORD).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ArtifactError, match=r"artifact\.json is damaged, or no artifact's"):
         ensemble.predict(tmp_path, "x.npz", tmp_path / "p.parquet")
+
+
+@pytest.mark.parametrize("name", [layout.PROGRAM, layout.RECORD])
+def test_one_byte_that_has_changed_is_found(artifact: Path, tmp_path: Path, name: str) -> None:
+    """A weight, or the name of a class: the artifact would predict something else."""
+    shutil.copytree(artifact, tmp_path / "a")
+    content = bytearray((artifact / name).read_bytes())
+    at = content.index(NAMES[1].encode()) if name == layout.RECORD else len(content) // 2
+    content[at] ^= 1
+    (tmp_path / "a" / name).write_bytes(content)
+    with pytest.raises(ArtifactError, match=rf"{name} is damaged: .*export the run again"):
+        ensemble.predict(tmp_path / "a", "x.npz", tmp_path / "p.parquet")
 
 
 def test_a_damaged_program_is_named_in_a_line(

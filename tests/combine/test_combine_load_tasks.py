@@ -90,7 +90,7 @@ def test_every_method_is_loaded_as_it_is_fitted(finished: tuple[str, RunDir]) ->
     if name == "free":
         return
     state = state_of(run)
-    valid, test = (read_aligned(run, list(state.members), split) for split in ("valid", "test"))
+    valid, test = (read_aligned(run, state, list(state.members), split) for split in ("valid", "test"))
     objective = find_math(valid.task).choose_criterion(state.objective, state.direction)
     batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
     for method in COMBINERS:

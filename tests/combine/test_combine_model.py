@@ -200,9 +200,11 @@ def run_of(path: Path, project: Any, **options: Any) -> RunDir:
         torch.manual_seed(number)
         model = project.build(identity.params)
         state = {"model": model.state_dict(), "epoch": 1, **options.get(identity.member, {})}
-        save_checkpoint(run.checkpoint(identity.member), state)
+        saved = run.checkpoint(identity.member, 0, 1, 0)
+        save_checkpoint(saved, state)
         log.append("member", **identity.as_dict())
-        log.append("finished", member=identity.member, attempt=0, epoch=1, metrics={}, weights_sha256="")
+        log.append("finished", member=identity.member, attempt=0, epoch=1, metrics={}, weights_sha256="",
+                   checkpoint={"path": str(saved), "epoch": 1, "step": 0})  # fmt: skip
     log.close()
     return run
 

@@ -147,7 +147,7 @@ def test_a_member_that_takes_no_part_does_not_hinder_loading(tmp_path: Path) -> 
     run = finish(tmp_path / "e", declare())
     record(run, {"method": "greedy", "weights": {"member-1": 0.25, "member-3": 0.75}, "temperature": 1.0})
     unknown = Observation(None, None, "the target may be anything", None).as_record()
-    save_checkpoint(run.checkpoint("member-0"), {"model": {}, "epoch": 1, **unknown})
+    save_checkpoint(run.checkpoint("member-0", 0, 1, 0), {"model": {}, "epoch": 1, **unknown})
     assert load(run.path).member_ids == ["member-1", "member-3"]
     with pytest.raises(CombineError, match="member-0 cannot be loaded: the target may be anything"):
         load(run.path, combine="average")
@@ -176,10 +176,10 @@ def test_the_page_shows_the_stack_that_was_measured(tmp_path: Path, has_test: bo
     document = read_quality(run, state_of(run))
     (plot,) = (each for each in document["plots"] if each["id"] == "predicted")
     (dots,) = (each["points"] for each in plot["series"] if each["of"] == "combined")
-    valid = read_aligned(run, combined["candidates"], "valid")
+    valid = read_aligned(run, state_of(run), combined["candidates"], "valid")
     assert valid.target is not None
     stack, held_out = fit_held_out("stack", valid.values, valid.target, task=task)
-    test = read_aligned(run, combined["candidates"], "test")
+    test = read_aligned(run, state_of(run), combined["candidates"], "test")
     target, values = (test.target, stack.predict(test.values)) if has_test else (valid.target, held_out)
     assert target is not None
     known = np.isfinite(target)

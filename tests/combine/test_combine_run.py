@@ -94,7 +94,8 @@ def finish(path: Path, declared: Ensemble, *, splits: tuple[str, ...] = ("valid"
         identity = declared.identify(number)
         member = identity.member
         model = trained(number, identity.params["width"])
-        save_checkpoint(run.checkpoint(member), {"model": model.state_dict(), "epoch": 1})
+        saved = run.checkpoint(member, 0, 1, 0)
+        save_checkpoint(saved, {"model": model.state_dict(), "epoch": 1})
         for name, data in (("valid", VALID), ("test", TEST)):
             if name in splits:
                 with torch.no_grad():
@@ -104,7 +105,8 @@ def finish(path: Path, declared: Ensemble, *, splits: tuple[str, ...] = ("valid"
         log.append("placed", member=member, attempt=0, node="local", devices=[None], cohort=0, feeder=None)
         log.append("started", member=member, attempt=0, pid=1, epoch=0, step=0, startup_cpu_s=0.0)
         metrics = {"accuracy": accuracy(compute_values(RECIPE, model, VALID).detach(), VALID["label"])}
-        log.append("finished", member=member, attempt=0, epoch=1, metrics=metrics, weights_sha256="")
+        log.append("finished", member=member, attempt=0, epoch=1, metrics=metrics, weights_sha256="",
+                   checkpoint={"path": str(saved), "epoch": 1, "step": 0})  # fmt: skip
     log.close()
     return run
 
@@ -395,10 +397,11 @@ def test_loading_says_what_is_wrong(tmp_path: Path, run: RunDir) -> None:
     with pytest.raises(CombineError, match=r"needs a Recipe with model=.* train function 'train'"):
         load(of_a_function.path)
     other = finish(tmp_path / "e", declare())
-    other.checkpoint("member-1").unlink()
-    with pytest.raises(CombineError, match="member-1 has no checkpoint at"):
+    file = other.checkpoint("member-1", 0, 1, 0)
+    file.unlink()
+    with pytest.raises(StoreError, match=f"there is no checkpoint {file}; `ensemble verify .* --repair` makes"):
         load(other.path, combine="average")
-    save_checkpoint(other.checkpoint("member-1"), {"model": build({"width": 7}).state_dict()})
+    save_checkpoint(file, {"model": build({"width": 7}).state_dict()})
     with pytest.raises(CombineError, match=r"do not fit what Recipe.model builds for \{'width': 2\}"):
         load(other.path, combine="average")
 
@@ -407,15 +410,15 @@ def test_a_file_with_other_weights_than_the_log_says_is_named(tmp_path: Path) ->
     run = finish(tmp_path / "e", declare())
     log = EventLog(run.events)
     for member in ("member-0", "member-1"):
-        digest = weights_sha256(load_checkpoint(run.checkpoint(member))["model"])
-        log.append("finished", member=member, attempt=0, epoch=1, metrics={}, weights_sha256=digest)
+        file = run.checkpoint(member, 0, 1, 0)
+        digest = {"weights_sha256": weights_sha256(load_checkpoint(file)["model"])} if member == "member-1" else {}
+        log.append("checkpoint", member=member, attempt=0, path=str(file), epoch=1, step=0, **digest)
     log.close()
     load(run.path, combine="average")
-    file = run.checkpoint("member-1")
     state = load_checkpoint(file)
     state["model"] = {name: tensor + 1 for name, tensor in state["model"].items()}
     save_checkpoint(file, state)
-    with pytest.raises(CombineError, match=f"^{file} holds other weights than the log says of member-1"):
+    with pytest.raises(StoreError, match=f"^{file} has other weights .* than the log says"):
         load(run.path, combine="average")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from property_examples import examples
 from test_controller import FAULTS, Simulated, an_ensemble, run, states
 
-from ensemble.controller.actions import AppendMemberLog, RemoveAttemptFiles, RemoveEarlierCheckpoints
+from ensemble.controller.actions import AppendMemberLog, RemoveAttemptFiles, RemoveCheckpoints
 from ensemble.controller.attempt import rendezvous_file
 from ensemble.controller.performer import Performer, add_exit_notes
 from ensemble.search.trials import make_trials
@@ -98,8 +98,9 @@ def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path) ->
     FailureNote(run_dir, "member-0", 3).write("rank 1 broke", "error", True, 1)
     meeting = rendezvous_file(run_dir, "member-0", 3)
     meeting.touch()
-    kept, earlier = run_dir.checkpoint("member-0", 3), run_dir.checkpoint("member-0", 2)
-    for each in (kept, earlier):
+    positions = ((2, 4, 0), (2, 5, 0), (3, 6, 0), (3, 7, 0))
+    earlier, before, kept, unlogged = (run_dir.checkpoint("member-0", *position) for position in positions)
+    for each in (earlier, before, kept, unlogged, run_dir.checkpoint("member-0", 2, 8, 0)):
         each.touch()
     exited = {"type": "exited", "member": "member-0", "attempt": 3, "rank": 1, "outcome": "failed"}
     assert add_exit_notes(exited, run_dir) == {
@@ -109,7 +110,7 @@ def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path) ->
     }
     assert add_exit_notes({**exited, "outcome": "finished"}, run_dir) == {**exited, "outcome": "finished"}
     performed = [
-        RemoveEarlierCheckpoints("member-0", 3),
+        RemoveCheckpoints("member-0", 3, [kept.name, before.name]),
         RemoveAttemptFiles("member-0", 3),
         AppendMemberLog("member-0", "attempt 3: failed"),
     ]
@@ -117,6 +118,7 @@ def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path) ->
     log = EventLog(run_dir.events)
     assert Performer(run_dir, Simulated(), log, trials).perform(performed) == []
     log.close()
-    assert kept.exists() and not earlier.exists() and not meeting.exists()
+    assert set(run_dir.member("member-0").glob("checkpoint-*")) == {before, kept, unlogged}
+    assert not meeting.exists()
     assert add_exit_notes(exited, run_dir)["note"] is None
     assert run_dir.log("member-0").read_text().endswith("attempt 3: failed\n")

@@ -295,7 +295,7 @@ class World:
             process.awaits_verdict = self.streaming
             process.reports.append(process.event("epoch", epoch=done, metrics={"accuracy": 0.5}))
             if self.random.random() < 0.7:
-                path = f"checkpoint-{process.attempt}.safetensors"
+                path = f"checkpoint-{process.attempt}-{process.epoch}-0.safetensors"
                 process.reports.append(process.event("checkpoint", epoch=process.epoch, step=0, path=path))
         else:
             process.end("finished", "finished", metrics={"accuracy": 0.5})

@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,18 +103,6 @@ def test_memory_that_a_process_may_not_have_is_out_of_memory_too(
     (failure,) = [e for e in read_events(tmp_path / "run" / "events.jsonl") if e["type"] == "failed"]
     assert failure["reason"] == "oom" and failure["retry"]
     assert weights(tmp_path / "run")["member-0"] == expected["member-0"]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 40 MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", str(path)], capture_output=True)
-    if made.returncode:
-        pytest.skip(f"no file system can be mounted here: {made.stderr.decode().strip()}")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
 
 
 @pytest.mark.more

@@ -34,7 +34,7 @@ def last(said: dict[str, Any], type: str) -> dict[str, Any]:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    state = load_checkpoint(RunDir(folder).checkpoint("member-0", 0))
+    state = load_checkpoint(str(RunDir(folder).newest_checkpoint("member-0", 0)))
     return {name: tensor.double().numpy() for name, tensor in state["model"].items()}
 
 
@@ -68,7 +68,7 @@ def test_a_static_loss_scale_stays_through_overflows(tmp_path: Path) -> None:
     said = cases.train_case("fp16-static", tmp_path, device="cuda:0")
     assert said["outcomes"] == ["stopped", "finished"]
     assert [e["skipped_steps"] for e in said["events"] if e["type"] == "epoch"] == [1, 1, 1]
-    state = load_checkpoint(RunDir(tmp_path / "fp16-static").checkpoint("member-0", 0))
+    state = load_checkpoint(str(RunDir(tmp_path / "fp16-static").newest_checkpoint("member-0", 0)))
     assert state["precision"]["scaler"]["scale"] == 2.0**16
 
 

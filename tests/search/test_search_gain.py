@@ -182,7 +182,7 @@ def test_what_was_predicted_for_other_samples_is_refused(tmp_path: Path) -> None
     save_predictions(run_dir.predictions("member-0", "valid"), DIFFERENT, np.arange(ROWS), TARGET)
     save_predictions(run_dir.predictions("member-1", "valid"), DIFFERENT, 1 + np.arange(ROWS), TARGET)
     save_predictions(run_dir.predictions("member-2", "valid"), DIFFERENT, np.arange(ROWS), None)
-    known = Gains(run_dir, "nll")
+    known = Gains(run_dir, "nll", RunState())
     assert known.compute("member-0", ["member-9", "member-0"]) > 0
     with pytest.raises(CombineError, match="different valid samples"):
         known.compute("member-1", ["member-0"])

@@ -78,7 +78,7 @@ def test_a_last_line_whose_blocks_never_reached_the_disk_is_dropped(tmp_path: Pa
 
 
 @pytest.mark.parametrize("batch_bytes", [None, 64], ids=["in one batch", "in many batches"])
-def test_damage_inside_the_log_is_named_by_its_line(
+def test_damage_inside_the_log_is_read_around_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_bytes: int | None
 ) -> None:
     if batch_bytes is not None:
@@ -88,8 +88,15 @@ def test_damage_inside_the_log_is_named_by_its_line(
     assert len(read_events(path)) == 40
     for damage in ([b"{broken\n"], [b'{"v":1,"a":[1\n', b"2]}\n"]):
         path.write_bytes(b"".join([*lines[:30], *damage, *lines[30:]]))
-        with pytest.raises(StoreError, match="line 31 is not an event"):
-            read_events(path)
+        events = read_events(path)
+        held = [event for event in events if event["type"] != "unreadable"]
+        assert held == [json.loads(line) for line in lines]
+        holes = [event for event in events if event["type"] == "unreadable"]
+        begin = len(b"".join(lines[:30]))
+        assert (holes[0]["offset"], sum(hole["bytes"] for hole in holes)) == (begin, len(b"".join(damage)))
+        with EventLog(path) as log:
+            log.append("progress", member="member-0", epoch=0, step=0)
+        assert read_events(path)[:-1] == events
 
 
 @pytest.mark.parametrize("open_it", [read_events, EventLog])

@@ -25,7 +25,7 @@ def a_checkpoint(run_dir: RunDir, value: float) -> dict[str, Any]:
     tied = torch.full((2, 3), value)
     model = {"a.weight": tied, "b.weight": tied, "image": torch.arange(24.0).view(1, 2, 3, 4).permute(0, 2, 3, 1)}
     state = {"position": {"epoch": 4, "step": 7}, "model": model, "optimizer": {"state": {0: torch.ones(9)}}}
-    save_checkpoint(run_dir.checkpoint("member-0", 1), state)
+    save_checkpoint(run_dir.checkpoint("member-0", 1, 1, 0), state)
     return model
 
 
@@ -41,7 +41,7 @@ def test_a_copy_stays_what_it_was_while_the_checkpoint_is_replaced_and_removed(
         monkeypatch.setattr(os, "link", no_links)
     run_dir = RunDir(tmp_path)
     model = a_checkpoint(run_dir, 1.0)
-    source = run_dir.checkpoint("member-0", 1)
+    source = run_dir.checkpoint("member-0", 1, 1, 0)
     kept = keep_checkpoint(run_dir, source, {})
     assert (kept.epoch, kept.step, kept.weights_sha256) == (4, 7, weights_sha256(model))
     assert os.path.samefile(kept.path, source) == has_links
@@ -58,11 +58,11 @@ def test_the_same_checkpoint_may_be_given_again_and_nothing_is_left(tmp_path: Pa
     run_dir = RunDir(tmp_path)
     a_checkpoint(run_dir, 1.0)
     for _ in range(2):  # the first one of a controller that was killed before it logged the member
-        kept = keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1), {})
+        kept = keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), {})
         kept.give_to(run_dir, "member-5")
         assert not kept.path.exists()
-    keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1), {})  # killed before it gave it to anybody
-    keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1), {}).remove()
+    keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), {})  # killed before it gave it to anybody
+    keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), {}).remove()
     assert sorted(os.listdir(run_dir.path / "members")) == ["member-0", "member-5"]
 
 
@@ -70,7 +70,7 @@ def test_the_same_checkpoint_may_be_given_again_and_nothing_is_left(tmp_path: Pa
 def test_what_is_no_whole_checkpoint_is_refused_and_leaves_nothing(fault: str, tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     a_checkpoint(run_dir, 1.0)
-    source = run_dir.checkpoint("member-0", 1)
+    source = run_dir.checkpoint("member-0", 1, 1, 0)
     if fault == "missing":
         source.unlink()
     elif fault == "damaged":
@@ -87,10 +87,10 @@ def test_what_is_no_whole_checkpoint_is_refused_and_leaves_nothing(fault: str, t
 def test_other_weights_than_the_log_names_are_refused(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     a_checkpoint(run_dir, 1.0)
-    kept = keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1), {})
+    kept = keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), {})
     kept.give_to(run_dir, "member-5")
     a_checkpoint(run_dir, 2.0)
-    os.replace(run_dir.checkpoint("member-0", 1), run_dir.initial_weights("member-5"))
+    os.replace(run_dir.checkpoint("member-0", 1, 1, 0), run_dir.initial_weights("member-5"))
     with pytest.raises(StoreError, match="other weights"):
         load_initial_weights(run_dir, "member-5", kept.weights_sha256)
 
@@ -98,7 +98,7 @@ def test_other_weights_than_the_log_names_are_refused(tmp_path: Path) -> None:
 def test_parts_of_a_checkpoint_are_read_without_the_others(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     model = a_checkpoint(run_dir, 3.0)
-    parts = load_checkpoint(run_dir.checkpoint("member-0", 1), parts=("model", "position"))
+    parts = load_checkpoint(run_dir.checkpoint("member-0", 1, 1, 0), parts=("model", "position"))
     assert set(parts) == {"position", "model"} and parts["position"] == {"epoch": 4, "step": 7}
     assert weights_sha256(parts["model"]) == weights_sha256(model)
 
@@ -110,5 +110,5 @@ def test_the_digest_is_the_logs_where_that_has_the_step_and_else_that_of_the_fil
     run_dir = RunDir(tmp_path)
     model = a_checkpoint(run_dir, 1.0)
     logged = {"epoch": 4, "step": step, "weights_sha256": "of the log"}
-    kept = keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1), logged)
+    kept = keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), logged)
     assert kept.weights_sha256 == ("of the log" if is_of_the_log else weights_sha256(model)) and kept.step == 7

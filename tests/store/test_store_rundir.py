@@ -50,8 +50,7 @@ def test_a_run_directory_holds_what_a_resume_needs(tmp_path: Path) -> None:
         "requests",
         "run.json",
     ]
-    assert run.checkpoint("member-1") == run.path / "members/member-1/checkpoint.safetensors"
-    assert run.checkpoint("member-1", 2).name == "checkpoint-2.safetensors"
+    assert run.checkpoint("member-1", 2, 5, 0) == run.path / "members/member-1/checkpoint-2-5-0.safetensors"
     assert run.predictions("member-1", "valid").name == "predictions-valid.safetensors"
 
 

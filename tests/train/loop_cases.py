@@ -43,8 +43,6 @@ def train(
     ensemble = cases.declare(recipe, 1, **options)
     events: Events = []
     given: dict[str, Any] = {"attempt": attempt, **(job or {})}
-    if attempt:
-        given["checkpoint"] = f"checkpoint-{attempt - 1}.safetensors"
     return work(cases.make_job(folder, ensemble, **given), ensemble, events.append, inbox or Inbox()), events
 
 
@@ -91,7 +89,7 @@ def own_loop(
 
 
 def checkpoint(folder: Path, attempt: int = 0) -> dict[str, Any]:
-    return load_checkpoint(RunDir(folder).checkpoint("member-0", attempt))
+    return load_checkpoint(str(RunDir(folder).newest_checkpoint("member-0", attempt)))
 
 
 def predictions(folder: Path, split: str = "valid") -> np.ndarray[Any, Any]:

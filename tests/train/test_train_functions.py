@@ -238,7 +238,7 @@ def test_a_checkpoint_that_does_not_say_whether_there_was_an_evaluation_is_resum
     saved = checkpoint(folder)
     assert saved["position"]["epoch"] == 1 and saved["position"]["selection"]["best"]["epoch"] == 0
     del saved["position"]["is_reported"], saved["position"]["selection"]["is_measured"]
-    save_checkpoint(RunDir(folder).checkpoint("member-0", 0), saved)
+    save_checkpoint(str(RunDir(folder).newest_checkpoint("member-0", 0)), saved)
     assert finished(folder, loop, **options) == whole
 
 

@@ -237,9 +237,7 @@ def test_more_epochs_are_those_of_a_longer_training(tmp_path: Path, loop: dict[s
     ensemble = cases.declare(cases.SMOOTH, 1, epochs=7, **loop)
     identity = replace(ensemble.identify(0), extended_from=3)
     events: Events = []
-    job = cases.make_job(
-        tmp_path / "more", ensemble, identity=identity, attempt=1, checkpoint="checkpoint-0.safetensors"
-    )
+    job = cases.make_job(tmp_path / "more", ensemble, identity=identity, attempt=1)
     assert work(job, ensemble, events.append, Inbox()) == "finished"
     assert {**of(events, "finished")[0], "attempt": 0} == whole
 

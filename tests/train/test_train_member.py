@@ -74,8 +74,8 @@ def test_checkpoints_come_as_often_as_asked(tmp_path: Path) -> None:
     assert [e["epoch"] for e in of(events, "checkpoint")] == [2, 4, 5]
 
 
-#: A second attempt, which is told what to go on from.
-AGAIN = {"attempt": 1, "checkpoint": "checkpoint-0.safetensors"}
+#: A second attempt, which `make_job` tells what to go on from.
+AGAIN = {"attempt": 1}
 
 
 def gated(folder: Path, answers: list[str], **job: Any) -> tuple[str, Events]:
@@ -110,12 +110,12 @@ def test_a_member_stopped_at_the_gate_goes_on_from_there(tmp_path: Path) -> None
 def test_a_member_ends_at_once_without_a_checkpoint(tmp_path: Path, command: str, outcome: str) -> None:
     ended, events = train(tmp_path, inbox=cases.Script(2, command))
     assert ended == outcome and of(events, outcome)
-    assert not RunDir(tmp_path).checkpoint("member-0", 0).exists()
+    assert RunDir(tmp_path).newest_checkpoint("member-0", 0) is None
 
 
 def test_a_member_that_cannot_be_saved_says_so_and_goes_on_once_it_can(tmp_path: Path) -> None:
     whole = of(train(tmp_path / "whole", cases.NOISY)[1], "finished")[0]
-    path = RunDir(tmp_path / "full").checkpoint("member-0", 0)
+    path = RunDir(tmp_path / "full").checkpoint("member-0", 0, 1, 0)
 
     def loss(model: Any, batch: Any) -> Any:
         path.mkdir(parents=True, exist_ok=True)  # what is to be a file cannot be written then
@@ -453,7 +453,7 @@ def test_an_own_loop_may_end_early(tmp_path: Path) -> None:
     outcome, events = train(tmp_path, patient)
     assert outcome == "finished" and len(of(events, "epoch")) == 2
     assert of(events, "finished")[0]["metrics"] == {"loss": 1.0}
-    assert load_checkpoint(RunDir(tmp_path).checkpoint("member-0", 0))["position"]["epoch"] == 2
+    assert load_checkpoint(str(RunDir(tmp_path).newest_checkpoint("member-0", 0)))["position"]["epoch"] == 2
 
 
 def test_an_except_clause_of_the_user_does_not_hold_up_a_stop(tmp_path: Path) -> None:

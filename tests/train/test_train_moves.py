@@ -103,18 +103,19 @@ def test_an_end_after_an_epoch_is_a_checkpoint_between_two(tmp_path: Path) -> No
 def test_only_an_elastic_member_goes_on_from_a_checkpoint_of_fewer_workers(tmp_path: Path) -> None:
     train(tmp_path, Inbox())
     ensemble = cases.declare(cases.SMOOTH, 1)
-    path, narrow = RunDir(tmp_path).checkpoint("member-0", 0), ensemble.identify(0)
+    path, narrow = RunDir(tmp_path).newest_checkpoint("member-0", 0), ensemble.identify(0)
+    assert path is not None
     data = training_data(ensemble, narrow.params)
     wide = dataclasses.replace(narrow, workers=2)
     measured = dataclasses.replace(wide, auto=["workers"])
-    assert checkpoint.read(path, wide, data, elastic=True) is not None
+    assert checkpoint.read(path, wide, data, elastic=True)["identity"]["workers"] == 1
     for identity in (wide, measured):
         with pytest.raises(TrainingError, match="workers was 1, is 2"):
             checkpoint.read(path, identity, data)
     with pytest.raises(TrainingError, match="seed was 0, is 5"):
         checkpoint.read(path, dataclasses.replace(wide, seed=5), data, elastic=True)
     state = checkpoint.read(path, narrow, data)
-    assert state is not None and state["identity"]["workers"] == 1
+    assert state["identity"]["workers"] == 1
 
 
 def test_the_learning_rate_of_a_widened_member_stays_what_it_was(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def weights(folder: Path, case: str) -> dict[str, Any]:
-    state = load_checkpoint(RunDir(folder / case).checkpoint("member-0", 0))
+    state = load_checkpoint(str(RunDir(folder / case).newest_checkpoint("member-0", 0)))
     return {name: tensor.numpy() for name, tensor in state["model"].items()}
 
 

@@ -77,7 +77,9 @@ def predictions(folder: Path, name: str, split: str = "valid") -> Any:
 
 
 def observed(folder: Path, name: str) -> Observation:
-    found = Observation.from_checkpoint(load_checkpoint(RunDir(folder / name).checkpoint("member-0", 0)))
+    path = RunDir(folder / name).newest_checkpoint("member-0", 0)
+    assert path is not None
+    found = Observation.from_checkpoint(load_checkpoint(path))
     assert found is not None
     return found
 
@@ -367,7 +369,7 @@ def test_a_finished_member_of_an_earlier_version_predicts_all_the_same(
     one: Path, tmp_path: Path, name: str
 ) -> None:
     outcome, _ = cases.train(name, tmp_path)
-    path = RunDir(tmp_path / name).checkpoint("member-0", 0)
+    path = RunDir(tmp_path / name).newest_checkpoint("member-0", 0)
     state = {key: part for key, part in load_checkpoint(path).items() if key not in ("call", "outputs")}
     save_checkpoint(path, state)
     for split in ("valid", "shifted"):

@@ -55,7 +55,7 @@ def digest(said: dict[str, Any]) -> str:
 
 
 def weights(folder: Path, case: str) -> dict[str, Any]:
-    state = load_checkpoint(RunDir(folder / case).checkpoint("member-0", 0))
+    state = load_checkpoint(str(RunDir(folder / case).newest_checkpoint("member-0", 0)))
     return {name: tensor.numpy() for name, tensor in state["model"].items()}
 
 
@@ -175,7 +175,7 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all(two: Said, folder: Path
     assert all(rank["fp16"]["outcomes"] == ["stopped", "finished"] for rank in two)
     skipped = [e["skipped_steps"] for e in of(two[0]["fp16"], "epoch")]
     assert skipped == [1, 0, 0], "once, then the scale is low enough for good"
-    state = load_checkpoint(RunDir(folder / "2" / "fp16").checkpoint("member-0", 0))
+    state = load_checkpoint(str(RunDir(folder / "2" / "fp16").newest_checkpoint("member-0", 0)))
     assert state["precision"]["scaler"]["scale"] == 2.0**15
     assert all(np.isfinite(value).all() for value in weights(folder / "2", "fp16").values())
 
@@ -184,7 +184,7 @@ def test_a_static_loss_scale_stays_through_overflows_and_a_resume(two: Said, fol
     assert all(rank["fp16-static"]["outcomes"] == ["stopped", "finished"] for rank in two)
     skipped = [e["skipped_steps"] for e in of(two[0]["fp16-static"], "epoch")]
     assert skipped == [1, 1, 1], "sample 7 overflows in each epoch"
-    state = load_checkpoint(RunDir(folder / "2" / "fp16-static").checkpoint("member-0", 0))
+    state = load_checkpoint(str(RunDir(folder / "2" / "fp16-static").newest_checkpoint("member-0", 0)))
     assert state["precision"]["scaler"]["scale"] == 2.0**16
     assert all(np.isfinite(value).all() for value in weights(folder / "2", "fp16-static").values())
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ensemble.spec import EMA, SWA, EarlyStopping, Ensemble, Folds, Recipe, Resources
+from ensemble.store import RunDir
 from ensemble.train import Inbox, Job, work
 from pipelines import Pipeline, sources
 
@@ -314,7 +315,8 @@ WITH_TWO = tuple(name for name in CASES if name not in COMPILED and (name == "ra
 
 
 def make_job(folder: Path, ensemble: Ensemble, **changes: Any) -> Job:
-    """A job for one worker on the CPU without a feeder, but for the changes."""
+    """A job for one worker on the CPU without a feeder, but for the changes, after the attempt before."""
+    last = RunDir(folder).newest_checkpoint("member-0", changes.get("attempt", 0) - 1)
     job = Job(
         run_dir=str(folder),
         identity=ensemble.identify(0),
@@ -324,6 +326,7 @@ def make_job(folder: Path, ensemble: Ensemble, **changes: Any) -> Job:
         interface="lo",
         device="cpu",
         feeder=None,
+        checkpoints=[] if last is None else [(last.name, None)],
     )
     return replace(job, **changes)
 

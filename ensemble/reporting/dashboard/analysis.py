@@ -96,10 +96,10 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
 
     combined = state.combined or {}
     chosen = _choose_members(run_dir, state)
-    valid = read_aligned(run_dir, chosen, "valid")
+    valid = read_aligned(run_dir, state, chosen, "valid")
     split, shown = "valid", valid
     if combined.get("split") != "valid":
-        test = read_aligned(run_dir, chosen, "test")
+        test = read_aligned(run_dir, state, chosen, "test")
         if test.members and test.target is not None:
             split, shown = "test", test
     if not shown.members or (shown.target is None and shown.task.kind != "free"):

@@ -11,6 +11,7 @@ from ensemble.reporting import text
 from ensemble.reporting.loggers.processes import describe_logger
 from ensemble.spec.splits import describe_overlap
 from ensemble.store.member import Event
+from ensemble.store.verification import describe_hole
 
 ESTIMATED = "an estimated joule is a weighted CPU-second"
 
@@ -147,6 +148,10 @@ class NoticeCollector:
             epoch, step = event.get("epoch", 0), event.get("step", 0)
             where = f"goes on at epoch {epoch + 1}, step {step}" if epoch or step else "starts again"
             yield "info", f"{member}, attempt {self._attempts[member]}: {where}"
+        elif kind == "damaged":
+            yield "warning", f"{member}: {event['error']}: it goes on from what is whole"
+        elif kind == "unreadable":
+            yield "error", describe_hole(event)
         elif kind == "unmeasured":
             who = ", ".join(event["members"])
             yield "warning", f"{who}: not measured, placed by guess: {event.get('error') or 'no message'}"

@@ -1,0 +1,58 @@
+"""The command `verify`: reads all that a run keeps against its digests, and mends what can be mended."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from ensemble.cli.console import find_width, print_lines, write_json
+from ensemble.cli.run_commands import EXIT_FAILED, resume
+from ensemble.spec import SpecError
+
+if TYPE_CHECKING:
+    from ensemble.store import RunDir
+    from ensemble.store.verification import FileCheck
+
+
+def verify_run(options: argparse.Namespace) -> int:
+    """Show what is whole, damaged and missing; the exit status is 1 where something is not whole.
+
+    With `--repair` the run is resumed first where something is not.
+    """
+    from ensemble.store import RunDir, is_locked
+
+    run_dir = RunDir(options.run_dir)
+    found = _read(run_dir)
+    if options.repair and not all(each.is_sound for each in found):
+        if is_locked(run_dir.events):
+            raise SpecError(f"{run_dir.path} is in progress: it can be repaired when it has ended")
+        for each in found:
+            if not each.is_sound:
+                print(f"ensemble: {each.file}: {each.detail}", file=sys.stderr)
+        status = resume(argparse.Namespace(**{**vars(options), "member": None, "epochs": None, "json": None}))
+        if status == EXIT_FAILED:
+            return status
+        found = _read(run_dir)
+    unsound = [each for each in found if not each.is_sound]
+    print_lines(options, *_format(found).splitlines())
+    whole = sum(each.condition == "whole" for each in found)
+    print_lines(options, f"{whole} of {len(found)} whole" + (f", {len(unsound)} not" if unsound else ""))
+    if unsound and not options.repair:
+        print_lines(options, f"`ensemble verify {run_dir.path} --repair` makes again what can be made again")
+    write_json(options, [each.as_row() for each in found])
+    return EXIT_FAILED if unsound else 0
+
+
+def _read(run_dir: RunDir) -> list[FileCheck]:
+    from ensemble.store import fold, read_events
+    from ensemble.store.verification import verify
+
+    return list(verify(run_dir, fold(read_events(run_dir.events))))
+
+
+def _format(found: list[FileCheck]) -> str:
+    from ensemble.inspection.text_table import format_table
+
+    rows = [[each.file, each.kind, each.condition, each.detail] for each in found]
+    return format_table(["file", "kind", "state", "what is wrong"], rows, find_width())

@@ -1,0 +1,67 @@
+"""Whether a run that has ended has more to do: damaged files, what the log lost, results that are missing."""
+
+from __future__ import annotations
+
+import itertools
+
+from ensemble.controller.changes import has_failed_combination
+from ensemble.controller.finalize import Finalizer
+from ensemble.store import RunDir, RunState, WriteError
+from ensemble.store.verification import check_code, check_member, check_results
+
+
+def explain_rest(run_dir: RunDir, state: RunState) -> str | None:
+    """Why a run whose members have all ended is to be started again; None where it is not.
+
+    The files of its finished members are read.
+    """
+    if has_failed_combination(state):
+        return "its members, which could not be combined, are now"
+    if any(not hole.get("is_known") for hole in state.holes):
+        return "a part of its log is damaged, and what that has lost is done again"
+    finished = [member for member in state.members.values() if member.state == "finished"]
+    ended = sum(((state.ended or {}).get("states") or {}).values())
+    if ended > len(state.members):
+        return f"the log has lost {ended - len(state.members)} of its members, which are trained again"
+    checks = (check_code(run_dir, state), *(check_member(run_dir, member) for member in finished))
+    for found in itertools.chain.from_iterable(checks):
+        if not found.is_sound:
+            return f"{found.file} is {found.condition}, and is made again"
+    if finished and state.combined is None:
+        return "the log has lost how its members were combined, and they are combined again"
+    return None
+
+
+def complete_results(run_dir: RunDir, state: RunState) -> list[str]:
+    """Write what is missing of the results of a run that has ended, from its log.
+
+    Returns:
+        The names of the files that were missing.
+
+    Raises:
+        WriteError: some could not be written; the message says which and why.
+    """
+    missing = [found.file for found in check_results(run_dir, state) if not found.is_sound]
+    if missing:
+        finalizer = Finalizer(run_dir)
+        finalizer.write_missing(state, missing)
+        check_complete(run_dir, state, finalizer.notes)
+    return missing
+
+
+def check_complete(run_dir: RunDir, state: RunState, notes: list[str]) -> None:
+    """Check that all results of a run that has ended are there.
+
+    Args:
+        notes: why they may not be.
+
+    Raises:
+        WriteError: some are missing.
+    """
+    missing = [found.file for found in check_results(run_dir, state) if not found.is_sound]
+    if missing:
+        why = f" ({'; '.join(notes)})" if notes else ""
+        raise WriteError(
+            f"{run_dir.path}: {', '.join(missing)} could not be written{why}; when that is mended, "
+            f"`ensemble report {run_dir.path}` writes them"
+        )

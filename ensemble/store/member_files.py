@@ -1,0 +1,56 @@
+"""Reads what members have saved, as it is when its digest is the one in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ensemble.store.checkpoint import load_checkpoint, weights_sha256
+from ensemble.store.digests import find_digest
+from ensemble.store.errors import DamagedError
+from ensemble.store.member import MemberState
+from ensemble.store.predictions import Predictions, load_predictions
+from ensemble.store.rundir import RunDir
+
+
+def read_checkpoint(run_dir: RunDir, member: MemberState, parts: Collection[str] | None = None) -> dict[str, Any]:
+    """The last checkpoint of a member.
+
+    Args:
+        parts: the keys of the state that are read; None: all.
+
+    Raises:
+        DamagedError: there is none, or it is damaged.
+        StoreError: it is of a newer version.
+    """
+    path, digest = run_dir.valid_checkpoint(member), find_digest(member.checkpoint)
+    with _naming_remedy(run_dir):
+        state = load_checkpoint(path, parts, digest)
+        known = (member.checkpoint or {}).get("weights_sha256") if digest is None else None
+        if known is not None and "model" in state and (found := weights_sha256(state["model"])) != known:
+            raise DamagedError(f"{path} has other weights ({found[:12]}) than the log says ({known[:12]})")
+        return state
+
+
+def read_predictions(run_dir: RunDir, member: MemberState, split: str, *, mapped: bool = False) -> Predictions:
+    """The predictions of a member on a split.
+
+    Args:
+        mapped: see `load_predictions`.
+
+    Raises:
+        DamagedError: there are none, or they are damaged.
+        StoreError: the file holds something else.
+    """
+    digest = (member.predictions or {}).get(split)
+    with _naming_remedy(run_dir):
+        return load_predictions(run_dir.predictions(member.id, split), mapped=mapped, digest=digest)
+
+
+@contextmanager
+def _naming_remedy(run_dir: RunDir) -> Iterator[None]:
+    try:
+        yield
+    except DamagedError as error:
+        raise DamagedError(f"{error}; `ensemble verify {run_dir.path} --repair` makes it again") from None

@@ -1,0 +1,138 @@
+"""Reads what a run keeps, and says of each file whether it is what the log says that was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ensemble.store.digests import digest_file, find_digest, open_checked
+from ensemble.store.errors import DamagedError, StoreError
+from ensemble.store.initial_weights import load_initial_weights
+from ensemble.store.kept_code import find_unlogged_digest
+from ensemble.store.member import MemberState
+from ensemble.store.rundir import RunDir
+from ensemble.store.state import RunState
+
+Condition = Literal["whole", "damaged", "missing", "read around", "not known"]
+#: What is not as it should be.
+UNSOUND: frozenset[Condition] = frozenset(("damaged", "missing"))
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """What was found of a file, or a part of the log.
+
+    Attributes:
+        file: its path in the run directory.
+        kind: "log", "code", "checkpoint", "predictions", "initial weights" or "result".
+        member: whose it is; None where it is nobody's.
+        condition: "not known" where the log of an earlier version has no digest of it; "read around" for a hole in
+            the log before the last start of the run, which has done again what was lost with it.
+        detail: what is wrong; empty where nothing is.
+    """
+
+    file: str
+    kind: str
+    member: str | None
+    condition: Condition
+    detail: str = ""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is known to be wrong with it."""
+        return self.condition not in UNSOUND
+
+    def as_row(self) -> dict[str, Any]:
+        """Its fields, as a row for programs."""
+        return asdict(self)
+
+
+def verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
+    """Check all files of a run, each as soon as it is asked for: reading them takes as long as the disk does."""
+    log = run_dir.events.name
+    for hole in state.holes:
+        condition: Condition = "read around" if hole.get("is_known") else "damaged"
+        yield FileCheck(log, "log", None, condition, describe_hole(hole))
+    if not state.holes:
+        yield FileCheck(log, "log", None, "whole")
+    yield from check_code(run_dir, state)
+    for member in state.members.values():
+        yield from check_member(run_dir, member)
+    yield from check_results(run_dir, state)
+
+
+def check_code(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
+    """Check the declaration and the code that is kept with a run, as the log has them of its last start."""
+    for name, digest in (state.header.get("files") or {}).items():
+        path = run_dir.path / name
+        yield _check(run_dir, path, digest, "code", None, find_unlogged_digest(path, run_dir.path / "code"))
+
+
+def check_member(run_dir: RunDir, member: MemberState) -> Iterator[FileCheck]:
+    """Check the files of a member that it goes on from, and that its ensemble is made of."""
+    folder = run_dir.member(member.id)
+    lineage = member.identity.get("lineage")
+    if lineage and lineage["warm"] and lineage["weights_sha256"] is not None and member.checkpoint is None:
+        file = str(run_dir.initial_weights(member.id).relative_to(run_dir.path))
+        try:
+            load_initial_weights(run_dir, member.id, lineage["weights_sha256"])
+            yield FileCheck(file, "initial weights", member.id, "whole")
+        except StoreError as error:
+            yield FileCheck(file, "initial weights", member.id, "damaged", str(error))
+    for event in (member.checkpoint, member.checkpoint_before):
+        if event is not None:
+            yield _check(run_dir, folder / Path(event["path"]).name, find_digest(event), "checkpoint", member.id)
+    for split, digest in (member.predictions or {}).items():
+        yield _check(run_dir, run_dir.predictions(member.id, split), digest, "predictions", member.id)
+
+
+def check_results(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
+    """Check that what is written at the end of a run is there, if it has ended: it is made again from the rest."""
+    if state.ended is None or state.ended["type"] != "run_finished":
+        return
+    for path in run_dir.list_results(state):
+        is_there = path.exists() and path.stat().st_size > 0
+        detail = "" if is_there else "it is empty" if path.exists() else "it was not written, or is gone"
+        yield FileCheck(path.name, "result", None, "whole" if is_there else "missing", detail)
+
+
+def list_digests(run_dir: RunDir, known: Mapping[str, str]) -> dict[str, str]:
+    """The digests of the declaration and the code of a run, by path, for the log.
+
+    Args:
+        known: those that the log has; where it has none, what is there is taken to be right.
+    """
+    kept = {name: digest for name, digest in known.items() if (run_dir.path / name).exists()} | run_dir.written
+    if not kept:
+        files = [
+            run_dir.ensemble_file,
+            run_dir.info_file,
+            run_dir.spec_file,
+            *(run_dir.path / "code").rglob("*.*"),
+        ]
+        kept = {str(file.relative_to(run_dir.path)): digest_file(file) for file in files if file.is_file()}
+    return kept
+
+
+def _check(
+    run_dir: RunDir, path: Path, digest: str | None, kind: str, member: str | None, other: str | None = None
+) -> FileCheck:
+    file = str(path.relative_to(run_dir.path))
+    try:
+        with open_checked(path, digest, other):
+            return FileCheck(file, kind, member, "not known" if digest is None else "whole")
+    except FileNotFoundError:
+        return FileCheck(file, kind, member, "missing", f"{path} is gone")
+    except (DamagedError, OSError) as error:
+        return FileCheck(file, kind, member, "damaged", str(error))
+
+
+def describe_hole(hole: Mapping[str, Any]) -> str:
+    """What an `unreadable` event says, and what the part of the log may have held."""
+    return (
+        f"bytes {hole['offset']} to {hole['offset'] + hole['bytes']} of events.jsonl are damaged and were read "
+        "around: epochs, checkpoints or ends of members that were logged there are not known; a resume does again "
+        "what it does not know to be done"
+    )

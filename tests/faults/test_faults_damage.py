@@ -1,0 +1,367 @@
+"""Bytes of a run that a disk has changed or lost: never used, always said, and made again where they can be."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from faults_members import declared
+
+import ensemble
+from ensemble import choice
+from ensemble.cli.parser import main
+from ensemble.meter import ledger
+from ensemble.reporting import status_notes, status_rows
+from ensemble.store import (
+    DamagedError,
+    RunDir,
+    RunState,
+    fold,
+    load_checkpoint,
+    load_predictions,
+    read_events,
+    save_checkpoint,
+    save_predictions,
+)
+
+EPOCHS = 3
+
+
+def train(run_dir: Path, account: Path, on_event: Callable[[dict[str, Any]], None] | None = None) -> RunState:
+    """Two members, one after the other; the same call goes on with what is there."""
+    made = declared(account, (1, 1), step_s=0.0, epochs=EPOCHS)
+    ensemble.submit(made, run_dir, "inline", on_event=on_event).wait()
+    return state_of(run_dir)
+
+
+def state_of(run_dir: Path) -> RunState:
+    return fold(read_events(run_dir / "events.jsonl"))
+
+
+def digests(state: RunState) -> dict[str, str | None]:
+    return {member.id: member.weights_sha256 for member in state.members.values()}
+
+
+def combined(state: RunState) -> Any:
+    assert state.combined is not None
+    return state.combined["weights"], state.combined["metrics"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained")
+    train(path / "run", path / "account")
+    return path
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> RunDir:
+    """A copy of the finished run."""
+    shutil.copytree(trained / "run", tmp_path / "run")
+    return RunDir(tmp_path / "run")
+
+
+def flip(path: Path) -> None:
+    """Change one byte, far from the header."""
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 0x10
+    path.write_bytes(content)
+
+
+def stop_at(epoch: int, run_dir: Path) -> Callable[[dict[str, Any]], None]:
+    def stop(event: dict[str, Any]) -> None:
+        if event["type"] == "checkpoint" and event["epoch"] == epoch:
+            ensemble.attach(run_dir).stop()
+
+    return stop
+
+
+def test_a_damaged_checkpoint_is_never_gone_on_from(
+    tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one that is whole, but not what the log says. The one before it is used, else the member begins."""
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+    expected, path = digests(state_of(trained / "run")), tmp_path / "run"
+    train(path, tmp_path / "account", stop_at(2, path))
+    member = state_of(path).members["member-0"]
+    assert member.checkpoint is not None and member.checkpoint_before is not None
+    last, before = (RunDir(path).member("member-0") / name for name, _ in member.list_checkpoints())
+    state = load_checkpoint(last)
+    state["model"] = {name: tensor + 1 for name, tensor in state["model"].items()}
+    save_checkpoint(last, state)
+    again = shutil.copytree(path, tmp_path / "again")
+    flip(RunDir(again).member("member-0") / before.name)
+
+    position = member.checkpoint_before["epoch"], member.checkpoint_before["step"]
+    for folder, begins in ((path, position), (again, (0, 0))):
+        train(folder, tmp_path / "account")
+        events = read_events(folder / "events.jsonl")
+        said = [event for event in events if event["type"] == "damaged"]
+        assert [event["file"] for event in said] == [last.name, before.name][: len(said)]
+        assert len(said) == (1 if begins == position else 2) and all(
+            "is damaged" in event["error"] for event in said
+        )
+        started = [event for event in events if event["type"] == "started" and event["member"] == "member-0"]
+        assert (started[-1]["epoch"], started[-1]["step"]) == begins
+        assert digests(fold(events)) == expected, "the same weights as without damage"
+
+
+def test_damaged_predictions_are_made_again_and_never_used(
+    run: RunDir, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = state_of(run.path)
+    path = run.predictions("member-1", "valid")
+    found = load_predictions(path)
+    save_predictions(path, found.values[::-1], found.index, found.target)
+    with pytest.raises(DamagedError, match="is damaged: its digest is"):
+        ensemble.load_predictions(run.path, "valid")
+    capsys.readouterr()
+    assert main(["verify", str(run.path)]) == 1
+    assert "members/member-1/predictions-valid.safetensors" in capsys.readouterr().out
+    assert main(["resume", str(run.path), "--json", "-"]) == 0
+    after, events = state_of(run.path), read_events(run.events)
+    assert np.array_equal(load_predictions(path).values, found.values)
+    assert (combined(after), digests(after)) == (combined(before), digests(before))
+    trained_again = [e for e in events if e["type"] == "epoch"]
+    assert len(trained_again) == 2 * EPOCHS, "its checkpoint is whole: nothing is trained again"
+    assert main(["verify", str(run.path), "--json", "-"]) == 0
+
+
+@pytest.mark.parametrize("how", ["changed", "gone"])
+def test_repair_trains_again_what_nothing_else_can_give(
+    run: RunDir, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = state_of(run.path)
+    path = run.valid_checkpoint(before.members["member-0"])
+    if how == "changed":
+        flip(path)
+    else:
+        path.unlink()
+    assert main(["verify", str(run.path), "--repair"]) == 0
+    said = capsys.readouterr()
+    assert path.name in said.err and "whole" in said.out
+    after = state_of(run.path)
+    assert (combined(after), digests(after)) == (combined(before), digests(before))
+    assert [member.attempts for member in after.members.values()] == [2, 1]
+
+
+def test_damaged_code_is_not_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(run.path), "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["kind"] for row in rows} == {"log", "code", "checkpoint", "predictions", "result"}
+    assert {row["condition"] for row in rows} == {"whole"}
+    flip(run.ensemble_file)
+    with pytest.raises(DamagedError, match=r"is damaged: .* `ensemble run SPEC` on this directory writes it anew"):
+        run.load_ensemble()
+    assert main(["verify", str(run.path)]) == 1
+    assert main(["resume", str(run.path)]) == 2
+    assert "`ensemble run SPEC` on this directory writes it anew" in capsys.readouterr().err
+
+
+def holes(content: bytes) -> dict[str, bytes]:
+    """The log with a hole: one record of each type that is zeroed or garbled, several, and zeros over two."""
+    lines = content.splitlines(keepends=True)
+    made: dict[str, bytes] = {}
+    for number, line in enumerate(lines[:-1]):
+        kind = json.loads(line)["type"]
+        zeroed = [*lines[:number], bytes(len(line) - 1) + b"\n", *lines[number + 1 :]]
+        made.setdefault(f"zeroed {kind}", b"".join(zeroed))
+        garbled = line[:9] + bytes(byte ^ 0x55 for byte in line[9:-1]).replace(b"\n", b"?") + b"\n"
+        made[f"garbled {kind}"] = b"".join([*lines[:number], garbled, *lines[number + 1 :]])
+    start = len(b"".join(lines[:-6]))
+    size = len(lines[-6]) + len(lines[-5]) + 20
+    made["zeros over three"] = content[:start] + bytes(size) + content[start + size :]
+    made["half of all"] = b"".join(b"#\n" if n % 2 else line for n, line in enumerate(lines))
+    return made
+
+
+def test_a_hole_in_the_log_is_read_around_by_all_who_read_it(run: RunDir) -> None:
+    """Whatever was there; in each case all that is known before and after it is used."""
+    from ensemble.reporting.report import write_report
+    from ensemble.search.study import write_study
+    from ensemble.store import RunStatus
+
+    content, whole = run.events.read_bytes(), state_of(run.path)
+    for what, damaged in holes(content).items():
+        run.events.write_bytes(damaged)
+        events = read_events(run.events)
+        state = fold(events)
+        assert state.holes, what
+        if "half" not in what:
+            assert len(events) >= len(content.splitlines()) - 3, what
+            assert list(state.members) == list(whole.members) or "member" in what, what
+        for member in state.members.values():
+            known = whole.members[member.id]
+            assert (member.number, member.weights_sha256 or known.weights_sha256) == (
+                known.number,
+                known.weights_sha256,
+            ), what
+        used = ledger(events)
+        assert len(status_rows(state, used)) == len(state.members)
+        assert "damaged and were read around" in "\n".join(status_notes(state, used)), what
+        assert RunStatus.load(run).state.holes == state.holes
+        write_report(run)
+        assert "were read around" in run.report.read_text(), what
+        write_study(events, None)
+
+
+@pytest.mark.parametrize(
+    "what", ["run_started", "member", "placed", "checkpoint", "finished", "combined", "zeros over three"]
+)
+def test_a_run_with_a_hole_in_its_log_is_gone_on_with_and_ends_with_the_same_weights(
+    run: RunDir, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, content = state_of(run.path), run.events.read_bytes()
+    run.events.write_bytes(holes(content)[what if what.startswith("zeros") else f"garbled {what}"])
+    assert main(["status", str(run.path)]) == 0
+    assert main(["verify", str(run.path)]) == 1
+    lost = state_of(run.path)
+    known = {member.id for member in lost.members.values() if member.state == "finished"}
+    assert main(["resume", str(run.path)]) == 0
+    after = state_of(run.path)
+    assert (combined(after), digests(after)) == (combined(before), digests(before))
+    assert {member.state for member in after.members.values()} == {"finished"}
+    trained = {each.id for each in after.members.values() if each.attempts > lost.members[each.id].attempts}
+    assert not trained & known, "what is known to be finished is not trained again"
+    capsys.readouterr()
+    assert main(["verify", str(run.path)]) == 0
+    assert "read around" in capsys.readouterr().out
+
+
+def test_a_trial_whose_proposal_the_log_has_lost_has_it_from_its_checkpoint(tmp_path: Path) -> None:
+    path, account = tmp_path / "run", tmp_path / "account"
+    space = {"lr": ensemble.loguniform(0.01, 0.1), "account": choice(str(account)), "step_s": choice(0.0)}
+    search = ensemble.Search(space, trials=3, sampler="random", pruner="none")
+    made = declared(account, members=None, search=search, epochs=1, objective="accuracy", mode="max")
+    ensemble.submit(made, path, "inline").wait()
+    before = state_of(path)
+    lines = (path / "events.jsonl").read_bytes().splitlines(keepends=True)
+    kinds = [(json.loads(line)["type"], json.loads(line).get("member")) for line in lines]
+    for number, kind in enumerate(kinds):
+        if kind == ("member", "member-1"):
+            lines[number] = bytes(len(lines[number]) - 1) + b"\n"
+    (path / "events.jsonl").write_bytes(b"".join(lines))
+    assert state_of(path).members["member-1"].params == {}
+    ensemble.resume(path).wait()
+    after = state_of(path)
+    assert sorted(after.members) == ["member-0", "member-1", "member-2"]
+    for member in before.members.values():
+        known = after.members[member.id]
+        assert (known.params, known.weights_sha256) == (member.params, member.weights_sha256)
+    assert [each.attempts for each in after.members.values()] == [1, 1, 1], "nothing is trained again"
+
+
+def test_a_power_failure_cannot_undo_the_names_of_what_the_log_says_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New directories are synced into those above, and predictions are renamed and synced before `finished`."""
+    done: list[tuple[str, str]] = []
+    fsync, replace, mkdir, write = os.fsync, os.replace, os.mkdir, os.write
+
+    def note_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        done.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    def note_replace(source: Any, target: Any) -> None:
+        replace(source, target)
+        done.append(("rename", str(target)))
+
+    def note_mkdir(path: Any, *given: Any, **more: Any) -> None:
+        mkdir(path, *given, **more)
+        done.append(("mkdir", str(path)))
+
+    def note_write(descriptor: int, data: Any) -> int:
+        for line in bytes(data).splitlines() if b'"finished"' in bytes(data) else ():
+            if b'"type":"finished"' in line:
+                done.append(("finished", json.loads(line)["member"]))
+        return write(descriptor, data)
+
+    for name, function in (
+        ("fsync", note_fsync),
+        ("replace", note_replace),
+        ("mkdir", note_mkdir),
+        ("write", note_write),
+    ):
+        monkeypatch.setattr(os, name, function)
+    train(tmp_path / "run", tmp_path / "account")
+    monkeypatch.undo()
+    members = str(tmp_path / "run" / "members")
+    for number in range(2):
+        folder = f"{members}/member-{number}"
+        made = done.index(("mkdir", folder))
+        logged = done.index(("finished", f"member-{number}"))
+        assert ("sync", members) in done[made:logged]
+        renamed = done.index(("rename", f"{folder}/predictions-valid.safetensors"))
+        assert ("sync", folder) in done[renamed:logged]
+    assert ("sync", str(tmp_path / "run")) in done[done.index(("mkdir", members)) :]
+
+
+SPEC = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+from faults_members import declared
+
+def spec():
+    return declared(Path({account!r}), (1, 1), step_s=0.0, epochs=2)
+"""
+
+
+def test_what_finds_no_room_at_the_end_is_said_and_written_later(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ensemble.controller.finalize import Finalizer
+
+    filler, path = small_disk / "filler", small_disk / "run"
+    spec = tmp_path / "spec.py"
+    spec.write_text(SPEC.format(folder=str(Path(__file__).parent), account=str(tmp_path / "account")))
+    write_report = Finalizer.write_report
+
+    def fill_and_write(self: Finalizer, ending: dict[str, Any]) -> None:
+        """Members are combined by then; the log alone has some room left."""
+        with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        os.truncate(filler, filler.stat().st_size - 8192)
+        write_report(self, ending)
+
+    monkeypatch.setattr(Finalizer, "write_report", fill_and_write)
+    assert main(["run", str(spec), "--run-dir", str(path), "--executor", "inline"]) == 1
+    said = capsys.readouterr().err
+    assert "report.html" in said and "MiB needed" in said and f"`ensemble report {path}` writes them" in said
+    monkeypatch.undo()
+    left = [each for each in RunDir(path).list_results(state_of(path)) if each.exists()]
+    assert path / "report.html" not in left and all(each.stat().st_size for each in left), (
+        "nothing is left in part"
+    )
+    for command in ("report", "resume"):
+        assert main([command, str(path)]) == 1, "there is no room yet"
+        assert "MiB needed" in capsys.readouterr().err
+    filler.unlink()
+    shutil.copytree(path, tmp_path / "copy")
+    for command, folder in (("report", path), ("resume", tmp_path / "copy")):
+        assert main([command, str(folder)]) == 0
+        run_dir = RunDir(folder)
+        assert all(each.stat().st_size for each in run_dir.list_results(state_of(folder)))
+        assert main(["verify", str(folder)]) == 0
+
+
+def test_a_run_that_finds_no_room_says_how_much_it_needs(
+    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filler, spec = small_disk / "filler", tmp_path / "spec.py"
+    spec.write_text(SPEC.format(folder=str(Path(__file__).parent), account=str(tmp_path / "account")))
+    filler.write_bytes(bytes(30 * 2**20))
+    command = ["run", str(spec), "--run-dir", str(small_disk / "run"), "--executor", "inline"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "10.0 MiB free, 16.0 MiB needed); make room, then try again" in said
+    filler.unlink()
+    assert main(command) == 0
