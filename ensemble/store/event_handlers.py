@@ -215,7 +215,7 @@ def _note_difference(run: RunState, event: Event) -> None:
     is_alone = event["action"] == "anew" or (event["action"] == "alone" and event["split"] == "train")
     member.is_alone = member.is_alone or is_alone
     if event["action"] in ("anew", "fails"):
-        member.checkpoint = None  # of samples that it should not have seen
+        member.checkpoint = member.checkpoint_before = None  # of samples that it should not have seen
 
 
 #: Of `group` in a `feeder` event.
