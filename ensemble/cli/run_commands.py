@@ -243,7 +243,7 @@ def _is_finished(state: RunState, code: str | None) -> bool:
 def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace) -> int:
     """Show the result of a run that has finished already, and write what is missing of it."""
     from ensemble.controller.unfinished import complete_results
-    from ensemble.store import WriteError
+    from ensemble.store import StoreError, WriteError
 
     more = f"{format_command('resume', run_dir.path, '--epochs', 'N')} trains its members for more epochs"
     again = "`ensemble run --fresh` trains again in a new directory"
@@ -254,7 +254,9 @@ def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace
     except WriteError as error:
         print(f"ensemble: {error}", file=sys.stderr)
         return EXIT_FAILED
-    return _show_result(run_dir, options)
+    except StoreError as error:
+        print(f"ensemble: {error}", file=sys.stderr)
+    return _show_result(run_dir, options, check=False)
 
 
 def _run_to_end(
@@ -273,11 +275,11 @@ def _run_to_end(
     return _show_result(RunDir(result.run_dir), options, show=show)
 
 
-def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = True) -> int:
+def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = True, check: bool = True) -> int:
     """Show the result of a run.
 
     Args:
-        show: whether a table is printed.
+        show: whether a table is printed.  check: whether it is an error that results are missing.
 
     Returns:
         The exit status: 1 if no member finished, or results could not be written; 3 if some failed, or the members
@@ -299,7 +301,8 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     if "finished" not in states:
         return EXIT_FAILED
     try:
-        check_complete(run_dir, state, (state.ended or {}).get("notes") or [])
+        if check:
+            check_complete(run_dir, state, (state.ended or {}).get("notes") or [])
     except WriteError as error:
         print(f"ensemble: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -367,16 +370,20 @@ def report(options: argparse.Namespace) -> int:
     """Write the report, and what else is missing of the results, and print its path."""
     from ensemble.controller.unfinished import complete_results
     from ensemble.reporting import write_report
-    from ensemble.store import RunDir, WriteError, fold, read_events
+    from ensemble.store import RunDir, StoreError, WriteError, fold, read_events
 
     run_dir = RunDir(options.run_dir)
-    state = fold(read_events(run_dir.events))
+    path, state = run_dir.report, fold(read_events(run_dir.events))
     try:
         path = write_report(run_dir)
         complete_results(run_dir, state)
     except WriteError as error:
         print(f"ensemble: {error}", file=sys.stderr)
         return EXIT_FAILED
+    except StoreError as error:
+        if not run_dir.report.exists():
+            raise
+        print(f"ensemble: {error}", file=sys.stderr)
     print_lines(options, str(path))
     write_json(options, [{"report": str(path)}])
     return 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.search.study import write_study
 from ensemble.spec import Ensemble
-from ensemble.store import RunDir, RunState, fold, read_events
+from ensemble.store import RunDir, RunState, StoreError, WriteError, fold, read_events
 
 if TYPE_CHECKING:
     from ensemble.combine.per_class import PerClass
@@ -30,11 +30,12 @@ class Finalizer:
         ensemble: the declaration; None: it is read from the run directory where it is needed.
 
     Attributes:
-        notes: what could not be done, one line each.
+        notes: what could not be done, one line each.  lacks_room: whether something could not be written.
     """
 
     def __init__(self, run_dir: RunDir, ensemble: Ensemble | None = None) -> None:
         self.notes: list[str] = []
+        self.lacks_room = False
         self._run_dir, self._given = run_dir, ensemble
         self._per_class: dict[str, PerClass] = {}
 
@@ -133,7 +134,10 @@ class Finalizer:
         """
         run_dir, events = self._run_dir, read_events(self._run_dir.events)
         if run_dir.uncertainty_csv.name in missing:
-            self.combine_members(state)
+            try:
+                self.combine_members(state)
+            except StoreError as error:  # the declaration cannot be read
+                self._note("the members could not be combined", error)
         if run_dir.report.name in missing:
             self._write_report(events)
         if run_dir.journal.name in missing:
@@ -192,4 +196,5 @@ class Finalizer:
 
     def _note(self, what: str, error: Exception) -> None:
         self.notes.append(f"{what}: {error}")
+        self.lacks_room = self.lacks_room or isinstance(error, WriteError | OSError)
         log.warning("%s: %s", what, error, exc_info=log.isEnabledFor(logging.DEBUG))

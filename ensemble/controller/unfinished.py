@@ -6,7 +6,7 @@ import itertools
 
 from ensemble.controller.changes import has_failed_combination
 from ensemble.controller.finalize import Finalizer
-from ensemble.store import RunDir, RunState, WriteError
+from ensemble.store import RunDir, RunState, StoreError, WriteError
 from ensemble.store.verification import check_code, check_member, check_results
 
 
@@ -39,13 +39,19 @@ def complete_results(run_dir: RunDir, state: RunState) -> list[str]:
         The names of the files that were missing.
 
     Raises:
-        WriteError: some could not be written; the message says which and why.
+        WriteError: some found no room; the message says which, and how much is needed.
+        StoreError: some could not be made for another reason.
     """
     missing = [found.file for found in check_results(run_dir, state) if not found.is_sound]
     if missing:
         finalizer = Finalizer(run_dir)
         finalizer.write_missing(state, missing)
-        check_complete(run_dir, state, finalizer.notes)
+        try:
+            check_complete(run_dir, state, finalizer.notes)
+        except WriteError as error:
+            if not finalizer.lacks_room:
+                raise StoreError(str(error)) from None
+            raise
     return missing
 
 
