@@ -161,7 +161,7 @@ def _report_failure(reporter: Reporter, job: Job, error: BaseException, position
 
 def _is_first_step(job: Job, position: Mapping[str, int]) -> bool:
     """Whether the member has done no step yet, in this attempt or in one that left a checkpoint."""
-    return job.checkpoint is None and not position.get("epoch") and not position.get("step")
+    return not job.checkpoints and not position.get("epoch") and not position.get("step")
 
 
 def classify(error: BaseException) -> tuple[str, bool]:
