@@ -145,9 +145,7 @@ def test_weights_that_are_handed_over_are_the_members(kept: str, tmp_path: Path)
     # Given more epochs it goes on from those in training.
     declared = cases.declare(trained, 1, **{**options, "epochs": 5})
     identity, more = replace(declared.identify(0), extended_from=3), []
-    job = cases.make_job(
-        tmp_path / "a", declared, identity=identity, attempt=1, checkpoint="checkpoint-0.safetensors"
-    )
+    job = cases.make_job(tmp_path / "a", declared, identity=identity, attempt=1)
     assert work(job, declared, more.append, Inbox()) == "finished"
     if kept in ("last", "best"):
         five = finished(tmp_path / "five", trained, epochs=5)["weights_sha256"]
