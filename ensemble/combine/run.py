@@ -181,6 +181,8 @@ def _read_shifted(
     run_dir: RunDir, state: RunState, valid: Aligned, combination: Combination
 ) -> tuple[Quantified | None, str]:
     """The shifted samples, or why they cannot be measured: nothing else depends on them."""
+    from ensemble.store import DamagedError
+
     try:
         shifted = read_aligned(run_dir, state, valid.members, "shifted")
         if not shifted.left_out and shifted.task == valid.task:
@@ -192,7 +194,7 @@ def _read_shifted(
             if shifted.left_out
             else f"they are of the task {shifted.task.kind}"
         )
-    except CombineError as error:
+    except (CombineError, DamagedError) as error:
         why = str(error)
     return None, f"the shifted samples are not measured: {why}"
 

@@ -9,8 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from pipelines.errors import unknown_name as unknown_name
-
 
 class SpecError(ValueError):
     """A declaration that cannot be run; the message is one line for the user."""
@@ -20,6 +18,13 @@ T = TypeVar("T", bound=type)
 
 #: The classes of options, by name: one that is given to the wrong class is found in the right one.
 _OPTION_CLASSES: dict[str, type] = {}
+
+
+def unknown_name(what: str, name: str, valid: Sequence[str]) -> str:
+    """See `pipelines.errors.unknown_name`; without it nothing of `pipelines`, which needs NumPy, is imported."""
+    from pipelines import errors
+
+    return errors.unknown_name(what, name, valid)
 
 
 def option_class(cls: T) -> T:

@@ -224,7 +224,7 @@ class ValueDescriber(abc.ABC):
             if getattr(np, value.__name__, None) is not value and type(value).__module__ == "numpy":
                 self._note(f"the compiled function {value.__name__}", "uses", at)
             return ["named", "numpy", value.__name__]
-        torch = sys.modules.get("torch")
+        torch = _find_torch()
         if torch is None:
             return None
         if isinstance(value, torch.Tensor):
@@ -317,6 +317,8 @@ class ValueDescriber(abc.ABC):
         elif isinstance(held, dict):
             self._note_left_out(value, held, at)
             held = _number_hooks(_drop_cached(kind, held))
+            if modules.is_foreign_class(kind):
+                held = _drop_accidents(value, held)
         listed = None if items is None else [self._describe(each, at) for each in items]
         paired = None if pairs is None else self._describe_items(pairs, at)
         return [how, known, self._describe(held, at), listed, paired, self._describe(restore, at)]
@@ -341,9 +343,32 @@ def _number_hooks(held: dict[str, Any]) -> dict[str, Any]:
     return {**held, **hooks} if keys else held
 
 
+def _find_torch() -> Any:
+    """The module, if it is imported; while another thread imports it no value can be one of its objects."""
+    torch = sys.modules.get("torch")
+    return None if torch is None or getattr(torch.__spec__, "_initializing", False) else torch
+
+
+def _drop_accidents(value: Any, held: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of an installed package's object without what differs in each process.
+
+    Those are the order of a table of its own methods, which Albumentations fills from a set, and the address that
+    scikit-learn's vectorizers keep of their stop words.
+    """
+
+    def is_own(each: Any) -> bool:
+        return isinstance(each, types.FunctionType) or getattr(each, "__self__", None) is value
+
+    def sort(table: Any) -> Any:
+        is_table = type(table) is dict and all(type(name) is str and is_own(each) for name, each in table.items())
+        return dict(sorted(table.items())) if is_table else table
+
+    return {name: sort(each) for name, each in held.items() if name != "_stop_words_id"}
+
+
 def _is_generator(value: Any) -> bool:
     """Whether it makes random numbers."""
-    torch = sys.modules.get("torch")
+    torch = _find_torch()
     return isinstance(value, _GENERATORS) or (torch is not None and isinstance(value, torch.Generator))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pipelines.checks import check_function
-from pipelines.errors import ForeignRandomness, PipelineError
+from pipelines.errors import FieldError, ForeignRandomness, PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.loader.batch import Batch
 from pipelines.loader.ragged import take_sample
@@ -140,9 +140,9 @@ class Collator:
                 return self._function(batch)
             rng = self._generators.at(batch.epoch, batch.step, _PLACE + self._rank) if is_training else None
             return self._function(batch, rng)
-        except PipelineError:
-            raise
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        except (PipelineError, KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            if isinstance(error, PipelineError) and not isinstance(error, FieldError):
+                raise
             said = (
                 f"Each sample that it is given has the fields {', '.join(self._function.choose_fields(batch))}"
                 if isinstance(self._function, FromSamples)

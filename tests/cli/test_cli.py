@@ -333,7 +333,7 @@ def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None
         "conformal, thr:",
         "conformal, aps:",
     ]
-    assert held_up.startswith("bottleneck: ") and re.match(r"models: 2 models in .*: [\d.]+ a minute", models)
+    assert held_up.startswith("bottleneck: ") and re.match(r"models: 2 models in .*, [\d.]+ a minute", models)
     assert re.fullmatch(r"energy: (unavailable: .*|.* (estimated|attributed).* \(source: .*\))", energy)
     assert done.stderr == ""
 

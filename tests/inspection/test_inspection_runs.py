@@ -24,6 +24,7 @@ from ensemble.cli.parser import main
 from ensemble.inspection.compare_text import format_comparison
 from ensemble.reporting.dashboard.runs import RunList
 from ensemble.store import RunDir, StoreError, load_predictions, save_predictions
+from ensemble.store.digests import digest_file
 
 
 @pytest.fixture(scope="module")
@@ -233,10 +234,15 @@ def test_other_objectives_samples_and_data_are_said_and_not_compared(folder: Pat
     assert any("trained with other data than first: samples of train was 300, is 290" in n for n in found.notes)
 
     shutil.copytree(folder / "first", tmp_path / "moved")
+    moved = RunDir(tmp_path / "moved")
+    log = moved.events.read_text()
     for member in ("member-0", "member-1"):
-        path = RunDir(tmp_path / "moved").predictions(member, "test")
-        saved = load_predictions(path)
-        save_predictions(path, saved.values, saved.index, (saved.target + 1) % 4, saved.task)
+        path = moved.predictions(member, "test")
+        saved, known = load_predictions(path), digest_file(path)
+        log = log.replace(
+            known, save_predictions(path, saved.values, saved.index, (saved.target + 1) % 4, saved.task)
+        )
+    moved.events.write_text(log)
     found = ensemble.compare(folder / "first", tmp_path / "moved")
     assert any("the targets of their test samples differ" in note for note in found.notes)
     assert "note: " in str(found)

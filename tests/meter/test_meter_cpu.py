@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 
 from ensemble.meter import CpuClock, RaySampler, cpu_seconds, read_start
 from ensemble.meter.ray_processes import ProcessInfo, classify_ray_process, ray_processes
-from examples import examples
 
 BURN = "import time\nwhile time.process_time() < {s}: pass\nprint('done', flush=True)\ninput()"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -74,3 +76,25 @@ def test_an_unsure_stage_that_is_no_common_object_is_not_shared_and_it_is_said_w
     assert len(common_prefix([begun.map(lambda s: {**s, "y": 1}), begun.map(lambda s: {**s, "y": 2})]).stages) == 1
     versions = [base.map(nameless, version=version) for version in (1, 1, 2)]
     assert common_prefix(versions[:2]) is versions[0] and len(common_prefix(versions).stages) == 0
+
+
+@pytest.mark.more
+def test_an_installed_packages_object_is_the_same_in_every_process() -> None:
+    script = """
+import albumentations as A
+from pipelines import fingerprint
+from sklearn.feature_extraction.text import CountVectorizer
+for value in (A.Compose([A.HorizontalFlip(), A.Normalize()]), CountVectorizer().fit(["red blue"])):
+    print(fingerprint.describe(value, is_seeded=True).digest)
+"""
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            timeout=300,
+        ).stdout
+        for seed in ("1", "777")
+    }
+    assert len(said) == 1 and said.pop()
