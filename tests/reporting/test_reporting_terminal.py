@@ -79,7 +79,7 @@ def test_commands_show_such_a_run_also_where_output_is_not_utf_8(tmp_path: Path)
 from ensemble.cli.parser import main
 for command in ("status", "logs", "report"):
     assert main([command, {str(run_dir)!r}]) == 0, command
-assert main(["resume", {str(run_dir)!r}]) == 1, "its files are gone"
+assert main(["resume", {str(run_dir)!r}]) == 2, "its files are gone"
 """
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "COLUMNS": "100"}
     done = subprocess.run(

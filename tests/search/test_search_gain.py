@@ -149,7 +149,10 @@ class Run:
 def test_a_search_values_all_trials_by_what_they_add_now_and_remembers_through_a_resume(
     tmp_path: Path, mode: Any
 ) -> None:
-    ensemble, sign = declared(mode=mode, objective="figure"), 1 if mode == "max" else -1
+    ensemble, sign = (
+        declared(mode=mode, objective="accuracy" if mode == "max" else "loss"),
+        1 if mode == "max" else -1,
+    )
     run = Run(tmp_path, ensemble)
     told = [run.next(p)["gain"] for p in (COPIES[0], DIFFERENT, COPIES[1], COPIES[2])]
     assert told[0] == pytest.approx(compute_gains([COPIES[0]], TARGET)[0]) and told[0] > 3 * told[1] > 0
