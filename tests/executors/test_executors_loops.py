@@ -82,7 +82,10 @@ def test_a_member_that_leaves_early_leaves_the_others_their_stream_and_killed_on
     assert of_kind(tmp_path / "run", "feeder")[-1]["detached"] == 0, "nobody had to be put out"
     ensemble.submit(declared, tmp_path / "alone", "inline").wait()
     ours, theirs = (
-        {each["member"]: {**each, "t": 0, "attempt": 0} for each in of_kind(tmp_path / run, "finished")}
+        {
+            each["member"]: {**each, "t": 0, "attempt": 0, "checkpoint": None}
+            for each in of_kind(tmp_path / run, "finished")
+        }
         for run in ("run", "alone")
     )
     assert ours == theirs
