@@ -346,7 +346,7 @@ def _number_hooks(held: dict[str, Any]) -> dict[str, Any]:
 def _find_torch() -> Any:
     """The module, if it is imported; while another thread imports it no value can be one of its objects."""
     torch = sys.modules.get("torch")
-    return None if torch is None or getattr(torch.__spec__, "_initializing", False) else torch
+    return torch if hasattr(torch, "nn") else None  # of what is used here it is what comes last
 
 
 def _drop_accidents(value: Any, held: Mapping[str, Any]) -> dict[str, Any]:
