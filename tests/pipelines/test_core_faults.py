@@ -122,39 +122,43 @@ def test_a_killed_feeder_is_done_without_until_another_takes_its_address(
     ]
     over = threading.Event()
     first = spawn(pipe("numpy"), capacity=24, address=address, every_s=0.02)
-    pids: list[int] = []
+    loaders = [job.attach(str(address)) for job in jobs]
+    reports: list[Any] = []
+
+    def wait_for_more(which: str) -> None:
+        before = [loader.stats()[which] for loader in loaders]
+        wait_until(lambda: all(loader.stats()[which] > n for loader, n in zip(loaders, before, strict=True)))
+
+    def consumed() -> int:
+        reports.extend(first.read() or [])
+        return reports[-1]["consumed"] if reports else 0
 
     def kill_and_replace() -> Any:
-        def consumed(process: Any) -> int:
-            for report in process.read() or []:
-                pids.extend([*report["pids"]["prepare"], report["pids"]["feed"]])
-                counts.append(report["consumed"])
-            return max(counts, default=0)
-
-        counts: list[int] = []
-        wait_until(lambda: consumed(first) > N)
+        wait_for_more("shared_batches")
+        wait_until(lambda: consumed() > N)
         first.kill()
         wait_until(lambda: first.read() is None)
+        wait_for_more("private_batches")
         second = spawn(pipe("numpy"), capacity=24, address=address, every_s=0.02)
         first.stop()  # finds that the address is another's now
         assert os.path.exists(address)
-        counts.clear()
-        wait_until(lambda: consumed(second) > 0)
+        wait_for_more("shared_batches")
         over.set()
         return second
 
     try:
-        second, *results = together([kill_and_replace, *(partial(until, over, job, str(address)) for job in jobs)])
+        running = [partial(until, over, job, loader) for job, loader in zip(jobs, loaders, strict=True)]
+        second, *results = together([kill_and_replace, *running])
         assert second.stop()[-1]["consumed"] > 0
     finally:
         first.kill()
         first.stop()
     check_until(results, jobs)
     for records, counts in results:
-        assert counts["private_batches"] > 0 and counts["shared_batches"] > 0
         assert counts["private_batches"] + counts["shared_batches"] == len(records)
     said = [str(warning.message) for warning in recwarn]
     assert any("goes on alone from epoch" in words for words in said)
+    pids = {pid for report in reports for pid in (*report["pids"]["prepare"], report["pids"]["feed"])}
     wait_until(lambda: all(map(gone, pids)))
     assert list(address.parent.iterdir()) == []
 
