@@ -180,7 +180,7 @@ def test_a_wide_member_is_measured_on_two_nodes_as_well_where_that_is_left_open(
         rates = {2: gain * profile.samples_per_s[2]}
         known = apply_profile(identity, replace(profile, spread_samples_per_s=rates))
         assert known.span_nodes == chosen
-        asked = replace(known, cpus_per_worker=0.5, auto=[])
+        asked = replace(known, cpus_per_worker=0.5, gpus_per_worker=0.0, auto=[])
         (placed,) = pack(
             [asked], [], [replace(each, name=n) for each, n in zip(nodes, ("local", "other"), strict=True)]
         )
