@@ -281,7 +281,7 @@ class _PlaceFinder:
             return []
         found: list[Spot] = []
         numbers = np.flatnonzero(self._find_open_nodes(need, beside_gpus=beside_gpus))
-        if need.cpu_only:
+        if need.cpu_only and self._free.devices != "cpu":
             numbers = numbers[np.argsort(self._free._gpus[numbers] > 0, kind="stable")]
         for i in numbers.tolist():
             found += self._reserve_on(i, need, count - len(found))
