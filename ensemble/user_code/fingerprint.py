@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ensemble.spec import Ensemble
 
 #: Version of the descriptions.
-SCHEME = 3
+SCHEME = 4
 #: The minor version of this Python: instructions of another one cannot be compared, nor run.
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 #: Fields of a Recipe that rank members and do not affect training.
@@ -160,7 +160,9 @@ class _MembersCode(Describer):
         return text
 
     def _describe_items(self, items: Iterable[tuple[Any, Any]], at: Place) -> list[Any]:
-        return sorted(super()._describe_items(items, at), key=json.dumps)
+        keyed = [(self._describe(key, at), value) for key, value in items]
+        keyed.sort(key=lambda pair: json.dumps(pair[0]))
+        return [[key, self._describe(value, at)] for key, value in keyed]
 
     def _describe_imports(self, use: Use, package: str, at: Place) -> dict[str, Any]:
         self.imports.late_in(use, package)

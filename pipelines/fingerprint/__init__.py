@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 #: The form of descriptions.
-SCHEME = 3
+SCHEME = 4
 
 
 @dataclasses.dataclass(frozen=True)

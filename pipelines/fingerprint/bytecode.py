@@ -89,6 +89,7 @@ class Use:
         globals: chains of globals and builtins.
         closure: chains of variables of its closure.
         names: of all that it reads, attributes included; where it reads attributes by name, all its texts, too.
+        loose: those of them that are attributes of other values than globals.
         imports: (module, level, names or None) of each import that it does when it runs.
         rebound: variables of its closure that it assigns.
     """
@@ -96,6 +97,7 @@ class Use:
     globals: frozenset[Chain]
     closure: frozenset[Chain]
     names: frozenset[str]
+    loose: frozenset[str]
     imports: frozenset[tuple[str, int, tuple[str, ...] | None]]
     rebound: frozenset[str]
 
@@ -111,7 +113,8 @@ def find_use(code: types.CodeType) -> Use:
     steps = [each for each in dis.get_instructions(code) if each.opname not in _OMITTED]
     used: dict[str, set[Chain]] = {"global": set(), "closed": set()}
     own = {"__name__"} if _is_class(code) else set()  # what the body of a class has bound so far
-    imports, rebound, names = set(), set(), set()
+    imports, rebound, names, loose = set(), set(), set(), set()
+    chained = 0  # up to where steps belong to a chain of a global
     for i, each in enumerate(steps):
         kind = "global" if each.opname in _GLOBAL else "closed" if each.opname in _CLOSED else None
         if kind is not None and each.argval not in own:
@@ -119,6 +122,7 @@ def find_use(code: types.CodeType) -> Use:
             while end < len(steps) and steps[end].opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 end += 1
             used[kind].add((each.argval, *(step.argval for step in steps[i + 1 : end])))
+            chained = end if kind == "global" else chained
         elif each.opname == "STORE_NAME":
             own.add(each.argval)
         elif each.opname == "IMPORT_NAME":
@@ -128,14 +132,18 @@ def find_use(code: types.CodeType) -> Use:
             rebound.add(each.argval)
         if each.opname in (*_GLOBAL, "LOAD_ATTR", "LOAD_METHOD"):
             names.add(each.argval)
+            if i >= chained:
+                loose.add(each.argval)
     if not names.isdisjoint(_BY_NAME):
-        names |= {each for each in code.co_consts if isinstance(each, str)}
+        texts = {each for each in code.co_consts if isinstance(each, str)}
+        names, loose = names | texts, loose | texts
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             inside = find_use(constant)
             used["global"] |= inside.globals
             used["closed"] |= inside.closure
             names |= inside.names
+            loose |= inside.loose
             imports |= inside.imports
             rebound |= inside.rebound
     shared = set(code.co_cellvars)  # with the functions inside it: no part of its own closure
@@ -144,6 +152,7 @@ def find_use(code: types.CodeType) -> Use:
         frozenset(used["global"]),
         frozenset(closed),
         frozenset(names),
+        frozenset(loose),
         frozenset(imports),
         frozenset(rebound - shared),
     )

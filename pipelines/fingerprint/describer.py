@@ -16,9 +16,12 @@ import abc
 import builtins
 import dataclasses
 import enum
+import functools
 import importlib
 import sys
 import types
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from pipelines.fingerprint import gaps, modules, ours
@@ -41,6 +44,8 @@ _OF_ENUM = frozenset((
     "_unhashable_values_", "_hashable_values_", "_use_args_", "_value_repr_", "__new__", "_new_member_",
 ))
 # fmt: on
+#: What calls the function that `functools.singledispatch` finds in its registry.
+_DISPATCHES = functools.singledispatch(abs).__code__
 
 
 class Describer(ValueDescriber):
@@ -64,7 +69,7 @@ class Describer(ValueDescriber):
         self._keys: dict[int, str] = {}
         self._found: list[Any] = []  # what became parts; the first `_done` have been visited
         self._done = 0
-        self._own: list[types.FunctionType] = []  # functions of ours that are being described
+        self._path_methods: list[tuple[str, Place]] = []  # names that would read, if they were of a path
         self._patched: dict[type, Any] = {}  # see `_describe_patches`
 
     def describe(self, value: Any) -> Any:
@@ -78,6 +83,8 @@ class Describer(ValueDescriber):
                 part = self._found[self._done]
                 self._done += 1
                 self._add_part(self._keys[id(part)], self._visit(part))
+            for name, at in self._path_methods if self._has_paths else ():
+                self._note(f"files ({name})", "reads", at)
         except (RecursionError, TooLarge) as error:
             extent = "nested too deeply" if isinstance(error, RecursionError) else "too many"
             self._note(f"objects that are {extent} to be described", "leads to", Place())
@@ -119,26 +126,21 @@ class Describer(ValueDescriber):
 
     # -- functions ----------------------------------------------------------------------------------------------
 
-    def _describe_function(self, function: types.FunctionType) -> Any:
+    def _describe_function(self, function: types.FunctionType, at: Place) -> Any:
+        """Describes ours and those of installed packages by their names, with what they hold."""
         if ours.is_ours(function):
-            return self._describe_closed(function, ours.describe_ours(function), get_closure(function))
-        if modules.is_foreign_function(function):
-            # With what it holds, such as what it decorates.
-            held = {name: value for name, value in get_closure(function).items() if value is not None}
-            held |= {f"default {i}": each for i, each in enumerate(function.__defaults__ or ()) if callable(each)}
+            named, held = ours.describe_ours(function), get_closure(function)
+        elif modules.is_foreign_function(function):
             named = ["named", function.__globals__.get("__name__"), function.__code__.co_qualname]
-            return self._describe_closed(function, named, held)
-        return self._refer_to(function)
-
-    def _describe_closed(self, function: types.FunctionType, named: list[Any], held: dict[str, Any]) -> Any:
-        """Describes a function that goes by its name, with what it holds, such as a user's function."""
-        if not held or any(function is outer for outer in self._own):
+            held = _find_held(function)
+        else:
+            return self._refer_to(function)
+        if not held:
             return named
-        self._own.append(function)
-        at = Place(function.__qualname__)
-        described = {name: self._describe(value, at) for name, value in held.items()}
-        self._own.pop()
-        return [*named, described]
+        inner = Place(function.__qualname__, met=at.met)
+        if (again := at.find_again(function)) is not None:
+            return again
+        return [*named, {name: self._describe(each, inner) for name, each in held.items()}]
 
     def _visit(self, part: Any) -> Any:
         if isinstance(part, types.FunctionType):
@@ -149,7 +151,7 @@ class Describer(ValueDescriber):
         code, names = function.__code__, function.__globals__
         use, file = find_use(code), names.get("__file__")
         module = modules.module_name(names.get("__name__"), file)
-        at = Place(function.__qualname__, module, modules.folder_of(file))
+        at = Place(function.__qualname__, module, modules.folder_of(file), use.names)
         self._keep_file(module, code.co_filename)
         for name in sorted(find_written_globals(code, names)):  # what it returns may depend on what it did before
             self.written.add(f"{module}.{name}")
@@ -164,8 +166,7 @@ class Describer(ValueDescriber):
         }
         if (unseen := gaps.find_unseen_names(use.names)) is not None:
             self._note(unseen, "reads", at)
-        elif gaps.opens_paths(use.names, [*free.values(), *(names.get(chain[0]) for chain in use.globals)]):
-            self._note("files (open)", "reads", at)
+        self._keep_path_methods(sorted(use.loose), at)
         used = self._describe_imports(use, str(names.get("__package__") or ""), at)
         used |= self._describe_globals(use, names, at)
         for chain in sorted(use.closure):
@@ -201,6 +202,7 @@ class Describer(ValueDescriber):
     def _describe_chain(self, chain: Chain, value: Any, at: Place) -> Any:
         """Describes what a chain of attributes leads to, of which the first is a value's name."""
         if not isinstance(value, types.ModuleType):
+            self._keep_path_methods(chain[1:], at)
             return self._describe_kept(value, f"{at.module}.{chain[0]}", at)
         self._keep_module(value)
         if ours.is_ours(value):
@@ -211,17 +213,27 @@ class Describer(ValueDescriber):
             self._note(f"{'.'.join(chain)}, which is not there yet", "reads", at)
             return "absent"
         if isinstance(value, types.ModuleType):
-            return self._describe(value, at)
+            if modules.is_foreign_module(value) and (unseen := gaps.find_unseen_of(value, at.names)) is not None:
+                self._note(unseen, "reads", at)
+            return self._describe_module(value)
+        self._keep_path_methods(chain[followed:], at)
+        self._has_paths |= isinstance(value, type) and issubclass(value, Path)
         name = chain[followed - 1]
         if not modules.is_foreign_module(owner):
             return self._describe_kept(value, f"{modules.name_of(owner)}.{name}", at)
         if (unseen := gaps.find_unseen(value)) is not None:
             self._note(f"{unseen} ({'.'.join(chain)})", "reads", at)
-        patch = [self._describe(value, at)] if modules.is_users(value) else []
+        patch = [self._describe(value, at)] if modules.may_be_patch(value) else []
         return ["named", owner.__name__, name, *patch]
 
+    def _keep_path_methods(self, names: Iterable[str], at: Place) -> None:
+        self._path_methods += [(name, at) for name in names if name in gaps.PATH_METHODS]
+
     def _describe_kept(self, value: Any, name: str, at: Place) -> Any:
-        return "written" if name in self._left_out else self._describe_global(value, name, at)
+        """Describes a global, by itself: what it shares with others does not count."""
+        if name in self._left_out:
+            return "written"
+        return self._describe_global(value, name, dataclasses.replace(at, met={}))
 
     # -- modules ------------------------------------------------------------------------------------------------
 
@@ -238,7 +250,9 @@ class Describer(ValueDescriber):
         name = modules.name_of(module)
         at = Place(name, name, modules.folder_of(getattr(module, "__file__", None)))
         held = {
-            key: self._describe_kept(value, f"{name}.{key}", at)
+            key: self._describe_module(value)
+            if isinstance(value, types.ModuleType)
+            else self._describe_kept(value, f"{name}.{key}", at)
             for key, value in sorted(vars(module).items())
             if not (key.startswith("__") and key.endswith("__")) or key == "__getattr__"
         }
@@ -246,21 +260,22 @@ class Describer(ValueDescriber):
 
     # -- classes ------------------------------------------------------------------------------------------------
 
-    def _describe_class(self, cls: type) -> Any:
+    def _describe_class(self, cls: type, at: Place) -> Any:
+        self._has_paths |= issubclass(cls, Path)
         if ours.is_ours(cls):
             return ours.describe_ours(cls)
         if modules.is_foreign_class(cls):
-            return ["named", cls.__module__, cls.__qualname__, *self._describe_patches(cls)]
+            return ["named", cls.__module__, cls.__qualname__, *self._describe_patches(cls, at)]
         return self._refer_to(cls)
 
-    def _describe_patches(self, cls: type) -> list[Any]:
+    def _describe_patches(self, cls: type, at: Place) -> list[Any]:
         """Describes the functions of a user that have been put into a class of an installed package."""
         if cls not in self._patched:
             self._patched[cls] = []  # while it is described
             for base in cls.__mro__:
                 for name, item in sorted(vars(base).items()):
                     if modules.is_patch(item):
-                        self._patched[cls].append([name, self._describe_function(item)])
+                        self._patched[cls].append([name, self._describe_function(item, at)])
         return list(self._patched[cls])
 
     def _visit_class(self, cls: type) -> Any:
@@ -307,6 +322,23 @@ class Describer(ValueDescriber):
             self._found.append(value)
             self._add_part(name, None)  # its place: before what it uses
         return ["part", self._keys[id(value)]]
+
+
+def _find_held(function: types.FunctionType) -> dict[str, Any]:
+    """What a function of an installed package holds, such as what it decorates, and its name says nothing of.
+
+    Its defaults and attributes follow from its name, too, unless another function has made it.
+    """
+    code = function.__code__
+    if code is _DISPATCHES:
+        return {"registry": dict(function.registry)}  # type: ignore[attr-defined]
+    held = {name: value for name, value in get_closure(function).items() if value is not None}
+    defaults = {f"default {i}": each for i, each in enumerate(function.__defaults__ or ())}
+    if "<" not in code.co_qualname:
+        return held | {name: each for name, each in defaults.items() if callable(each)}
+    defaults |= {f"default {name}": each for name, each in (function.__kwdefaults__ or {}).items()}
+    attributes = {name: each for name, each in vars(function).items() if not name.startswith("_torchdynamo")}
+    return held | defaults | attributes | ({"code": code} if code.co_name == "<lambda>" else {})
 
 
 def _is_pythons(value: Any) -> bool:

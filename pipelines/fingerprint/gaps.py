@@ -8,13 +8,10 @@ not listed: with them, the file is what the user says it is.
 from __future__ import annotations
 
 import builtins
-import glob
+import enum
 import importlib
 import io
 import os
-import pathlib
-import socket
-import subprocess
 import sys
 import types
 from typing import Any
@@ -23,58 +20,97 @@ _ENVIRONMENT = "the environment of the process"
 _FILES = "files"
 _NAMES = "names that only a run shows"
 _PROGRAMS = "other programs"
+_SYSTEM = "the state of the system"
 
-_READ: list[tuple[str, tuple[Any, ...]]] = [
-    (
-        _ENVIRONMENT,
-        (
-            os.environ,
-            os.environb,
-            os.getenv,
-            os.getenvb,
-            os.getcwd,
-            os.getcwdb,
-            sys.argv,
-            socket.gethostname,
-            os.uname,
-            os.path.expandvars,
-            os.path.expanduser,
-        ),
-    ),
-    (_FILES, (builtins.open, io.open, io.FileIO, os.open, os.listdir, os.scandir, os.walk, glob.glob, glob.iglob)),
-    (
-        _NAMES,
-        (
+_BY_ID = {
+    id(each): what
+    for what, found in {
+        _ENVIRONMENT: (os.environ, os.environb, os.getenv, os.getenvb, os.getcwd, os.getcwdb, sys.argv),
+        _FILES: (builtins.open, io.FileIO, io.open_code, os.open, os.listdir, os.scandir, os.walk),
+        _NAMES: (
             *(builtins.eval, builtins.exec, builtins.compile, builtins.globals, builtins.__import__),
             *(importlib.import_module, importlib.reload, importlib.__import__, sys.modules),
         ),
-    ),
-    (_PROGRAMS, (builtins.input, os.system, os.popen, subprocess.run, subprocess.Popen, subprocess.check_output)),
-]
-_BY_ID = {id(each): what for what, found in _READ for each in found}
-# By name, as their modules are seldom imported.
-_BY_NAME = {
-    **dict.fromkeys([(m, "open") for m in ("codecs", "gzip", "bz2", "lzma")], _FILES),
-    **dict.fromkeys([("urllib.request", "urlopen"), ("sqlite3", "connect"), ("_sqlite3", "connect")], _FILES),
-    **dict.fromkeys([("runpy", "run_path"), ("runpy", "run_module"), ("pkgutil", "get_data")], _NAMES),
+        _PROGRAMS: (builtins.input, os.system, os.popen),
+    }.items()
+    for each in found
 }
+# Modules of Python's, by the names that functions have of them: all in them reads, but what is in `_PURE`.
+# fmt: off
+_BY_MODULE = {
+    name: what for what, names in {
+        _SYSTEM: ("os", "posix", "posixpath", "genericpath", "socket", "_socket", "platform", "getpass", "pwd"),
+        _FILES: (
+            "glob", "shutil", "tempfile", "zipfile", "tarfile", "configparser", "mmap", "sqlite3", "_sqlite3",
+            "dbm", "shelve", "fileinput", "linecache", "filecmp", "urllib.request", "http.client",
+        ),
+        _PROGRAMS: ("subprocess", "_posixsubprocess", "pty"),
+        _NAMES: ("importlib", "runpy", "pkgutil"),
+    }.items() for name in names
+}
+_PURE = frozenset((
+    "fspath", "fsencode", "fsdecode", "PathLike", "DirEntry", "stat_result", "strerror", "close", "join", "split",
+    "splitext", "splitdrive", "splitroot", "basename", "dirname", "normpath", "normcase", "isabs", "commonpath",
+    "commonprefix", "escape", "list2cmdline", "TarInfo", "ZipInfo", "htons", "htonl", "ntohs", "ntohl",
+    "inet_aton", "inet_ntoa", "inet_pton", "inet_ntop",
+))
+_OPENERS = frozenset(("codecs", "gzip", "bz2", "lzma"))  # modules of which only `open` reads
 # Of paths: methods, which no name resolves to.
 _OF_PATHS = frozenset(("read_text", "read_bytes", "iterdir"))
+#: Methods of paths whose names others have, too.
+PATH_METHODS = frozenset((
+    "open", "glob", "rglob", "walk", "exists", "is_file", "is_dir", "is_symlink", "is_mount", "stat", "lstat",
+    "cwd", "home", "resolve", "absolute", "expanduser", "samefile", "readlink",
+))
+# fmt: on
 # Attributes that lead to what no description has.
-_INNER = frozenset((
-    "__globals__", "__builtins__", "__code__", "__closure__", "__subclasses__", "__annotations__", "__doc__",
-    "get_type_hints", "_getframe", "currentframe", "f_globals", "f_locals", "f_back",
-))  # fmt: skip
+_INNER = frozenset(
+    (
+        "__globals__",
+        "__builtins__",
+        "__code__",
+        "__closure__",
+        "__subclasses__",
+        "__annotations__",
+        "__doc__",
+        "get_type_hints",
+        "_getframe",
+        "currentframe",
+        "f_globals",
+        "f_locals",
+        "f_back",
+    )
+)  # fmt: skip
 
 
 def find_unseen(value: Any) -> str | None:
     """What is read through a value that a name resolves to; None for what a description covers."""
     if (found := _BY_ID.get(id(value))) is not None:
         return found
-    if not isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+    if isinstance(value, types.ModuleType):
+        return _BY_MODULE.get(value.__name__)
+    if isinstance(value, type):
+        if issubclass(value, BaseException | enum.Enum):
+            return None
+    elif not isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType):
         return None
-    module = str(getattr(value, "__module__", None))
-    return _NAMES if module.partition(".")[0] == "importlib" else _BY_NAME.get((module, value.__qualname__))
+    module, name = str(getattr(value, "__module__", None)), value.__name__
+    if module in _OPENERS and name == "open":
+        return _FILES
+    return None if name in _PURE else _BY_MODULE.get(module) or _BY_MODULE.get(module.partition(".")[0])
+
+
+def find_unseen_of(module: types.ModuleType, names: frozenset[str]) -> str | None:
+    """What code with these names may read through a module that it uses in any way."""
+    for name in sorted(names & vars(module).keys()):
+        value = vars(module)[name]
+        if isinstance(value, types.ModuleType):
+            unseen = find_unseen_of(value, names - {name})
+        elif (unseen := find_unseen(value)) is not None:
+            unseen = f"{unseen} ({module.__name__}.{name})"
+        if unseen is not None:
+            return unseen
+    return None
 
 
 def find_unseen_names(names: frozenset[str]) -> str | None:
@@ -84,11 +120,3 @@ def find_unseen_names(names: frozenset[str]) -> str | None:
     if found := sorted(names & _INNER):
         return f"{_NAMES} ({found[0]})"
     return None
-
-
-def opens_paths(names: frozenset[str], bound: Any) -> bool:
-    """Whether code with these names may open a path that is bound to it, or the class of paths."""
-    return "open" in names and any(
-        isinstance(each, pathlib.PurePath) or (isinstance(each, type) and issubclass(each, pathlib.PurePath))
-        for each in bound
-    )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipelines.fingerprint.bytecode import get_closure
 from pipelines.fingerprint.ours import OURS
 
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
@@ -52,15 +53,22 @@ def is_foreign_function(function: types.FunctionType) -> bool:
     return is_foreign(module, file) or module.startswith("namedtuple_")
 
 
-def is_users(value: Any) -> bool:
-    """Whether it is a function or class of the user's, or an object of such a class."""
+def may_be_patch(value: Any) -> bool:
+    """Whether a user may have put it into an installed package's module: a value, or what holds a user's code."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes, functools.partial)):
+        return True
+    if isinstance(value, types.MethodType):
+        return may_be_patch(value.__func__) or may_be_patch(value.__self__)
+    if isinstance(value, functools._lru_cache_wrapper):
+        return may_be_patch(value.__wrapped__)
     if isinstance(value, types.FunctionType):
-        return not is_foreign_function(value)
+        held = get_closure(value).values()
+        return not is_foreign_function(value) or any(is_patch(each) for each in held)
     return not is_foreign_class(value if isinstance(value, type) else type(value))
 
 
 def is_patch(item: Any) -> bool:
-    """Whether what is found in a class of an installed package is a function that a user has put there."""
+    """Whether what is found in a class or function of an installed package is a function of a user's."""
     if not isinstance(item, types.FunctionType) or is_foreign_function(item):
         return False
     is_generated = item.__code__.co_filename.startswith("<")

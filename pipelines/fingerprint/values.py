@@ -17,10 +17,11 @@ import io
 import json
 import random
 import re
+import struct
 import sys
 import types
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,12 @@ SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType, _NAMED_FIELD)
 _METHODS = (types.BuiltinMethodType, types.MethodWrapperType)
 _UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
-#: Of an object's attributes: data, and no handles.
-_PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, np.ndarray, np.generic)
 #: What Python keeps in a member of an enumeration.
 _OF_MEMBERS = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_"))
-#: Values that hold others; more of them, such as a graph of objects that all refer to each other, are a gap.
+#: Values that hold others; more of them are a gap.
 _MOST = 1_000_000
+#: Bits of an integer that is written in digits; Python refuses to write more than 4,300 of these.
+_MOST_BITS = 8192
 
 
 class TooLarge(Exception):
@@ -62,22 +63,33 @@ def describe_array(value: Any) -> Any:
         array = np.ascontiguousarray(value)
         layout = repr(array.dtype.descr) if array.dtype.names else str(array.dtype)
         kind = "scalar" if is_scalar else "array"
-        return [kind, layout, list(np.shape(value)), hashlib.sha256(array.tobytes()).hexdigest()]
+        content = array.reshape(-1).view(np.uint8) if array.dtype.itemsize else b""  # no copy of its bytes
+        return [kind, layout, list(np.shape(value)), hashlib.sha256(content).hexdigest()]
     return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a value was found: in which function or class, in which module, within which other values."""
+    """Where a value was found: in which function or class, in which module.
+
+    Attributes:
+        names: that the code there reads, attributes included.
+        met: of the containers and objects that were described there: id -> (number, value). Each is described once
+            and is its number from then on, also within itself. That they are kept here keeps their ids theirs.
+    """
 
     where: str = ""
     module: str = ""
     folder: str = ""
-    inside: tuple[Any, ...] = ()
+    names: frozenset[str] = frozenset()
+    met: dict[int, tuple[int, Any]] = dataclasses.field(default_factory=dict)
 
-    def within(self, value: Any) -> Place:
-        """The place of what a value contains."""
-        return Place(self.where, self.module, self.folder, (*self.inside, value))
+    def find_again(self, value: Any) -> list[Any] | None:
+        """The reference to a value that was described here; None for another, which gets the next number."""
+        if (known := self.met.get(id(value))) is not None:
+            return ["again", known[0]]
+        self.met[id(value)] = len(self.met), value
+        return None
 
 
 class ValueDescriber(abc.ABC):
@@ -94,6 +106,8 @@ class ValueDescriber(abc.ABC):
         self.gaps: list[str] = []
         self._is_seeded = is_seeded
         self._count = 0  # of values that hold others
+        self._arrays: dict[int, tuple[Any, Any]] = {}  # id -> an array and its description: each is hashed once
+        self._has_paths = False  # whether paths, or their class, are among what was described
 
     def _note(self, what: str, why: str, at: Place) -> None:
         """Notes a gap."""
@@ -102,10 +116,10 @@ class ValueDescriber(abc.ABC):
             self.gaps.append(gap)
 
     @abc.abstractmethod
-    def _describe_function(self, function: types.FunctionType) -> Any: ...
+    def _describe_function(self, function: types.FunctionType, at: Place) -> Any: ...
 
     @abc.abstractmethod
-    def _describe_class(self, cls: type) -> Any: ...
+    def _describe_class(self, cls: type, at: Place) -> Any: ...
 
     @abc.abstractmethod
     def _describe_module(self, module: types.ModuleType) -> Any: ...
@@ -118,6 +132,8 @@ class ValueDescriber(abc.ABC):
 
     def _describe(self, value: Any, at: Place) -> Any:
         kind = type(value)
+        if kind is int and value.bit_length() > _MOST_BITS:
+            return ["int", hex(value)]
         if value is None or kind in (bool, int):
             return value
         if kind is str:
@@ -134,22 +150,21 @@ class ValueDescriber(abc.ABC):
         if kind is types.CodeType:
             return describe_instructions(value, lambda constant: self._describe(constant, at))
         if kind is types.FunctionType:
-            return self._describe_function(value)
+            return self._describe_function(value, at)
         if isinstance(value, type):
-            return self._describe_class(value)
+            return self._describe_class(value, at)
         if isinstance(value, types.ModuleType):
             return self._describe_module(value)
-        for depth, outer in enumerate(at.inside):
-            if value is outer:
-                return ["again", depth]
         self._count += 1
         if self._count > _MOST:
             raise TooLarge
-        return self._describe_compound(value, at.within(value))
+        return self._describe_compound(value, at)
 
     def _describe_compound(self, value: Any, at: Place) -> Any:
         """Describes a value that contains other values."""
         kind = type(value)
+        if kind in (list, dict, set) and (again := at.find_again(value)) is not None:
+            return again
         if kind in (tuple, list):
             return [kind.__name__, *(self._describe(each, at) for each in value)]
         if kind in (dict, types.MappingProxyType):
@@ -178,47 +193,49 @@ class ValueDescriber(abc.ABC):
         if isinstance(value, SLOTS):
             return ["slot", value.__name__]
         if isinstance(value, enum.Enum):
-            held = {name: each for name, each in vars(value).items() if name not in _OF_MEMBERS}
-            return [
-                "member",
-                self._describe(kind, at),
-                value.name,
-                *(self._describe(x, at) for x in (value.value, held)),
-            ]
-        return self._describe_object(value, at)
+            cls = self._describe_class(type(value), at)
+            return ["member", cls, value.name, *self._describe_enumerated(value, at)]
+        return at.find_again(value) or self._describe_object(value, at)
 
     def _describe_enumerated(self, value: enum.Enum, at: Place) -> list[Any]:
         """Describes the value of a member of an enumeration, and its attributes."""
         return [self._describe(each, at) for each in (value.value, _without(vars(value), _OF_MEMBERS))]
 
     def _describe_set(self, value: Iterable[Any], at: Place) -> list[Any]:
-        return sorted((self._describe(each, at) for each in value), key=json.dumps)
+        described, known = [], len(at.met)
+        for each in value:  # in an order that differs in each process: none is told by another's number
+            described.append(self._describe(each, at))
+            while len(at.met) > known:
+                at.met.popitem()
+        return sorted(described, key=json.dumps)
 
     def _describe_cached(self, value: Any, at: Place) -> Any:
         """Describes a function that `functools.lru_cache` decorates, without what is in the cache."""
         if ours.is_ours(value):
             return ours.describe_ours(value)
         options = value.cache_parameters()
-        held = {
-            name: each for name, each in vars(value).items() if name not in ("__wrapped__", "cache_parameters")
-        }
+        held = _without(vars(value), ("__wrapped__", "cache_parameters"))
         return ["cached", *(self._describe(each, at) for each in (value.__wrapped__, options, held))]
 
     # -- data ---------------------------------------------------------------------------------------------------
 
     def _describe_data(self, value: Any, at: Place) -> Any:
         """Describes arrays, tensors and the like by their content; None for other values."""
-        if (array := describe_array(value)) is not None:
+        if (array := self._describe_array(value)) is not None:
             is_turned = isinstance(value, np.ndarray) and value.flags.fnc  # as in Fortran, and not as in C
             return [*array, "F"] if is_turned else array
         if type(value) is np.ndarray:  # of objects
             return ["objects", list(value.shape), *(self._describe(each, at) for each in value.ravel())]
-        if type(value) is np.ma.MaskedArray:  # of which a copy has a value to fill with, where it has none yet
+        if isinstance(value, np.ndarray) and type(value).__qualname__ == "MaskedArray":
+            # A copy has a value to fill with, where it has none yet.
             parts = (value.data, np.ma.getmaskarray(value), value.fill_value)
             return ["masked", *(self._describe(each, at) for each in parts)]
         if isinstance(value, re.Pattern):
             return ["pattern", self._describe(value.pattern, at), value.flags]
+        if type(value) is struct.Struct:
+            return ["struct", value.format]
         if isinstance(value, PurePath) and modules.is_foreign_class(type(value)):
+            self._has_paths |= isinstance(value, Path)
             return ["path", self._describe_text(str(value), at)]
         if isinstance(value, np.ufunc):
             if getattr(np, value.__name__, None) is not value and type(value).__module__ == "numpy":
@@ -233,11 +250,18 @@ class ValueDescriber(abc.ABC):
             return ["torch", repr(value)]
         return None
 
+    def _describe_array(self, value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return describe_array(value)
+        if id(value) not in self._arrays:
+            self._arrays[id(value)] = value, describe_array(value)
+        return self._arrays[id(value)][1]
+
     def _describe_tensor(self, value: Any, torch: Any, at: Place) -> Any:
         kind = type(value)
         described = ["tensor", str(value.dtype), list(value.shape)]
         if kind not in (torch.Tensor, torch.nn.Parameter):
-            described.append(self._describe_class(kind))
+            described.append(self._describe_class(kind, at))
         if vars(value):
             described.append(self._describe(vars(value), at))
         try:
@@ -269,7 +293,7 @@ class ValueDescriber(abc.ABC):
     # -- objects ------------------------------------------------------------------------------------------------
 
     def _describe_object(self, value: Any, at: Place) -> Any:
-        """Describes an object by its class and its state: what a pickled copy is made from."""
+        """Describes an object by its class and state: what a pickled copy is made from, and what that lacks."""
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
         is_foreign = modules.is_foreign_class(kind)
@@ -283,11 +307,11 @@ class ValueDescriber(abc.ABC):
             return ["iterator", name]
         if kind.__module__.startswith("numba.") and hasattr(value, "py_func"):
             return ["numba", self._describe(value.py_func, at), self._describe(value.targetoptions, at)]
-        described = self._describe(kind, at)
+        described = self._describe_class(kind, at)
         if any(ours.is_ours(base) and dataclasses.is_dataclass(base) for base in kind.__mro__):
             bound = ours.collect_bound_values(value)
             if not ours.is_ours(kind):
-                bound = {**_drop_cached(kind, getattr(value, "__dict__", {})), **bound}
+                bound = {**_drop_cached(kind, _join_state(object.__getstate__(value))), **bound}
             return ["dataclass", described, {name: self._describe(each, at) for name, each in bound.items()}]
         try:
             reduce = copyreg.dispatch_table.get(kind)
@@ -296,12 +320,14 @@ class ValueDescriber(abc.ABC):
             reason = str(error).partition("\n")[0][:80]
             self._note(f"an object of {name}, whose state cannot be read ({reason})", "holds", at)
             return ["object", described]
+        lacking = (
+            [] if is_foreign and not isinstance(value, np.ndarray) else [self._describe_lacking(value, state, at)]
+        )
         if isinstance(state, str):  # it is pickled by its name
             if callable(value):
                 self._note_compiled(getattr(value, "__module__", None), state, at)
-            held = {} if is_foreign else getattr(value, "__dict__", {})
-            return ["named", described, state, self._describe(held, at)]
-        return ["object", described, *self._describe_state(value, state, at)]
+            return ["named", described, state, *lacking]
+        return ["object", described, *self._describe_state(value, state, at), *filter(None, lacking)]
 
     def _describe_state(self, value: Any, state: tuple[Any, ...], at: Place) -> list[Any]:
         """Describes the state of an object as `__reduce_ex__` gives it."""
@@ -312,10 +338,7 @@ class ValueDescriber(abc.ABC):
         else:
             known = [self._describe(each, at) for each in arguments if each is not kind]
         how = None if make is copyreg.__newobj__ else self._describe(make, at)  # type: ignore[attr-defined]
-        if isinstance(value, np.ndarray):
-            held = (held, vars(value) if hasattr(value, "__dict__") else None)  # which copies of it lack
-        elif isinstance(held, dict):
-            self._note_left_out(value, held, at)
+        if isinstance(held, dict):
             held = _number_hooks(_drop_cached(kind, held))
             if modules.is_foreign_class(kind):
                 held = _drop_accidents(value, held)
@@ -323,14 +346,33 @@ class ValueDescriber(abc.ABC):
         paired = None if pairs is None else self._describe_items(pairs, at)
         return [how, known, self._describe(held, at), listed, paired, self._describe(restore, at)]
 
-    def _note_left_out(self, value: Any, held: dict[str, Any], at: Place) -> None:
-        """Notes data that the author's `__getstate__` leaves out; handles are opened again by each copy."""
-        author = getattr(type(value), "__getstate__", None)
-        if isinstance(author, types.FunctionType) and not modules.is_foreign_function(author):
-            for name, each in sorted(_drop_cached(type(value), getattr(value, "__dict__", {})).items()):
-                if name not in held and isinstance(each, _PLAIN) and (not hasattr(each, "__len__") or len(each)):
-                    what = f"{type(value).__qualname__}.{name}, which its __getstate__ leaves out"
-                    self._note(what, "reads", at)
+    def _describe_lacking(self, value: Any, state: Any, at: Place) -> dict[str, Any]:
+        """Describes attributes that copies lack or have otherwise; handles are opened again by each copy."""
+        told = {} if isinstance(state, str) else _join_state((*state, None)[2])
+        own = _drop_cached(type(value), _join_state(object.__getstate__(value)))
+        return {
+            name: ["handle", type(each).__qualname__] if _is_handle(each) else self._describe(each, at)
+            for name, each in own.items()
+            if name not in told or told[name] is not each
+        }
+
+
+def _join_state(state: Any) -> dict[str, Any]:
+    """The attributes in the default state of an object, those in slots included; empty for another state."""
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    return {name: each for part in parts if isinstance(part, dict) for name, each in part.items()}
+
+
+def _is_handle(value: Any) -> bool:
+    """Whether it is an installed package's object that cannot be copied: an open file, a lock, a connection."""
+    is_stream = isinstance(value, collections.abc.Iterator) and not isinstance(value, io.IOBase)
+    if is_stream or not modules.is_foreign_class(type(value)):
+        return False
+    try:
+        value.__reduce_ex__(4)
+    except Exception:
+        return True
+    return False
 
 
 def _number_hooks(held: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,20 @@ def __getattr__(name):
     if name == 'dynamic': return K
     raise AttributeError(name)
 """
+#: A module of an installed package.
+MAKER = """
+def make_default(k):
+    def f(s, _k=k): return s * _k
+    return f
+def make_keyword(k):
+    def f(s, *, _k=k): return s * _k
+    return f
+def make_attribute(k):
+    def f(s): return s * f.k
+    f.k = k
+    return f
+TABLE = {'a': lambda s: s + 1, 'b': lambda s: s + 2}
+"""
 #: The descriptions differ.
 DESCRIBED: dict[str, tuple[str, str, str]] = {
     'function of a module': ('import helper\ndef stage(s): return helper.f(s)', 'helper:x * K', 'x + K'),
@@ -303,6 +317,71 @@ DESCRIBED: dict[str, tuple[str, str, str]] = {
     'call of a metaclass': (
         'class M(type):\n    def __call__(cls, s): return 1\nclass C(metaclass=M): pass\nstage = C',
         'return 1', 'return 2'),
+    'what __getstate__ leaves out': (
+        'class C:\n    def __init__(self, k): self.k = k\n    def __getstate__(self): return {}\n'
+        '    def __call__(self, s): return self.k\nstage = C(1)', 'C(1)', 'C(2)'),
+    'what __reduce__ leaves out': (
+        'class C:\n    def __init__(self, k=1): self.k = k\n    def __reduce__(self): return C, ()\n'
+        '    def __call__(self, s): return self.k\nstage = C(1)', 'C(1)', 'C(2)'),
+    'object that __getstate__ leaves out': (
+        'class K:\n    def __init__(self, k): self.k = k\nclass C:\n    def __init__(self): self.k = K(1)\n'
+        '    def __getstate__(self): return {}\n    def __call__(self, s): return self.k.k\nstage = C()',
+        'K(1)', 'K(2)'),
+    'slot that __getstate__ leaves out': (
+        "class C:\n    __slots__ = ('k',)\n    def __init__(self): self.k = 1\n"
+        '    def __getstate__(self): return ()\n    def __call__(self, s): return self.k\nstage = C()',
+        '= 1', '= 2'),
+    'attribute of a subclass of a date': (
+        'import datetime\nclass D(datetime.date): pass\nd = D(2020, 1, 1)\nd.k = 1\ndef stage(s): return d.k',
+        'k = 1', 'k = 2'),
+    **{
+        f"{what} of an installed package's inner function": (
+            f'import maker\nstage = maker.make_{name}(1)', '(1)', '(2)')
+        for what, name in (
+            ('default', 'default'), ('keyword default', 'keyword'), ('attribute', 'attribute'))
+    },
+    "lambdas of an installed package": ("import maker\nstage = maker.TABLE['a']", "'a'", "'b'"),
+    'function of a library, patched by a partial': (
+        'import functools, helper, math\nhelper.OLD = math.sqrt\n'
+        'math.sqrt = functools.partial(math.pow, 2)\ndef stage(s): return math.sqrt(s)', '2', '3'),
+    'function of a library, patched by a method': (
+        'import math\nclass C:\n    def __init__(self, k): self.k = k\n    def f(self, x): return self.k\n'
+        'math.sqrt = C(2).f\ndef stage(s): return math.sqrt(s)', 'C(2)', 'C(3)'),
+    'function of a library, patched by a cached one': (
+        'import functools, math\nmath.sqrt = functools.lru_cache(lambda x: x + 1)\n'
+        'def stage(s): return math.sqrt(s)', '+ 1', '+ 2'),
+    'function of a library, patched by one that a library decorates': (
+        'import torch, math\nmath.sqrt = torch.no_grad()(lambda x: x + 1)\n'
+        'def stage(s): return math.sqrt(s)', '+ 1', '+ 2'),
+    'constant of a library': ('import math\nmath.sqrt = 1\ndef stage(s): return math.sqrt', '= 1', '= 2'),
+    'objects that refer to each other': (
+        'class N:\n    def __init__(self, i): self.i = i\n    def __call__(self, s): return self.all[5].i\n'
+        'ns = [N(i) for i in range(40)]\nfor n in ns: n.all = [*ns]\nns[5].i = 1\nstage = ns[0]',
+        '.i = 1', '.i = 2'),
+    'one list twice and two equal ones': (
+        'A = [1]\nB = [A, A]\ndef stage(s):\n    B[0].append(1)\n    return B[1]', '[A, A]', '[A, [1]]'),
+    'sets in sets of objects': (
+        'class N:\n    def __init__(self, i): self.i, self.own = i, {(i,), frozenset((i,))}\n'
+        '    def __call__(self, s): return self.others\nns = [N(i) for i in range(9)]\n'
+        'ns[0].others = set(ns[1:])\nstage = ns[0]', 'range(9)', 'range(10)'),
+    'long integer': ('K = 10 ** 5000\ndef stage(s): return s * K', '** 5000', '** 5001'),
+    'default of a singledispatch': (
+        'import functools\n@functools.singledispatch\ndef stage(s): return 1\n@stage.register\n'
+        'def _(s: int): return 2', 'return 1', 'return 3'),
+    'case of a singledispatch': (
+        'import functools\n@functools.singledispatch\ndef stage(s): return 1\n@stage.register\n'
+        'def _(s: int): return 2', 'return 2', 'return 3'),
+    'struct': ("import struct\nstage = struct.Struct('<i').unpack", '<i', '>i'),
+    'local import of what is pure': (
+        "def stage(s):\n    import os\n    return os.path.join(s, 'a')", "'a'", "'b'"),
+    'names of paths': (
+        "import os.path\nfrom pathlib import Path\nP = Path('x')\n"
+        "def stage(s): return P.with_suffix('.a') / os.path.basename(s)", "'.a'", "'.b'"),
+    'method of other things than paths': (
+        'class C:\n    def exists(self): return 1\nc = C()\ndef stage(s): return c.exists()',
+        'return 1', 'return 2'),
+    'module that imports os': (
+        'import helper\ndef stage(s, m=helper): return m.f(s)', 'helper:K = 2', 'import os; K = 3'),
 }
 #: Something is read that no description covers, and that is said: two of them may be different.
 UNSEEN: dict[str, str] = {
@@ -311,9 +390,6 @@ UNSEEN: dict[str, str] = {
     'eval': "K = 2\ndef stage(s): return eval('K')",
     '__globals__': "K = 2\ndef g(): pass\ndef stage(s): return g.__globals__['K']",
     'ufunc of a Python function': 'import numpy as np\nstage = np.frompyfunc(lambda s: s + 1, 1, 1)',
-    'singledispatch': (
-        'import functools\n@functools.singledispatch\ndef stage(s): return 1\n@stage.register\n'
-        'def _(s: int): return 2'),
     'os.environ': "import os\ndef stage(s): return os.environ['X']",
     'os.getenv': "import os\ndef stage(s): return os.getenv('X')",
     'environ by from': "from os import environ\ndef stage(s): return environ['X']",
@@ -348,7 +424,37 @@ UNSEEN: dict[str, str] = {
         'import weakref\nclass C:\n    k = 1\nc = C()\nw = weakref.ref(c)\ndef stage(s): return w().k'),
     'memoryview': "M = memoryview(b'ab')\ndef stage(s): return M[0]",
     'keys of a dict': "K = {'a': 1}.keys()\ndef stage(s): return list(K)",
-    'what __getstate__ leaves out': (
-        'class C:\n    def __init__(self, k): self.k = k\n    def __getstate__(self): return {}\n'
-        '    def __call__(self, s): return self.k\nstage = C(1)'),
+    **{
+        f'{name}.{call}': f'import {name}\ndef stage(s): return {name}.{call}'
+        for name, calls in {
+            'os': (
+                "stat('x')", "path.exists('x')", "path.getsize('x')", "path.getmtime('x')", "path.isdir('x')",
+                "path.realpath('x')", "listdir('x')", "scandir('x')", 'getpid()', 'cpu_count()', 'getlogin()'),
+            'zipfile': ("ZipFile('x')", "is_zipfile('x')"),
+            'tarfile': ("open('x')", "TarFile('x')"),
+            'configparser': ("ConfigParser().read('x')",),
+            'mmap': ('mmap(3, 4)',),
+            'platform': ('node()', 'machine()'),
+            'socket': ('gethostname()', "create_connection(('a', 1))"),
+            'subprocess': (
+                "check_call('x')", "call('x')", "getoutput('x')", "run('x')", "Popen('x')", "check_output('x')"),
+            'shutil': ("which('x')",),
+            'tempfile': ('gettempdir()',),
+            'pathlib': ("Path('x').exists()", 'Path.cwd()', 'Path.home()', "Path('x').stat()",
+                        "Path('x').glob('*')", "Path('x').is_file()", "Path('x').resolve()"),
+        }.items()
+        for call in calls
+    },
+    'path of a list': "from pathlib import Path\nP = [Path('x')]\ndef stage(s): return P[0].exists()",
+    'path of an object': (
+        "from pathlib import Path\nclass C:\n    def __init__(self): self.p = Path('x')\n"
+        '    def __call__(self, s): return self.p.stat().st_size\nstage = C()'),
+    'class method of Path by from': 'from pathlib import Path\ndef stage(s): return Path.cwd()',
+    'local import of os': "def stage(s):\n    import os\n    return os.environ['X']",
+    'local import of os.path': "def stage(s):\n    from os import path\n    return path.exists('x')",
+    'os in a local variable': "import os\ndef stage(s):\n    h = os\n    return h.environ['X']",
+    'os as a default': "import os\ndef stage(s, m=os): return m.environ['X']",
+    'lock that __getstate__ leaves in': (
+        'import threading\nclass C:\n    def __init__(self): self.lock = threading.Lock()\n'
+        '    def __call__(self, s): return s\nstage = C()'),
 }

@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from sameness_pairs import DESCRIBED, HELPER, UNSEEN
+from sameness_pairs import DESCRIBED, HELPER, MAKER, UNSEEN
 from tv import import_torchvision
 
 from pipelines import Pipeline, memory_pickle, sources
@@ -29,14 +29,23 @@ FILES = {
     "sched.py": "def f(x): return x\n",
     "pkg/__init__.py": "",
     "pkg/sub.py": "def f(x): return x * 7\n",
+    "site-packages/maker.py": MAKER,
 }
-USERS = ("user", "helper", "sched", "pkg", "pkg.sub")
+USERS = ("user", "helper", "sched", "pkg", "pkg.sub", "maker")
 #: Of which a pickled copy by value lacks something, or which cannot be copied so; an import needs its file.
 NOT_COPIED = {
     "attribute of a cached function",
     "attribute of a subclass of an array",
     "cached property",
+    "case of a singledispatch",
+    "default of a singledispatch",
     "global in the body of a class",
+    "object that __getstate__ leaves out",
+    "struct",
+    "slot that __getstate__ leaves out",
+    "what __getstate__ leaves out",
+    "what __reduce__ leaves out",
+    "attribute of a subclass of a date",
     "object pickled by its name",
     *(name for name in DESCRIBED if name.startswith("import") and name.endswith("in the function")),
 }
@@ -52,10 +61,11 @@ class User:
         """Returns the `stage` of `user.py`, which stays imported until the next one."""
         self.forget()
         folder = self._folder / f"{next(self._numbers)}"
-        (folder / "pkg").mkdir(parents=True)
+        for name in ("pkg", "site-packages"):
+            (folder / name).mkdir(parents=True)
         for name, text in {**FILES, **files}.items():
             (folder / name).write_text(text)
-        sys.path.insert(0, str(folder))
+        sys.path[:0] = [str(folder), str(folder / "site-packages")]
         importlib.invalidate_caches()
         return importlib.import_module("user").stage
 
