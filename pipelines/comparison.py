@@ -73,7 +73,7 @@ def describe_parts(pipeline: Pipeline) -> list[Part]:
         part("seed", [describe_ours(Generators), pipeline.seed]),
         part("shuffle" if pipeline.sampling is None else "sampling", _describe_order(pipeline)),
         part("on_error", pipeline.on_error),
-        *(part(f"stage {i} {stage.name}", stage.describe()) for i, stage in enumerate(pipeline.stages)),
+        *(part(f"stage {i} {stage.name}", stage.description) for i, stage in enumerate(pipeline.stages)),
     ]
 
 

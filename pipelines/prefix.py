@@ -67,7 +67,7 @@ def common_prefix(pipelines: Iterable[Pipeline]) -> Pipeline:
 
 def _explain_unsure(pipelines: list[Pipeline], stages: int) -> list[str]:
     """Says why the next stage is not common to all, where it may be the same but cannot be compared."""
-    following = [pipeline.stages[stages].describe() for pipeline in pipelines if len(pipeline.stages) > stages]
+    following = [pipeline.stages[stages].description for pipeline in pipelines if len(pipeline.stages) > stages]
     if len(following) < len(pipelines) or len({each.digest for each in following}) > 1:
         return []
     gaps = next((each.gaps for each in following if each.gaps), ())

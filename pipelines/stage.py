@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable
@@ -47,15 +48,20 @@ class Stage:
         call = getattr(self.call, "transform", self.call) if fingerprint.is_ours(type(self.call)) else self.call
         return f"{_name(call)}({self.field!r})" if self.field else _name(call)
 
-    def describe(self) -> fingerprint.Description:
-        """Describes this stage, for fingerprints."""
+    @functools.cached_property
+    def description(self) -> fingerprint.Description:
+        """What this stage is, for fingerprints: a digest, as long descriptions would be pickled with each copy.
+
+        It is of the stage as it was when it was mapped, whatever its use has changed since.
+        """
         if self.id is not None:
             return fingerprint.Description([["id", self.id], self.field, self.random])
         is_seeded = self.random == "own" or isinstance(self.call, Albumentation)
         what = fingerprint.describe(self.call, is_seeded=is_seeded)
+        known = [what.digest, self.field, self.random]
         if self.version is not None:
-            return fingerprint.Description([what.value, self.field, self.random, self.version])
-        return fingerprint.Description([what.value, self.field, self.random], what.gaps)
+            return fingerprint.Description([*known, self.version])
+        return fingerprint.Description(known, what.gaps)
 
 
 def make_stage(
@@ -86,7 +92,10 @@ def make_stage(
             "be cached, nor a validation set be prepared once",
             stacklevel=3,
         )
-    return Stage(adapt(call, field, is_still=not random), field, random or None, id, version)
+    stage = Stage(adapt(call, field, is_still=not random), field, random or None, id, version)
+    if stage.description.gaps:  # perhaps a global is not set yet: it is described once more when somebody asks
+        del stage.__dict__["description"]
+    return stage
 
 
 def _name(call: Any) -> str:

@@ -1,12 +1,14 @@
 """Starts a node's checker (`ensemble.executors.checker_main`) when a member first asks for it.
 
 The socket is this process's, so members can connect before there is a checker, and while another takes the place
-of one that died of a record. After `MOST_STARTS` there is none any more: members then go on without comparing.
+of one that died of a record. After `MOST_STARTS`, or where a comparison has hung, there is none any more: members
+then go on without comparing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import socket
@@ -25,7 +27,11 @@ from ensemble.train.node_checks import CHECKER, make_checker_address
 from pipelines import ipc
 from pipelines.child_processes import child_environment, reap
 
+log = logging.getLogger(__name__)
+
 MOST_STARTS = 3
+#: The exit status of one that took too long for a comparison (`faulthandler`), or failed by itself.
+_GAVE_UP = 1
 
 
 class CheckerProcess:
@@ -75,12 +81,18 @@ class CheckerProcess:
         self._selector.unregister(self._listener)
         self._starts, self._is_running = self._starts + 1, True
         self.number = self._count()
-        make_directory(self.log.parent)
         environment = make_plain_environment() | make_node_environment(self._directory)
         try:
-            self._connect().fork_checker(self.number, self.log, self._listener, environment, self._run_dir)
-        except OSError:
-            self._start_interpreter(environment)
+            make_directory(self.log.parent)
+            try:
+                self._connect().fork_checker(self.number, self.log, self._listener, environment, self._run_dir)
+            except OSError:
+                self._start_interpreter(environment)
+        except OSError as error:  # no process or descriptor is left
+            if self._process is not None:
+                self._process.kill()
+            self._is_running = False
+            self._give_up(f"its checker cannot be started: {error}")
 
     def _start_interpreter(self, environment: dict[str, str]) -> None:
         assert self._listener is not None
@@ -108,19 +120,22 @@ class CheckerProcess:
         """Wait for the end of a process that no fork server reports, if there is one."""
         if not self._is_running:
             return
+        if self._pidfd in self._selector.get_map():
+            return
         if self._pidfd is not None:
             self._selector.register(self._pidfd, selectors.EVENT_READ, lambda: self.has_ended(None))
         else:
             self.has_ended(None)
 
-    def has_ended(self, cpu_s: float | None) -> None:
+    def has_ended(self, cpu_s: float | None, code: int | None = None) -> None:
         """Take note of its end, and wait for the next member that asks.
 
         Args:
             cpu_s: CPU-seconds that it has used; None if unknown.
+            code: its exit status; None if unknown.
         """
         if self._process is not None:
-            cpu_s, self._process = reap(self._process), None
+            cpu_s, code, self._process = reap(self._process), self._process.returncode, None
         if self.pid is not None and cpu_s is not None:
             self._used_s[self.pid] = cpu_s
         self.report_usage()
@@ -130,10 +145,16 @@ class CheckerProcess:
         self._is_running = False
         if self._listener is None:
             return
-        if self._starts < MOST_STARTS:
-            self._selector.register(self._listener, selectors.EVENT_READ, self._start)
+        if code == _GAVE_UP:
+            self._give_up("a comparison took longer than prepare_timeout_s, or failed")
+        elif self._starts == MOST_STARTS:
+            self._give_up(f"its checker has died {MOST_STARTS} times")
         else:
-            self._close_listener()
+            self._selector.register(self._listener, selectors.EVENT_READ, self._start)
+
+    def _give_up(self, why: str) -> None:
+        log.warning("samples are not compared any more on node %s: %s; see %s", self._node, why, self.log)
+        self._close_listener()
 
     def report_usage(self) -> None:
         """Emit the CPU time that it has used so far, and the memory that it holds, if there is more to say."""

@@ -6,12 +6,15 @@ the member's environment, which is this process's while it prepares: what a stag
 would read. Nothing of it runs in a process that trains, where CUDA and threads are.
 
 A request is the message `check` with the descriptor of memory that holds `ServedSample.pack`; the answer is the
-message `verdict`. Nothing is unpickled but the run's declaration.
+message `verdict`. Nothing is unpickled but the run's declaration. A comparison that takes too long ends this
+process with a traceback in its log, and all comparing on this node. It sees no GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import functools
 import json
 import mmap
 import os
@@ -20,7 +23,8 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ensemble.spec import Ensemble
@@ -30,6 +34,9 @@ from pipelines.errors import PipelineError
 from pipelines.verification.checker import SampleChecker
 from pipelines.verification.compare import Verdict
 from pipelines.verification.served import ServedSample
+
+#: Pipelines that are kept, with what they have opened.
+MOST_KEPT = 4
 
 
 class Checker:
@@ -41,7 +48,7 @@ class Checker:
 
     def __init__(self, ensemble: Ensemble) -> None:
         self._ensemble = ensemble
-        self._checkers: dict[str, SampleChecker] = {}
+        self._checkers: OrderedDict[str, SampleChecker] = OrderedDict()  # the last used last
 
     def check(self, packed: bytes) -> Verdict:
         """Compares one sample.
@@ -50,19 +57,24 @@ class Checker:
             packed: it, with `split`, `params`, `is_exact` and `environment` of the member.
         """
         served, about = ServedSample.unpack(packed)
-        if dict(os.environ) != about["environment"]:
+        environment = {**about["environment"], "CUDA_VISIBLE_DEVICES": ""}
+        if dict(os.environ) != environment:
             os.environ.clear()
-            os.environ.update(about["environment"])
+            os.environ.update(environment)
         return self._find_checker(about).check(served)
 
     def _find_checker(self, about: Mapping[str, Any]) -> SampleChecker:
-        key = json.dumps([about["split"], about["params"], about["is_exact"]], sort_keys=True)
+        is_made = about["split"] == "train" and callable(self._ensemble.train)  # of these params
+        key = json.dumps([about["split"], about["params"] if is_made else None, about["is_exact"]], sort_keys=True)
         if key not in self._checkers:
             if about["split"] == "train":
                 pipeline = self._ensemble.pipeline(about["params"])
             else:
                 pipeline = getattr(self._ensemble, about["split"]).without_randomness()
             self._checkers[key] = SampleChecker(pipeline, is_exact=about["is_exact"])
+        self._checkers.move_to_end(key)
+        while len(self._checkers) > MOST_KEPT:
+            self._checkers.popitem(last=False)
         return self._checkers[key]
 
 
@@ -82,7 +94,7 @@ def main(descriptor: int, executor: int, run_dir: str) -> int:
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)
     parent = os.pidfd_open(executor)
-    checker: Checker | None = None
+    find_checker = functools.cache(lambda: Checker(RunDir(run_dir).load_ensemble()))
     members: dict[int, socket.socket] = {}
     waited = select.poll()
     for each in (parent, listener.fileno()):
@@ -92,7 +104,10 @@ def main(descriptor: int, executor: int, run_dir: str) -> int:
         if parent in ready:
             os.killpg(0, signal.SIGKILL)
         if listener.fileno() in ready:
-            connection, _ = listener.accept()
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # it has gone again
+                continue
             if _is_of_this_user(connection):
                 members[connection.fileno()] = connection
                 waited.register(connection.fileno(), select.POLLIN)
@@ -100,25 +115,33 @@ def main(descriptor: int, executor: int, run_dir: str) -> int:
                 connection.close()
         for fd in ready & members.keys():
             try:
-                message, memory = ipc.receive_json(members[fd])
-                assert message["kind"] == "check" and memory is not None
-                checker = checker or Checker(RunDir(run_dir).load_ensemble())
-                ipc.send(members[fd], ipc.pack("verdict", found=_answer(checker, memory).as_record()))
+                message, memory = ipc.receive_with_descriptor(members[fd])
+                verdict = answer(message, memory, find_checker)
+                ipc.send(members[fd], ipc.pack("verdict", found=verdict.as_record()))
             except ipc.ConnectionLost:
                 waited.unregister(fd)
                 members.pop(fd).close()
 
 
-def _answer(checker: Checker, memory: int) -> Verdict:
+def answer(message: bytes, memory: int | None, find_checker: Callable[[], Checker]) -> Verdict:
+    """Compares the sample of a request; whatever is wrong with it, or happens, there is an answer.
+
+    Args:
+        message: `check`, with the seconds that this may take, `limit_s`; after that the process ends.
+        memory: the descriptor that came with it, which is closed.
+    """
     try:
-        with mmap.mmap(memory, 0, prot=mmap.PROT_READ) as packed:
-            return checker.check(bytes(packed))
+        faulthandler.dump_traceback_later(ipc.unpack(message)["limit_s"], exit=True)
+        with mmap.mmap(-1 if memory is None else memory, 0, prot=mmap.PROT_READ) as packed:
+            return find_checker().check(bytes(packed))
     except PipelineError as error:
         return Verdict(kind="left_out", detail=str(error))
-    except Exception as error:  # of the user's code
+    except (Exception, SystemExit) as error:  # of the user's code
         return Verdict(kind="left_out", detail=f"{type(error).__name__}: {error}")
     finally:
-        os.close(memory)
+        faulthandler.cancel_dump_traceback_later()
+        if memory is not None:
+            os.close(memory)
 
 
 def _is_of_this_user(connection: socket.socket) -> bool:

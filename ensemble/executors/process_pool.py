@@ -260,7 +260,7 @@ class ProcessPool:
             if "forked" in message:
                 self._checker.has_started(message["pid"], pidfd)
             else:
-                self._checker.has_ended(message.get("cpu_s"))
+                self._checker.has_ended(message.get("cpu_s"), message["code"])
             return
         worker = self._workers.get(number)
         if worker is None:  # it could not be started, and ends because its socket is closed

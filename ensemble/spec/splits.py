@@ -163,7 +163,7 @@ def _are_stages_of(pipeline: Pipeline, train: Pipeline) -> bool:
 
 
 def _describe(stage: Stage) -> Any:
-    described = stage.describe()
+    described = stage.description
     return id(stage.call) if described.gaps else described.value
 
 

@@ -220,7 +220,7 @@ class Data:
                 split,
                 own.params,
                 is_exact=stream.is_exact,
-                limit_s=2 * self._ensemble.prepare_timeout_s,
+                limit_s=self._ensemble.prepare_timeout_s,
                 on_wait=self.on_wait if split == "train" else self.on_resident_wait,
             )
             return Verification(checks, own.member, pipeline, functools.partial(self._handle_finding, split))

@@ -18,6 +18,7 @@ NODE_DIRECTORY = "ENSEMBLE_NODE_DIRECTORY"
 #: The checker's name, as that of a member in the run directory.
 CHECKER = "checker"
 _WAIT_S = 1.0
+_SILENT: set[Path] = set()  # addresses at which nobody has answered in time
 
 
 def make_checker_address(directory: Path) -> Path:
@@ -35,7 +36,7 @@ class NodeChecks:
         split: "train", or the name of a resident set.
         params: the member's hyperparameters.
         is_exact: whether bytes must be equal.
-        limit_s: how long a comparison may take; after that nothing is compared any more.
+        limit_s: how long a comparison may take; after that nothing is compared any more on this node.
         on_wait: called every second meanwhile; what it raises ends the waiting.
     """
 
@@ -51,11 +52,10 @@ class NodeChecks:
     ) -> None:
         self._address, self._limit_s, self._on_wait = address, limit_s, on_wait
         self._about = {"split": split, "params": dict(params), "is_exact": is_exact}
-        self._has_given_up = False
 
     def check(self, served: ServedSample) -> Verdict:
         """Compares one sample."""
-        if self._has_given_up:
+        if self._address in _SILENT:
             return Verdict(kind="left_out", detail="no checker answers")
         # As it is now: the member's own code may have changed it since its process was started.
         packed = served.pack({**self._about, "environment": dict(os.environ)})
@@ -70,17 +70,24 @@ class NodeChecks:
             os.close(memory)
 
     def _ask(self, memory: int) -> Verdict:
-        until = time.monotonic() + self._limit_s
+        until = (
+            time.monotonic() + 2 * self._limit_s
+        )  # it ends itself, unless it is stopped, or has others to serve
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(str(self._address))
             connection.settimeout(_WAIT_S)
-            ipc.send(connection, ipc.pack("check"), memory)
+            ipc.send(connection, ipc.pack("check", limit_s=self._limit_s), memory)
             while True:
                 try:
-                    return Verdict.from_record(ipc.receive_json(connection)[0]["found"])
+                    message = ipc.receive(connection)
                 except TimeoutError:
                     if self._on_wait is not None:
                         self._on_wait()
                     if time.monotonic() > until:
-                        self._has_given_up = True
-                        return Verdict(kind="left_out", detail=f"no verdict within {self._limit_s:g} s")
+                        _SILENT.add(self._address)
+                        return Verdict(kind="left_out", detail=f"no verdict within {2 * self._limit_s:g} s")
+                    continue
+                try:
+                    return Verdict.from_record(ipc.unpack(message)["found"])
+                except (ValueError, KeyError, TypeError) as error:
+                    return Verdict(kind="left_out", detail=f"the checker's answer cannot be read: {error!r}")

@@ -7,6 +7,7 @@ them, and those of a spooled iterable, which are read from one file by all, are 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,11 @@ from pipelines.verification.served import ServedSample
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
+
+#: In what torch, CuPy and numba say where there is no GPU, no driver, or no CUDA in them.
+_NEEDS_GPU = re.compile(
+    "No CUDA GPUs|with CUDA enabled|on a CUDA device|NVIDIA driver|CUDA driver|CUDA-capable|cudaErrorNoDevice"
+)
 
 Values = dict[str, npt.NDArray[Any]]
 
@@ -77,6 +83,10 @@ class SampleChecker:
             return Verdict(kind="left_out", detail=f"it can be prepared here now and then: {why}")
         if (unstable := self._compare_own(maker, served, first, second)) is not None:
             return unstable
+        if first is None and _NEEDS_GPU.search(why):
+            return Verdict(
+                kind="left_out", detail=f"a stage needs a GPU, which no process that compares has: {why}"
+            )
         if first is None or served.status == FAILED:
             if first is None and served.status == FAILED:
                 return Verdict(kind="equal")  # skipped there and here

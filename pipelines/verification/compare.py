@@ -18,6 +18,7 @@ from pipelines.nested import iterate_leaves, join_path
 
 TOLERANCE = 1e-5  # of a field's range
 INTEGERS = 1
+MOST_DETAIL = 4000  # a verdict is one message, of 64 KiB at most
 
 #: Field to array. A name that the other sample lacks is a difference.
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -34,7 +35,7 @@ class Verdict:
         field: the first field that differs, `""` where none does or where the whole sample does.
         position: of the largest difference, an index into the field.
         size: the largest absolute difference; None where it is none of numbers, such as of shapes.
-        detail: what differs, in words.
+        detail: what differs, in words; the first `MOST_DETAIL` characters.
     """
 
     kind: Kind
@@ -42,6 +43,9 @@ class Verdict:
     position: tuple[int, ...] = ()
     size: float | None = None
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", self.detail[:MOST_DETAIL])
 
     def as_record(self) -> dict[str, Any]:
         """As JSON values; see `from_record`."""

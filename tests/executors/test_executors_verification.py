@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
+import os
+import selectors
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from execute_members import an_ensemble
 from finished_runs import finished_hashes, of_kind
-from verified_members import draw, other_in_a_feeder, train_by_environment, train_that_drifts
+from verified_members import draw, other_in_a_feeder, train_by_environment, train_that_drifts, train_that_hangs
 
 import ensemble
 from ensemble import Member, Resources, SpecError
+from ensemble.executors.checker import CheckerProcess
+from ensemble.executors.checker_main import MOST_KEPT, Checker
 from ensemble.meter import ledger
 from ensemble.store import RunDir, read_events
-from pipelines import Pipeline
+from ensemble.train.node_checks import NodeChecks, make_checker_address
+from pipelines import Pipeline, ipc, sources
+from pipelines.prepare.fields import GOOD
+from pipelines.verification.served import ServedSample
 
 NARROW = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)
 
@@ -119,6 +134,122 @@ def test_a_resident_set_that_is_another_here_is_prepared_by_its_member(tmp_path:
     ]
     assert metrics[0] == metrics[1]
     assert all(event["private_batches"] == 0 for event in of_kind(tmp_path / "run", "epoch"))
+
+
+def test_a_checker_that_hangs_ends_all_comparing_on_its_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = tmp_path / "run"
+    members = [{"lr": lr} for lr in (0.1, 0.2)]
+    declared = an_ensemble(
+        members, train=train_that_hangs, valid=Pipeline(draw(48, 1)), epochs=2, prepare_timeout_s=3.0, retries=0,
+        resources=NARROW,
+    )  # fmt: skip
+    result = ensemble.submit(declared, run_dir, "local").wait()
+    assert [row["state"] for row in result.members] == ["finished"] * 2
+    found = of_kind(run_dir, "sample_difference")
+    assert {(e["member"], e["verdict"]) for e in found} == {(f"member-{i}", "left_out") for i in range(2)}
+    assert all(event["private_batches"] == 0 for event in of_kind(run_dir, "epoch"))
+    assert RunDir(run_dir).log("checker").read_text().count("Timeout (0:00:03)") == 1, "nobody has waited again"
+    (said,) = (record.getMessage() for record in caplog.records if "not compared any more" in record.getMessage())
+    assert "longer than prepare_timeout_s" in said
+
+
+@pytest.fixture
+def checker(tmp_path: Path) -> Iterator[tuple[CheckerProcess, selectors.BaseSelector]]:
+    """A node's checker that was not asked yet, without a fork server."""
+
+    def refuse() -> Any:
+        raise OSError("there is no fork server")
+
+    with selectors.DefaultSelector() as selector:
+        run_dir = str(tmp_path / "run")
+        checker = CheckerProcess("here", tmp_path, run_dir, selector, lambda event: None, refuse, lambda: 1)
+        yield checker, selector
+        checker.close()
+
+
+def test_a_checker_outlives_two_fork_servers(checker: tuple[CheckerProcess, selectors.BaseSelector]) -> None:
+    process, selector = checker
+    with ipc_connection(process) as connection:
+        (key,) = (key for key, _ in selector.select())
+        key.data()
+        assert process.pid is not None
+        process.watch()
+        process.watch()
+        connection.send(b"{")  # and a request that cannot be read
+        assert ipc.receive_json(connection)[0]["found"]["verdict"] == "left_out"
+
+
+def test_a_node_without_a_process_for_its_checker_goes_on_without_one(
+    checker: tuple[CheckerProcess, selectors.BaseSelector],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    process, selector = checker
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
+    with ipc_connection(process):
+        (key,) = (key for key, _ in selector.select())
+        key.data()
+    assert "its checker cannot be started" in caplog.text and not selector.get_map()
+    assert make_checks(tmp_path).check(a_sample()).kind == "left_out"
+
+
+def ipc_connection(process: CheckerProcess) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(str(make_checker_address(process._directory)))
+    return connection
+
+
+def a_sample() -> ServedSample:
+    values = {"x": np.zeros(())}
+    return ServedSample(stages=0, epoch=0, place=0, index=0, status=GOOD, structure=None, columns=values)
+
+
+def make_checks(directory: Path) -> NodeChecks:
+    return NodeChecks(make_checker_address(directory), "train", {}, is_exact=True, limit_s=120, on_wait=None)
+
+
+@pytest.mark.parametrize(
+    "said", [b"{", b"[]", ipc.pack("verdict"), ipc.pack("verdict", found=3), ipc.pack("verdict", found={})]
+)
+def test_an_answer_that_cannot_be_read_leaves_the_sample_out(tmp_path: Path, said: bytes) -> None:
+    with ipc.listen(str(make_checker_address(tmp_path))) as listener:
+
+        def serve() -> None:
+            with listener.accept()[0] as connection:
+                ipc.receive(connection)
+                connection.send(said)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        found = make_checks(tmp_path).check(a_sample())
+        server.join()
+    assert found.kind == "left_out" and "cannot be read" in found.detail
+
+
+def test_a_checker_keeps_few_pipelines_and_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    made: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+
+    def train(params: dict[str, Any]) -> Pipeline:
+        pipeline = Pipeline(sources.arrays(x=np.arange(8.0), label=np.arange(8) % 2), shuffle=False)
+        made.add(pipeline)
+        return pipeline
+
+    members = [{"lr": 0.1 * n} for n in range(1, 9)]
+    checker = Checker(an_ensemble(members, train=train, valid=None))
+    made.clear()
+    served = a_sample()
+    columns = {"x": np.zeros(()), "label": np.zeros((), int)}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}
+    for params in members:
+        about = {"split": "train", "params": params, "is_exact": True, "environment": environment}
+        assert checker.check(dataclasses.replace(served, columns=columns).pack(about)).kind == "equal"
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    gc.collect()
+    assert 0 < len(made) <= MOST_KEPT
 
 
 def test_a_mode_that_is_none_is_refused_with_those_that_are() -> None:

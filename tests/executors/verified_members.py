@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,10 @@ class DriftsInAFeeder:
         return {**sample, "x": sample["x"] + np.float32(drifts)}
 
 
+def train_that_hangs(params: dict[str, Any]) -> Pipeline:
+    return Pipeline(draw(96, 0), seed=0).map(hang_in_a_checker, id="hangs")
+
+
 def train_that_drifts(params: dict[str, Any]) -> Pipeline:
     return Pipeline(draw(2000, 0), seed=0).map(DriftsInAFeeder(params["marker"]), id="drifts")
 
@@ -49,6 +55,13 @@ def train_that_drifts(params: dict[str, Any]) -> Pipeline:
 def is_feeder() -> bool:
     """Whether this is the process of a feeder, or one that was forked off it."""
     return sys.argv[0].endswith("feeder/process.py")
+
+
+def hang_in_a_checker(sample: dict[str, Any]) -> dict[str, Any]:
+    """A stage from which a checker never comes back."""
+    if any(frame.filename.endswith("checker_main.py") for frame in traceback.extract_stack()):
+        time.sleep(200)
+    return sample
 
 
 def other_in_a_feeder(sample: dict[str, Any]) -> dict[str, Any]:

@@ -240,7 +240,7 @@ def test_at_most_ten_of_forty_ordinary_stages_are_unsure(user: User) -> None:
 
     def describe_all() -> dict[str, Description]:
         stages = {name: user.load({"user.py": text}) for name, text in ORDINARY.items()}
-        return {name: Pipeline(RECORDS).map(stage).stages[0].describe() for name, stage in stages.items()}
+        return {name: Pipeline(RECORDS).map(stage).stages[0].description for name, stage in stages.items()}
 
     described = describe_all()
     assert len({each.digest for each in described.values()}) == len(ORDINARY) >= 40

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from core_pipes import leaves_nothing, nameless  # noqa: F401
 
-from pipelines import Feeder, Pipeline, PipelineError, attach, common_prefix, sources
+from pipelines import Feeder, Pipeline, PipelineError, attach, common_prefix, fingerprint, sources
 
 TABLES = {"a": {n: n for n in range(8)}, "b": {n: 1000 * n for n in range(8)}}
 
@@ -98,3 +99,60 @@ for value in (A.Compose([A.HorizontalFlip(), A.Normalize()]), CountVectorizer().
         for seed in ("1", "777")
     }
     assert len(said) == 1 and said.pop()
+
+
+class Lazy:
+    """A stage that makes a table when it is first used, and counts."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset, self.calls = offset, 0
+        self.table: list[int] | None = None
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        self.calls += 1
+        if self.table is None:
+            self.table = [n + self.offset for n in range(8)]
+        return {**sample, "x": np.int64(self.table[int(sample["x"])])}
+
+
+def test_a_stage_whose_state_changes_while_it_is_used_is_the_same() -> None:
+    def build(offset: int) -> Pipeline:
+        return Pipeline(sources.arrays(id="eight", x=np.arange(8)), seed=3).map(Lazy(offset))
+
+    used, other = build(1), build(2)
+    before = used.fingerprint
+    assert len(list(used.loader(4, 1))) == len(list(other.loader(4, 1))) == 2
+    copy = pickle.loads(pickle.dumps(used))
+    assert used.fingerprint == copy.fingerprint == build(1).fingerprint == before != other.fingerprint
+    with Feeder(used) as feeder:
+        assert values(build(1), feeder.address) == [n + 1 for n in range(8)]
+        with pytest.raises(PipelineError, match="the pipelines differ: stage 0 Lazy"):
+            attach(feeder.address, build(2), 4, epochs=1)
+
+
+def test_a_stage_is_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = []
+    original = fingerprint.describe
+
+    def count(value: Any, **options: Any) -> fingerprint.Description:
+        described.append(value)
+        return original(value, **options)
+
+    monkeypatch.setattr(fingerprint, "describe", count)
+    with Feeder(of("a")) as feeder:
+        assert len(described) == 1
+        assert values(of("a"), feeder.address) == list(range(8))
+    assert len(described) == 2
+
+
+def test_a_global_that_is_set_after_a_stage_is_mapped_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stage(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "x": SET_LATER[0]}  # type: ignore[name-defined]  # noqa: F821
+
+    monkeypatch.setitem(globals(), "SET_LATER", [1])
+    base = Pipeline(sources.arrays(id="eight", x=np.arange(8)))
+    known = base.map(stage).fingerprint
+    monkeypatch.delitem(globals(), "SET_LATER")
+    early = base.map(stage)
+    monkeypatch.setitem(globals(), "SET_LATER", [1])
+    assert early.fingerprint == known is not None

@@ -15,13 +15,13 @@ from core_pipes import Feeder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import Pipeline, attach, sources
+from pipelines import Pipeline, attach, ipc, sources
 from pipelines.errors import SamplesDiffer
 from pipelines.feeder.process import spawn
 from pipelines.loader.resident import resident
 from pipelines.prepare.fields import FAILED, GOOD
 from pipelines.verification.checker import SampleChecker
-from pipelines.verification.compare import compare_arrays
+from pipelines.verification.compare import Verdict, compare_arrays
 from pipelines.verification.schedule import AT_START, SAMPLES, choose_first, choose_later
 from pipelines.verification.served import ServedSample
 
@@ -152,6 +152,29 @@ def test_a_stage_that_is_unequal_to_itself_is_named() -> None:
     served = as_served(pipeline)
     found = [SampleChecker(pipeline).check(served) for _ in range(4)][-1]
     assert found.kind == "unstable" and "counts" in found.detail
+
+
+def complain(sample: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError("\U0001f600" * 100_000)
+
+
+def test_a_verdict_fits_into_a_message_however_long_an_error_is() -> None:
+    served = as_served(Pipeline(rows(), shuffle=False).map(dict))
+    verdict = SampleChecker(Pipeline(rows(), shuffle=False).map(complain)).check(served)
+    message = ipc.pack("verdict", found=verdict.as_record())
+    assert verdict.kind == "different" and len(message) < ipc.MAX_MESSAGE_BYTES
+    assert Verdict.from_record(ipc.unpack(message)["found"]) == verdict
+
+
+def use_gpu(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": torch.as_tensor(sample["x"]).cuda().cpu().numpy()}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_stage_that_needs_a_gpu_is_not_compared_where_none_is_seen() -> None:
+    served = as_served(Pipeline(rows(), shuffle=False).map(dict))
+    verdict = SampleChecker(Pipeline(rows(), shuffle=False).map(use_gpu)).check(served)
+    assert verdict.kind == "left_out" and "needs a GPU" in verdict.detail
 
 
 def test_records_of_a_spooled_iterable_are_left_out() -> None:
