@@ -176,6 +176,10 @@ class _MembersCode(Describer):
         self._add_part(name, described)
         return ["part", name]
 
+    def _describe_lacking(self, value: Any, state: Any, at: Place) -> dict[str, Any]:
+        """Nothing: the declaration that is kept with a run lacks it, too."""
+        return {}
+
     def _describe_object(self, value: Any, at: Place) -> Any:
         kind, torch = type(value), sys.modules.get("torch")
         is_module = torch is not None and isinstance(value, torch.nn.Module)

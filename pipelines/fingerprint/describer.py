@@ -45,7 +45,7 @@ _OF_ENUM = frozenset((
 ))
 # fmt: on
 #: What calls the function that `functools.singledispatch` finds in its registry.
-_DISPATCHES = functools.singledispatch(abs).__code__
+_DISPATCHES = functools.singledispatch(abs).__code__  # type: ignore[attr-defined]
 
 
 class Describer(ValueDescriber):

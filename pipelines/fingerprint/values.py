@@ -63,7 +63,7 @@ def describe_array(value: Any) -> Any:
         array = np.ascontiguousarray(value)
         layout = repr(array.dtype.descr) if array.dtype.names else str(array.dtype)
         kind = "scalar" if is_scalar else "array"
-        content = array.reshape(-1).view(np.uint8) if array.dtype.itemsize else b""  # no copy of its bytes
+        content: Any = array.reshape(-1).view(np.uint8) if array.dtype.itemsize else b""  # no copy of its bytes
         return [kind, layout, list(np.shape(value)), hashlib.sha256(content).hexdigest()]
     return None
 
@@ -227,8 +227,8 @@ class ValueDescriber(abc.ABC):
         if type(value) is np.ndarray:  # of objects
             return ["objects", list(value.shape), *(self._describe(each, at) for each in value.ravel())]
         if isinstance(value, np.ndarray) and type(value).__qualname__ == "MaskedArray":
-            # A copy has a value to fill with, where it has none yet.
-            parts = (value.data, np.ma.getmaskarray(value), value.fill_value)
+            masked: Any = value  # of which a copy has a value to fill with, where it has none yet
+            parts = (masked.data, np.ma.getmaskarray(masked), masked.fill_value)
             return ["masked", *(self._describe(each, at) for each in parts)]
         if isinstance(value, re.Pattern):
             return ["pattern", self._describe(value.pattern, at), value.flags]
@@ -351,9 +351,9 @@ class ValueDescriber(abc.ABC):
         told = {} if isinstance(state, str) else _join_state((*state, None)[2])
         own = _drop_cached(type(value), _join_state(object.__getstate__(value)))
         return {
-            name: ["handle", type(each).__qualname__] if _is_handle(each) else self._describe(each, at)
+            name: self._describe(each, at)
             for name, each in own.items()
-            if name not in told or told[name] is not each
+            if (name not in told or told[name] is not each) and not _is_handle(each)
         }
 
 
