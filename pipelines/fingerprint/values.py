@@ -39,6 +39,8 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerato
 _OF_MEMBERS = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_"))
 #: Values that hold others; more of them are a gap.
 _MOST = 1_000_000
+#: Sets within each other: their elements are described anew from each, so more of them would take for ever.
+_MOST_SETS = 3
 #: Bits of an integer that is written in digits; Python refuses to write more than 4,300 of these.
 _MOST_BITS = 8192
 
@@ -105,7 +107,7 @@ class ValueDescriber(abc.ABC):
     def __init__(self, *, is_seeded: bool = False) -> None:
         self.gaps: list[str] = []
         self._is_seeded = is_seeded
-        self._count = 0  # of values that hold others
+        self._count = self._sets = 0  # values that hold others; sets within each other
         self._arrays: dict[int, tuple[Any, Any]] = {}  # id -> an array and its description: each is hashed once
         self._has_paths = False  # whether paths, or their class, are among what was described
 
@@ -203,10 +205,14 @@ class ValueDescriber(abc.ABC):
 
     def _describe_set(self, value: Iterable[Any], at: Place) -> list[Any]:
         described, known = [], len(at.met)
-        for each in value:  # in an order that differs in each process: none is told by another's number
+        self._sets += 1
+        for each in value if self._sets <= _MOST_SETS else ():
             described.append(self._describe(each, at))
-            while len(at.met) > known:
+            while len(at.met) > known:  # the order differs in each process: none is told by another's number
                 at.met.popitem()
+        if self._sets > _MOST_SETS:
+            self._note("sets in sets, too deep to be described", "leads to", at)
+        self._sets -= 1
         return sorted(described, key=json.dumps)
 
     def _describe_cached(self, value: Any, at: Place) -> Any:

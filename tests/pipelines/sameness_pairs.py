@@ -445,6 +445,9 @@ UNSEEN: dict[str, str] = {
         }.items()
         for call in calls
     },
+    'objects that refer to each other in sets': (
+        'class N:\n    def __call__(self, s): return self.all\nns = [N() for i in range(12)]\n'
+        'for n in ns: n.all = set(ns) - {n}\nstage = ns[0]'),
     'path of a list': "from pathlib import Path\nP = [Path('x')]\ndef stage(s): return P[0].exists()",
     'path of an object': (
         "from pathlib import Path\nclass C:\n    def __init__(self): self.p = Path('x')\n"
