@@ -311,12 +311,15 @@ class Pipeline:
     def describe_for_peers(self) -> dict[str, Any]:
         """Describes the pipeline as JSON values, for `find_difference` elsewhere; unknown fields are None."""
         fields = describe_fields(self.fields) if self._declared or self._inferred else None
-        return {**self.describe_identity(), "why_unsure": self.why_unsure, "fields": fields}
+        return {**self.describe_identity(), "fields": fields}
 
     def describe_identity(self) -> dict[str, Any]:
         """Describes the pipeline as JSON values, without its fields, for which a sample has to be prepared."""
-        parts = [part.as_json() for part in self._describe_parts()]
-        return {"scheme": fingerprint.SCHEME, "tokens": self._tokens, "parts": parts}
+        parts, known = self._describe_parts(), {"scheme": fingerprint.SCHEME, "tokens": self._tokens}
+        return known | {
+            "parts": [part.as_json() for part in parts],
+            "why_unsure": comparison.explain_unsure(parts),
+        }
 
     def count_common_stages(self, theirs: Mapping[str, Any]) -> int:
         """See `comparison.count_common_stages`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable
@@ -34,6 +34,7 @@ class Stage:
         random: what it draws from; None if it is deterministic.
         id: stands for the function in fingerprints.
         version: of what a description of the function does not cover.
+        mapped: what the function held when it was mapped; None where it is not known.
     """
 
     call: Callable[..., Any]
@@ -41,6 +42,7 @@ class Stage:
     random: Randomness | None
     id: str | None
     version: str | int | None = None
+    mapped: fingerprint.Held | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -48,20 +50,28 @@ class Stage:
         call = getattr(self.call, "transform", self.call) if fingerprint.is_ours(type(self.call)) else self.call
         return f"{_name(call)}({self.field!r})" if self.field else _name(call)
 
-    @functools.cached_property
+    @property
     def description(self) -> fingerprint.Description:
-        """What this stage is, for fingerprints: a digest, as long descriptions would be pickled with each copy.
+        """What this stage is, for fingerprints: code as it is now, and what the object holds as it was mapped.
 
-        It is of the stage as it was when it was mapped, whatever its use has changed since.
+        An object that counts its calls, or opens a file at its first, stays what it was.
         """
         if self.id is not None:
             return fingerprint.Description([["id", self.id], self.field, self.random])
-        is_seeded = self.random == "own" or isinstance(self.call, Albumentation)
-        what = fingerprint.describe(self.call, is_seeded=is_seeded)
+        what = self._describe_call()
         known = [what.digest, self.field, self.random]
         if self.version is not None:
             return fingerprint.Description([*known, self.version])
         return fingerprint.Description(known, what.gaps)
+
+    def as_mapped(self) -> Stage:
+        """This stage with what its object holds now, unless that cannot be told: a global may not be set yet."""
+        what = None if self.id is not None else self._describe_call()
+        return self if what is None or what.gaps else dataclasses.replace(self, mapped=what.held)
+
+    def _describe_call(self) -> fingerprint.Description:
+        is_seeded = self.random == "own" or isinstance(self.call, Albumentation)
+        return fingerprint.describe(self.call, is_seeded=is_seeded, before=self.mapped)
 
 
 def make_stage(
@@ -92,10 +102,7 @@ def make_stage(
             "be cached, nor a validation set be prepared once",
             stacklevel=3,
         )
-    stage = Stage(adapt(call, field, is_still=not random), field, random or None, id, version)
-    if stage.description.gaps:  # perhaps a global is not set yet: it is described once more when somebody asks
-        del stage.__dict__["description"]
-    return stage
+    return Stage(adapt(call, field, is_still=not random), field, random or None, id, version).as_mapped()
 
 
 def _name(call: Any) -> str:

@@ -11,6 +11,7 @@ are *unsure*, which only the user can settle (`id=`, `version=`).
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 from pipelines.fingerprint.describer import Describer
@@ -21,6 +22,7 @@ __all__ = [
     "OURS",
     "SCHEME",
     "Description",
+    "Held",
     "describe",
     "describe_array",
     "describe_ours",
@@ -33,6 +35,22 @@ __all__ = [
 SCHEME = 4
 
 
+_LONGEST = 4096  # characters of what is kept with each copy of an object
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """What an object held when it was described.
+
+    Attributes:
+        value: a description, or its digest, of the object without the code that it reaches.
+        code: the names of the functions, classes and modules that it reaches.
+    """
+
+    value: Any
+    code: tuple[str, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Description:
     """What was described of a value.
@@ -40,10 +58,12 @@ class Description:
     Attributes:
         value: a JSON value that is equal for equal things.
         gaps: what it does not cover, in words; empty if equal descriptions mean equal things.
+        held: of the object itself.
     """
 
     value: Any
     gaps: tuple[str, ...] = ()
+    held: Held | None = dataclasses.field(default=None, compare=False)
 
     @property
     def digest(self) -> str:
@@ -51,16 +71,24 @@ class Description:
         return digest(self.value)
 
 
-def describe(value: Any, *, is_seeded: bool = False) -> Description:
+def describe(value: Any, *, is_seeded: bool = False, before: Held | None = None) -> Description:
     """Describes a function, class or object with all that it reaches.
 
     Args:
         is_seeded: whether generators of random numbers in it are seeded before each use: their state says nothing.
+        before: what the same object held earlier, without gaps: that is described, with the code that it reached
+            then as that code is now.
     """
     describer = Describer(is_seeded=is_seeded)
     described = describer.describe(value)
     if describer.written:
         describer = Describer(is_seeded=is_seeded, written=frozenset(describer.written))
         described = describer.describe(value)
-    parts = describer.parts
-    return Description([described, parts] if parts else described, tuple(describer.gaps))
+    code, gaps = describer.parts, tuple(describer.gaps)
+    held = before or Held(_shorten(described), tuple(code))
+    code = {name: code.get(name) for name in held.code}
+    return Description([held.value, code] if code else held.value, () if before else gaps, held)
+
+
+def _shorten(described: Any) -> Any:
+    return described if len(json.dumps(described)) < _LONGEST else digest(described)

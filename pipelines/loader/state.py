@@ -127,7 +127,7 @@ class Resumable:
 
 def describe_pipeline(pipeline: Pipeline) -> dict[str, Any]:
     """What identifies a pipeline in a state, as JSON values."""
-    return {**pipeline.describe_identity(), "why_unsure": pipeline.why_unsure}
+    return pipeline.describe_identity()
 
 
 def make_state(reading: ReadRange, epoch: int, step: int, pipeline: Mapping[str, Any]) -> dict[str, Any]:
