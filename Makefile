@@ -18,7 +18,7 @@ JOBS ?= auto
 .PHONY: help setup horovod demo docs check compiled test test-more test-all chaos dist lock clean
 
 help:
-	@echo "make demo      train, share, meter and combine an ensemble; half a minute"
+	@echo "make demo      train, share, meter and combine an ensemble; about a minute"
 	@echo "make test      lint, types and tests, ten minutes on two cores: what a change must pass"
 	@echo "make test-more the same properties on Ray, in a browser, over MPI, with more examples; half an hour"
 	@echo "make docs      the documentation as a site, build/site/index.html"

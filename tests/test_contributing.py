@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+import cpu_seconds
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,6 +56,17 @@ def test_each_step_of_a_walk_is_a_function_that_is_there(walk: str) -> None:
     assert len(steps) == len(re.findall(r"^\d+\. ", text, re.M)), "each line names a function and its file"
     missing = [f"{file}: {name}" for name, file in steps if name not in definitions(ROOT / file)]
     assert missing == []
+
+
+def test_a_folder_without_cpu_seconds_is_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["cpu_seconds.py", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        cpu_seconds.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and said.out == ""
+    assert said.err.endswith(f"{tmp_path} holds no *.jsonl: `CPU_SECONDS={tmp_path} make test` writes them\n")
 
 
 def test_each_test_that_is_named_as_a_guard_is_there_and_in_the_first_tier() -> None:

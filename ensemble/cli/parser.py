@@ -175,7 +175,7 @@ def _make_parser() -> argparse.ArgumentParser:
         (
             "demo",
             run_commands.demo,
-            "Train eight small models on handwritten digits. Takes a minute and needs no data.",
+            "Train eight small models on handwritten digits. Takes about a minute and needs no data.",
             "runs/demo, which is replaced",
         ),
         (

@@ -1,9 +1,10 @@
 """The code blocks of the documentation, and what the comment before one says of it.
 
 A Python block runs, in the order of its page, unless the comment `<!-- not run: REASON -->` stands before it. A
-block whose fence has a title, such as `title="first.py"`, is also written to that file; those of the quick start
-are there for every page. A `text` block of the title "prints" is what the Python block before it prints; `...` in
-it stands for anything. A shell block is parsed; with the comment `<!-- run -->` it runs, in its place.
+block whose fence has a file's name for a title, such as `title="first.py"`, is written to that file instead, from
+which the others import it; those of the quick start are there for every page. A `text` block of the title "prints"
+is what the Python block before it prints; `...` in it stands for anything. A shell block is parsed; with the
+comment `<!-- run -->` it runs, in its place.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class Block:
     def is_snippet(self) -> bool:
         """Whether the site puts a file of the repository in its place."""
         return "--8<--" in self.text
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the reader writes it to a file."""
+        return "." in self.title and "/" not in self.title
 
     @property
     def reason(self) -> str:

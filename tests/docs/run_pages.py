@@ -41,7 +41,7 @@ def run_page(page: Path, folder: Path, data: Path) -> None:
     script = folder / "page.py"
     lines: list[str] = []
     for block in blocks:
-        if block.language == "python":
+        if block.language == "python" and not block.is_file:
             lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
     script.write_text("\n".join(lines) + "\n")
     main = types.ModuleType("__main__")
@@ -54,7 +54,7 @@ def run_page(page: Path, folder: Path, data: Path) -> None:
         write_file(block)
     for block in blocks:
         write_file(block)
-        if block.language == "python":
+        if block.language == "python" and not block.is_file:
             printed = run_python(block, script, main.__dict__)
         elif block.title == "prints":
             checker = doctest.OutputChecker()
@@ -65,7 +65,7 @@ def run_page(page: Path, folder: Path, data: Path) -> None:
 
 
 def write_file(block: Block) -> None:
-    if "." in block.title and "/" not in block.title:
+    if block.is_file:
         Path(block.title).write_text(block.text)
 
 

@@ -98,6 +98,11 @@ def test_the_code_of_a_page_runs(page: Path, run_page: Callable[[Path, Path], st
         state = fold(read_events(log))
         failed = {name: member.error for name, member in state.members.items() if member.state == "failed"}
         assert failed == {}, log
+        if page.name == "README.md":  # what is seen first: its members are worth combining
+            assert state.combined is not None
+            best, combined = (state.combined["metrics"][of] for of in ("best", "ensemble"))
+            assert len(state.combined["members"]) > 1 and combined["nll"] < best["nll"]
+            assert combined["accuracy"] > best["accuracy"]
 
 
 def test_few_blocks_are_not_run_and_each_says_why() -> None:

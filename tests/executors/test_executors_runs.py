@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -194,6 +197,28 @@ def test_losing_the_feeder_and_the_fork_server_changes_nothing(
     got = hashes(run_dir)
     assert all(got[member] == reference[member] for member in got)
     check_nothing_is_left(run_dir)  # what members start ends with them
+
+
+def test_nothing_of_a_run_listens_for_others(run_dir: Path) -> None:
+    """Unix sockets in directories that only their owner may enter; what torch opens for two ranks, on loopback."""
+    modes: dict[str, str] = {}  # of the folder of each socket
+    listening: set[str] = set()
+
+    def look(event: dict[str, Any]) -> None:
+        for process in processes_of(run_dir) if event["type"] in ("started", "epoch") else ():
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+                found = process.net_connections("all")
+                listening.update(each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN)
+                for each in found:
+                    if each.family == socket.AF_UNIX and each.laddr:
+                        modes[each.laddr] = "not a file"
+                        modes[each.laddr] = oct(stat.S_IMODE(os.stat(os.path.dirname(each.laddr)).st_mode))
+
+    members = [{"lr": 0.1}, Member({"lr": 0.2}, workers=2)]
+    result = ensemble.submit(an_ensemble(members, epochs=2), run_dir, "local", on_event=look).wait()
+    assert set(by_state(result).values()) == {"finished"}
+    assert set(modes.values()) == {"0o700"}, modes
+    assert listening <= {"127.0.0.1", "::1"}
 
 
 @pytest.mark.slow

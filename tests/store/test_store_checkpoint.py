@@ -119,6 +119,14 @@ def test_a_missing_foreign_or_damaged_checkpoint_is_said_in_one_line(tmp_path: P
     (tmp_path / "half").write_bytes(content[: len(content) // 2])
     with pytest.raises(StoreError, match="is damaged"):
         load_checkpoint(tmp_path / "half")
+    digest = save_checkpoint(tmp_path / "flipped", {"w": torch.ones(100)})
+    assert load_checkpoint(tmp_path / "flipped", digest=digest)["w"].sum() == 100
+    flipped = bytearray((tmp_path / "flipped").read_bytes())
+    flipped[-5] ^= 0x10  # of a weight: the format does not see it, the digest of the log does
+    (tmp_path / "flipped").write_bytes(flipped)
+    with pytest.raises(StoreError, match="flipped is damaged") as said:
+        load_checkpoint(tmp_path / "flipped", digest=digest)
+    assert "\n" not in str(said.value)
     (tmp_path / "newer").write_bytes(content.replace(b'\\"v\\":1', b'\\"v\\":9'))
     with pytest.raises(StoreError, match="newer ray-ensemble"):
         load_checkpoint(tmp_path / "newer")
