@@ -54,13 +54,22 @@ class SamplesDiffer(PipelineError):
         self.finding = finding
 
 
-def unknown_name(what: str, name: str, valid: Sequence[str]) -> str:
-    """One line about an unknown name: the closest valid name and all valid names.
+MOST_NAMES = 12
+"""Valid names that an error lists; of more, the nearest and where all of them are found."""
+
+
+def unknown_name(what: str, name: str, valid: Sequence[str], listed: str = "") -> str:
+    """One line about an unknown name: the closest valid name and all valid names, or, of many, the closest three.
 
     Args:
         what: what precedes the name in the message, such as "Ensemble has no option".
+        listed: where all valid names are found, such as "help(ensemble.Ensemble)".
     """
+    is_long = len(valid) > MOST_NAMES
     of_lower = {each.lower(): each for each in valid}
-    close = difflib.get_close_matches(name.lower(), of_lower, n=1)
-    hint = f"; did you mean {of_lower[close[0]]!r}?" if close else ""
-    return f"{what} {name!r}{hint} (valid: {', '.join(valid)})"
+    close = difflib.get_close_matches(name.lower(), of_lower, n=3 if is_long else 1)
+    hint = f"; did you mean {' or '.join(repr(of_lower[each]) for each in close)}?" if close else ""
+    if is_long and listed:
+        return f"{what} {name!r}{hint} ({listed} lists all {len(valid)})"
+    more = f" and {len(valid) - MOST_NAMES} more" if is_long else ""
+    return f"{what} {name!r}{hint} (valid: {', '.join(valid[:MOST_NAMES])}{more})"

@@ -146,7 +146,9 @@ def test_hyperparameters_that_nothing_reads_are_named_once(
     assert {row["state"] for row in run.wait().members} == {"finished"}
     told = [event for event in read_events(RunDir(tmp_path / "run").events) if event["type"] == "unread"]
     assert [(event["member"], event["params"]) for event in told] == [("member-0", ["momentun"])]
-    assert caplog.text.count("nothing reads the hyperparameter 'momentun' (member-0)") == 1
+    assert told[0]["meant"] == {"momentun": "momentum"}
+    said = "nothing reads the hyperparameter 'momentun'; did you mean 'momentum'? (member-0)"
+    assert caplog.text.count(said) == 1 and said in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -28,8 +28,10 @@ def print_renderable(renderable: Any) -> None:
     """Print a renderable object of rich."""
     from ensemble.reporting.terminal import PlainConsole
 
-    # In a file or a pipe each row is one line, however long.
-    PlainConsole(width=None if sys.stdout.isatty() else 1000).print(renderable)
+    if sys.stdout.isatty():
+        PlainConsole().print(renderable)
+    else:  # each row is one line, however long
+        print(PlainConsole(width=1000).render_text(renderable))
 
 
 def make_table(rows: Rows) -> Table:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ensemble.reporting.dashboard.server import Page
 
 PORT = 8270
-START_S, END_S, POLL_S = 60.0, 10.0, 0.5
+END_S, POLL_S = 10.0, 0.5
 URL = "http://"
 
 
@@ -224,23 +224,29 @@ class PageProcess:
         self._is_known = threading.Event()
         self._printer = threading.Thread(target=self._print, name="live page", daemon=True)
         self._printer.start()
-        if not self._is_known.wait(START_S) or self._process.poll() is not None:
+        try:
+            self._is_known.wait()  # however busy the machine is: its page, or its end
+        except BaseException:
             self._process.kill()
             self._process.wait()
-            why = (self._lines or ["it did not start in time"])[-1].removeprefix("ensemble: ")
-            raise SpecError(f"the live page cannot be served: {why}")
+            raise
+        if self._process.poll() is not None:
+            why = (self._lines or [f"its process ended with exit status {self._process.returncode}"])[-1]
+            raise SpecError(f"the live page cannot be served: {why.removeprefix('ensemble: ')}")
 
     def _print(self) -> None:
         """Pass on what it prints, from the first address on, which says that it serves."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.append(line.rstrip("\n"))
-            if self._is_known.is_set() or URL in line:
-                say("\n".join(self._lines), sys.stderr)
-                self._lines.clear()
-                self._is_known.set()
-        self._process.wait()
-        self._is_known.set()
+        try:
+            for line in self._process.stdout:
+                self._lines.append(line.rstrip("\n"))
+                if self._is_known.is_set() or URL in line:
+                    say("\n".join(self._lines), sys.stderr)
+                    self._lines.clear()
+                    self._is_known.set()
+            self._process.wait()
+        finally:  # whatever happens here, nobody waits for it without end
+            self._is_known.set()
 
     def __enter__(self) -> PageProcess:
         return self

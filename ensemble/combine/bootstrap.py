@@ -172,9 +172,14 @@ def intervals(
 def find_noise(intervals: Mapping[str, Mapping[str, Interval]], figures: Iterable[str] = ()) -> list[str]:
     """The figures of which the difference may be chance: its interval holds 0, or there is none.
 
+    So may that of two `BIASED` figures neither of which is distinguishable from 0.
+
     Args:
         figures: of both models, those without an interval included.
     """
     known = intervals.get("difference", {})
     names = dict.fromkeys([*known, *figures])
-    return [name for name in names if name not in known or known[name][0] <= 0 <= known[name][1]]
+    models = [of for model, of in intervals.items() if model != "difference"]
+    lowest = {name: [of[name][0] for of in models if name in of] for name in BIASED}
+    zero = {name for name, bounds in lowest.items() if bounds and max(bounds) <= 0}
+    return [name for name in names if name in zero or name not in known or known[name][0] <= 0 <= known[name][1]]

@@ -27,6 +27,7 @@ from ensemble.controller.session_state import SessionState
 from ensemble.schedule import Node, PlacementState, count_placeable, explain_unplaceable
 from ensemble.schedule.profiles import max_node_memory_gb
 from ensemble.spec import Ensemble, Identity, SpecError
+from ensemble.spec.hyperparameters import describe_unread
 from ensemble.store import RunDir, RunState
 
 log = logging.getLogger(__name__)
@@ -273,8 +274,10 @@ class Session:
         new = [name for name in event["params"] if name not in self._unread]
         self._unread.update(new)
         if new:
-            self.state.log("unread", member=event["member"], attempt=event["attempt"], params=new)
-            log.warning("nothing reads the hyperparameter %s (%s)", ", ".join(map(repr, new)), event["member"])
+            meant = {name: near for name, near in event.get("meant", {}).items() if name in new}
+            known = {"meant": meant} if meant else {}
+            self.state.log("unread", member=event["member"], attempt=event["attempt"], params=new, **known)
+            log.warning("%s (%s)", describe_unread(new, meant), event["member"])
 
     def _stop(self, reason: str, until: float) -> None:
         if self.stop_reason is None:

@@ -65,7 +65,7 @@ def check_fit(ensemble: Ensemble, nodes: Sequence[Node], *, has_gpus: bool = Fal
             fitting.add(compute_need(identity))
             if ignores_shares and compute_need(identity).requires_gpu:
                 ignores_shares = False  # once is enough
-                log.warning("no node has a GPU: gpus_per_worker does not count, and members train on the CPU")
+                log.warning("no node has a GPU: members train on the CPU")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ensemble.reporting import text
 from ensemble.reporting.ranking import best_member, metric
-from ensemble.reporting.status import ATTEMPTS
+from ensemble.reporting.status import ATTEMPTS, describe_end
 from ensemble.reporting.time_left import TimeLeftEstimator, fraction_done, member_epochs, member_left_s
 from ensemble.store.member import ENDED
 
@@ -139,6 +139,7 @@ class _Table:
         self._console = PlainConsole(file=stream)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._failures: dict[str, int] = {}
+        self._said: dict[str, str] = {}
 
     def draw(self, state: RunState, left_s: float | None) -> None:
         if not self._live.is_started:
@@ -154,7 +155,7 @@ class _Table:
         self._failures = {m.id: m.failures for m in state.members.values()}
         for member in failed[:BURST]:
             style = "yellow" if _is_retried(member) else "red"
-            self._console.print(Text(f"{member.id} {_describe_failure(member)}", style=style))
+            self._console.print(Text(f"{member.id} {_describe_failure(member, self._said)}", style=style))
         if len(failed) > BURST:
             self._console.print(Text(f"and {len(failed) - BURST} more failed", style="yellow"))
 
@@ -223,6 +224,7 @@ class _Lines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._seen: dict[str, tuple[str, int, int]] = {}
+        self._said: dict[str, str] = {}
         self._begun = self._ended = self._measuring = self._combining = False
 
     def draw(self, state: RunState, left_s: float | None) -> None:
@@ -238,19 +240,23 @@ class _Lines:
         changes = [change for member in state.members.values() for change in self._collect_changes(state, member)]
         tail = f"; {_format_left(left_s)}" if left_s is not None and state.ended is None else ""
         if len(changes) <= BURST:
-            lines += [f"{member} {what}{tail if kind == 'epoch' else ''}" for kind, member, what, _ in changes]
+            for kind, member, what, _ in changes:
+                what = what or _describe_failure(state.members[member], self._said)
+                lines.append(f"{member} {what}{tail if kind == 'epoch' else ''}")
         else:
             for kind in dict.fromkeys(kind for kind, *_ in changes):
                 of_kind = [change for change in changes if change[0] == kind]
-                lines.append(_join_changes(kind, [(member, short) for _, member, _, short in of_kind]))
+                if kind != "failed" or len(of_kind) > 1:
+                    lines.append(_join_changes(kind, [(member, short) for _, member, _, short in of_kind]))
                 if kind == "failed":
-                    lines.append(f"  {of_kind[0][1]} {of_kind[0][2]}")
+                    first = state.members[of_kind[0][1]]
+                    lines.append(f"{first.id} {_describe_failure(first, self._said)}")
             lines[-1] += tail
         if state.combining and not self._combining:
             lines.append(f"combining {text.count(state.combining, 'member')}")
         self._combining = bool(state.combining)
         if state.ended is not None and not self._ended:
-            how, hint = _describe_stop(state) or ("run finished", "")
+            how, hint = _describe_stop(state) or (f"run {describe_end(state)}", "")
             lines.append(" · ".join(part for part in (how, head_line(state, None), hint) if part))
         self._ended = state.ended is not None
         if lines:
@@ -260,7 +266,10 @@ class _Lines:
             self._stream.flush()
 
     def _collect_changes(self, state: RunState, member: MemberState) -> list[tuple[str, str, str, str]]:
-        """(kind, member, the line, its short form) of what is new about a member since the last burst."""
+        """(kind, member, the line, its short form) of what is new about a member since the last burst.
+
+        The line of a failure is written when it is shown.
+        """
         now = (member.state, len(member.history), member.failures)
         was, epochs, failures = self._seen.get(member.id, ("waiting", 0, 0))
         self._seen[member.id] = now
@@ -275,7 +284,7 @@ class _Lines:
             found.append(("epoch", member.id, what, f"{done} {value}"))
         if member.failures > failures:
             again = " (it will be tried again)" if _is_retried(member) else ""
-            found.append(("failed", member.id, _describe_failure(member), f"{member.reason}{again}"))
+            found.append(("failed", member.id, "", f"{member.reason}{again}"))
         elif member.state != was and member.state != "placed":
             where = f" on {member.place}" if member.state == "running" else ""
             found.append((member.state, member.id, member.state + where, ""))
@@ -289,14 +298,21 @@ def _describe_stop(state: RunState) -> tuple[str, str] | None:
     """Why a run was stopped and how it goes on; None of one that was not."""
     if state.ended is None or state.ended["type"] != "run_stopped":
         return None
-    reason = state.ended.get("reason")
-    return "run stopped" + (f" ({reason})" if reason else ""), "`ensemble resume` goes on"
+    return f"run {describe_end(state)}", "`ensemble resume` goes on"
 
 
-def _describe_failure(member: MemberState) -> str:
-    """What the last failure was, and whether the member comes again."""
+def _describe_failure(member: MemberState, said: dict[str, str]) -> str:
+    """What the last failure was, and whether the member comes again.
+
+    Args:
+        said: members by the errors of which they were the first; an error is said once.
+    """
     after = "; it will be tried again" if _is_retried(member) else ""
-    return f"failed ({member.reason}): {member.error}{after}"
+    error = str(member.error)
+    if (first := said.get(error)) is not None:
+        error = "the same again" if first == member.id else f"as {first} did"
+    said.setdefault(str(member.error), member.id)
+    return f"failed ({member.reason}): {error}{after}"
 
 
 def _is_retried(member: MemberState) -> bool:

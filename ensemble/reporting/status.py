@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.meter.ledger import Total
 from ensemble.reporting import text
 from ensemble.reporting.ranking import finite_or_none, other_metrics
-from ensemble.reporting.sections.cost import describe_energy
+from ensemble.reporting.sections.cost import FULL, describe_energy, knows_full_joules
 from ensemble.reporting.sections.feeders import (
     bad_record_lines,
     bottleneck_lines,
@@ -71,22 +71,33 @@ def status_head(state: RunState, gone: bool) -> str:
     states = {member.state for member in state.members.values()}
     if how == "running" and "paused" in states and states.isdisjoint(("waiting", "placed", "running")):
         how = "paused; `ensemble resume` lets it go on"
-    if state.ended is not None:
-        how = "stopped" if state.ended["type"] == "run_stopped" else "finished"
-        how += f" ({state.ended['reason']})" if state.ended.get("reason") else ""
+    how = describe_end(state) or how
     objective = f"objective {state.objective}, {state.direction}"
     return " · ".join(
         [state.name or "run", how, f"executor {state.executor}", text.clock(state.wall_s), objective]
     )
 
 
+def describe_end(state: RunState) -> str | None:
+    """How a run ended, such as "finished" or "stopped (disk full)"; None of one that has not."""
+    if state.ended is None:
+        return None
+    how = "stopped" if state.ended["type"] == "run_stopped" else "finished"
+    if how == "finished" and all(member.state != "finished" for member in state.members.values()):
+        how = "ended: no member finished"
+    return how + (f" ({state.ended['reason']})" if state.ended.get("reason") else "")
+
+
 def status_failures(state: RunState, most: int = 10) -> str | None:
     """Why members failed, a line for each; None where none did."""
     failed = [member for member in state.members.values() if member.error]
-    lines = []
+    lines: list[str] = []
+    said: dict[str | None, str] = {}
     for member in failed[:most]:
         when = "failed" if member.state == "failed" else "failed before"
-        lines.append(f"{member.id}: {when} ({member.reason}): {member.error}")
+        first = said.setdefault(member.error, member.id)
+        error = member.error if first == member.id else f"as {first} did"
+        lines.append(f"{member.id}: {when} ({member.reason}): {error}")
     more = [f"and {len(failed) - most} more"] if len(failed) > most else []
     return "\n".join(lines + more) or None
 
@@ -147,12 +158,12 @@ def status_attempts(state: RunState) -> str | None:
     return ATTEMPTS if any(member.attempts > 1 for member in state.members.values()) else None
 
 
-#: What writes the lines below the table of members, in their order; the run's energy follows.
 def status_holes(state: RunState) -> str | None:
     """Says which parts of the log are damaged; None where none is."""
     return "\n".join(describe_hole(hole) for hole in state.holes) or None
 
 
+#: What writes the lines below the table of members, in their order; the run's energy follows.
 NOTES = (
     status_holes,
     status_attempts,
@@ -171,6 +182,7 @@ def status_notes(state: RunState, ledger: Ledger) -> list[str]:
     energy.
     """
     notes = [*(note(state) for note in NOTES), status_energy(state, ledger)]
+    notes += [FULL] if knows_full_joules(ledger) else []
     return [lines for lines in notes if lines is not None]
 
 

@@ -74,10 +74,9 @@ def summary_text(run_dir: RunDir, *, members: int = 20, width: int = 120) -> str
     from ensemble.store import fold, read_events
 
     events = read_events(run_dir.events)
-    written = io.StringIO()
-    console = PlainConsole(width=width, file=written, force_terminal=False, force_jupyter=False, color_system=None)
-    console.print(summary(fold(events), ledger(events), run_dir, members=members))
-    return "\n".join(line.rstrip() for line in written.getvalue().splitlines()).strip("\n")
+    stream = io.StringIO()
+    console = PlainConsole(width=width, file=stream, force_terminal=False, force_jupyter=False, color_system=None)
+    return console.render_text(summary(fold(events), ledger(events), run_dir, members=members)).strip("\n")
 
 
 def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None) -> list[Line]:
@@ -95,12 +94,33 @@ def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None
         failed = next((member.id for member in state.members.values() if member.state == "failed"), None)
         if failed is not None:
             lines.append(("log", f"{format_command('logs', where, failed)} shows where it failed"))
+        lines += _next_steps(state, where)
     if state.ended is not None and state.ended["type"] == "run_stopped":
         reason = state.ended.get("reason") or "no reason given"
         lines.append(
             ("stopped", reason if where is None else f"{reason}; {format_command('resume', where)} goes on")
         )
     return lines
+
+
+def _next_steps(state: RunState, where: str) -> Iterator[Line]:
+    """Where the model of a run that has ended lies, and what can be done next."""
+    if state.ended is None or state.ended["type"] != "run_finished":
+        return
+    if (state.combined or {}).get("members"):
+        load = f'`ensemble.load("{where}")` in Python gives the combined model'
+        export = f"{format_command('export', where, 'OUT')} exports it"
+        yield "model", f"in {os.path.join(where, 'members')}; {load}, {export}"
+    states = {member.state for member in state.members.values()}
+    page = f"{format_command('dashboard', where)} shows the run in a browser"
+    if "failed" in states:
+        yield "next", f"{format_command('resume', where)} tries what failed again"
+        yield "", page
+    elif "finished" in states:
+        yield "next", f"{format_command('resume', where, '--epochs', 'N')} trains the members for N more epochs"
+        yield "", page
+    else:
+        yield "next", page
 
 
 class _MemberTable:
@@ -210,7 +230,7 @@ def _combined_table(state: RunState, width: int) -> Any:
     assert state.combined is not None
     combined = state.combined
     best = combined.get("best_member")
-    members = text.count(len(combined["members"]), "member")
+    members = f"{used[0]} alone" if len(used := combined["members"]) == 1 else text.count(len(used), "member")
     rows = [
         (f"combined ({combined['method']}, {members})", "bold"),
         ("  95 % interval", "dim"),

@@ -95,8 +95,10 @@ def score(value: float | None) -> str:
 
 
 def interval(low_high: tuple[float, float] | None) -> str:
-    """`0.9132 … 0.9405`."""
-    return ABSENT if low_high is None else f"{score(low_high[0])} … {score(low_high[1])}"
+    """`0.9132 … 0.9405`; of one that was cut off at 0, with nothing above, that the figure is only noise."""
+    if low_high is None:
+        return ABSENT
+    return "0 within noise" if low_high == (0, 0) else f"{score(low_high[0])} … {score(low_high[1])}"
 
 
 def gain(better: float | None, than: float | None) -> str:

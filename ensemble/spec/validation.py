@@ -20,11 +20,11 @@ T = TypeVar("T", bound=type)
 _OPTION_CLASSES: dict[str, type] = {}
 
 
-def unknown_name(what: str, name: str, valid: Sequence[str]) -> str:
+def unknown_name(what: str, name: str, valid: Sequence[str], listed: str = "") -> str:
     """See `pipelines.errors.unknown_name`; without it nothing of `pipelines`, which needs NumPy, is imported."""
     from pipelines import errors
 
-    return errors.unknown_name(what, name, valid)
+    return errors.unknown_name(what, name, valid, listed)
 
 
 def option_class(cls: T) -> T:
@@ -63,7 +63,7 @@ def _describe_unknown_option(cls: type, name: str, valid: Sequence[str]) -> str:
     what = f"{cls.__name__} has no option"
     owners = [owner for owner, each in _OPTION_CLASSES.items() if name in list_options(each)]
     if not owners:
-        return unknown_name(what, name, valid)
+        return unknown_name(what, name, valid, f"help(ensemble.{cls.__name__})")
     held = {  # the options of this class that hold another one's object
         owner: (f.name, str(f.type))
         for owner in owners

@@ -150,7 +150,8 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
     """
     from pipelines.memory_pickle import REMEDY, Pickler
 
-    for modules in (_user_modules(spec), _spec_modules(spec)):
+    of_spec = _find_spec_modules(spec)
+    for modules in (_find_user_modules(spec, of_spec), of_spec):
         try:
             with _pickle_by_value(modules), io.BytesIO() as file:
                 Pickler(file).dump(ensemble)
@@ -187,22 +188,25 @@ def modules_folder(spec: Path | None) -> Path:
     return spec.resolve().parent if spec is not None else Path.cwd()
 
 
-def _user_modules(spec: Path | None) -> list[Any]:
+def _find_user_modules(spec: Path | None, of_spec: list[Any]) -> list[Any]:
     """The user's own modules: beside the spec file, or else where this process and its script were started."""
     folders = [modules_folder(spec)]
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if spec is None and isinstance(script, str):
         folders.append(Path(script).resolve().parent)
     found = {name: module for folder in folders for name, module in users_modules(folder).items()}
-    return [*found.values(), *(module for module in _spec_modules(spec) if module.__name__ not in found)]
+    return [*found.values(), *(module for module in of_spec if module.__name__ not in found)]
 
 
-def _spec_modules(spec: Path | None) -> list[Any]:
-    """The module of the spec file."""
-    file = str(spec.resolve()) if spec is not None else None
-    return [m for m in list(sys.modules.values()) if file and _file_of(m) == file and m.__name__ != "__main__"]
-
-
-def _file_of(module: Any) -> str | None:
-    file = getattr(module, "__file__", None)
-    return os.path.realpath(file) if isinstance(file, str) else None
+def _find_spec_modules(spec: Path | None) -> list[Any]:
+    """The module of the spec file. Only files of its name are resolved: thousands of modules may be loaded."""
+    if spec is None:
+        return []
+    file = spec.resolve()
+    names, found = {spec.name, file.name}, []
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        is_named = isinstance(path, str) and os.path.basename(path) in names
+        if is_named and os.path.realpath(path) == str(file) and module.__name__ != "__main__":
+            found.append(module)
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ensemble.spec import unknown_name
+from ensemble.spec.hyperparameters import find_meant
 from ensemble.train.job import TrainingError
 
 
@@ -50,6 +51,10 @@ class Hyperparameters(dict[str, Any]):
     def unread(self) -> list[str]:
         """The given keys that were not read, in order."""
         return [key for key in self._given if key not in self._read]
+
+    def suggest(self, unread: str) -> str | None:
+        """The key that was asked for and resembles one that was not read, of which it may be a misspelling."""
+        return find_meant(unread, map(str, self._read - set(self._given)))
 
     def __missing__(self, key: Any) -> Any:
         raise UndeclaredHyperparameterError(

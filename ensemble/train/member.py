@@ -263,7 +263,8 @@ class TrainContext(EvaluatedMember):
         assert isinstance(self.params, Hyperparameters)
         unread = [] if self._pipeline_reads_params else self.params.unread
         if unread:
-            self._reporter.event("unread", params=unread)
+            meant = {name: near for name in unread if (near := self.params.suggest(name)) is not None}
+            self._reporter.event("unread", params=unread, **({"meant": meant} if meant else {}))
 
     # --- for the worker ---------------------------------------------------------------------------------
 

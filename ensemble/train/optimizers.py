@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ensemble.comm.sparse_gradients import find_sparse_parameters
 from ensemble.spec import Identity, Recipe
+from ensemble.spec.hyperparameters import find_meant
 from ensemble.spec.options import OPTIMIZERS, NamedOptions, resolve_with_hyperparameters
 from ensemble.train.job import TrainingError
 from ensemble.train.lars import LARS, bias_and_norm
@@ -68,8 +69,10 @@ def make_optimizer(options: NamedOptions, model: nn.Module, params: Mapping[str,
     arguments = resolve_with_hyperparameters("optimizer", options, OPTIMIZERS, params)
     name, decay_norm = arguments.pop("name"), arguments.pop("decay_norm")
     if arguments["lr"] is None:
+        misspelt = next((key for key in list(params) if find_meant(key, ("lr",))), None)
+        hint = f"; did you mean 'lr' by {misspelt!r}?" if misspelt is not None else ""
         raise TrainingError(
-            f"the optimizer {name!r} has no learning rate: give the member the hyperparameter 'lr', or "
+            f"the optimizer {name!r} has no learning rate{hint}: give the member the hyperparameter 'lr', or "
             f"optimizer={{'name': {name!r}, 'lr': ...}}"
         )
     if find_sparse_parameters(model) and (name != "sgd" or arguments["weight_decay"]):

@@ -24,7 +24,10 @@ import pytest
 from leftovers import wait_until
 from run_events import list_run, write_run
 
+from ensemble.cli import demo
 from ensemble.cli.parser import _make_parser, main
+from ensemble.controller.starts import check_fit
+from ensemble.schedule import Node
 from ensemble.store import RunDir, fold, read_events
 
 ENSEMBLE = [sys.executable, "-m", "ensemble.cli"]
@@ -322,6 +325,8 @@ def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None
     done = call("status", finished[0])
     run, head, *lines, energy = done.stdout.splitlines()
     lines, (held_up, models, combined, uncertainty, *conformal) = lines[:2], lines[2:]
+    if energy.startswith("full J: "):
+        energy = conformal.pop()
     assert re.fullmatch(r"tiny · finished · executor local · 0:\d\d · objective \w+, (max|min)", run)
     assert head.split()[:3] == ["member", "state", "epoch"] and "node" in head.split()
     assert [line.split()[:3] for line in lines] == [
@@ -329,9 +334,9 @@ def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None
         ["member-1", "finished", "2/2"],
     ]
     assert re.match(r"combined: accuracy ↑ 0\.\d+ \(.* to the best member.*; on the valid split$", combined)
-    assert uncertainty.startswith("uncertainty: total ") and [line[:15] for line in conformal] == [
-        "conformal, thr:",
-        "conformal, aps:",
+    assert uncertainty.startswith("uncertainty: total ") and [line.split(":")[0] for line in conformal] == [
+        "conformal, sets of the most probable classes (THR)",
+        "conformal, adaptive sets (APS)",
     ]
     assert held_up.startswith("bottleneck: ") and re.match(r"models: 2 models in .*, [\d.]+ a minute", models)
     assert re.fullmatch(r"energy: (unavailable: .*|.* (estimated|attributed).* \(source: .*\))", energy)
@@ -343,6 +348,7 @@ def test_progress_is_plain_lines_where_nobody_watches(finished: tuple[Path, Any,
     assert lines and all(re.match(r"\[\d+:\d\d\] ", line) for line in lines)
     assert "\x1b" not in finished[1].stderr + finished[1].stdout
     assert "run finished" in lines[-1]
+    assert [line for line in finished[1].stdout.splitlines() if line != line.rstrip()] == [], "no padding"
 
 
 @pytest.mark.parametrize("again", [["run"], ["resume"]])
@@ -542,6 +548,11 @@ def test_a_run_whose_controller_was_killed_can_be_looked_at_and_not_asked(tmp_pa
 
 
 # --- demo and doctor -------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_the_demo_says_in_one_line_what_it_trains_on(caplog: pytest.LogCaptureFixture) -> None:
+    check_fit(demo.spec(), [Node("here", 2.0, (), 8.0, "here")])
+    assert [record.getMessage() for record in caplog.records] == ["no node has a GPU: members train on the CPU"]
 
 
 def test_the_package_is_the_command_and_the_home_directory_is_found(tmp_path: Path) -> None:

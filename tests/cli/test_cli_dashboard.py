@@ -20,7 +20,9 @@ import pytest
 from leftovers import wait_until
 from test_cli import ENSEMBLE, SPEC, environment, refused
 
+from ensemble.cli import dashboard
 from ensemble.cli.dashboard import PORT
+from ensemble.spec import SpecError
 from ensemble.store import fold, read_events
 
 Event = dict[str, Any]
@@ -162,7 +164,6 @@ BESIDE = """
 import sys, time
 from pathlib import Path
 from ensemble.cli import dashboard
-dashboard.START_S = 600.0  # however busy the machine is
 with dashboard.PageProcess(Path(sys.argv[1]), 0):
     print("served", flush=True)
     time.sleep(600)
@@ -180,6 +181,26 @@ def test_a_page_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
     assert not page.is_running()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(listens)
+
+
+def test_a_page_is_waited_for_however_long_it_takes_and_its_end_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dashboard, "START_S", 0.01, raising=False)  # as a machine is that is too busy
+    python = tmp_path / "python"
+    monkeypatch.setattr(sys, "executable", str(python))
+
+    def become(script: str) -> None:
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+
+    become("sleep 0.3; echo http://page/; cat")
+    with dashboard.PageProcess(tmp_path / "run", 0):
+        assert "http://page/" in capsys.readouterr().err
+    for script, why in (("sleep 0.3; echo ensemble: no port; exit 2", "no port"), ("exit 3", "exit status 3")):
+        become(script)
+        with pytest.raises(SpecError, match=f"the live page cannot be served: .*{why}"):
+            dashboard.PageProcess(tmp_path / "run", 0)
 
 
 @pytest.mark.more

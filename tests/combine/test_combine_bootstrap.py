@@ -119,6 +119,14 @@ def test_equal_models_differ_by_noise_alone() -> None:
     assert set(find_noise(found)) == set(found["ensemble"]) and found["difference"]["nll"] == [0, 0]
 
 
+def test_errors_of_calibration_that_are_both_0_within_noise_do_not_differ() -> None:
+    drawn = [0.04, 0.07], [0.0, 0.09], [0.0, 0.0]
+    apart, combined, best = [{"ece_debiased": each, "rmse": each} for each in drawn]
+    known = {"ensemble": combined, "best": best, "difference": apart}
+    assert find_noise(known) == ["ece_debiased"]
+    assert find_noise({**known, "ensemble": apart}) == [], "one of them is more than noise"
+
+
 def spread(values: Array, target: Array) -> float:
     return float(np.ptp(values - target))
 

@@ -126,6 +126,29 @@ def test_of_many_failures_at_once_the_first_is_told_with_its_cause() -> None:
     assert "member-0 failed (error): KeyError: 0\n" in stream.getvalue() and "KeyError: 1" not in stream.getvalue()
 
 
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["file", "terminal"])
+def test_a_reason_is_said_once_and_a_run_without_a_member_that_finished_has_not_finished(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    begun = [e for e in runs.list_run(members=2, until=0.3) if e["type"] != "placed"]
+    state, clock = fold(begun), Clock()
+    with Progress(stream, clock=clock) as progress:
+        for number, (member, retry) in enumerate((("member-0", True), ("member-0", False), ("member-1", False))):
+            event = {"v": 1, "t": runs.START + number, "member": member, "attempt": number % 2}
+            apply_event(state, event | {"type": "placed", "node": "local", "cohort": 0})
+            failed = {"error": "ValueError: no file w.bin", "reason": "error", "retry": retry}
+            apply_event(state, event | {"type": "failed", **failed})
+            clock.now += 9.0
+            progress.update(state)
+        apply_event(state, {"v": 1, "t": runs.START + 9.0, "type": "run_finished"})
+    said = stream.getvalue()
+    assert said.count("no file w.bin") == 1
+    assert "member-0 failed (error): the same again" in said and "member-1 failed (error): as member-0 did" in said
+    assert "run finished" not in said
+    assert "run ended: no member finished · digits · 0/2 finished" in said or isinstance(stream, Terminal)
+
+
 def test_the_last_line_of_a_run_that_was_stopped_says_why_and_how_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

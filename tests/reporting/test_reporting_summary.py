@@ -123,7 +123,44 @@ def test_energy_that_could_not_be_had_is_called_unavailable() -> None:
 def test_a_run_that_just_started_has_a_summary_without_a_combined_model() -> None:
     events = runs.just_started()
     shown = summary_text(fold(events), ledger(events))
-    assert "none prepared yet" in shown and "combined" not in shown
+    assert "none prepared yet" in shown and "combined" not in shown and "next" not in shown
+
+
+def test_a_run_that_has_ended_says_what_can_be_done_next_and_where_the_model_lies(events: Any) -> None:
+    def last_lines(shown: list[Event]) -> list[str]:
+        lines = [" ".join(line.split()) for line in wide(shown)]
+        return lines[next(at for at, line in enumerate(lines) if line.startswith(("model ", "next "))) :]
+
+    def wide(shown: list[Event]) -> list[str]:
+        stream = io.StringIO()
+        PlainConsole(file=stream, width=300).print(summary(fold(shown), ledger(shown), Path("runs/digits")))
+        return stream.getvalue().splitlines()
+
+    load = '`ensemble.load("runs/digits")` in Python gives the combined model'
+    page = "`ensemble dashboard runs/digits` shows the run in a browser"
+    assert last_lines(events) == [
+        f"model in runs/digits/members; {load}, `ensemble export runs/digits OUT` exports it",
+        "next `ensemble resume runs/digits` tries what failed again",
+        page,
+    ]
+    well = [e for e in events if e.get("member") != "member-6" or e["type"] != "failed"]
+    well += [e | {"member": "member-6"} for e in well if e["type"] == "finished"][:1]
+    more = "next `ensemble resume runs/digits --epochs N` trains the members for N more epochs"
+    assert last_lines(well)[1:] == [more, page]
+    none = [e for e in events if e["type"] in ("run_started", "run_finished", "member")]
+    assert last_lines(none) == [f"next {page}"]
+    assert any(line.split() == ["samples", "none", "were", "prepared"] for line in wide(none))
+
+
+def test_a_calibration_that_is_not_distinguishable_from_0_is_called_so(events: Any) -> None:
+    def clip(event: Event) -> Event:
+        found = event.get("intervals") or {}
+        return event | {"intervals": {**found, "best": {**found.get("best", {}), "ece": [0.0, 0.0]}}}
+
+    assert "0 within noise" not in summary_text(fold(events), ledger(events))
+    clipped = [clip(e) if e["type"] == "combined" else e for e in events]
+    shown = summary_text(fold(clipped), ledger(clipped))
+    assert "0 within noise" in shown and "0.0000 … 0.0000" not in shown
 
 
 def test_combination_that_was_refused_has_no_table(events: Any) -> None:

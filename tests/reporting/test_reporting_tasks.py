@@ -114,7 +114,7 @@ def test_status_names_the_combined_model_its_noise_and_its_uncertainty() -> None
     assert "combined: F1, macro ↑ 0." in notes and "within noise" in notes and "on the test split" in notes
     assert (
         "uncertainty: total 0.4000, aleatoric 0.2500, epistemic 0.1500 nats" in notes
-        and "conformal, absolute: level 0.9000, coverage 0.8940" in notes
+        and "conformal, intervals of one width (absolute residual): level 0.9000, coverage 0.8940" in notes
     )
     for members, says in (([], "combined: none: no class"), (["member-0"], "combined: by average: no class")):
         without = {"metrics": None, "reason": "no class", "members": members}

@@ -24,6 +24,12 @@ def declared(**options: Any) -> Ensemble:
     ("options", "said"),
     [
         ({"epoch": 3}, "no option 'epoch'; did you mean 'epochs'"),
+        (
+            {"optimiser": "sgd"},
+            "no option 'optimiser'; did you mean 'optimizer'? (help(ensemble.Ensemble) lists all ",
+        ),
+        ({"valid_every": 1}, "; did you mean 'validate_every' or 'valid'? (help(ensemble.Ensemble) lists all "),
+        ({"qqqqq": 1}, "no option 'qqqqq' (help(ensemble.Ensemble) lists all "),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"epochs": 2.5}, "epochs must be an integer, got 2.5"),
         ({"epochs": True}, "epochs must be an integer"),

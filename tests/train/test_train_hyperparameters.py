@@ -10,6 +10,16 @@ def test_what_user_code_adds_or_takes_out_is_no_hyperparameter_that_nobody_reads
     assert params.unread == ["momentun"]
 
 
+def test_what_was_looked_for_is_suggested_for_a_misspelt_key() -> None:
+    params = Hyperparameters({"leraning_rate": 0.1, "momentum": 0.9, "colour": 3})
+    params.get("learning_rate", 0.01), params["momentum"], params.get("momentun"), params.get(7)
+    assert params.unread == ["leraning_rate", "colour"]
+    assert params.suggest("leraning_rate") == "learning_rate" and params.suggest("colour") is None
+    params = Hyperparameters({"leraning_rate": 0.1})
+    assert "lr" not in params, "as an optimizer that is named asks"
+    assert params.suggest("leraning_rate") == "lr"
+
+
 def test_a_key_counts_as_read_however_it_is_read() -> None:
     for read in ("get", "pop", "setdefault", "__getitem__", "__contains__"):
         params = Hyperparameters({"lr": 0.1, "depth": 2})

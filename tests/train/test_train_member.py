@@ -361,7 +361,14 @@ def test_a_missing_learning_rate_is_named(tmp_path: Path) -> None:
     ensemble = Ensemble(name="x", recipe=cases.SMOOTH, members=[{}], train=cases.data())
     events: Events = []
     outcome = work(cases.make_job(tmp_path, ensemble), ensemble, events.append, Inbox())
-    assert "'lr'" in failure(outcome, events)
+    assert "'lr'" in failure(outcome, events) and "did you mean" not in failure(outcome, events)
+
+
+def test_a_misspelt_learning_rate_is_named(tmp_path: Path) -> None:
+    ensemble = Ensemble(name="x", recipe=cases.SMOOTH, members=[{"leraning_rate": 0.1}], train=cases.data())
+    events: Events = []
+    outcome = work(cases.make_job(tmp_path, ensemble), ensemble, events.append, Inbox())
+    assert "no learning rate; did you mean 'lr' by 'leraning_rate'?" in failure(outcome, events)
 
 
 def test_an_exception_is_told_in_one_line_and_traced_in_the_log(tmp_path: Path) -> None:

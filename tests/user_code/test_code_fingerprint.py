@@ -15,6 +15,7 @@ import pytest
 
 from ensemble.spec.spec_file import load_spec
 from ensemble.store import RunDir
+from ensemble.store.kept_code import pickle_ensemble
 from ensemble.user_code.fingerprint import Code, code_of
 from ensemble.user_code.imports import Imports
 from pipelines.fingerprint.bytecode import find_use
@@ -268,6 +269,22 @@ def test_the_declaration_that_is_kept_has_the_same_and_needs_no_module_any_more(
     assert "helpers" not in sys.modules
     again = code_of(loaded)
     assert again.changed(before) == [] and again.fingerprint == before.fingerprint
+
+
+def test_of_the_loaded_modules_only_those_of_the_spec_s_name_are_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, realpath = write(tmp_path / "here"), os.path.realpath
+    declared, looked_up = load_spec(spec), list[str]()
+
+    def note(path: Any, **how: Any) -> Any:
+        looked_up.append(os.fspath(path))
+        return realpath(path, **how)
+
+    monkeypatch.setattr(os.path, "realpath", note)
+    pickle_ensemble(declared, spec)
+    assert str(spec) in looked_up
+    assert [path for path in looked_up if path.startswith(sys.prefix)] == [], "libraries' modules"
 
 
 MAKE_MODEL = """

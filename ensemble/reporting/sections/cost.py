@@ -28,6 +28,8 @@ ROLE_WORDS = {
     "other": "other processes",
 }
 IDLE = "reservation"
+#: Explains a column of the tables.
+FULL = "full J: a member's own joules and its part of what was spent for all members"
 #: What energy was shared out by.
 METHOD_WORDS = {
     IDLE: "reservation",
@@ -48,11 +50,17 @@ def summarize(state: RunState, ledger: Ledger) -> list[Line]:
         lines.append(("CPU time", f"{text.cpu(sum(roles.values()))}: {split}"))
     lines.append(("energy", describe_energy(ledger)))
     lines += [("", split)] if (split := _describe_split(ledger)) else []
+    lines += [("", FULL)] if knows_full_joules(ledger) else []
     lines += [("", describe_unread(node.node, node.unread_s)) for node in ledger.nodes if node.unread_s]
     lines += impact.summarize(state, ledger)
     if state.started is not None:
         lines.append(("wall time", text.duration(state.wall_s)))
     return lines
+
+
+def knows_full_joules(ledger: Ledger) -> bool:
+    """Whether the tables have the column that `FULL` explains."""
+    return any(total.energy_j is not None for total in ledger.by_member(full=True).values())
 
 
 def sum_methods(rows: Iterable[LedgerRow]) -> dict[str, float]:

@@ -24,15 +24,15 @@ IDLE = 0.5  # workers busy for less than this share of the time do not limit the
 
 def summarize(state: RunState, ledger: Ledger) -> list[Line]:
     """Returns samples prepared against consumed, and what held the streams up."""
-    lines = [("samples", _describe_reuse(ledger))]
+    lines = [("samples", _describe_reuse(ledger, has_ended=state.ended is not None))]
     return lines + [("" if number else "bottleneck", line) for number, line in enumerate(bottleneck_lines(state))]
 
 
-def _describe_reuse(ledger: Ledger) -> str:
+def _describe_reuse(ledger: Ledger, *, has_ended: bool) -> str:
     """Returns the samples prepared and consumed as a sentence."""
     reuse = ledger.reuse
     if not reuse.prepared:
-        return "none prepared yet"
+        return "none were prepared" if has_ended else "none prepared yet"
     line = f"{text.number(reuse.prepared)} prepared, {text.number(reuse.consumed)} consumed"
     line += f": each was used {reuse.factor:.2f} times" if reuse.factor is not None else ""
     if reuse.private:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ensemble.reporting import text
 from ensemble.reporting.loggers.processes import describe_logger
+from ensemble.spec import hyperparameters
 from ensemble.spec.splits import describe_overlap
 from ensemble.store.member import Event
 from ensemble.store.verification import describe_hole
@@ -166,7 +167,8 @@ class NoticeCollector:
             self._minimizes_energy = False  # once is enough
             yield "info", f"the search minimizes joules that are estimated: {ESTIMATED}"
         elif kind == "unread":
-            yield "warning", f"nothing reads the hyperparameter {', '.join(event['params'])} ({member})"
+            what = hyperparameters.describe_unread(event["params"], event.get("meant") or {})
+            yield "warning", f"{what} ({member})"
         elif kind == "finished" and event.get("early_stopping"):
             yield "info", describe_early_stop(member, event["epoch"] + 1, event["early_stopping"])
         elif kind == "cancelled":

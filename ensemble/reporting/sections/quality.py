@@ -97,7 +97,7 @@ def describe_quality(state: RunState) -> list[Line]:
             record = combined[field][name]
             if None in (record.get("threshold", 0), *(record.get("thresholds") or ())):
                 words.append("too few samples to calibrate on: everything is predicted")
-            lines.append(f"{field}, {name}: {', '.join(words)}")
+            lines.append(f"{field}, {_word(name)}: {', '.join(words)}")
     return [("" if at else "combined", line) for at, line in enumerate(lines)]
 
 

@@ -47,8 +47,9 @@ export function compareToBest(figure, value, best, noise) {
   return [words, better === null ? "" : better ? "good" : "bad"];
 }
 
-/** An interval as "0.8861 … 0.9405"; empty where there is none. */
+/** An interval as "0.8861 … 0.9405", or that the figure is 0 within noise; empty where there is none. */
 export function intervalWords(interval) {
+  if (interval && !interval[0] && !interval[1]) return "0 within noise";
   return interval ? `${score(interval[0])} … ${score(interval[1])}` : "";
 }
 
