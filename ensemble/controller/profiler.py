@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 from ensemble.controller.actions import Action, Kill, Launch, RemoveAttemptFiles
 from ensemble.controller.attempt import rendezvous_file
+from ensemble.reporting.sections.notices import describe_unmeasured
 from ensemble.schedule import (
     Node,
     Placement,
@@ -41,7 +41,6 @@ _ENDING = frozenset(
 STEPS_S = (1.0, 20.0)  # seconds of steps: at most for one member, at most for all that are measured together
 MEMORY_STEP = 0.05  # a running member's profile is corrected when it needs this share more memory than measured
 LEAST_SHARE = 1e-3  # of a GPU: a member may be measured where others leave that much of its memory
-MOST_SAID = 80  # characters of a failure in a warning
 MOST_FAILURES = 3  # groups in a row that fail before the remaining members are left unmeasured
 
 
@@ -386,8 +385,7 @@ class Profiler:
         line = next(iter(error.splitlines()), "")
         if members:
             self._log("unmeasured", members=members, error=line)
-            why = textwrap.shorten(line, MOST_SAID, placeholder=" ...")  # the log has it whole
-            log.warning("%s: not measured, placed by default estimates: %s", ", ".join(members), why)
+            log.warning(describe_unmeasured(members, line))
 
 
 def _exchange_of(identity: Identity) -> tuple[int, str]:

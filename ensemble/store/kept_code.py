@@ -206,7 +206,8 @@ def _find_spec_modules(spec: Path | None) -> list[Any]:
     names, found = {spec.name, file.name}, []
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        is_named = isinstance(path, str) and os.path.basename(path) in names
-        if is_named and os.path.realpath(path) == str(file) and module.__name__ != "__main__":
+        if not isinstance(path, str) or os.path.basename(path) not in names or module.__name__ == "__main__":
+            continue
+        if os.path.realpath(path) == str(file):
             found.append(module)
     return found

@@ -79,3 +79,7 @@ def test_who_is_being_measured_is_said_until_something_is_known(events: list[Eve
     assert "1 being measured" in head_line(fold([*events, *declared, measuring, half]), None)
     lost = {"v": 1, "t": 4.0, "type": "unmeasured", "members": ["new-1"], "error": "it died"}
     assert "being measured" not in head_line(fold([*events, *declared, measuring, half, lost]), None)
+    long = lost | {"error": "ValueError: " + "it says much " * 20}  # said in full where the member fails
+    said = [collect_notices([*events, each])[-1].text for each in (lost, long)]
+    assert said[0] == "new-1: not measured, placed by default estimates: it died"
+    assert said[1].endswith("it says much ...") and len(said[1]) < 140

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ensemble.spec.splits import describe_overlap
 from ensemble.store.member import Event
 from ensemble.store.verification import describe_hole
 
+MOST_SAID = 80  # characters of an error that is said in full elsewhere
 ESTIMATED = "an estimated joule is a weighted CPU-second"
 
 
@@ -28,6 +30,12 @@ class Notice:
 
 def _where(event: Event) -> str:
     return f"{event['node']}, cohort {event.get('cohort')}"
+
+
+def describe_unmeasured(members: Iterable[str], error: str) -> str:
+    """Returns an `unmeasured` event as a sentence; the failure of a member itself says the whole of the error."""
+    why = textwrap.shorten(error, MOST_SAID, placeholder=" ...")
+    return f"{', '.join(members)}: not measured, placed by default estimates: {why}"
 
 
 def describe_bad_record(event: Event) -> str:
@@ -154,8 +162,7 @@ class NoticeCollector:
         elif kind == "unreadable":
             yield "error", describe_hole(event)
         elif kind == "unmeasured":
-            who = ", ".join(event["members"])
-            yield "warning", f"{who}: not measured, placed by guess: {event.get('error') or 'no message'}"
+            yield "warning", describe_unmeasured(event["members"], event.get("error") or "no message")
         elif kind == "room":
             asked = [(event.get("memory_gb"), "GiB"), (event.get("gpus_per_worker"), "of a GPU")]
             more = " and ".join(f"{value:g} {unit}" for value, unit in asked if value is not None)

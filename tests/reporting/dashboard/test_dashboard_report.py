@@ -128,6 +128,10 @@ def test_the_tables_are_sorted_filtered_and_select_members(alone: Any, full: Pat
     rows = alone.locator("[data-table='cost_of_members'] tr[data-member]")
     rows.first.wait_for()
     assert rows.evaluate_all("rows => rows.map(row => row.dataset.member)") == [f"member-{i}" for i in range(8)]
+    alone.set_viewport_size({"width": 390, "height": 844})
+    names = alone.locator("td.name")
+    assert names.evaluate_all("cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth).length") == 0
+    alone.set_viewport_size({"width": 1280, "height": 800})
     alone.click("[data-table='cost_of_members'] th[data-column='column 3'] button")
     seconds = rows.evaluate_all("rows => rows.map(row => Number(row.cells[3].textContent))")
     assert seconds == sorted(seconds, reverse=True) and len(seconds) == 8

@@ -5,7 +5,7 @@ import { visible } from "../format.js";
 import { plainTable, section, textOf } from "../plain_table.js";
 import { createTable } from "../table.js";
 
-const CHARACTER_PX = 8.3;
+const CHARACTER_PX = { figure: 8.3, text: 9.6 }; // of wide fonts
 const SAMPLE = 200; // rows that a column's width is measured on
 const WIDTHS = [64, 330];
 
@@ -92,5 +92,6 @@ function keyOf(cell) {
 function widthOf(table, column) {
   const texts = table.rows.slice(0, SAMPLE).map((cells) => textOf(cells[column]).length);
   const most = Math.max(table.head[column][0].length + 2, ...texts);
-  return Math.round(Math.min(WIDTHS[1], Math.max(WIDTHS[0], most * CHARACTER_PX + 22)));
+  const wide = most * CHARACTER_PX[table.head[column][1] === "text" ? "text" : "figure"] + 22;
+  return Math.round(Math.min(WIDTHS[1], Math.max(WIDTHS[0], wide)));
 }
