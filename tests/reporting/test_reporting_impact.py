@@ -63,7 +63,7 @@ def test_the_summary_has_joules_per_unit_and_names_what_was_given() -> None:
     assert re.search(r"^0\.\d+ CHF estimated, .* \(given: 0.2 CHF per kWh, PUE 1.25\)$", lines["price"])
     assert not any("saved" in line or "saving" in line for line in lines.values())
     labels = [label for label, _ in summary_lines(fold(events), ledger(events))]
-    assert labels[labels.index("energy") :][:5] == ["energy", "", "", "emissions", "price"]
+    assert labels[labels.index("energy") :][:6] == ["energy", "", "", "", "emissions", "price"]
 
 
 def test_nothing_is_said_of_emissions_and_price_that_nobody_gave() -> None:
