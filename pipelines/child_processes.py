@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import subprocess
 import sys
@@ -43,17 +44,33 @@ def end_with_parent(started: threading.Event | None = None) -> None:
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
+_reaped_s = 0.0
+_reaping = threading.Lock()
+
+
 def reap(process: subprocess.Popen[bytes]) -> float | None:
-    """Wait for the end of a child process; its exit code is then in `process.returncode`.
+    """Wait for the end of a child process that has an account of its own; its exit code is then in
+    `process.returncode`.
 
     Returns:
         CPU-seconds of the process and of all processes that it waited for. They are unknown (None) if it was
         waited for before, or if this program ignores SIGCHLD.
     """
+    global _reaped_s
     if process.returncode is None:
         with contextlib.suppress(ChildProcessError):
-            _, status, used = os.wait4(process.pid, 0)
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            with _reaping:
+                _, status, used = os.wait4(process.pid, 0)
+                _reaped_s += used.ru_utime + used.ru_stime
             process.returncode = os.waitstatus_to_exitcode(status)
             return used.ru_utime + used.ru_stime
     process.wait()
     return None
+
+
+def read_waited_cpu_s() -> float:
+    """CPU-seconds of the children that this process has waited for, without those of which `reap` returned it."""
+    with _reaping:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime - _reaped_s

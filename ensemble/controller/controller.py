@@ -28,7 +28,7 @@ from ensemble.executors import ClusterLostError, Executor
 from ensemble.executors.mps import stop_stale_daemon
 from ensemble.executors.private_directory import remove_stale
 from ensemble.meter import CpuClock
-from ensemble.meter.tally import Tally, read_tallies, remove
+from ensemble.meter.tally import Tally, read_unreported, remove
 from ensemble.reporting.loggers.processes import LoggerProcesses
 from ensemble.schedule import Node
 from ensemble.search.trials import make_trials
@@ -112,7 +112,8 @@ class Controller:
             self._refuse_without_locks()
             remove_stale("ensemble-", stop_stale_daemon)
             early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
-            left, files = read_tallies(self.run_dir.usage)  # by processes of an earlier start that was killed
+            # By processes of an earlier start that was killed.
+            left, files = read_unreported(self.run_dir.usage, self._status.read_account)
             self._nodes = self.executor.open(self.run_dir, self.ensemble, self.handle)
             self._tally = Tally(self.run_dir.usage, lambda: self._clock.list_usage(self._driver_node))
             check()
@@ -334,7 +335,8 @@ class Controller:
         self._trials.catch_up()
         self.executor.close()
         self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
-        left, files = read_tallies(self.run_dir.usage)  # by agents that were lost
+        self._perform(self.session.log_held(*self._read_clock()))
+        left, files = read_unreported(self.run_dir.usage, self._status.read_account)  # by agents that were lost
         self._process([*left, *self._loggers.read(), *self._sample_usage()])
         remove(files)
         self._perform(self.session.log_held(*self._read_clock()))
@@ -372,8 +374,13 @@ class Controller:
 
     def _abort(self, error: BaseException) -> None:
         try:
+            self.executor.close()  # what its processes have used is known when they have ended
+        except Exception as second:
+            log.warning("the executor could not be closed: %s", second)
+        try:
             reason = f"{type(error).__name__}: {error}"
-            self._process([*self._sample_usage(), {"type": "run_stopped", "reason": reason}])
+            last = [event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS]
+            self._process([*last, *self._sample_usage(), {"type": "run_stopped", "reason": reason}])
             self._loggers.end(None, len(self.state.members))
         except Exception as second:  # such as a full disk, which may also be the cause of `error`
             log.warning("the end could not be logged: %s", second)

@@ -156,15 +156,20 @@ class CheckerProcess:
         log.warning("samples are not compared any more on node %s: %s; see %s", self._node, why, self.log)
         self._close_listener()
 
+    def make_usage(self) -> Event | None:
+        """A `usage` event with the CPU time that it has used so far; None where it does not run."""
+        pid = self.pid
+        if pid is None:
+            return None
+        used_s = max(self._used_s.get(pid, 0.0), cpu_seconds(pid) or 0.0)
+        return make_usage(self._node, "verify", pid, used_s, began=self._began)
+
     def report_usage(self) -> None:
         """Emit the CPU time that it has used so far, and the memory that it holds, if there is more to say."""
-        if self.pid is None:
-            return
-        used_s = max(self._used_s.get(self.pid, 0.0), cpu_seconds(self.pid) or 0.0)
-        if used_s > self._reported_s:
-            self._used_s[self.pid] = self._reported_s = used_s
+        usage = self.make_usage()
+        if self.pid is not None and usage is not None and usage["cpu_s"] > self._reported_s:
+            self._used_s[self.pid] = self._reported_s = usage["cpu_s"]
             held_gb = tree_memory_gb(self.pid)
-            usage = make_usage(self._node, "verify", self.pid, used_s, began=self._began)
             self._emit(usage if held_gb is None else {**usage, "memory_gb": held_gb})
 
     def _close_process(self) -> None:

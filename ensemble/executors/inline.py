@@ -54,7 +54,7 @@ class InlineExecutor:
     cluster: Sequence[Node] | None = None
 
     def __init__(self) -> None:
-        self.clock = CpuClock()
+        self.clock = CpuClock(has_children=True)
         self._jobs: list[tuple[Job, Inbox, str | None]] = []  # with the id of the GPU
         self._meter: PowerMeter | None = None
         self._power_at = 0.0

@@ -236,13 +236,15 @@ class ProcessPool:
         self._workers.clear()
 
     def list_usage(self) -> list[Event]:
-        """`usage` events of the fork server and the workers up to now; called in another thread."""
+        """`usage` events of the fork server, the checker and the workers up to now; called in another thread."""
         forks, found = self._forks, list[Event | None]()
         if forks is not None:
             found.append(forks.usage(self.node))
+        if self._checker is not None:
+            found.append(self._checker.make_usage())
         for worker in list(self._workers.values()):
             pid = _find_pid(worker)
-            used_s = None if pid is None else cpu_seconds(pid)
+            used_s = None if pid is None else cpu_seconds(pid, has_waited=True)
             found += [] if used_s is None else [*worker.list_usage(), worker.make_remaining_usage(used_s)]
         return [used for used in found if used is not None]
 

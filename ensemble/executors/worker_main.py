@@ -118,7 +118,7 @@ def _train(job: Job, send: Callable[[Event], None], inbox: Inbox) -> str:
         from ensemble.executors.limits import limit_memory
 
         limit_memory(job.identity.memory_gb, job.device)  # after the imports, which are not the member's
-        return run(job, ensemble, send, inbox, CpuClock(whole=True))
+        return run(job, ensemble, send, inbox, CpuClock(whole=True, has_children=True))
     except Exception as error:  # `work` reports its own: here the declaration cannot be loaded
         traceback.print_exc()
         send(

@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipelines.child_processes import read_waited_cpu_s
+
 #: Seconds between two reports of a figure: this share of the age of what reports it, and at most so many.
 SHARE, MOST_S = 0.02, 30.0
 
@@ -26,15 +28,20 @@ def report_interval_s(age_s: float) -> float:
     return min(MOST_S, SHARE * age_s)
 
 
-def cpu_seconds(pid: int) -> float | None:
-    """User and system time of a process, all its threads, without its children; None where there is none."""
+def cpu_seconds(pid: int, *, has_waited: bool = False) -> float | None:
+    """User and system time of a process, all its threads; None where there is none.
+
+    Args:
+        has_waited: with that of the children that it has waited for.
+    """
     import psutil
 
     try:
         times = psutil.Process(pid).cpu_times()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
-    return float(times.user + times.system)
+    waited_s = times.children_user + times.children_system if has_waited else 0.0
+    return float(times.user + times.system + waited_s)
 
 
 def read_start(pid: int) -> int | None:
@@ -88,19 +95,22 @@ class CpuClock:
     Args:
         whole: count from the beginning of the process, imports included; else from now on. The process of a
             command that drives a run always counts all (`count_whole_process`).
+        has_children: count the children that it has waited for as well, but for those with an account of their
+            own (`pipelines.child_processes.reap`): what a member starts is the member's.
 
     Attributes:
         role: to which time is charged now; "startup" at first.
         member: that trains in this process now.
     """
 
-    def __init__(self, *, whole: bool = False) -> None:
+    def __init__(self, *, whole: bool = False, has_children: bool = False) -> None:
         is_whole, ticks_per_s = whole or _is_command, os.sysconf("SC_CLK_TCK")
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._began = (is_whole and read_start(os.getpid())) or int(now_s * ticks_per_s)
         self.role = "startup"
         self.member: str | None = None
-        self._at_s = 0.0 if is_whole else time.process_time()
+        self._has_children = has_children
+        self._at_s = 0.0 if is_whole else self._read_s()
         self._used_s = {self.role: 0.0}
         self._reported_s: dict[str, float] = {}
         self._since = {self.role: time.monotonic() - (now_s - self._began / ticks_per_s)}
@@ -162,9 +172,12 @@ class CpuClock:
         return used if member is not None else {**used, "for_s": now - self._since.get(role, now)}
 
     def _charge(self) -> None:
-        now = time.process_time()
+        now = max(self._at_s, self._read_s())  # rounded sums may fall
         self._used_s[self.role] += now - self._at_s
         self._at_s = now
+
+    def _read_s(self) -> float:
+        return time.process_time() + (read_waited_cpu_s() if self._has_children else 0.0)
 
 
 def make_usage(

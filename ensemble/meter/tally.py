@@ -3,8 +3,8 @@
 What a process has used is in its reports, or is told by the parent that waits for it. When the driver of a run is
 killed, nobody does either for it and for what ends with it. Therefore a thread of the driver, and of each node's
 agent, writes the `usage` events that would be due now into a file of the run directory, often at first, then
-whenever a fiftieth of its age has passed. The next start of the run logs them: counts are cumulative, so what the
-log has already is contained in them.
+whenever a fiftieth of its age has passed. The next start of the run logs what the log has not
+(`read_unreported`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ensemble.meter.cpu import report_interval_s
+from ensemble.meter.origin import from_ticks, to_ticks
+
+if TYPE_CHECKING:
+    from ensemble.meter.account import Account
 
 Event = dict[str, Any]
+
+#: Roles between which a process moves what it has used when it reports: what they have together only grows.
+MOVING = ("startup", "train", "prepare")
 
 LEAST_S = 0.1  # between two writings
 
@@ -66,9 +73,43 @@ class Tally:
 
 
 def read_tallies(folder: Path) -> tuple[list[Event], list[Path]]:
-    """The `usage` events that killed processes have left, and the files to `remove` when these are in the log."""
+    """The `usage` events that killed processes have left, and their files."""
     files = sorted(folder.glob("*.json"))
     return [event for file in files for event in _read(file)], files
+
+
+def read_unreported(folder: Path, read_account: Callable[[], Account]) -> tuple[list[Event], list[Path]]:
+    """What killed processes have used beyond what the log has, and the files to `remove` when that is logged."""
+    left, files = read_tallies(folder)
+    return list_unreported(left, read_account().reader.last_usage) if left else [], files
+
+
+def list_unreported(left: Sequence[Event], logged: Mapping[tuple[Any, ...], tuple[float, int]]) -> list[Event]:
+    """The `usage` events among those of tallies that say more than the log, one of each process and role.
+
+    A process that reported after its tally was written may have moved seconds to another role: these are not
+    counted in both.
+
+    Args:
+        left: as `read_tallies` returns them.
+        logged: `last_usage` of the log's account.
+    """
+    latest: dict[tuple[Any, ...], dict[str, Event]] = {}
+    for event in left:
+        role, process = event["role"], (event["node"], event["pid"], event["began"])
+        of_process = latest.setdefault((*process, role not in MOVING and role), {})
+        if role not in of_process or of_process[role]["cpu_s"] <= event["cpu_s"]:
+            of_process[role] = event
+    found = []
+    for (*process, apart), events in latest.items():
+        known = {role: logged.get((*process, role), (0.0, 0))[1] for role in ([apart] if apart else MOVING)}
+        rest = sum(to_ticks(event["cpu_s"]) for event in events.values()) - sum(known.values())
+        for role, event in events.items():
+            grown = min(to_ticks(event["cpu_s"]) - known[role], rest)
+            if grown > 0:
+                found.append({**event, "cpu_s": from_ticks(known[role] + grown)})
+                rest -= grown
+    return found
 
 
 def remove(files: Sequence[Path]) -> None:

@@ -84,7 +84,10 @@ def apply_event(run: RunState, event: Event) -> None:
     """Updates a run's state by its next event; an event of an unknown type changes only the time."""
     if event["type"] == "run_started" and run.updated is not None:
         run.idle_s += event["t"] - run.updated  # negative where an older log has the clock set back
-    run.updated = event["t"]
+    if event["type"] == "usage" and event.get("until") is not None:  # of a killed process, logged by a later start
+        run.updated = max(run.updated or 0.0, min(event["t"], event["until"]))
+    else:
+        run.updated = event["t"]
     if event["type"] in OF_ATTEMPTS:
         member = run.member(event)
         if event.get("attempt", member.attempt) >= member.attempt:

@@ -344,6 +344,28 @@ def test_trials_fill_free_places_and_the_hopeless_are_pruned(tmp_path: Path) -> 
     assert "continue" in verdicts
 
 
+class Reporting(Simulated):
+    """One whose processes report what they have used when they are ended."""
+
+    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+        if not self.closed:
+            return super().events(timeout_s)
+        who = {"node": "sim", "role": "train", "member": "member-0", "rank": 0, "pid": 9, "began": 8}
+        return [{"type": "usage", **who, "cpu_s": 7.0, "origin": "measured"}, {"type": "epoch"}]
+
+
+def test_a_run_that_an_error_ends_has_the_last_figures_of_its_processes(tmp_path: Path) -> None:
+    def fail(event: dict[str, Any]) -> None:
+        if event["type"] == "finished":
+            raise ZeroDivisionError("a fault of ours")
+
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "run", an_ensemble(members=[{"n": 0}]), Reporting(before=fail))
+    *_, last, driver, end = read_events(tmp_path / "run" / "events.jsonl")
+    assert (last["type"], last["cpu_s"], last["pid"]) == ("usage", 7.0, 9)
+    assert driver["type"] == "usage" and end["type"] == "run_stopped" and "ZeroDivisionError" in end["reason"]
+
+
 def test_a_stopped_run_goes_on_and_finished_members_are_not_trained_again(tmp_path: Path) -> None:
     path = tmp_path / "run"
     ensemble = an_ensemble(epochs=3)

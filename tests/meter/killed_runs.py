@@ -28,15 +28,15 @@ def main(executor: str) -> None:
     command = [sys.executable, "-m", "ensemble.cli", "run", "spec.py", "--executor", executor, "--run-dir", "run"]
     for kill in range(KILLS):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            while process.poll() is None and _count_epochs() < (kill + 1) * EPOCHS_BETWEEN:
+            while process.poll() is None and count_epochs(Path("run/events.jsonl")) < (kill + 1) * EPOCHS_BETWEEN:
                 time.sleep(0.1)
             process.kill()
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     Path("own.json").write_text(json.dumps(time.process_time()))
 
 
-def _count_epochs() -> int:
-    log = Path("run/events.jsonl")
+def count_epochs(log: Path) -> int:
+    """How many epochs a run has logged, if it has a log."""
     return log.read_text().count('"type":"epoch"') if log.exists() else 0
 
 

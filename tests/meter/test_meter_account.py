@@ -6,6 +6,7 @@ That of a demo under Ray is compared in `tests/e2e/test_e2e_demo.py`.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -14,10 +15,12 @@ from typing import Any
 
 import pytest
 from burning_members import declare
+from killed_runs import count_epochs
 
 import ensemble
 from ensemble.meter import ledger
-from ensemble.store import read_events
+from ensemble.meter.usage_intervals import Reader
+from ensemble.store import fold, read_events
 
 ACCOUNT, KILLED = Path(__file__).parent / "account.py", Path(__file__).parent / "killed_runs.py"
 CASES = Path(__file__).parents[1] / "e2e"
@@ -31,6 +34,14 @@ def spec():
 """
 
 
+BURNING = f"""
+import sys
+sys.path.append({str(Path(__file__).parent)!r})
+from burning_members import declare
+
+def spec():
+    return declare(members=1, epochs=4, step_s=0.03)
+"""
 COMMANDS = {"demo": ["demo", "--set", "epochs=2"], "search": ["run", "short.py"]}
 
 
@@ -78,6 +89,33 @@ def test_what_was_used_up_to_a_kill_is_counted(executor: str, tmp_path: Path) ->
     counted_s = ledger(events).run.cpu_s + events[-1]["report_cpu_s"]
     assert sum(event["type"] == "run_started" for event in events) == 4
     assert 0.97 * used_s <= counted_s <= used_s
+
+
+def test_the_time_between_a_kill_and_the_next_start_is_nobodys(tmp_path: Path) -> None:
+    pause_s, run = 1000.0, tmp_path / "run"
+    (tmp_path / "spec.py").write_text(BURNING)
+    command = [sys.executable, "-m", "ensemble.cli", "run", "spec.py", "--executor", "inline", "--run-dir", "run"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and count_epochs(run / "events.jsonl") < 2:
+            time.sleep(0.05)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    (tally,) = (run / "usage").iterdir()
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    lines = [line | {"t": line["t"] - pause_s} for line in lines]  # as if that time had gone by since
+    (run / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    left = [row | {"until": row["until"] - pause_s} for row in json.loads(tally.read_text())]
+    tally.write_text(json.dumps(left))
+    ensemble.resume(run, "inline").wait()
+    events, reader = read_events(run / "events.jsonl"), Reader()
+    assert sum("until" in event for event in events if event["type"] == "usage") > 0
+    state = fold(events)
+    assert 0 < state.wall_s < pause_s / 2 and state.idle_s > pause_s / 2
+    for event in events:
+        reader.apply(event)
+    (node,) = reader.nodes.values()
+    spans = [*(use.span for use in node.cpu), *node.reserved[None], *node.power]
+    assert node.power and all(span.end - span.start < pause_s / 2 for span in spans)
 
 
 def test_the_drivers_start_has_its_place_before_the_runs_first_event(account: tuple[float, Path]) -> None:

@@ -16,6 +16,7 @@ from property_examples import examples
 
 from ensemble.meter import CpuClock, RaySampler, cpu_seconds, read_start
 from ensemble.meter.ray_processes import ProcessInfo, classify_ray_process, ray_processes
+from pipelines.child_processes import reap
 
 BURN = "import time\nwhile time.process_time() < {s}: pass\nprint('done', flush=True)\ninput()"
 
@@ -63,6 +64,20 @@ def test_roles_add_up_to_what_the_process_used_and_no_count_falls(steps: list[tu
             last[each] = cpu_s
     assert sum(last.values()) <= time.process_time() - before_s
     assert sum(last.values()) >= 0.001 * len(steps)
+
+
+def test_what_a_child_used_is_counted_when_it_was_waited_for_unless_it_has_an_account() -> None:
+    clock, before_s = CpuClock(has_children=True), time.process_time()
+    with process(BURN.format(s=0.4)):
+        pass
+    waited_s = clock.report("n", "startup")["cpu_s"]
+    assert waited_s >= 0.4
+    own = subprocess.Popen(
+        [sys.executable, "-c", BURN.format(s=0.4)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    assert (reap(own) or 0.0) >= 0.4
+    used_s = clock.report("n", "startup")["cpu_s"] - waited_s
+    assert 0.0 <= used_s <= time.process_time() - before_s
 
 
 def test_the_start_of_a_process_is_known_while_it_lives() -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from ensemble.meter import CpuClock, ledger, make_usage
-from ensemble.meter.tally import Tally, read_tallies, remove
+from ensemble.meter.origin import to_ticks
+from ensemble.meter.tally import Tally, list_unreported, read_tallies, remove
+from ensemble.meter.usage_intervals import Reader
 
 CHILD = """
 import sys, time
@@ -52,6 +54,32 @@ def test_a_tally_that_is_closed_leaves_nothing(tmp_path: Path) -> None:
         time.sleep(0.05)
     tally.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_reported_in_another_role_after_a_tally_was_written_is_counted_once() -> None:
+    clock = CpuClock()
+    clock.switch("train")
+    clock.member = "member-0"
+    until = time.process_time() + 0.2
+    while time.process_time() < until:
+        pass
+    left = [event | {"until": 12.0} for event in clock.list_usage("n")]
+    clock.move("prepare", 0.15)
+    roles = ("startup", "train", "prepare")
+    log = [clock.report("n", role, "member-0", 0) | {"t": 13.0} for role in roles]  # then a kill
+    used_s, reader = sum(event["cpu_s"] for event in log), Reader()
+    for event in log:
+        reader.apply(event)
+    assert list_unreported(left, reader.last_usage) == []
+    (train,) = (event for event in left if event["role"] == "train")
+    later = [train | {"cpu_s": used_s + 1.0}]  # one that was written later has the rest, and what came since
+    for event in list_unreported([*left, *later], reader.last_usage):
+        reader.apply(event | {"t": 14.0})
+    counted = sum(use.span.ticks for use in reader.node("n").cpu)
+    startup = to_ticks(log[0]["cpu_s"])
+    assert counted == pytest.approx(to_ticks(used_s + 1.0) + startup, abs=9)
+    driver = make_usage("n", "orchestrate", train["pid"], 3.0, began=train["began"])
+    assert list_unreported([driver], reader.last_usage) == [driver], "nothing moves to and from it"
 
 
 def test_what_a_tally_has_more_than_the_log_is_counted_and_nothing_twice() -> None:
