@@ -284,7 +284,12 @@ class TorchCommunicator:
         return received
 
     def group(self, ranks: Sequence[int]) -> TorchCommunicator | None:
-        """See `Communicator`."""
+        """See `Communicator`; of the communicator of all ranks only, for torch makes a group with all of them."""
+        if self.world < dist.get_world_size():
+            raise CommunicatorError(
+                f"ranks {self._ranks} cannot make a group, for which torch needs all {dist.get_world_size()}: "
+                "compressed gradients are exchanged, and groups made, by the communicator of all"
+            )
         there = [self._ranks[rank] for rank in sorted(ranks)]
         with self._peers.attribute_failure("the making of a group"):
             group = dist.new_group(there, timeout=self._peers.timeout)

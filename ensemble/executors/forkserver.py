@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import gc
 import importlib
 import json
@@ -28,7 +29,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,27 @@ def _become_worker(environment: dict[str, str], log: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@contextlib.contextmanager
+def _end_with_executor(control: socket.socket) -> Iterator[None]:
+    """End this process when the executor is gone, also amid an import, and without a thread: a signal says so."""
+    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+
+    def look(*_: object) -> None:  # the signal also says that a request has come
+        waited = select.poll()
+        waited.register(control, 0)  # hang-ups only, which are always reported
+        if waited.poll(0):
+            os._exit(1)
+
+    signal.signal(signal.SIGIO, look)
+    signal.siginterrupt(signal.SIGIO, False)
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
+    look()
+    yield
+    fcntl.fcntl(control, fcntl.F_SETFL, flags)
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+
+
 def _preload() -> None:
     """Import what workers need, without beginning CUDA."""
     from ensemble.train.optimizers import warm_up
@@ -173,7 +195,8 @@ def main(descriptor: int) -> int:
     executor = os.getppid()
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
-    _preload()
+    with _end_with_executor(control):
+        _preload()
     gc.collect()
     release_memory()
     gc.freeze()  # for good: collections in the workers do not write to, and thus copy, the shared pages

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from ensemble.comm import Communicator
+from ensemble.comm.communicator import CommunicatorError
 from ensemble.comm.gradients import FusedBroadcast, GradientExchange
 
 
@@ -118,6 +120,8 @@ def groups(comm: Communicator) -> dict[str, Any]:
         values = torch.tensor([float(comm.rank + 1)])
         last.broadcast_(values, root=0)
         last.all_reduce_(values)
+        with pytest.raises(CommunicatorError, match=r"group.* made|make a group"):
+            last.group([0, 1])  # rank 1 would never make it
         gathered = torch.cat(last.all_gather(torch.tensor([comm.rank]), equal=True))
         said["last"] = [last.rank, last.world, values.item(), *gathered.tolist()]
     return said

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ if "ensemble.executors.forkserver" in sys.orig_argv and "LOADS" in os.environ:
 """
 RUNS = """
 import sys
+import time
 from execute_members import an_ensemble
 import ensemble
 from ensemble import Resources
@@ -98,3 +101,34 @@ def test_where_cuda_was_loaded_before_the_fork_ranks_on_gpus_are_new_interpreter
         assert rank["parent"] == "ensemble.executors.forkserver"
         assert (rank["variable"], rank["devices"]) == (gpu, [gpu])
         assert rank["cuda in parent"] and not rank["cuda"]
+
+
+STALLED = """
+import os, time
+from pathlib import Path
+Path(os.environ["BEGUN"]).write_text(str(os.getpid()))
+while True:
+    time.sleep(0.01)
+"""
+STARTS = """
+import sys, time
+from pathlib import Path
+from ensemble.executors.spawn import ForkServer
+server = ForkServer(Path(sys.argv[1]))
+time.sleep(600)
+"""
+
+
+def test_a_fork_server_whose_executor_is_killed_ends_amid_its_imports(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(STALLED)
+    begun = tmp_path / "begun"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "BEGUN": str(begun)}
+    with subprocess.Popen([sys.executable, "-c", STARTS, str(tmp_path)], env=environment) as executor:
+        while not (begun.exists() and begun.read_text()) and executor.poll() is None:
+            time.sleep(0.01)
+        server = os.pidfd_open(int(begun.read_text()))
+        executor.kill()
+    ended = select.poll()
+    ended.register(server, select.POLLIN)
+    assert ended.poll(60_000)
+    os.close(server)

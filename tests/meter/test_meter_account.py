@@ -100,7 +100,7 @@ def test_the_time_between_a_kill_and_the_next_start_is_nobodys(tmp_path: Path) -
             time.sleep(0.05)
         process.kill()
     assert process.returncode == -signal.SIGKILL
-    (tally,) = (run / "usage").iterdir()
+    (tally,) = (run / "usage").glob("*.json")
     lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     lines = [line | {"t": line["t"] - pause_s} for line in lines]  # as if that time had gone by since
     (run / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

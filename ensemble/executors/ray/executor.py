@@ -566,6 +566,8 @@ class RayExecutor:
         agent.described, agent.directory, agent.heard_at = described, directory, time.monotonic()
         if self._leases is None:
             described["interface"] = "lo"  # a Ray that was started for this run has one node
+        else:
+            self._leases.end_rest(agent.ray_id)
         self._listen(agent)
         self._report_node(agent)
 

@@ -60,6 +60,8 @@ class LeaseManager:
         Args:
             frozen: Ray's ids of nodes of which nothing is asked, either.
         """
+        known = {offer.ray_id for offer in offers}
+        self._resting = {ray_id: rest for ray_id, rest in self._resting.items() if ray_id in known}
         resting = (ray_id for ray_id in self._resting if self.is_resting(ray_id))
         self._leases.avoided = frozenset((*resting, *frozen))
         self._offers = [offer for offer in offers if offer.ray_id not in self._leases.avoided]
@@ -76,6 +78,10 @@ class LeaseManager:
         self._offers = [offer for offer in self._offers if offer.ray_id != ray_id]
         self._leases.withdraw_node(ray_id)
         return pause_s
+
+    def end_rest(self, ray_id: str) -> None:
+        """Something has started on a node: how often nothing did before does not count any more."""
+        self._resting.pop(ray_id, None)
 
     def is_resting(self, ray_id: str) -> bool:
         """Whether nothing is asked of a node now; see `rest`."""

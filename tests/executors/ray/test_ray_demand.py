@@ -284,6 +284,20 @@ def test_a_node_where_nothing_starts_keeps_no_gpu_and_is_tried_again(world: Worl
     assert sorted(one.node for one in run.running) == ["node-0", "node-0", "node-1"]
 
 
+def test_a_node_that_works_again_or_is_gone_is_not_held_to_be_bad(world: World) -> None:
+    cluster = world.make([(4.0, 16.0, 1)])
+    manager, offers = Run(cluster, "run", "auto", [make_member(0)]).manager, cluster.list_offers(on_gpus=True)
+    assert manager.rest("node-0") == REST_S
+    cluster.clock += REST_S
+    assert manager.rest("node-0") == 2 * REST_S, "nothing started there again"
+    manager.end_rest("node-0")
+    assert not manager.is_resting("node-0") and manager.rest("node-0") == REST_S
+    manager.set_offers(offers)
+    assert manager.is_resting("node-0")
+    manager.set_offers([])  # it is gone
+    assert not manager.is_resting("node-0")
+
+
 def test_a_run_gives_back_half_of_what_its_next_member_needs(world: World) -> None:
     run = start(world, [(4.0, 16.0, 2)], [make_member(0)])
     run.waiting.append(make_member(1, workers=2))
