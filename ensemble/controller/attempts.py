@@ -196,6 +196,9 @@ class Attempts:
                 self._fail_as_reported(live, event)
             return
         outcome = live.event_type(kind)
+        if kind == "cancelled" and live.intent is None:  # killed, for which inline has no other way
+            self._handle_death(live, {**event, "rank": 0, "outcome": None, "detail": "was killed"})
+            return
         if kind in ("finished", "pruned", "cancelled", "stopped"):
             goes_on = outcome == "paused" or (outcome == "stopped" and live.intent is Intent.WIDEN)
             live.end(kind, outcome, Decision(goes_on), self._session.now + LINGER_S)

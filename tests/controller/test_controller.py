@@ -389,7 +389,12 @@ def test_a_stopped_run_goes_on_and_finished_members_are_not_trained_again(tmp_pa
     assert state.header["resumed"]
 
 
-def test_a_silent_member_is_killed_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_silent_member_is_killed_and_tried_again(
+    in_process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_process:  # as the inline executor does it
+        monkeypatch.setattr(Simulated, "kill", lambda self, member: self.send(member, "cancel"))
     executor = Clock(monkeypatch).executor(faults={("member-0", 0): "silent"})
     state = run(tmp_path / "run", an_ensemble(hang_timeout_s=5.0), executor)
     assert set(states(state).values()) == {"finished"}

@@ -60,18 +60,22 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "spec.py"
 
 
-def test_it_says_what_the_run_then_does_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_it_says_what_the_run_then_does_and_leaves_nothing_behind(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     declared = inspected_runs.declare(
         members=[{"width": 8, "lr": 0.1}, {"width": 8, "lr": 0.2}, {"width": 16, "lr": 0.1}]
     )
-    temporary = set(os.listdir(tempfile.gettempdir()))
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     generator, threads = torch.get_rng_state(), torch.get_num_threads()
     found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
     assert torch.equal(generator, torch.get_rng_state()) and torch.get_num_threads() == threads
     assert list(tmp_path.iterdir()) == []
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= children
-    left = set(os.listdir(tempfile.gettempdir())) - temporary
+    left = os.listdir(temporary)
     assert not [name for name in left if name.startswith("ensemble-")]
 
     assert found.splits == {"train": 300, "valid": 100, "test": 200} and found.run_state is None
