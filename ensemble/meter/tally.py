@@ -96,13 +96,13 @@ def list_unreported(left: Sequence[Event], logged: Mapping[tuple[Any, ...], tupl
     """
     latest: dict[tuple[Any, ...], dict[str, Event]] = {}
     for event in left:
-        role, process = event["role"], (event["node"], event["pid"], event["began"])
-        of_process = latest.setdefault((*process, role not in MOVING and role), {})
+        role, began = event["role"], event["began"]
+        of_process = latest.setdefault((event["node"], event["pid"], began, None if role in MOVING else role), {})
         if role not in of_process or of_process[role]["cpu_s"] <= event["cpu_s"]:
             of_process[role] = event
     found = []
-    for (*process, apart), events in latest.items():
-        known = {role: logged.get((*process, role), (0.0, 0))[1] for role in ([apart] if apart else MOVING)}
+    for (*of, apart), events in latest.items():
+        known = {role: logged.get((*of, role), (0.0, 0))[1] for role in (MOVING if apart is None else (apart,))}
         rest = sum(to_ticks(event["cpu_s"]) for event in events.values()) - sum(known.values())
         for role, event in events.items():
             grown = min(to_ticks(event["cpu_s"]) - known[role], rest)

@@ -67,7 +67,8 @@ def _queue_gpus(waiting: Sequence[Identity], shapes: Counter[Shape]) -> Counter[
         known = groups.setdefault((need.workers, need.spans_nodes), [])
         for group in known:
             left -= group.add(need, cpus, left)
-        while left and len(known) < MOST_PENDING:
+        # Where no node that could hold it is known, nor how many share one of its GPUs, the first one shows.
+        while left and len(known) < (MOST_PENDING if usable else 1):
             known.append(_GpuGroup.of(need.workers, usable))
             left -= known[-1].add(need, cpus, left)
     return Counter(

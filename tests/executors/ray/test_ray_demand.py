@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -268,6 +269,21 @@ def test_a_declared_share_waits_for_a_gpu_after_the_last_one_is_lost_and_asks_fo
     run.cluster.total["node-2"] = gone
     pass_seconds(run, 10)
     assert not run.waiting and {one.node for one in run.running if one.identity.gpus_per_worker} == {"node-2"}
+
+
+def test_a_cluster_without_gpus_is_asked_for_one_and_for_as_many_as_are_shared_when_it_has_come(
+    world: World,
+) -> None:
+    cluster = world.make([(4.0, 16.0, 0)])
+    run = Run(cluster, "run", "cuda", make_shares([0.25] * 8))
+    settle(run)
+    assert [(piece.gpus, piece.pinned) for group in list_pending(run) for piece in group.pieces] == [(1, None)]
+    new = world.make([(16.0, 64.0, 2)]).total.pop("node-0")
+    world.cluster, cluster.total["node-1"] = cluster, new
+    pass_seconds(run, 10)
+    on = Counter(one.devices for one in run.running)
+    assert len(on) == 2 and len(run.running) == 5 and {one.node for one in run.running} == {"node-1"}
+    assert [piece.gpus for group in list_pending(run) for piece in group.pieces] == [1], "for the other three"
 
 
 def test_a_node_where_nothing_starts_keeps_no_gpu_and_is_tried_again(world: World) -> None:
