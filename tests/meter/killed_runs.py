@@ -18,7 +18,7 @@ sys.path.append({str(Path(__file__).parent)!r})
 from burning_members import declare
 
 def spec():
-    return declare(members=2, epochs=10, step_s=0.03)
+    return declare(members=2, epochs=10, step_s=0.06)
 """
 
 
