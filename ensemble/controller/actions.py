@@ -158,8 +158,16 @@ class RemoveCheckpoints:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveLeftovers:
+    """Remove checkpoints but those of these names, and predictions that are in part, of a member that does not run."""
+
+    member: str
+    kept: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveAttemptFiles:
-    """Remove what an attempt that has ended leaves: its rendezvous, failure note and unfinished predictions."""
+    """Remove what the ranks of an attempt that has ended leave: their rendezvous and failure note."""
 
     member: str
     attempt: int
@@ -188,6 +196,7 @@ Action = (
     | EndTrial
     | MeasureCost
     | RemoveCheckpoints
+    | RemoveLeftovers
     | RemoveAttemptFiles
     | AppendMemberLog
 )

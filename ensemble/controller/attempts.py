@@ -380,6 +380,7 @@ class Attempts:
             if live.outcome == "paused":
                 self._log("resumed", member=live.member, attempt=live.number)
             self._return_due()
+        self._session.remove_leftovers(live.member)
 
     def _return_due(self) -> None:
         """Return the members whose wait for a retry is over."""

@@ -27,6 +27,7 @@ from ensemble.controller.actions import (
     Propose,
     RemoveAttemptFiles,
     RemoveCheckpoints,
+    RemoveLeftovers,
     Send,
     StartFeeder,
     StopFeeder,
@@ -123,10 +124,12 @@ class Performer:
                 return self._measure_cost(member, attempt)
             case RemoveCheckpoints(member, attempt, kept):
                 _remove_checkpoints(run_dir, member, attempt, kept)
+            case RemoveLeftovers(member, kept):
+                _remove_checkpoints(run_dir, member, None, kept)
+                run_dir.remove_unfinished_predictions(member)
             case RemoveAttemptFiles(member, attempt):
                 rendezvous_file(run_dir, member, attempt).unlink(missing_ok=True)
                 FailureNote(run_dir, member, attempt).pop()
-                run_dir.remove_unfinished_predictions(member)
             case AppendMemberLog(member, line):
                 append_log(run_dir.log(member), line)
         return None
@@ -275,11 +278,12 @@ def _publish_predictions(run_dir: RunDir, member: str, attempt: int) -> None:
         fsync_directory(run_dir.member(member))
 
 
-def _remove_checkpoints(run_dir: RunDir, member: str, attempt: int, kept: Sequence[str]) -> None:
+def _remove_checkpoints(run_dir: RunDir, member: str, attempt: int | None, kept: Sequence[str]) -> None:
     """Remove the checkpoints of a member that are no longer needed.
 
     Args:
-        attempt: that the log names last. What it has written since is not in the log yet, and stays.
+        attempt: that the log names last. What it has written since is not in the log yet, and stays. None: none
+            runs, and nothing more will be in the log.
         kept: names of those that the log has; the first is the last.
     """
     present = run_dir.list_checkpoints(member)

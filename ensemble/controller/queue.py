@@ -62,6 +62,8 @@ class MemberQueue:
             unstartable: members without the weights that they are to start with, and why.
         """
         for member in list(self._state.members.values()):
+            if member.checkpoint or member.state in ENDED:  # else the log may have lost what is there
+                self._session.remove_leftovers(member.id)
             if member.id in redeclared:
                 self._declare(redeclared[member.id])
             if member.state == "waiting":

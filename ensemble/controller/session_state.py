@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.controller.actions import Action, EndTrial, Log
+from ensemble.controller.actions import Action, EndTrial, Log, RemoveLeftovers
 from ensemble.controller.attempt import Attempt
 from ensemble.controller.thinning import Thinning
 from ensemble.schedule import Node, Placement
@@ -116,7 +116,13 @@ class SessionState:
         """Log that a user has cancelled a member."""
         member = identity.member
         self.log("cancelled", member=member, attempt=self.run.members[member].attempt)
+        self.remove_leftovers(member)
         self.actions.append(EndTrial(identity.number, "cancelled"))
+
+    def remove_leftovers(self, member: str) -> None:
+        """Remove what a member that does not run has beside the checkpoints that the log names."""
+        kept = [name for name, _ in self.run.members[member].list_checkpoints()]
+        self.actions.append(RemoveLeftovers(member, kept))
 
     def list_potential(self) -> Sequence[Node]:
         """The nodes with all that they could ever offer, also what processes of others hold now."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.store.digests import open_checked
+from ensemble.store.digests import OF_WEIGHTS, open_checked
 from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.files import make_directory, make_write_error, write_atomically
 
@@ -76,7 +76,7 @@ def load_checkpoint(
 
     Args:
         parts: the keys of the state that are read; None: all.
-        digest: that the file has, by the log; None: not known.
+        digest: that the file, or its weights, have by the log (`find_digest`); None: not known.
 
     Raises:
         DamagedError: there is none, or it is damaged.
@@ -92,17 +92,37 @@ def load_checkpoint(
             outline = json.loads(text)
             if outline["v"] > VERSION:
                 raise StoreError(f"{path} was written by a newer ray-ensemble; upgrade ray-ensemble to read it")
-            skeleton = outline["state"]
-            if parts is not None:
-                skeleton = {"d": [pair for pair in skeleton["d"] if pair[0] in parts]}
+            whole = outline["state"]
+            skeleton = whole if parts is None else _select(whole, parts)
             # cloned: a view of the file is only 8-byte aligned, and kernels give other bits on other alignments
             tensors = {name: file.get_tensor(name).clone() for name in _list_tensors(skeleton)}
+            if digest is not None and digest.startswith(OF_WEIGHTS):
+                _check_weights(path, digest, whole, tensors, file.get_tensor)
     except FileNotFoundError:
         raise DamagedError(f"there is no checkpoint {path}") from None
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{path} is damaged: {error}") from None
     state: dict[str, Any] = _decode(skeleton, tensors, {})
     return state
+
+
+def _select(skeleton: Any, parts: Collection[str]) -> Any:
+    return {"d": [pair for pair in skeleton["d"] if pair[0] in parts]}
+
+
+def _check_weights(
+    path: str | os.PathLike[str],
+    digest: str,
+    skeleton: Any,
+    tensors: Mapping[str, torch.Tensor],
+    read: Callable[[str], torch.Tensor],
+) -> None:
+    """Check the weights in an open checkpoint, whether they are among the tensors that were read or not."""
+    model = _select(skeleton, ("model",))
+    weights = {name: tensors[name] if name in tensors else read(name) for name in _list_tensors(model)}
+    found = weights_sha256(_decode(model, weights, {})["model"])
+    if (known := digest.removeprefix(OF_WEIGHTS)) != found:
+        raise DamagedError(f"{path} is damaged: its weights are {found[:12]}, and were {known[:12]} by the log")
 
 
 def is_checkpoint(metadata: Mapping[str, str] | None) -> bool:

@@ -8,7 +8,7 @@ and the CRC-32 of zlib 2.9, and it is computed while the file is flushed to the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any
 from ensemble.store.errors import DamagedError
 
 _BLOCK_BYTES = 2**18
+#: Before a digest that is not of a file's bytes but of the weights in it, all that logs of earlier versions have.
+OF_WEIGHTS = "weights:"
 #: From so many bytes on a file is read by a thread while it is flushed.
 _LARGE_BYTES = 2**23
 
@@ -28,8 +30,11 @@ def digest_bytes(content: bytes) -> str:
     return f"xxh3:{xxhash.xxh3_128(content).hexdigest()}"
 
 
-def digest_file(path: str | os.PathLike[str]) -> str:
+def digest_file(path: str | os.PathLike[str], check: Callable[[], None] = lambda: None) -> str:
     """The digest of a file.
+
+    Args:
+        check: called now and then; an exception from it ends the reading.
 
     Raises:
         OSError: it cannot be read.
@@ -40,6 +45,7 @@ def digest_file(path: str | os.PathLike[str]) -> str:
     with open(path, "rb", buffering=0) as file:
         while size := file.readinto(block):
             digest.update(block[:size])
+            check()
     return f"xxh3:{digest.hexdigest()}"
 
 
@@ -70,24 +76,34 @@ def pin_file(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 @contextmanager
-def open_checked(path: str | os.PathLike[str], digest: str | None, other: str | None = None) -> Iterator[str]:
+def open_checked(
+    path: str | os.PathLike[str],
+    digest: str | None,
+    other: str | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Iterator[str]:
     """Yields a name of a file, good until the end of the block, whose content has a digest; all readers use it.
 
     Args:
         digest: as the log has it; None: a log of an earlier version has none, and any content is accepted.
         other: a digest that is as good: of what was written and is not in the log yet.
+        check: see `digest_file`.
 
     Raises:
         FileNotFoundError: there is no such file.
         DamagedError: it has other content.
     """
     with pin_file(path) as name:
-        if digest is not None and (found := digest_file(name)) not in (digest, other):
+        of_weights = digest is not None and digest.startswith(OF_WEIGHTS)  # `load_checkpoint` compares these
+        if digest is not None and not of_weights and (found := digest_file(name, check)) not in (digest, other):
             raise DamagedError(f"{path} is damaged: its digest is {found}, and was {digest} when it was written")
         yield name
 
 
 def find_digest(event: Mapping[str, Any] | None) -> str | None:
-    """The digest that an event about a file has."""
-    digest = (event or {}).get("digest")
-    return digest if isinstance(digest, str) else None
+    """The digest that an event about a file has: of the file, or else of its weights."""
+    event = event or {}
+    if isinstance(event.get("digest"), str):
+        return str(event["digest"])
+    weights = event.get("weights_sha256")
+    return f"{OF_WEIGHTS}{weights}" if isinstance(weights, str) else None

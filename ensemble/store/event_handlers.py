@@ -79,6 +79,9 @@ OF_ATTEMPTS = frozenset(
 #: Those that only an attempt reports that was placed.
 _OF_PLACED = frozenset(("started", "progress", "moved", "plan", "epoch", "checkpoint", "finished", "pruned"))
 
+#: Those at whose time a run need not have been at work.
+_TIMELESS = frozenset(("unreadable",))
+
 
 def apply_event(run: RunState, event: Event) -> None:
     """Updates a run's state by its next event; an event of an unknown type changes only the time."""
@@ -86,8 +89,9 @@ def apply_event(run: RunState, event: Event) -> None:
         run.idle_s += event["t"] - run.updated  # negative where an older log has the clock set back
     if event["type"] == "usage" and event.get("until") is not None:  # of a killed process, logged by a later start
         run.updated = max(run.updated or 0.0, min(event["t"], event["until"]))
-    else:
+    elif event["type"] not in _TIMELESS:
         run.updated = event["t"]
+        run.started = event["t"] if run.started is None else run.started  # `run_started` may be lost
     if event["type"] in OF_ATTEMPTS:
         member = run.member(event)
         if event.get("attempt", member.attempt) >= member.attempt:
@@ -172,7 +176,6 @@ def _start_run(run: RunState, event: Event) -> None:
     run.holes = [{**hole, "is_known": True} for hole in run.holes]
     if event.get("extended"):
         extend_members(run, event["extended"], event["t"])
-    run.started = event["t"] if run.started is None else run.started
     run.starts += 1
     run.name, run.run_id = event.get("name", run.name), event.get("run_id", run.run_id)
     run.executor, run.mode = event.get("executor", run.executor), event.get("mode", run.mode)
@@ -195,8 +198,7 @@ def _start_run(run: RunState, event: Event) -> None:
         if member.id in back:
             member.requeue(event["t"])
         if member.state not in ENDED:
-            member.earlier_code = member.find_other_code(code)
-            member.code = code
+            member.go_on_with(code)
 
 
 def _end_run(run: RunState, event: Event) -> None:
@@ -311,6 +313,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
             run.trail.append(event)
         case "pruned" | "cancelled":
             member.end(event["type"], t)
+            member.checkpoint_before = None
             run.trail.append(event)
         case "stopped" | "paused":
             member.end(event["type"], t)
@@ -323,6 +326,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
             member.close_span(t, "failed")
             member.end("waiting" if event.get("retry") else "failed", t)
             if member.state == "failed":
+                member.checkpoint_before = None
                 run.trail.append(event)
 
 
@@ -345,6 +349,7 @@ def _leave_out_damaged(run: RunState, member: MemberState, event: Event) -> None
     member.drop_checkpoint(event["file"])
     if member.state == "finished":
         reopen_member(run, member, event["t"])
+        member.go_on_with(event.get("code", run.header.get("code")))
 
 
 def reopen_member(run: RunState, member: MemberState, t: float) -> None:

@@ -84,7 +84,7 @@ class MemberState:
         plan: what was measured for its exchange (`ensemble.comm.autotune.plan.ExchangePlan`); None where nothing
             was.
         checkpoint: the last `checkpoint` event whose file is not known to be damaged.  checkpoint_before: the one
-            before it, whose file is there until the member has finished.
+            before it, whose file is there until the member has ended.
         predictions: the digest of its saved predictions, by split; None where the log has none.
         is_alone: whether it prepares its own batches because shared ones were not those of its pipeline.
         kept: which evaluation has the weights that are kept, and the value of the objective; None: the last.
@@ -201,6 +201,11 @@ class MemberState:
     def find_other_code(self, code: str | None) -> str | None:
         """The fingerprint of other code than this that its checkpoint was trained with, at least in part."""
         return self.code if self.has_weights_of_other_code(code) else self.earlier_code
+
+    def go_on_with(self, code: str | None) -> None:
+        """Takes note of the fingerprint of the code that it trains with from here on."""
+        self.earlier_code = self.find_other_code(code)
+        self.code = code
 
     @property
     def is_declared(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ensemble.store.checkpoint import load_checkpoint, weights_sha256
+from ensemble.store.checkpoint import load_checkpoint
 from ensemble.store.digests import find_digest
 from ensemble.store.errors import DamagedError
 from ensemble.store.member import MemberState
@@ -24,13 +24,8 @@ def read_checkpoint(run_dir: RunDir, member: MemberState, parts: Collection[str]
         DamagedError: there is none, or it is damaged.
         StoreError: it is of a newer version.
     """
-    path, digest = run_dir.valid_checkpoint(member), find_digest(member.checkpoint)
     with _naming_remedy(run_dir):
-        state = load_checkpoint(path, parts, digest)
-        known = (member.checkpoint or {}).get("weights_sha256") if digest is None else None
-        if known is not None and "model" in state and (found := weights_sha256(state["model"])) != known:
-            raise DamagedError(f"{path} has other weights ({found[:12]}) than the log says ({known[:12]})")
-        return state
+        return load_checkpoint(run_dir.valid_checkpoint(member), parts, find_digest(member.checkpoint))
 
 
 def read_predictions(run_dir: RunDir, member: MemberState, split: str, *, mapped: bool = False) -> Predictions:

@@ -13,7 +13,8 @@ class RunState:
 
     Attributes:
         header: the last `run_started` event; its fields are also `name`, `run_id` and so on.
-        started: Unix seconds of the first start.  updated: of the last event.  starts: how often it was started.
+        started: Unix seconds of the first start, or of the first event that is known of it.  updated: of the last
+            event.  starts: how often it was started, as far as that is known.
         idle_s: seconds in which nothing ran, from the last event before each further start to that start.
         members: by id, in the order in which they were declared.
         has_gpus: whether a node of it, in any of its starts, has had a GPU.

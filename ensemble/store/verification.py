@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ensemble.store.digests import digest_file, find_digest, open_checked
+from ensemble.store.checkpoint import load_checkpoint
+from ensemble.store.digests import OF_WEIGHTS, digest_file, find_digest, open_checked
 from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.initial_weights import load_initial_weights
 from ensemble.store.kept_code import find_unlogged_digest
@@ -122,6 +123,8 @@ def _check(
     file = str(path.relative_to(run_dir.path))
     try:
         with open_checked(path, digest, other):
+            if digest is not None and digest.startswith(OF_WEIGHTS):
+                load_checkpoint(path, (), digest)
             return FileCheck(file, kind, member, "not known" if digest is None else "whole")
     except FileNotFoundError:
         return FileCheck(file, kind, member, "missing", f"{path} is gone")

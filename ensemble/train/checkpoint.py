@@ -117,12 +117,8 @@ class FileCheckpointer:
     def load(self, on_damage: Callable[[str, str], None]) -> dict[str, Any] | None:
         """See `Checkpointer`."""
         member = self._identity.member
-        # One of this attempt itself, as when it is run again by hand, is newer than those that the job names.
-        own = self._files.newest_checkpoint(member, self._attempt)
-        named = [(self._files.member(member) / name, digest) for name, digest in self._checkpoints]
-        if own is not None:
-            named = [(own, None)]
-        for path, digest in named:
+        for name, digest in self._checkpoints:  # no others: the log vouches for these
+            path = self._files.member(member) / name
             try:
                 return read(path, self._identity, self._data, self._ensemble.elastic, digest)
             except DamagedError as error:

@@ -231,7 +231,11 @@ class EvaluatedMember:
         self._life.end_epoch(self._prepared())
 
     def _end_left_epoch(self) -> None:
-        """Where the function has left `epochs()` early: end the epoch in progress, and the member with it."""
+        """Where the function has left `epochs()` early: end the epoch in progress, and the member with it.
+
+        Raises:
+            TrainingError: it has trained no epoch.
+        """
         if not self._has_left:
             return
         self._has_left = False
@@ -241,7 +245,13 @@ class EvaluatedMember:
             self._end_epoch()
             life.conclude(self._prepared())
         elif not life.is_over:
-            life.stop_between_epochs(reason, self._prepared())
+            optimization = self._prepared()
+            if not life.at.epoch:
+                raise TrainingError(
+                    "the member has trained no epoch: its train function left member.epochs(), or never entered it, "
+                    "before the first step; train each epoch's member.batches(), with member.step() after each"
+                )
+            life.stop_between_epochs(reason, optimization)
 
     def use_weights(
         self, state_dict: Mapping[str, Tensor] | None, metrics: Mapping[str, float] | None = None

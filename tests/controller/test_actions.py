@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from property_examples import examples
 from test_controller import FAULTS, Simulated, an_ensemble, run, states
 
-from ensemble.controller.actions import AppendMemberLog, RemoveAttemptFiles, RemoveCheckpoints
+from ensemble.controller.actions import AppendMemberLog, RemoveAttemptFiles, RemoveCheckpoints, RemoveLeftovers
 from ensemble.controller.attempt import rendezvous_file
 from ensemble.controller.performer import Performer, add_exit_notes
 from ensemble.search.trials import make_trials
@@ -93,7 +93,9 @@ def test_a_launch_that_fails_comes_back_as_an_event_and_is_tried_again(tmp_path:
     assert {e["reason"] for e in failed} == {"lost"}
 
 
-def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("runs", [True, False])
+def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path, runs: bool) -> None:
+    """What it has written since the log named a file is left to it for as long as it runs."""
     run_dir = RunDir.create(tmp_path / "run", an_ensemble())
     FailureNote(run_dir, "member-0", 3).write("rank 1 broke", "error", True, 1)
     meeting = rendezvous_file(run_dir, "member-0", 3)
@@ -102,6 +104,7 @@ def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path) ->
     earlier, before, kept, unlogged = (run_dir.checkpoint("member-0", *position) for position in positions)
     for each in (earlier, before, kept, unlogged, run_dir.checkpoint("member-0", 2, 8, 0)):
         each.touch()
+    run_dir.predictions("member-0", "valid", 3).touch()
     exited = {"type": "exited", "member": "member-0", "attempt": 3, "rank": 1, "outcome": "failed"}
     assert add_exit_notes(exited, run_dir) == {
         **exited,
@@ -110,7 +113,9 @@ def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path) ->
     }
     assert add_exit_notes({**exited, "outcome": "finished"}, run_dir) == {**exited, "outcome": "finished"}
     performed = [
-        RemoveCheckpoints("member-0", 3, [kept.name, before.name]),
+        RemoveCheckpoints("member-0", 3, [kept.name, before.name])
+        if runs
+        else RemoveLeftovers("member-0", [kept.name]),
         RemoveAttemptFiles("member-0", 3),
         AppendMemberLog("member-0", "attempt 3: failed"),
     ]
@@ -118,7 +123,8 @@ def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path) ->
     log = EventLog(run_dir.events)
     assert Performer(run_dir, Simulated(), log, trials).perform(performed) == []
     log.close()
-    assert set(run_dir.member("member-0").glob("checkpoint-*")) == {before, kept, unlogged}
+    assert set(run_dir.member("member-0").glob("checkpoint-*")) == ({before, kept, unlogged} if runs else {kept})
+    assert run_dir.predictions("member-0", "valid", 3).exists() == runs
     assert not meeting.exists()
     assert add_exit_notes(exited, run_dir)["note"] is None
     assert run_dir.log("member-0").read_text().endswith("attempt 3: failed\n")

@@ -75,6 +75,13 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def forget_digests(run_dir: RunDir) -> None:
+    """Make the log one of an earlier version, which has no digests of files."""
+    lines = [json.loads(line) for line in run_dir.events.read_text().splitlines()]
+    kept = [{k: v for k, v in line.items() if k not in ("digest", "files")} for line in lines]
+    run_dir.events.write_text("".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in kept))
+
+
 def stop_at(epoch: int, run_dir: Path) -> Callable[[dict[str, Any]], None]:
     def stop(event: dict[str, Any]) -> None:
         if event["type"] == "checkpoint" and event["epoch"] == epoch:
@@ -98,9 +105,13 @@ def test_a_damaged_checkpoint_is_never_gone_on_from(
     save_checkpoint(last, state)
     again = shutil.copytree(path, tmp_path / "again")
     flip(RunDir(again).member("member-0") / before.name)
+    old, own = (shutil.copytree(path, tmp_path / name) for name in ("old", "own"))
+    forget_digests(RunDir(old))
+    assert main(["verify", str(old)]) == 1, "a log of an earlier version has a digest of the weights"
+    shutil.copy(last, RunDir(own).checkpoint("member-0", member.attempts, EPOCHS, 0))  # no log vouches for it
 
     position = member.checkpoint_before["epoch"], member.checkpoint_before["step"]
-    for folder, begins in ((path, position), (again, (0, 0))):
+    for folder, begins in ((path, position), (again, (0, 0)), (old, position), (own, position)):
         train(folder, tmp_path / "account")
         events = read_events(folder / "events.jsonl")
         said = [event for event in events if event["type"] == "damaged"]

@@ -230,6 +230,37 @@ def test_a_widened_member_waits_to_be_placed_again() -> None:
     assert member.identity["workers"] == 2 and len(member.history) == 1
 
 
+@pytest.mark.parametrize("ending", ["pruned", "cancelled", "failed", "finished"])
+def test_a_member_that_has_ended_needs_its_last_checkpoint_only(ending: str) -> None:
+    saved = [of("checkpoint", epoch=n, step=0, path=f"p{n}") for n in (1, 2)]
+    member = fold(story(*BEGUN, *saved)).members["member-0"]
+    assert [name for name, _ in member.list_checkpoints()] == ["p2", "p1"]
+    assert fold(story(*BEGUN, *saved, of(ending))).members["member-0"].list_checkpoints() == [("p2", None)]
+
+
+def test_a_member_that_is_repaired_goes_on_with_the_present_code_for_all_who_read_the_log() -> None:
+    """The controller applies the repair before the start that logs it, too."""
+    start, again, more = ((kind, {**fields, "code": code}) for code in "abc" for kind, fields in [started(code != "a")])
+    saved = [of("checkpoint", epoch=1, step=0, path="p"), of("finished")]
+    events = story(start, *BEGUN[1:], *saved, again, more, of("damaged", file="predictions", code="c"))
+    controller = fold(events[:-2])
+    apply_event(controller, events[-1])
+    controller.updated = events[-3]["t"]
+    for event in events[-2:]:
+        apply_event(controller, event)
+    assert controller == fold(events)
+    assert (controller.members["member-0"].code, controller.members["member-0"].earlier_code) == ("c", "a")
+
+
+def test_a_run_whose_first_start_is_lost_has_been_at_work_since_its_first_event() -> None:
+    hole = ("unreadable", {"offset": 0, "bytes": 9})
+    ended = ("run_finished", {"wall_s": 1.0})
+    events = story(hole, *BEGUN[1:], started(resumed=True), ended)
+    events[0]["t"] = 0.0
+    state = fold(events)
+    assert (state.started, state.wall_s) == (101.0, 4.0)
+
+
 @pytest.mark.parametrize(
     ("action", "split", "is_alone", "has_checkpoint"),
     [

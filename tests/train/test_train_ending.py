@@ -74,6 +74,15 @@ def test_an_epoch_that_is_left_in_the_middle_is_refused_with_what_to_call(tmp_pa
         assert "epoch 1 was left after 2 of 5 steps" in said and "member.stop(reason)" in said
 
 
+def test_a_member_that_has_trained_no_epoch_has_not_finished(tmp_path: Path) -> None:
+    def never(member: Any) -> None:
+        model = cases.plain(member.params)
+        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    for name, loop in (("break before", cases.ending("break before", -1)), ("never", never)):
+        assert "has trained no epoch" in failed(*train(tmp_path / name, loop))["error"], name
+
+
 def test_a_member_that_has_ended_itself_trains_no_more_when_it_is_resumed(tmp_path: Path) -> None:
     options = {"epochs": 6, **KEPT["swa"]}
     whole = finished(tmp_path / "whole", cases.ending("stop", 1), **options)
