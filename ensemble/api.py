@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ensemble.controller.changes import check_code, check_data, check_edits, check_same, find_code_change
@@ -35,6 +35,7 @@ from ensemble.store import (
     remove_unused_code,
     write_request,
 )
+from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
 
@@ -145,6 +146,7 @@ def submit(
     fresh: bool = False,
     group_read: bool = False,
     code: Code | None = None,
+    checked: Sequence[FileCheck] | None = None,
 ) -> Run:
     """Start a run, or continue the run that this ensemble already has in that directory.
 
@@ -166,6 +168,7 @@ def submit(
         fresh: if there is a run already, leave it unchanged and start a new one in a directory beside it.
         group_read: let the group of the run directory read it; by default only its owner can.
         code: the result of `code_of(ensemble)`, where it is known already.
+        checked: how the files of members that have ended were found, where they were read already.
 
     Returns:
         A handle, when nodes have been found and the declaration can run on them.
@@ -197,7 +200,7 @@ def submit(
         in_use |= {state.header["code"]} if state.header.get("code") else set()
     made = RunDir.create(known.path, ensemble, spec_file, code, group_read=group_read, executor=executor)
     remove_unused_code(made.path / "code", in_use)
-    return _start(made, ensemble, code, runner, on_event)
+    return _start(made, ensemble, code, runner, on_event, checked=checked)
 
 
 def choose_free_path(path: str | os.PathLike[str]) -> Path:
@@ -217,6 +220,7 @@ def resume(
     *,
     accept_code: bool = False,
     epochs: int | None = None,
+    checked: Sequence[FileCheck] | None = None,
 ) -> Run:
     """Continue a run that was stopped or killed, with the declaration and the code that are kept in its directory.
 
@@ -234,6 +238,7 @@ def resume(
         accept_code: continue although members were trained with other code, of modules that are not kept in the
             run.
         epochs: train the members for so many epochs, more than they were declared with.
+        checked: as in `submit`.
 
     Raises:
         SpecError: `epochs` is no integer of at least 1.
@@ -258,7 +263,7 @@ def resume(
     check_data(state, ensemble, known.path)
     check_code(state, code, known, accept=accept_code)
     check_edits(code, known, accept=accept_code)
-    return _start(known, ensemble, code, runner, on_event, extension)
+    return _start(known, ensemble, code, runner, on_event, extension, checked)
 
 
 def read_begun(run_dir: RunDir) -> RunState:
@@ -286,6 +291,7 @@ def _start(
     executor: Executor,
     on_event: Callable[[Event], None] | None,
     extension: Extension | None = None,
+    checked: Sequence[FileCheck] | None = None,
 ) -> Run:
     for row in ensemble.list_overlaps():
         log.warning("%s", describe_overlap(row))
@@ -308,7 +314,15 @@ def _start(
                 handle.show_progress()
 
         controller = Controller(
-            run_dir, ensemble, executor, events, state, on_event=follow, code=code, extension=extension
+            run_dir,
+            ensemble,
+            executor,
+            events,
+            state,
+            on_event=follow,
+            code=code,
+            extension=extension,
+            checked=checked,
         )
         try:
             controller.open(check)

@@ -112,6 +112,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
     with repeat_lost_signals():
         from ensemble.api import choose_free_path, submit
         from ensemble.controller.changes import check_code, check_same, has_corrected_member, is_combined_otherwise
+        from ensemble.controller.repair import check_ended
         from ensemble.controller.unfinished import explain_rest
         from ensemble.store import RunDir, fold, read_events
         from ensemble.user_code.fingerprint import code_of
@@ -122,6 +123,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
     if options.fresh and (free := choose_free_path(run_dir)) != run_dir.path:
         print(f"starting a new run in {free}; {run_dir.path} is not changed", file=sys.stderr)
         run_dir = RunDir(free)
+    checked = None
     if run_dir.events.exists() and run_dir.info["name"] == ensemble.name:
         state = fold(read_events(run_dir.events))
         declared = ensemble.search.trials if ensemble.search else len(ensemble.members or ())
@@ -129,13 +131,14 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
         if over and len(state.members) >= declared:
             check_same(state, ensemble, run_dir.path)
             check_code(state, code, run_dir, accept=accept)
-            rest = explain_rest(run_dir, state)
+            checked = check_ended(run_dir, state, code.fingerprint)
+            rest = explain_rest(state, checked)
             if rest is None and is_combined_otherwise(state, ensemble):
                 rest = "its members are combined again as is declared now"
             if rest is None:
                 return _show_finished(run_dir, state, options)
             print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
-    known = {"accept_code": accept, "group_read": options.group_read, "code": code}
+    known = {"accept_code": accept, "group_read": options.group_read, "code": code, "checked": checked}
     with _serve_page(run_dir, options):
         return _run_to_end(
             lambda on_event: submit(ensemble, run_dir, options.executor, on_event, spec_file, **known), options
@@ -153,6 +156,7 @@ def resume(options: argparse.Namespace) -> int:
     """Continue a run that was stopped or killed; in a run in progress, members that are paused."""
     from ensemble.api import read_begun
     from ensemble.api import resume as resume_run
+    from ensemble.controller.repair import check_ended
     from ensemble.controller.unfinished import explain_rest
     from ensemble.store import RunDir, is_locked, read_events
 
@@ -167,13 +171,14 @@ def resume(options: argparse.Namespace) -> int:
     if options.member is not None:
         command = format_command("resume", options.run_dir)
         raise SpecError(f"{options.run_dir} is not in progress; {command} continues all members")
-    state = read_begun(run_dir)
+    state, checked = read_begun(run_dir), None
     if options.epochs is None and _is_finished(state, state.header.get("code")):
-        rest = explain_rest(run_dir, state)
+        checked = check_ended(run_dir, state, state.header.get("code"))
+        rest = explain_rest(state, checked)
         if rest is None:
             return _show_finished(run_dir, state, options)
         print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
-    how = {"accept_code": options.accept_code, "epochs": options.epochs}
+    how = {"accept_code": options.accept_code, "epochs": options.epochs, "checked": checked}
     return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)
 
 

@@ -21,7 +21,7 @@ from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.finalize import Finalizer
 from ensemble.controller.performer import EventReader, Performer
-from ensemble.controller.repair import plan_repairs
+from ensemble.controller.repair import check_ended, plan_repairs
 from ensemble.controller.session import Session, Setup
 from ensemble.controller.starts import check_fit, check_starts, find_redeclared, list_declared
 from ensemble.executors import ClusterLostError, Executor
@@ -36,7 +36,7 @@ from ensemble.spec import Ensemble, SpecError, resolve_loggers
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, receive_requests, revision, versions
 from ensemble.store.event_handlers import extend_members
 from ensemble.store.files import format_command
-from ensemble.store.verification import list_digests
+from ensemble.store.verification import FileCheck, list_digests
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
 
@@ -60,6 +60,7 @@ class Controller:
         stop_timeout_s: how long members may take to write a checkpoint when the run is stopped, in seconds.
         code: the ensemble's code; None: it is read now.
         extension: more epochs for members that have ended.
+        checked: how the files of members that have ended were found (`check_ended`); None: they are read by `open`.
 
     Attributes:
         session: decides; it exists once `open` has returned.
@@ -79,10 +80,11 @@ class Controller:
         stop_timeout_s: float = 60.0,
         code: Code | None = None,
         extension: Extension | None = None,
+        checked: Sequence[FileCheck] | None = None,
     ) -> None:
         self.run_dir, self.ensemble, self.executor, self.state = run_dir, ensemble, executor, state
         self.lock = threading.RLock()
-        self._extension = extension
+        self._extension, self._checked = extension, checked
         self._code = code or code_of(ensemble)  # before user code runs, which may change what it finds in globals
         self._finalizer = Finalizer(run_dir, ensemble)
         self._events, self._on_event, self._stop_timeout_s = events, on_event, stop_timeout_s
@@ -114,6 +116,8 @@ class Controller:
             early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
             # By processes of an earlier start that was killed.
             left, files = read_unreported(self.run_dir.usage, self._status.read_account)
+            check_starts(self.ensemble, self.state)
+            repairs = self._plan_repairs(check)
             self._nodes = self.executor.open(self.run_dir, self.ensemble, self.handle)
             self._tally = Tally(self.run_dir.usage, lambda: self._clock.list_usage(self._driver_node))
             check()
@@ -121,12 +125,6 @@ class Controller:
             stream.check()
             cluster = self._nodes if self.executor.cluster is None else self.executor.cluster
             check_fit(self.ensemble, cluster, has_gpus=self.state.has_gpus)
-            check_starts(self.ensemble, self.state)
-            if (
-                self._extension is not None
-            ):  # as the first event of the log will do: a searcher reads the state now
-                extend_members(self.state, self._extension.as_event(), self._events.read_clock())
-            repairs = plan_repairs(self.run_dir, self.ensemble, self.state, self._events.read_clock())
             # The searcher names its study by these before the first event is logged.
             self.state.name, self.state.objective = self.ensemble.name, self.ensemble.objective or "accuracy"
             self.state.run_id = self.state.run_id or self.run_dir.info.get("run_id") or uuid.uuid4().hex
@@ -177,6 +175,17 @@ class Controller:
         except BaseException:
             self._close()
             raise
+
+    def _plan_repairs(self, check: Callable[[], None]) -> list[Event]:
+        """The events by which this start mends damage. The state is as they, and `extended`, will leave it: a
+        searcher reads it before they are logged.
+        """
+        if self._extension is not None:
+            extend_members(self.state, self._extension.as_event(), self._events.read_clock())
+        found, code = self._checked, self._code.fingerprint
+        if found is None:
+            found = check_ended(self.run_dir, self.state, code, check)
+        return plan_repairs(self.run_dir, self.ensemble, self.state, found, code, self._events.read_clock())
 
     def _refuse_without_locks(self) -> None:
         """Refuse members of several workers where files cannot be locked: they meet by a file that torch locks."""

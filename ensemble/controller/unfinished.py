@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 
 from ensemble.controller.changes import has_failed_combination
 from ensemble.controller.finalize import Finalizer
 from ensemble.store import RunDir, RunState, StoreError, WriteError
-from ensemble.store.verification import check_code, check_member, check_results
+from ensemble.store.verification import FileCheck, check_results
 
 
-def explain_rest(run_dir: RunDir, state: RunState) -> str | None:
+def explain_rest(state: RunState, found: Sequence[FileCheck]) -> str | None:
     """Why a run whose members have all ended is to be started again; None where it is not.
 
-    The files of its finished members are read.
+    Args:
+        found: by `ensemble.controller.repair.check_ended`.
     """
     if has_failed_combination(state):
         return "its members, which could not be combined, are now"
@@ -23,10 +24,9 @@ def explain_rest(run_dir: RunDir, state: RunState) -> str | None:
     ended = sum(((state.ended or {}).get("states") or {}).values())
     if ended > len(state.members):
         return f"the log has lost {ended - len(state.members)} of its members, which are trained again"
-    checks = (check_code(run_dir, state), *(check_member(run_dir, member) for member in finished))
-    for found in itertools.chain.from_iterable(checks):
-        if not found.is_sound:
-            return f"{found.file} is {found.condition}, and is made again"
+    for each in found:
+        if not each.is_sound:
+            return f"{each.file} is {each.condition}, and is made again or removed"
     if finished and state.combined is None:
         return "the log has lost how its members were combined, and they are combined again"
     return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +14,13 @@ from ensemble.store.digests import OF_WEIGHTS, digest_file, find_digest, open_ch
 from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.initial_weights import load_initial_weights
 from ensemble.store.kept_code import find_unlogged_digest
-from ensemble.store.member import MemberState
+from ensemble.store.member import ENDED, MemberState
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
+
+#: Files that are read at a time, and how often it is asked meanwhile whether to go on, in seconds.
+READERS = 4
+POLL_S = 0.1
 
 Condition = Literal["whole", "damaged", "missing", "read around", "not known"]
 #: What is not as it should be.
@@ -59,8 +65,7 @@ def verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
     if not state.holes:
         yield FileCheck(log, "log", None, "whole")
     yield from check_code(run_dir, state)
-    for member in state.members.values():
-        yield from check_member(run_dir, member)
+    yield from check_members(run_dir, list(state.members.values()))
     yield from check_results(run_dir, state)
 
 
@@ -71,10 +76,36 @@ def check_code(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
         yield _check(run_dir, path, digest, "code", None, find_unlogged_digest(path, run_dir.path / "code"))
 
 
-def check_member(run_dir: RunDir, member: MemberState) -> Iterator[FileCheck]:
+def check_members(
+    run_dir: RunDir, members: Sequence[MemberState], check: Callable[[], None] = lambda: None
+) -> list[FileCheck]:
+    """Check the files of members, several at a time.
+
+    Args:
+        check: called now and then; an exception from it, as from a signal, ends the reading at once.
+    """
+    is_over = threading.Event()
+
+    def stop() -> None:
+        if is_over.is_set():
+            raise CancelledError
+
+    with ThreadPoolExecutor(READERS) as pool:
+        try:
+            found = [pool.submit(lambda each: list(_check_member(run_dir, each, stop)), each) for each in members]
+            while wait(found, POLL_S).not_done:
+                check()
+        except BaseException:
+            is_over.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+        return [each for future in found for each in future.result()]
+
+
+def _check_member(run_dir: RunDir, member: MemberState, stop: Callable[[], None]) -> Iterator[FileCheck]:
     """Check the files of a member that it goes on from, and that its ensemble is made of."""
     folder = run_dir.member(member.id)
-    lineage = member.identity.get("lineage")
+    lineage = member.identity.get("lineage") if member.state not in ENDED or member.is_resumable(None) else None
     if lineage and lineage["warm"] and lineage["weights_sha256"] is not None and member.checkpoint is None:
         file = str(run_dir.initial_weights(member.id).relative_to(run_dir.path))
         try:
@@ -84,9 +115,10 @@ def check_member(run_dir: RunDir, member: MemberState) -> Iterator[FileCheck]:
             yield FileCheck(file, "initial weights", member.id, "damaged", str(error))
     for event in (member.checkpoint, member.checkpoint_before):
         if event is not None:
-            yield _check(run_dir, folder / Path(event["path"]).name, find_digest(event), "checkpoint", member.id)
-    for split, digest in (member.predictions or {}).items():
-        yield _check(run_dir, run_dir.predictions(member.id, split), digest, "predictions", member.id)
+            path, digest = folder / Path(event["path"]).name, find_digest(event)
+            yield _check(run_dir, path, digest, "checkpoint", member.id, stop=stop)
+    for split, known in (member.predictions or {}).items():
+        yield _check(run_dir, run_dir.predictions(member.id, split), known, "predictions", member.id, stop=stop)
 
 
 def check_results(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
@@ -118,11 +150,17 @@ def list_digests(run_dir: RunDir, known: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check(
-    run_dir: RunDir, path: Path, digest: str | None, kind: str, member: str | None, other: str | None = None
+    run_dir: RunDir,
+    path: Path,
+    digest: str | None,
+    kind: str,
+    member: str | None,
+    other: str | None = None,
+    stop: Callable[[], None] = lambda: None,
 ) -> FileCheck:
     file = str(path.relative_to(run_dir.path))
     try:
-        with open_checked(path, digest, other):
+        with open_checked(path, digest, other, stop):
             if digest is not None and digest.startswith(OF_WEIGHTS):
                 load_checkpoint(path, (), digest)
             return FileCheck(file, kind, member, "not known" if digest is None else "whole")

@@ -6,6 +6,9 @@ import contextlib
 import json
 import os
 import shutil
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,6 +164,73 @@ def test_repair_trains_again_what_nothing_else_can_give(
     after = state_of(run.path)
     assert (combined(after), digests(after)) == (combined(before), digests(before))
     assert [member.attempts for member in after.members.values()] == [2, 1]
+
+
+def test_all_is_read_once_before_anything_starts_and_a_signal_ends_that(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ensemble.executors.inline import InlineExecutor as Inline
+    from ensemble.store import digests as module
+
+    state = state_of(run.path)
+    flip(run.valid_checkpoint(state.members["member-0"]))
+    done: list[str] = []
+    digest_file, open_executor = module.digest_file, Inline.open
+
+    def hold(path: Any, check: Callable[[], None] = lambda: None) -> str:
+        threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
+        while True:  # a file that is very long
+            check()
+            time.sleep(0.001)
+
+    def note_read(path: Any, check: Callable[[], None] = lambda: None) -> str:
+        done.append(os.path.realpath(path))
+        return digest_file(path, check)
+
+    def note_open(self: Inline, *given: Any) -> Any:
+        done.append("open")
+        return open_executor(self, *given)
+
+    monkeypatch.setattr(Inline, "open", note_open)
+    monkeypatch.setattr(module, "digest_file", hold)
+    assert main(["resume", str(run.path)]) == 130
+    with pytest.raises(KeyboardInterrupt):
+        ensemble.resume(run.path)
+    monkeypatch.setattr(module, "digest_file", note_read)
+    assert main(["resume", str(run.path)]) == 0
+    known = state.members["member-1"]
+    files = run.valid_checkpoint(known), run.predictions(known.id, "valid")
+    before = done[: done.index("open")]
+    assert [before.count(str(file)) for file in files] == [1, 1] and done.count(str(files[0])) == 1
+
+
+@pytest.mark.parametrize("ending", ["failed", "pruned"])
+def test_a_damaged_checkpoint_that_nothing_needs_is_removed(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever its end, only its last checkpoint is kept, and what a kill has left is swept at the next start."""
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+    path, account = tmp_path / "run", tmp_path / "account"
+    faults = {1: {"fault": "nan", "after": 14}}
+    made = declared(account, (1, 1), step_s=0.0, epochs=EPOCHS, of_member=faults)
+    ensemble.submit(made, path, "inline").wait()
+    run_dir = RunDir(path)
+    if ending == "pruned":
+        content = run_dir.events.read_text().replace('"type":"failed"', '"type":"pruned"')
+        run_dir.events.write_text(content)
+    member = state_of(path).members["member-1"]
+    assert member.state == ending
+    last = run_dir.valid_checkpoint(member)
+    assert list(run_dir.member("member-1").glob("checkpoint-*")) == [last]
+    left = run_dir.checkpoint("member-0", 0, 99, 0), run_dir.predictions("member-0", "valid", 7)
+    for each in left:
+        each.touch()
+    flip(last)
+    assert main(["verify", str(path)]) == 1
+    assert main(["verify", str(path), "--repair", "--allow-failed"]) == 0
+    assert f"{last} is damaged" in caplog.text and "nothing needs it" in caplog.text
+    assert not any(each.exists() for each in (last, *left))
+    assert main(["verify", str(path)]) == 0
 
 
 def test_damaged_code_is_not_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
