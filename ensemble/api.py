@@ -15,6 +15,7 @@ from pathlib import Path
 from ensemble.controller.changes import check_code, check_data, check_edits, check_same, find_code_change
 from ensemble.controller.controller import Controller
 from ensemble.controller.extension import Extension, extend_ensemble, find_extended_epochs, plan_extension
+from ensemble.controller.repair import restore_files
 from ensemble.executors import Executor, make_executor
 from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, raise_interrupted
 from ensemble.reporting.notebook import LiveView
@@ -251,6 +252,7 @@ def resume(
     if epochs is not None and is_locked(known.events):
         raise StoreError(f"{known.path} is in progress: its members can have more epochs when it has ended")
     state = read_begun(known)
+    restore_files(known, state)
     runner = make_executor(executor or state.executor or known.info.get("executor") or "ray")
     ensemble, extension = known.load_ensemble(), None
     if epochs is not None:

@@ -156,7 +156,7 @@ def resume(options: argparse.Namespace) -> int:
     """Continue a run that was stopped or killed; in a run in progress, members that are paused."""
     from ensemble.api import read_begun
     from ensemble.api import resume as resume_run
-    from ensemble.controller.repair import check_ended
+    from ensemble.controller.repair import check_ended, restore_files
     from ensemble.controller.unfinished import explain_rest
     from ensemble.store import RunDir, is_locked, read_events
 
@@ -173,6 +173,7 @@ def resume(options: argparse.Namespace) -> int:
         raise SpecError(f"{options.run_dir} is not in progress; {command} continues all members")
     state, checked = read_begun(run_dir), None
     if options.epochs is None and _is_finished(state, state.header.get("code")):
+        restore_files(run_dir, state)
         checked = check_ended(run_dir, state, state.header.get("code"))
         rest = explain_rest(state, checked)
         if rest is None:

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 def verify_run(options: argparse.Namespace) -> int:
     """Show what is whole, damaged and missing; the exit status is 1 where something is not whole.
 
-    With `--repair` the run is resumed first where something is not.
+    With `--repair` what is not is made again first: the run is resumed for it where copies and the log do not do.
     """
-    from ensemble.store import RunDir, is_locked
+    from ensemble.controller.repair import restore_files
+    from ensemble.store import RunDir, fold, is_locked, read_events
 
     run_dir = RunDir(options.run_dir)
     found = _read(run_dir)
@@ -30,9 +31,12 @@ def verify_run(options: argparse.Namespace) -> int:
         for each in found:
             if not each.is_sound:
                 print(f"ensemble: {each.file}: {each.detail}", file=sys.stderr)
-        status = resume(argparse.Namespace(**{**vars(options), "member": None, "epochs": None, "json": None}))
-        if status == EXIT_FAILED:
-            return status
+        restore_files(run_dir, fold(read_events(run_dir.events)))
+        if not all(each.is_sound or each.kind == "code" for each in found):
+            how = {"member": None, "epochs": None, "json": None}
+            status = resume(argparse.Namespace(**{**vars(options), **how}))
+            if status == EXIT_FAILED:
+                return status
         found = _read(run_dir)
     unsound = [each for each in found if not each.is_sound]
     print_lines(options, *_format(found).splitlines())

@@ -159,7 +159,7 @@ class RemoveCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class RemoveLeftovers:
-    """Remove checkpoints but those of these names, and predictions that are in part, of a member that does not run."""
+    """Remove unfinished predictions and all checkpoints but these of a member that does not run."""
 
     member: str
     kept: Sequence[str]

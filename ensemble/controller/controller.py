@@ -60,7 +60,7 @@ class Controller:
         stop_timeout_s: how long members may take to write a checkpoint when the run is stopped, in seconds.
         code: the ensemble's code; None: it is read now.
         extension: more epochs for members that have ended.
-        checked: how the files of members that have ended were found (`check_ended`); None: they are read by `open`.
+        checked: how the files of members that have ended were found (`check_ended`); None: `open` reads them.
 
     Attributes:
         session: decides; it exists once `open` has returned.
@@ -213,7 +213,7 @@ class Controller:
             "data": training_data(ensemble),
             "overlap": ensemble.list_overlaps(),
             "code": self._code.fingerprint,
-            "files": list_digests(self.run_dir, self.state.header.get("files") or {}),
+            "files": list_digests(self.run_dir, self.state),
             "energy": ensemble.energy.as_event(),
             "versions": versions(),
             "revision": self.run_dir.info.get("revision") or revision(self.run_dir.path),

@@ -290,9 +290,16 @@ def _remove_checkpoints(run_dir: RunDir, member: str, attempt: int | None, kept:
     known = {path for _, path in present}
     for path in run_dir.member(member).glob("checkpoint*.safetensors"):
         if path not in known and path.name not in kept:  # as an earlier version named it
-            path.unlink(missing_ok=True)
+            _unlink(path)
     last = max((position for position, path in present if path.name in kept), default=None)
     for position, path in present:
         is_newer = position[0] == attempt and (last is None or position > last)
         if path.name not in kept and not is_newer:
-            path.unlink(missing_ok=True)
+            _unlink(path)
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # it takes room, and no more
+        log.warning("%s is not needed, and cannot be removed: %s", path, error)

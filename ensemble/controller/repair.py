@@ -1,12 +1,13 @@
-"""What a start of a run does about damage: files of members that have ended, and declarations that the log lost.
+"""What a start of a run does about damage: files of members that have ended, the code, and what the log lost.
 
 A member that trains finds damage of its checkpoint itself (`ensemble.train.checkpoint`). One that has finished is
-opened again here: it goes on from its last whole checkpoint, which may be its end, and saves predictions again. One
-that has ended otherwise does without.
+opened again here: it goes on from its last whole checkpoint, which may be its end, and saves predictions again.
+One that has ended otherwise does without.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -15,11 +16,79 @@ from typing import Any
 
 from ensemble.controller.actions import Event
 from ensemble.spec import Ensemble, Identity
-from ensemble.store import MemberState, RunDir, RunState, StoreError, apply_event, read_checkpoint
+from ensemble.store import (
+    DamagedError,
+    EventLog,
+    MemberState,
+    RunDir,
+    RunState,
+    StoreError,
+    apply_event,
+    read_checkpoint,
+)
+from ensemble.store.digests import digest_bytes
+from ensemble.store.files import encode_json, write_bytes
+from ensemble.store.kept_code import describe_code
 from ensemble.store.member import ENDED
-from ensemble.store.verification import FileCheck, check_members, describe_hole
+from ensemble.store.rundir import ANEW, VERSION
+from ensemble.store.verification import FileCheck, check_code, check_members, describe_hole
+from ensemble.user_code.fingerprint import code_of
 
 log = logging.getLogger(__name__)
+
+
+def restore_files(run_dir: RunDir, state: RunState) -> None:
+    """Make again what is damaged or gone of the declaration and the code: from the log, or from other copies.
+
+    Raises:
+        DamagedError: no copy is left of what a start needs; the message says what to do.
+    """
+    for found in check_code(run_dir, state):
+        if found.is_sound:
+            continue
+        path = run_dir.path / found.file
+        content = next((each for each in _list_copies(run_dir, state, path) if each is not None), None)
+        if content is not None:
+            write_bytes(path, content)
+            log.warning("%s; it was made again", found.detail)
+        elif path.suffix == ".py":  # for people
+            log.warning("%s; %s", found.detail, ANEW)
+        else:
+            raise DamagedError(f"{found.detail}; {ANEW}")
+
+
+def _list_copies(run_dir: RunDir, state: RunState, path: Path) -> Iterator[bytes | None]:
+    """Yields what a file of the declaration or the code was, as far as there are copies of it."""
+    name = str(path.relative_to(run_dir.path))
+    known = state.files.get(name, [])
+    if path == run_dir.info_file:
+        yield _restore_info(run_dir, state)
+    copies = [run_dir.path / other for other, digests in state.files.items() if set(digests) & set(known)]
+    if state.info.get("code"):
+        inside = path.relative_to(run_dir.path).parts
+        copies.append(Path(state.info["code"]).joinpath(*(inside[2:] if inside[0] == "code" else inside)))
+    for copy in copies:
+        with contextlib.suppress(OSError):
+            content = copy.read_bytes()
+            yield content if digest_bytes(content) in known else None
+    if path.name == "code.json":
+        with contextlib.suppress(StoreError, OSError):
+            content = describe_code(code_of(run_dir.load_ensemble(path.parent.name)))
+            yield content if digest_bytes(content) in known else None
+
+
+def _restore_info(run_dir: RunDir, state: RunState) -> bytes | None:
+    """What run.json says, by the log; one that differs from what it was is logged."""
+    if state.info:
+        return encode_json(state.info)
+    if not state.header:
+        return None
+    info = {"v": VERSION, "created": state.started}
+    info |= {name: state.header.get(name) for name in ("name", "run_id", "versions", "revision", "executor")}
+    content = encode_json(info)
+    with EventLog(run_dir.events) as events:
+        run_dir.log_files(events, {run_dir.info_file: content}, info)
+    return content
 
 
 def check_ended(

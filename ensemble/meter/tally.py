@@ -73,9 +73,12 @@ class Tally:
 
 
 def read_tallies(folder: Path) -> tuple[list[Event], list[Path]]:
-    """The `usage` events that killed processes have left, and their files."""
-    files = sorted(folder.glob("*.json"))
-    return [event for file in files for event in _read(file)], files
+    """The `usage` events that killed processes have left, and the files to `remove` when these are in the log.
+
+    What a kill or a power failure has left in part is removed with them.
+    """
+    files = sorted([*folder.glob("*.json"), *folder.glob("*.new")])
+    return [event for file in files if file.suffix == ".json" for event in _read(file)], files
 
 
 def read_unreported(folder: Path, read_account: Callable[[], Account]) -> tuple[list[Event], list[Path]]:
@@ -123,7 +126,11 @@ def remove(files: Sequence[Path]) -> None:
 
 def _read(file: Path) -> list[Event]:
     try:
-        return list(json.loads(file.read_text()))
+        events = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
-        log.warning("%s cannot be read: %s", file, error)
+        log.warning("%s cannot be read, and is left out: %s", file, error)
         return []
+    if isinstance(events, list) and all(isinstance(each, dict) and each.get("type") == "usage" for each in events):
+        return events
+    log.warning("%s holds no figures of use, and is left out", file)
+    return []

@@ -8,7 +8,7 @@ and the CRC-32 of zlib 2.9, and it is computed while the file is flushed to the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,14 +79,14 @@ def pin_file(path: str | os.PathLike[str]) -> Iterator[str]:
 def open_checked(
     path: str | os.PathLike[str],
     digest: str | None,
-    other: str | None = None,
+    others: Collection[str] = (),
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[str]:
     """Yields a name of a file, good until the end of the block, whose content has a digest; all readers use it.
 
     Args:
         digest: as the log has it; None: a log of an earlier version has none, and any content is accepted.
-        other: a digest that is as good: of what was written and is not in the log yet.
+        others: digests that are as good (`RunState.files`).
         check: see `digest_file`.
 
     Raises:
@@ -95,7 +95,7 @@ def open_checked(
     """
     with pin_file(path) as name:
         of_weights = digest is not None and digest.startswith(OF_WEIGHTS)  # `load_checkpoint` compares these
-        if digest is not None and not of_weights and (found := digest_file(name, check)) not in (digest, other):
+        if digest is not None and not of_weights and (found := digest_file(name, check)) not in (digest, *others):
             raise DamagedError(f"{path} is damaged: its digest is {found}, and was {digest} when it was written")
         yield name
 

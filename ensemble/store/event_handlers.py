@@ -18,6 +18,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 from ensemble.store.files import StoreError
+from ensemble.store.log_lines import add_files
 from ensemble.store.member import ENDED, Event, MemberState, Span
 from ensemble.store.state import RunState
 
@@ -80,7 +81,7 @@ OF_ATTEMPTS = frozenset(
 _OF_PLACED = frozenset(("started", "progress", "moved", "plan", "epoch", "checkpoint", "finished", "pruned"))
 
 #: Those at whose time a run need not have been at work.
-_TIMELESS = frozenset(("unreadable",))
+_TIMELESS = frozenset(("unreadable", "code_saved"))
 
 
 def apply_event(run: RunState, event: Event) -> None:
@@ -105,6 +106,9 @@ def _apply_to_run(run: RunState, event: Event) -> None:
     match event["type"]:
         case "unreadable":
             run.holes.append(event)
+        case "code_saved":
+            add_files(run.files, event)
+            run.info = event.get("info") or run.info
         case "power":
             run.node(event["node"]).watts = event.get("watts")
         case "feeder":
@@ -173,6 +177,7 @@ def extend_members(run: RunState, extended: Event, t: float) -> None:
 
 def _start_run(run: RunState, event: Event) -> None:
     run.header, run.ended = event, None
+    add_files(run.files, event)
     run.holes = [{**hole, "is_known": True} for hole in run.holes]
     if event.get("extended"):
         extend_members(run, event["extended"], event["t"])

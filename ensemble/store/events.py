@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import math
 import os
 import tempfile
@@ -30,7 +31,9 @@ from ensemble.store.files import (
     make_write_error,
     share_file_with_group,
 )
-from ensemble.store.log_lines import BATCH_BYTES, VERSION, end_of_events, read_batches
+from ensemble.store.log_lines import BATCH_BYTES, VERSION, end_of_events, measure_lost_end, read_batches
+
+log = logging.getLogger(__name__)
 
 READER_S = 0.001  # for a reader's lock to be gone
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -43,6 +46,7 @@ DURABLE = frozenset(("member", "checkpoint", "finished", "pruned", "stopped", "c
         "paused",
         "resumed",
         "asked",
+        "code_saved",
         "run_started",
         "combined",
         "run_finished",
@@ -158,12 +162,18 @@ class EventLog:
             time.sleep(READER_S)
 
     def _cut_torn_line(self) -> tuple[int, float]:
-        """Removes an incomplete last line. Returns the bytes of the log and the time of its last event."""
+        """Removes an incomplete last line. Returns the bytes of the log and the time of its last event.
+
+        Zeros at the end are no torn line: they stay, as a line of their own, and are said by all who read the log.
+        """
         size, last_t = os.fstat(self._descriptor).st_size, 0.0
         next(read_batches(self.path), None)  # refused where it is of a newer version
         since = whole = end_of_events(self.path, size - BATCH_BYTES)
         for events, offset in read_batches(self.path, since):
             last_t, whole = max(last_t, events[-1].get("t", 0.0)), offset
+        if lost := measure_lost_end(self.path, whole):
+            log.warning("%s: its last %d bytes are damaged, as by a power failure", self.path, lost)
+            return size + os.write(self._descriptor, b"\n"), last_t
         if whole < size:
             os.ftruncate(self._descriptor, whole)
         return whole, last_t

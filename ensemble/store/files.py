@@ -129,7 +129,7 @@ def make_write_error(path: Path, error: BaseException, needed_bytes: int | None 
     if is_disk_full(error) or "No space left" in str(error):
         free = shutil.disk_usage(path.parent).free / 2**20 if path.parent.is_dir() else 0.0
         needed = "" if needed_bytes is None else f", {max(needed_bytes / 2**20, 0.1):.1f} MiB needed"
-        run = next((each for each in path.parents if _has_begun(each)), None)
+        run = next((each for each in path.parents if has_begun(each)), None)
         then = "try again" if run is None else f"`ensemble resume {run}`"
         return WriteError(
             f"cannot write {path}: the disk or quota is full ({free:.1f} MiB free{needed}); make room, then {then}"
@@ -141,7 +141,8 @@ def make_write_error(path: Path, error: BaseException, needed_bytes: int | None 
     return WriteError(f"cannot write {path}: {error}")
 
 
-def _has_begun(folder: Path) -> bool:
+def has_begun(folder: Path) -> bool:
+    """Whether a run directory has a log with anything in it."""
     log = folder / "events.jsonl"
     return log.is_file() and log.stat().st_size > 0
 
@@ -199,7 +200,12 @@ def write_bytes(path: Path, content: bytes, like: Path | None = None) -> str:
 
 def write_json(path: Path, value: Any, like: Path | None = None) -> str:
     """`write_atomically` of JSON, indented for people; `like` as `write_bytes` has it."""
-    return write_bytes(path, (json.dumps(value, indent=2) + "\n").encode(), like)
+    return write_bytes(path, encode_json(value), like)
+
+
+def encode_json(value: Any) -> bytes:
+    """A value as `write_json` writes it."""
+    return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.store.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint, weights_sha256
-from ensemble.store.digests import find_digest, pin_file
+from ensemble.store.digests import pin_file
 from ensemble.store.files import (
     StoreError,
     fsync_directory,
@@ -82,7 +82,7 @@ def keep_checkpoint(run_dir: RunDir, checkpoint: Path, logged: Mapping[str, Any]
     path = _make_room(run_dir)
     _link_or_copy(checkpoint, path)
     try:
-        position = load_checkpoint(path, ("position",), find_digest(logged))["position"]
+        position = load_checkpoint(path, ("position",), logged.get("digest"))["position"]
         is_logged = all(logged.get(name) == position[name] for name in ("epoch", "step"))
         digest = logged.get("weights_sha256") if is_logged else None
         if digest is None:

@@ -1,7 +1,6 @@
 """Saves the code that members train with in the run directory, in `code/<fingerprint>/` for each version.
 
-    code.json       what it is made of: names and digests (`ensemble.user_code.fingerprint.Code`), and the digests
-                    of the other files, which also stand in the log once the run has started
+    code.json       what it is made of: names and digests (`ensemble.user_code.fingerprint.Code`)
     ensemble.pkl    the declaration with that code in it, as it was last submitted
     *.py            the user's modules, to be read, compared or taken up again by people
 
@@ -22,12 +21,12 @@ import os
 import shutil
 import sys
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.store.errors import OtherPythonError, StoreError
-from ensemble.store.files import fsync_directory, write_bytes, write_json
+from ensemble.store.files import encode_json, fsync_directory, write_bytes
 from ensemble.store.unpicklable import describe_unpicklable
 from ensemble.user_code.fingerprint import PYTHON, Code
 from ensemble.user_code.imports import users_modules
@@ -37,30 +36,36 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_CODE, _DECLARATION = "code.json", "ensemble.pkl"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
 
 
-def save_code(folder: Path, code: Code, declaration: bytes, current: Path) -> dict[str, str]:
-    """Saves the code of a declaration, and replaces the file `current` by that declaration.
+def list_code(folder: Path, code: Code, declaration: bytes) -> dict[Path, bytes]:
+    """The files of the code of a declaration, and what is in them.
 
     Args:
         folder: `code/<fingerprint>`.
-
-    Returns:
-        The digests of the files, by their paths from where `current` is.
     """
-    _make_private_directory(folder)
-    files: dict[str, str] = {}
+    files: dict[Path, bytes] = {}
     for module, file in code.sources.items():
         target = folder.joinpath(*module.split("."))
         is_package = file.name == "__init__.py"
         target = target / file.name if is_package else target.with_name(f"{target.name}.py")
-        _make_private_directory(target.parent)
-        files[str(target.relative_to(folder))] = write_bytes(target, file.read_bytes())
-    kept = folder / "ensemble.pkl"
-    files[kept.name] = write_bytes(kept, declaration)
-    stored = {"v": 1, "scheme": code.scheme, "python": code.python, "parts": dict(code.parts), "files": files}
-    made = {"code.json": write_json(folder / "code.json", stored), **files}
+        files[target] = file.read_bytes()
+    return {**files, folder / _DECLARATION: declaration, folder / _CODE: describe_code(code)}
+
+
+def describe_code(code: Code) -> bytes:
+    """What code.json holds."""
+    return encode_json({"v": 1, "scheme": code.scheme, "python": code.python, "parts": dict(code.parts)})
+
+
+def save_code(files: Mapping[Path, bytes], current: Path) -> None:
+    """Saves the code of a declaration (`list_code`), and replaces the file `current` by that declaration."""
+    for path, content in files.items():
+        _make_private_directory(path.parent)
+        write_bytes(path, content)
+    kept = next(path for path in files if path.name == _DECLARATION)
     link = current.with_name(f".{current.name}.{uuid.uuid4().hex}.tmp")
     try:
         os.link(kept, link)
@@ -68,27 +73,7 @@ def save_code(folder: Path, code: Code, declaration: bytes, current: Path) -> di
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        write_bytes(current, declaration)
-    inside = folder.relative_to(current.parent)
-    return {current.name: files[kept.name]} | {str(inside / name): digest for name, digest in made.items()}
-
-
-def find_unlogged_digest(path: Path, folders: Path) -> str | None:
-    """The digest of a file of code that was written, by code.json; it is not in the log where no run has begun.
-
-    Args:
-        path: a file in a folder of code, or a copy of `ensemble.pkl`.
-        folders: `code`, with a folder for each version of the code.
-    """
-    if folders not in path.parents:  # the copy of the latest of them
-        latest = max(folders.glob("*/code.json"), key=lambda each: each.stat().st_mtime, default=None)
-        return None if latest is None else find_unlogged_digest(latest.with_name(path.name), folders)
-    folder = folders / path.relative_to(folders).parts[0]
-    try:
-        known = json.loads((folder / "code.json").read_text())["files"][str(path.relative_to(folder))]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return str(known)
+        write_bytes(current, files[kept])
 
 
 def _make_private_directory(path: Path) -> None:
@@ -102,7 +87,7 @@ def _make_private_directory(path: Path) -> None:
 def load_code(folder: Path) -> Code | None:
     """Returns the names and digests of the code in a folder; None where it is missing or unreadable."""
     try:
-        stored = json.loads((folder / "code.json").read_text())
+        stored = json.loads((folder / _CODE).read_text())
         return Code(stored["python"], dict(stored["parts"]), scheme=stored.get("scheme", 1))
     except (OSError, ValueError, KeyError, TypeError):
         return None

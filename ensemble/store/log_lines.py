@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,31 @@ BATCH_BYTES = 2**20
 def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns all complete events of a log; see `read_batches` for what is damaged.
 
+    Zeros at its end, which a power failure leaves, are damage, too.
+
     Raises:
         StoreError: there is no log, it cannot be read at all, or its format is newer.
     """
-    return read_events_from(path, 0)[0]
+    events, end = read_events_from(path, 0)
+    if size := measure_lost_end(path, end):
+        hole = {"type": UNREADABLE, "offset": end, "bytes": size, "until": None}
+        events.append({"v": VERSION, "t": events[-1]["t"] if events else 0.0, **hole})
+    return events
+
+
+def measure_lost_end(path: str | os.PathLike[str], offset: int) -> int:
+    """Returns how many bytes are behind the last event of a log, if zeros are among them; else 0.
+
+    A line that a dying process left torn has none, nor has one that is being written on this machine. A log that
+    another machine writes may show some for a moment, so that nobody who follows it goes by this.
+
+    Raises:
+        OSError: the log is unreadable.
+    """
+    with open(path, "rb") as file:
+        file.seek(offset)
+        rest = file.read()
+    return len(rest) if b"\0" in rest else 0
 
 
 def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[dict[str, Any]], int]:
@@ -45,18 +66,31 @@ def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[di
     return found, end
 
 
-def read_last(path: str | os.PathLike[str], type: str) -> dict[str, Any] | None:
-    """Returns the last event of a type, without reading the others; None where there is none.
+def read_files(path: str | os.PathLike[str]) -> dict[str, list[str]]:
+    """Returns the digests of the declaration and the code by a log (`RunState.files`), without reading the rest.
 
     Raises:
-        OSError: there is no log, or it is unreadable.
+        OSError: it is unreadable.
     """
-    sought, found = f'"type":"{type}"'.encode(), None
-    with open(path, "rb") as file:
+    known: dict[str, list[str]] = {}
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for line in file:
-            if sought in line and _is_event(event := _parse_line(line)) and event["type"] == type:
-                found = event
-    return found
+            if b'"files":{' in line and _is_event(event := _parse_line(line)):
+                add_files(known, event)
+    return known
+
+
+def add_files(known: dict[str, list[str]], event: Mapping[str, Any]) -> None:
+    """Updates the digests of the declaration and the code by an event.
+
+    `code_saved` comes before files are written, so that those of before are as good until a run has begun with the
+    new ones, as its `run_started` says.
+    """
+    if event["type"] == "run_started" and event.get("files"):
+        known.clear()
+    if event["type"] in ("run_started", "code_saved"):
+        for name, digest in (event.get("files") or {}).items():
+            known[name] = [each for each in known.get(name, ()) if each != digest] + [digest]
 
 
 def identify_log(path: str | os.PathLike[str]) -> str:

@@ -33,24 +33,27 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.store.digests import open_checked
+from ensemble.store.digests import digest_bytes, open_checked
 from ensemble.store.errors import DamagedError
+from ensemble.store.events import EventLog
 from ensemble.store.files import (
     OtherPythonError,
     StoreError,
+    encode_json,
+    format_command,
+    has_begun,
     make_directory,
     make_write_error,
     share_with_group,
     write_bytes,
-    write_json,
 )
-from ensemble.store.kept_code import check_python, find_unlogged_digest, modules_folder, pickle_ensemble, save_code
-from ensemble.store.log_lines import read_last
+from ensemble.store.kept_code import check_python, list_code, modules_folder, pickle_ensemble, save_code
+from ensemble.store.log_lines import read_files
 from ensemble.store.old_names import Unpickler
 from ensemble.store.trust import check_ownership, explain_distrust
 from ensemble.user_code.bytecode import without_bytecode
@@ -63,6 +66,9 @@ if TYPE_CHECKING:
 
 VERSION = 1
 
+#: What to do about a declaration that is damaged and that nothing else has.
+ANEW = "`ensemble run SPEC` on this directory writes it anew"
+
 log = logging.getLogger(__name__)
 
 #: Room that must be there before anything starts: a log, a report and a checkpoint of a small model.
@@ -73,15 +79,10 @@ _LIBRARIES = {"torch": "torch", "ray": "ray", "optuna": "optuna", "ray_ensemble"
 
 
 class RunDir:
-    """The paths of one run; the constructor does not access the disk.
-
-    Attributes:
-        written: the digests of what `create` has written, by path in the directory.
-    """
+    """The paths of one run; the constructor does not access the disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser().absolute()
-        self.written: dict[str, str] = {}
         self.events = self.path / "events.jsonl"
         self.snapshot = self.path / "snapshot.json"
         self.info_file = self.path / "run.json"
@@ -172,14 +173,19 @@ class RunDir:
 
         Raises:
             StoreError: this is no run directory, or one of a newer version.
+            DamagedError: it is not what was written.
         """
+        mend = f"{format_command('verify', self.path, '--repair')} makes it again"
         try:
-            info = json.loads(self.info_file.read_text())
+            with self._open_kept(self.info_file, mend) as name, open(name, "rb") as file:
+                info = json.load(file)
             version = info["v"]
         except (FileNotFoundError, NotADirectoryError):
+            if has_begun(self.path):
+                raise DamagedError(f"{self.info_file} is gone; {mend}") from None
             raise StoreError(f"no run here: {self.info_file} does not exist; give a run directory") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{self.info_file} is unreadable: {error}") from None
+            raise DamagedError(f"{self.info_file} is unreadable: {error}; {mend}") from None
         if version > VERSION:
             raise StoreError(f"{self.path} was made by a newer ray-ensemble; upgrade ray-ensemble to read it")
         return dict(info)
@@ -197,7 +203,8 @@ class RunDir:
     ) -> RunDir:
         """Creates the directory of a run, or opens the one that this ensemble already has there.
 
-        In an existing directory, `run.json` stays and the declaration is replaced by the present one.
+        In an existing directory, `run.json` stays and the declaration is replaced by the present one. The log has
+        the digests of the files before they are written.
 
         Args:
             code: the ensemble's, where it is known.
@@ -218,11 +225,10 @@ class RunDir:
                 share_with_group(run_dir.path, private=("code", "ensemble.pkl", "requests"))
             run_dir.requests.mkdir(mode=0o700, exist_ok=True)
             make_directory(run_dir.path / "members")
-            folder = run_dir.code(code.fingerprint)
-            run_dir.written |= save_code(folder, code, content, run_dir.ensemble_file)
+            known = list_code(run_dir.code(code.fingerprint), code, content)
+            files, info = {run_dir.ensemble_file: content}, None
             if spec is not None and spec.absolute() != run_dir.spec_file:
-                copy = run_dir.spec_file
-                run_dir.written[copy.name] = write_bytes(copy, spec.read_bytes())
+                files[run_dir.spec_file] = spec.read_bytes()
             if not run_dir.info_file.exists():
                 folder = modules_folder(spec)
                 info = {"v": VERSION, "name": ensemble.name, "run_id": uuid.uuid4().hex, "created": time.time()}
@@ -232,10 +238,24 @@ class RunDir:
                     "code": str(folder),
                     "executor": executor,
                 }
-                run_dir.written[run_dir.info_file.name] = write_json(run_dir.info_file, info)
+                files[run_dir.info_file] = encode_json(info)
+            with EventLog(run_dir.events) as events:
+                run_dir.log_files(events, {**known, **files}, info)
+                save_code(known, run_dir.ensemble_file)
+                for path in set(files) - {run_dir.ensemble_file}:
+                    write_bytes(path, files[path])
         except OSError as error:
             raise make_write_error(run_dir.path, error, PROBE_BYTES + len(content)) from None
         return run_dir
+
+    def log_files(self, events: EventLog, files: Mapping[Path, bytes], info: Mapping[str, Any] | None) -> None:
+        """Log what is about to be written of the declaration and the code.
+
+        Args:
+            info: what run.json is to say; None where it stays.
+        """
+        digests = {str(path.relative_to(self.path)): digest_bytes(content) for path, content in files.items()}
+        events.append("code_saved", files=digests, info=info)
 
     def check_is_free(self, ensemble: Ensemble) -> None:
         """Check that the directory can have a run of this ensemble: it is empty, is not there, or has one already.
@@ -243,7 +263,7 @@ class RunDir:
         Raises:
             StoreError: it holds another run, or what is none.
         """
-        if not self.info_file.exists():
+        if not self.info_file.exists() and not has_begun(self.path):
             self._refuse_foreign()
         elif (other := self.info["name"]) != ensemble.name:
             raise StoreError(
@@ -255,7 +275,8 @@ class RunDir:
         """Raises for a directory with files that are no run's; the remains of a failed start are accepted."""
         if not self.path.is_dir():
             return
-        ours = {"members", "requests", "code", "lost+found", self.ensemble_file.name, self.spec_file.name}
+        ours = {"members", "requests", "code", "lost+found"}
+        ours |= {self.ensemble_file.name, self.spec_file.name, self.events.name}
         names = sorted(each.name for each in self.path.iterdir())
         foreign = [name for name in names if name not in ours and not name.startswith(".")]
         if foreign:
@@ -318,7 +339,7 @@ class RunDir:
                 check_ownership(each, os.stat(each))
             path = self._choose_runnable(path)
             distrusted = self._add_code_to_path()
-            with self._open_declaration(path) as name, open(name, "rb") as file:
+            with self._open_kept(path, ANEW) as name, open(name, "rb") as file:
                 check_ownership(path, os.fstat(file.fileno()))
                 with without_bytecode():
                     ensemble: Ensemble = Unpickler(file).load()
@@ -334,19 +355,18 @@ class RunDir:
         return ensemble
 
     @contextlib.contextmanager
-    def _open_declaration(self, path: Path) -> Iterator[str]:
-        """Yields a name of a declaration that is what was written.
+    def _open_kept(self, path: Path, remedy: str) -> Iterator[str]:
+        """Yields a name of a file of the declaration or the code that is what was written.
 
         Raises:
-            DamagedError: it is not.
+            DamagedError: it is not; the message ends with the remedy.
         """
-        start = read_last(self.events, "run_started") if self.events.exists() else None
-        known = ((start or {}).get("files") or {}).get(str(path.relative_to(self.path)))
+        known = read_files(self.events).get(str(path.relative_to(self.path)), [])
         try:
-            with open_checked(path, known, find_unlogged_digest(path, self.path / "code")) as name:
+            with open_checked(path, known[-1] if known else None, known) as name:
                 yield name
         except DamagedError as error:
-            raise DamagedError(f"{error}; `ensemble run SPEC` on this directory writes it anew") from None
+            raise DamagedError(f"{error}; {remedy}") from None
 
     def list_results(self, state: RunState) -> list[Path]:
         """What is written of the run as it stands when it has ended."""

@@ -30,7 +30,7 @@ from ensemble.store.member import EpochSums, MemberState, NodeState, Span, Unkno
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
-VERSION = 7
+VERSION = 8
 
 #: Bytes at the end of what a snapshot has seen that tell whether it belongs to a log.
 TAIL_BYTES = 2**16
@@ -44,7 +44,7 @@ EPOCH = ("type", "t", "attempt", "epoch", "metrics", "samples", "samples_per_s",
 #: Of a member's identity.
 IDENTITY = ("params", "seed", "epochs", "workers", "cpus_per_worker", "gpus_per_worker", "first_epoch", "lineage")
 #: Of a run, and of a member, what no status shows.
-_RUN_LEFT_OUT = frozenset(("trail", "profiles", "planned", "rooms"))
+_RUN_LEFT_OUT = frozenset(("files", "info", "trail", "profiles", "planned", "rooms"))
 _MEMBER_LEFT_OUT = frozenset(("plan", "checkpoint", "checkpoint_before", "weights_sha256"))
 
 log = logging.getLogger(__name__)

@@ -13,6 +13,8 @@ class RunState:
 
     Attributes:
         header: the last `run_started` event; its fields are also `name`, `run_id` and so on.
+        files: the digests that a file of the declaration and the code may have, by its path in the run directory.
+        info: what run.json says; empty in logs of earlier versions.
         started: Unix seconds of the first start, or of the first event that is known of it.  updated: of the last
             event.  starts: how often it was started, as far as that is known.
         idle_s: seconds in which nothing ran, from the last event before each further start to that start.
@@ -39,6 +41,8 @@ class RunState:
     """
 
     header: Event = field(default_factory=dict)
+    files: dict[str, list[str]] = field(default_factory=dict)
+    info: Event = field(default_factory=dict)
     name: str = ""
     run_id: str = ""
     executor: str = ""

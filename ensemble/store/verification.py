@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +13,6 @@ from ensemble.store.checkpoint import load_checkpoint
 from ensemble.store.digests import OF_WEIGHTS, digest_file, find_digest, open_checked
 from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.initial_weights import load_initial_weights
-from ensemble.store.kept_code import find_unlogged_digest
 from ensemble.store.member import ENDED, MemberState
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
@@ -70,10 +69,17 @@ def verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
 
 
 def check_code(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
-    """Check the declaration and the code that is kept with a run, as the log has them of its last start."""
-    for name, digest in (state.header.get("files") or {}).items():
+    """Check the declaration and the code that are kept with a run, and run.json."""
+    for name, digests in state.files.items():
         path = run_dir.path / name
-        yield _check(run_dir, path, digest, "code", None, find_unlogged_digest(path, run_dir.path / "code"))
+        if path.exists() or path.parent.is_dir():  # else it is code that no member trained with
+            yield _check(run_dir, path, digests[-1], "code", None, digests)
+    name = run_dir.info_file.name
+    if name not in state.files and state.header:  # of an earlier version
+        try:
+            yield FileCheck(name, "code", None, "not known" if run_dir.info else "damaged")
+        except StoreError as error:
+            yield FileCheck(name, "code", None, "damaged", str(error))
 
 
 def check_members(
@@ -131,22 +137,16 @@ def check_results(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
         yield FileCheck(path.name, "result", None, "whole" if is_there else "missing", detail)
 
 
-def list_digests(run_dir: RunDir, known: Mapping[str, str]) -> dict[str, str]:
-    """The digests of the declaration and the code of a run, by path, for the log.
+def list_digests(run_dir: RunDir, state: RunState) -> dict[str, str]:
+    """The digests of the declaration and the code of a run, by path, for its start.
 
-    Args:
-        known: those that the log has; where it has none, what is there is taken to be right.
+    What is there is taken to be right where the log, of an earlier version, has no digest.
     """
-    kept = {name: digest for name, digest in known.items() if (run_dir.path / name).exists()} | run_dir.written
-    if not kept:
-        files = [
-            run_dir.ensemble_file,
-            run_dir.info_file,
-            run_dir.spec_file,
-            *(run_dir.path / "code").rglob("*.*"),
-        ]
-        kept = {str(file.relative_to(run_dir.path)): digest_file(file) for file in files if file.is_file()}
-    return kept
+    own = [run_dir.ensemble_file, run_dir.info_file, run_dir.spec_file, *(run_dir.path / "code").rglob("*.*")]
+    there = {str(file.relative_to(run_dir.path)): digest_file(file) for file in own if file.is_file()}
+    files = {name: digest for name, digest in there.items() if digest in state.files.get(name, (digest,))}
+    lost = {name for name in state.files if name not in files and (run_dir.path / name).parent.is_dir()}
+    return files | {name: state.files[name][-1] for name in lost}
 
 
 def _check(
@@ -155,12 +155,12 @@ def _check(
     digest: str | None,
     kind: str,
     member: str | None,
-    other: str | None = None,
+    others: Collection[str] = (),
     stop: Callable[[], None] = lambda: None,
 ) -> FileCheck:
     file = str(path.relative_to(run_dir.path))
     try:
-        with open_checked(path, digest, other, stop):
+        with open_checked(path, digest, others, stop):
             if digest is not None and digest.startswith(OF_WEIGHTS):
                 load_checkpoint(path, (), digest)
             return FileCheck(file, kind, member, "not known" if digest is None else "whole")

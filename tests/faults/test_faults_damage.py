@@ -24,6 +24,7 @@ from ensemble.meter import ledger
 from ensemble.reporting import status_notes, status_rows
 from ensemble.store import (
     DamagedError,
+    EventLog,
     RunDir,
     RunState,
     fold,
@@ -33,6 +34,7 @@ from ensemble.store import (
     save_checkpoint,
     save_predictions,
 )
+from ensemble.store.verification import check_code
 
 EPOCHS = 3
 
@@ -242,8 +244,73 @@ def test_damaged_code_is_not_run(run: RunDir, capsys: pytest.CaptureFixture[str]
     with pytest.raises(DamagedError, match=r"is damaged: .* `ensemble run SPEC` on this directory writes it anew"):
         run.load_ensemble()
     assert main(["verify", str(run.path)]) == 1
-    assert main(["resume", str(run.path)]) == 2
-    assert "`ensemble run SPEC` on this directory writes it anew" in capsys.readouterr().err
+    for each in (run.path / "code").rglob("ensemble.pkl"):
+        flip(each)
+    for command in (["resume"], ["verify", "--repair"]):
+        assert main([*command, str(run.path)]) == 2
+        assert "`ensemble run SPEC` on this directory writes it anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["changed", "no JSON", "gone", "of an earlier version"])
+def test_a_damaged_run_json_is_not_gone_on_with_and_made_again(run: RunDir, tmp_path: Path, how: str) -> None:
+    content, info, path = run.info_file.read_bytes(), run.info, run.info_file
+    if how == "of an earlier version":
+        forget_digests(run)
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content.replace(b'"faults"', b'"faultz"') if how == "changed" else content[9:])
+    for start in (lambda: train(run.path, tmp_path / "account"), lambda: run.info):
+        with pytest.raises(DamagedError, match=r"verify .* --repair` makes it again"):
+            start()
+    assert main(["verify", str(run.path)]) == 1
+    copy = shutil.copytree(run.path, tmp_path / "copy")
+    for command in (["verify", "--repair", str(copy)], ["resume", str(run.path)]):
+        assert main(command) == 0
+        again = RunDir(command[-1])
+        if how == "of an earlier version":
+            assert again.info["run_id"] == info["run_id"] and again.info["name"] == info["name"]
+        else:
+            assert again.info_file.read_bytes() == content
+        assert main(["verify", command[-1]]) == 0
+
+
+def test_damaged_copies_of_code_are_made_again_once_also_after_a_start_that_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ensemble.controller.controller import Controller
+
+    path, spec = tmp_path / "run", tmp_path / "spec.py"
+    spec.write_text(SPEC.format(folder=str(Path(__file__).parent), account=str(tmp_path / "account")))
+    command = ["run", str(spec), "--run-dir", str(path), "--executor", "inline"]
+    assert main(command) == 0
+    spec.write_text(spec.read_text().replace("epochs=2", "epochs=2, retries=9") + "# a comment\n")
+
+    def refuse(self: Controller, *_: Any) -> None:
+        self._close()
+        raise ensemble.SpecError("for another reason")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Controller, "open", refuse)
+        lines = (path / "events.jsonl").read_text().splitlines(keepends=True)
+        lines = [line for line in lines if '"type":"run_finished"' not in line]  # else there is nothing to be done
+        (path / "events.jsonl").write_text("".join(lines))
+        assert main(command) == 2
+    assert {row.condition for row in check_code(RunDir(path), state_of(path))} == {"whole"}
+    assert main(["resume", str(path)]) == 0
+    for each in (RunDir(path).spec_file, *(path / "code").rglob("code.json")):
+        content = each.read_bytes()
+        flip(each)
+        assert main(["verify", str(path)]) == 1
+        assert main(["verify", "--repair", str(path)]) == 0 and each.read_bytes() == content, each
+    (elsewhere,) = (path / "code").rglob("faults_members.py")
+    flip(elsewhere)
+    assert main(["verify", "--repair", str(path)]) == 1, "no copy of it is known"
+    starts = [event for event in read_events(path / "events.jsonl") if event["type"] == "run_started"]
+    assert len(starts) == 2, "no member is started for a copy of code"
+    with EventLog(path / "events.jsonl") as log:
+        log.append("failed", member="member-0", attempt=0, retry=False, error="of something")
+    assert main(command) == main(["verify", str(path)]) == 0
 
 
 def holes(content: bytes) -> dict[str, bytes]:

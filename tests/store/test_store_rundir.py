@@ -46,6 +46,7 @@ def test_a_run_directory_holds_what_a_resume_needs(tmp_path: Path) -> None:
     assert sorted(p.name for p in run.path.iterdir()) == [
         "code",
         "ensemble.pkl",
+        "events.jsonl",
         "members",
         "requests",
         "run.json",
@@ -65,6 +66,7 @@ def test_a_directory_of_another_run_or_of_a_newer_version_is_refused(tmp_path: P
     run = RunDir.create(tmp_path, ensemble("digits"))
     with pytest.raises(StoreError, match=r"another ensemble \('digits', not 'letters'\); choose another"):
         RunDir.create(tmp_path, ensemble("letters"))
+    run.events.unlink()  # as of an earlier version, which has no digests
     run.info_file.write_text(json.dumps(run.info | {"v": 2}))
     with pytest.raises(StoreError, match="newer ray-ensemble"):
         RunDir.create(tmp_path, ensemble())
@@ -87,6 +89,7 @@ def test_a_spec_file_is_copied_and_its_code_needs_no_import_later(tmp_path: Path
 
 def test_code_that_is_not_found_is_named(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, ensemble())
+    run.events.unlink()  # as of an earlier version, which has no digests
     run.ensemble_file.write_bytes(b"cno_such_module\nthing\n.")
     with pytest.raises(StoreError, match=r"no_such_module.*PYTHONPATH"):
         run.load_ensemble()
@@ -219,6 +222,7 @@ def test_code_is_not_imported_from_where_everyone_can_write(tmp_path: Path) -> N
     beside = tmp_path / "beside"
     beside.mkdir()
     (beside / "planted_by_anyone.py").write_text("thing = 7\n")
+    run.events.unlink()  # as of an earlier version, which has no digests
     run.info_file.write_text(json.dumps(run.info | {"code": str(beside)}))
     run.ensemble_file.write_bytes(b"cplanted_by_anyone\nthing\n.")
     beside.chmod(0o777)

@@ -240,7 +240,9 @@ def test_a_member_that_has_ended_needs_its_last_checkpoint_only(ending: str) -> 
 
 def test_a_member_that_is_repaired_goes_on_with_the_present_code_for_all_who_read_the_log() -> None:
     """The controller applies the repair before the start that logs it, too."""
-    start, again, more = ((kind, {**fields, "code": code}) for code in "abc" for kind, fields in [started(code != "a")])
+    start, again, more = (
+        (kind, {**fields, "code": code}) for code in "abc" for kind, fields in [started(code != "a")]
+    )
     saved = [of("checkpoint", epoch=1, step=0, path="p"), of("finished")]
     events = story(start, *BEGUN[1:], *saved, again, more, of("damaged", file="predictions", code="c"))
     controller = fold(events[:-2])

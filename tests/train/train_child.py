@@ -315,7 +315,7 @@ WITH_TWO = tuple(name for name in CASES if name not in COMPILED and (name == "ra
 
 
 def make_job(folder: Path, ensemble: Ensemble, **changes: Any) -> Job:
-    """A job for one worker on the CPU without a feeder, but for the changes, after what is there of it or before."""
+    """A job for one worker on the CPU without a feeder, but for the changes, after its newest checkpoint."""
     attempt = changes.get("attempt", 0)
     found = [RunDir(folder).newest_checkpoint("member-0", number) for number in (attempt, attempt - 1)]
     last = found[0] or found[1]
