@@ -381,8 +381,8 @@ def report(options: argparse.Namespace) -> int:
     run_dir = RunDir(options.run_dir)
     path, state = run_dir.report, fold(read_events(run_dir.events))
     try:
-        path = write_report(run_dir)
-        complete_results(run_dir, state)
+        if path.name not in complete_results(run_dir, state, anew=[path.name]):  # it has not ended
+            write_report(run_dir)
     except WriteError as error:
         print(f"ensemble: {error}", file=sys.stderr)
         return EXIT_FAILED

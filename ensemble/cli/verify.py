@@ -11,7 +11,6 @@ from ensemble.cli.run_commands import EXIT_FAILED, resume
 from ensemble.spec import SpecError
 
 if TYPE_CHECKING:
-    from ensemble.store import RunDir
     from ensemble.store.verification import FileCheck
 
 
@@ -22,9 +21,10 @@ def verify_run(options: argparse.Namespace) -> int:
     """
     from ensemble.controller.repair import restore_files
     from ensemble.store import RunDir, fold, is_locked, read_events
+    from ensemble.store.verification import verify
 
     run_dir = RunDir(options.run_dir)
-    found = _read(run_dir)
+    found = verify(run_dir)
     if options.repair and not all(each.is_sound for each in found):
         if is_locked(run_dir.events):
             raise SpecError(f"{run_dir.path} is in progress: it can be repaired when it has ended")
@@ -37,7 +37,7 @@ def verify_run(options: argparse.Namespace) -> int:
             status = resume(argparse.Namespace(**{**vars(options), **how}))
             if status == EXIT_FAILED:
                 return status
-        found = _read(run_dir)
+        found = verify(run_dir)
     unsound = [each for each in found if not each.is_sound]
     print_lines(options, *_format(found).splitlines())
     whole = sum(each.condition == "whole" for each in found)
@@ -46,13 +46,6 @@ def verify_run(options: argparse.Namespace) -> int:
         print_lines(options, f"`ensemble verify {run_dir.path} --repair` makes again what can be made again")
     write_json(options, [each.as_row() for each in found])
     return EXIT_FAILED if unsound else 0
-
-
-def _read(run_dir: RunDir) -> list[FileCheck]:
-    from ensemble.store import fold, read_events
-    from ensemble.store.verification import verify
-
-    return list(verify(run_dir, fold(read_events(run_dir.events))))
 
 
 def _format(found: list[FileCheck]) -> str:

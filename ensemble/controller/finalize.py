@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.search.study import write_study
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir, RunState, StoreError, WriteError, fold, read_events
+from ensemble.store.verification import save_result_digests
 
 if TYPE_CHECKING:
     from ensemble.combine.per_class import PerClass
@@ -148,6 +149,8 @@ class Finalizer:
             with contextlib.suppress(Exception):  # there are none, or the predictions cannot be read
                 self._per_class = read_per_class(run_dir, state)
             self.write_ledger()
+        else:
+            save_result_digests(run_dir, state)
 
     def _write_report(self, events: Sequence[dict[str, Any]]) -> None:
         try:
@@ -186,6 +189,7 @@ class Finalizer:
             write_bytes(self._run_dir.metrics_csv, format_metrics(state).encode())
             write_json(self._run_dir.results, make_results(state, used, self._per_class))
             write_summary(self._run_dir, state, used)
+            save_result_digests(self._run_dir, state)
         except Exception as error:
             self._note("the ledger or the results could not be written", error)
 

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ensemble.controller.actions import (
     Action,

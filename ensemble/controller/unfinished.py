@@ -32,17 +32,20 @@ def explain_rest(state: RunState, found: Sequence[FileCheck]) -> str | None:
     return None
 
 
-def complete_results(run_dir: RunDir, state: RunState) -> list[str]:
-    """Write what is missing of the results of a run that has ended, from its log.
+def complete_results(run_dir: RunDir, state: RunState, anew: Sequence[str] = ()) -> list[str]:
+    """Write what is missing or damaged of the results of a run that has ended, from its log.
+
+    Args:
+        anew: names of those that are written also where they are whole.
 
     Returns:
-        The names of the files that were missing.
+        The names of the files that were written.
 
     Raises:
         WriteError: some found no room; the message says which, and how much is needed.
         StoreError: some could not be made for another reason.
     """
-    missing = [found.file for found in check_results(run_dir, state) if not found.is_sound]
+    missing = [found.file for found in check_results(run_dir, state) if not found.is_sound or found.file in anew]
     if missing:
         finalizer = Finalizer(run_dir)
         finalizer.write_missing(state, missing)

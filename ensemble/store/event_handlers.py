@@ -14,20 +14,24 @@ than a loss that is not a number. A member that waits, is placed or runs may be 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from ensemble.store.files import StoreError
-from ensemble.store.log_lines import add_files
+from ensemble.store.log_lines import UNREADABLE, add_files
 from ensemble.store.member import ENDED, Event, MemberState, Span
 from ensemble.store.state import RunState
 
 
 def fold(events: Iterable[Event]) -> RunState:
-    """Returns the state after these events, the first of which is the log's first."""
+    """Returns the state after these events, the first of which is the log's first.
+
+    One that is of no use, such as after a byte of it has changed, is left out and noted in `holes`.
+    """
     state = RunState()
     for event in events:
-        apply_event(state, event)
+        try:
+            apply_event(state, event)
+        except EVENT_ERRORS as error:
+            leave_out(state, event, error)
     return state
 
 
@@ -35,28 +39,19 @@ def fold(events: Iterable[Event]) -> RunState:
 EVENT_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-@contextlib.contextmanager
-def explain_failure(events: Iterable[Event]) -> Iterator[Iterator[Event]]:
-    """Within the context, which applies the events that it is given, an event that cannot be applied is named.
+def leave_out(run: RunState, event: Event, error: Exception) -> Event:
+    """Takes note of an event of a log that could not be applied.
 
-    Raises:
-        StoreError: instead of any of `EVENT_ERRORS`; what precedes that event has been applied.
+    Args:
+        error: one of `EVENT_ERRORS`.
+
+    Returns:
+        What stands for it, as for a part of the log that cannot be read.
     """
-    event: Event = {}
-
-    def follow() -> Iterator[Event]:
-        nonlocal event
-        for each in events:
-            event = each
-            yield each
-
-    try:
-        yield follow()
-    except EVENT_ERRORS as error:
-        raise StoreError(
-            f"the event {event.get('type')!r:.40} of {event.get('t')!r:.40} in the log cannot be read "
-            f"({type(error).__name__}: {error}): it is damaged, or of another version of ray-ensemble"
-        ) from error
+    what = f"{event.get('type')!r:.40}", f"{type(error).__name__}: {error}"
+    hole = {"v": 1, "t": event.get("t", 0.0), "type": UNREADABLE, "event": what[0], "error": what[1]}
+    run.holes.append(hole)
+    return hole
 
 
 #: Types of events about one attempt of a member; one that comes late, of an earlier attempt, is left out.
@@ -81,7 +76,7 @@ OF_ATTEMPTS = frozenset(
 _OF_PLACED = frozenset(("started", "progress", "moved", "plan", "epoch", "checkpoint", "finished", "pruned"))
 
 #: Those at whose time a run need not have been at work.
-_TIMELESS = frozenset(("unreadable", "code_saved"))
+_TIMELESS = frozenset((UNREADABLE, "code_saved"))
 
 
 def apply_event(run: RunState, event: Event) -> None:
@@ -382,7 +377,7 @@ def _start_attempt(run: RunState, member: MemberState, event: Event) -> None:
 
 def _end_epoch(run: RunState, member: MemberState, event: Event) -> None:
     metrics = event.get("metrics") or {}
-    if None in metrics.values():
+    if None in metrics.values() or "metrics" not in event:
         metrics = _drop_missing(metrics)
         event = {**event, "metrics": metrics}
     member.drop_epochs_from(event["epoch"])

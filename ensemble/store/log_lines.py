@@ -182,16 +182,23 @@ def _parse(
         versions = [event["v"] for event in events if event["type"] and event["t"] is not None]
         if len(versions) != len(lines) or len(events) != len(lines):
             raise ValueError("a line is no event, or two that are none make one")
+        if max(versions, default=VERSION) > VERSION >= versions[-1]:
+            raise ValueError("versions never fall")
         are_events = [True] * len(lines)
     except (ValueError, KeyError, TypeError, RecursionError):
         events = [_parse_line(line) for line in lines]
         are_events = [_is_event(event) for event in events]
+        known = [
+            number for number, is_event in enumerate(are_events) if is_event and events[number]["v"] <= VERSION
+        ]
+        for number in range(known[-1] if known else 0):  # versions never fall
+            are_events[number] = are_events[number] and events[number]["v"] <= VERSION
     if last and not are_events[-1]:  # a newline can reach the disk before the blocks that lie before it
         events, are_events = events[:-1], are_events[:-1]
     read = len(events)
     if not all(are_events):
         events = list(_fill_holes(lines, events, are_events, offset, since))
-    newest = max((event["v"] for event in events), default=VERSION)
+    newest = events[-1]["v"] if events else VERSION
     if newest > VERSION:
         raise StoreError(
             f"{path} was written by a newer ray-ensemble (log format {newest}, this one reads {VERSION}); "

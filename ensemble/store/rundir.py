@@ -14,6 +14,7 @@
     ledger.json, ledger.csv,
     results.json, metrics.csv,
     summary.json, uncertainty.csv   derived
+    digests.json                    digests of these, as they were written last
     loggers/                        what each logger has written (`ensemble.reporting.loggers`), and its messages
     tensorboard/, mlflow/, wandb/   what loggers write, unless they were given another place
 
@@ -99,6 +100,7 @@ class RunDir:
         self.loggers = self.path / "loggers"
         self.report = self.path / "report.html"
         self.journal = self.path / "optuna.journal"
+        self.result_digests = self.path / "digests.json"
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"

@@ -23,7 +23,7 @@ from typing import Any
 
 from ensemble.meter import account_record
 from ensemble.meter.account import Account
-from ensemble.store.event_handlers import apply_event, explain_failure
+from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, leave_out
 from ensemble.store.files import StoreError, write_bytes
 from ensemble.store.log_lines import read_batches
 from ensemble.store.member import EpochSums, MemberState, NodeState, Span, UnknownEpochsError
@@ -94,12 +94,14 @@ class RunStatus:
 
     def _fold_new_events(self) -> None:
         for events, offset in read_batches(self._run_dir.events, self.offset):
-            with explain_failure(events) as each:
-                for event in each:
+            for event in events:
+                try:
                     self.account.apply(event)
                     if event["type"] == "epoch":
                         event = {name: event[name] for name in ("member", *EPOCH) if name in event}
                     apply_event(self.state, event)
+                except EVENT_ERRORS as error:
+                    leave_out(self.state, event, error)
             self.state.trail.clear()
             self.offset = offset
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
@@ -12,7 +13,10 @@ from typing import Any, Literal
 from ensemble.store.checkpoint import load_checkpoint
 from ensemble.store.digests import OF_WEIGHTS, digest_file, find_digest, open_checked
 from ensemble.store.errors import DamagedError, StoreError
+from ensemble.store.event_handlers import fold
+from ensemble.store.files import write_json
 from ensemble.store.initial_weights import load_initial_weights
+from ensemble.store.log_lines import read_events
 from ensemble.store.member import ENDED, MemberState
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
@@ -55,8 +59,26 @@ class FileCheck:
         return asdict(self)
 
 
-def verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
-    """Check all files of a run, each as soon as it is asked for: reading them takes as long as the disk does."""
+def verify(run_dir: RunDir) -> list[FileCheck]:
+    """Check all files of a run, which may be in progress.
+
+    Raises:
+        StoreError: there is no run, or its log is unreadable.
+    """
+    state = fold(read_events(run_dir.events))
+    found = list(_verify(run_dir, state))
+    while lost := {each.member for each in found if not each.is_sound}:
+        before, state = state.members, fold(read_events(run_dir.events))
+        # A member that trains has removed what the log named before.
+        moved = [each for each in state.members.values() if each.id in lost and each != before[each.id]]
+        if not moved:
+            break
+        names = {member.id for member in moved}
+        found = [each for each in found if each.member not in names] + check_members(run_dir, moved)
+    return found
+
+
+def _verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
     log = run_dir.events.name
     for hole in state.holes:
         condition: Condition = "read around" if hole.get("is_known") else "damaged"
@@ -123,18 +145,39 @@ def _check_member(run_dir: RunDir, member: MemberState, stop: Callable[[], None]
         if event is not None:
             path, digest = folder / Path(event["path"]).name, find_digest(event)
             yield _check(run_dir, path, digest, "checkpoint", member.id, stop=stop)
-    for split, known in (member.predictions or {}).items():
+    for split, known in (member.predictions or {}).items() if member.state == "finished" else ():
         yield _check(run_dir, run_dir.predictions(member.id, split), known, "predictions", member.id, stop=stop)
 
 
 def check_results(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
-    """Check that what is written at the end of a run is there, if it has ended: it is made again from the rest."""
+    """Check what is written at the end of a run, if it has ended: it is made again from the rest.
+
+    A study has no digest: Optuna may write into it.
+    """
     if state.ended is None or state.ended["type"] != "run_finished":
         return
+    try:
+        known: Mapping[str, str] = json.loads(run_dir.result_digests.read_bytes())
+    except FileNotFoundError:  # an earlier version wrote none
+        known = {}
+    except (OSError, ValueError):
+        known = dict.fromkeys((path.name for path in run_dir.list_results(state)), "unreadable")
     for path in run_dir.list_results(state):
-        is_there = path.exists() and path.stat().st_size > 0
-        detail = "" if is_there else "it is empty" if path.exists() else "it was not written, or is gone"
-        yield FileCheck(path.name, "result", None, "whole" if is_there else "missing", detail)
+        if path.exists() and path.stat().st_size > 0:
+            yield _check(run_dir, path, None if path == run_dir.journal else known.get(path.name), "result", None)
+        else:
+            detail = "it is empty" if path.exists() else "it was not written, or is gone"
+            yield FileCheck(path.name, "result", None, "missing", detail)
+
+
+def save_result_digests(run_dir: RunDir, state: RunState) -> None:
+    """Write the digests of the results that are there.
+
+    Raises:
+        WriteError: they cannot be written.
+    """
+    there = [path for path in run_dir.list_results(state) if path != run_dir.journal and path.is_file()]
+    write_json(run_dir.result_digests, {path.name: digest_file(path) for path in there})
 
 
 def list_digests(run_dir: RunDir, state: RunState) -> dict[str, str]:
@@ -172,6 +215,8 @@ def _check(
 
 def describe_hole(hole: Mapping[str, Any]) -> str:
     """What an `unreadable` event says, and what the part of the log may have held."""
+    if "event" in hole:
+        return f"an event {hole['event']} of events.jsonl is damaged and was left out ({hole['error']})"
     return (
         f"bytes {hole['offset']} to {hole['offset'] + hole['bytes']} of events.jsonl are damaged and were read "
         "around: epochs, checkpoints or ends of members that were logged there are not known; a resume does again "

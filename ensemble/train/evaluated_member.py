@@ -248,8 +248,8 @@ class EvaluatedMember:
             optimization = self._prepared()
             if not life.at.epoch:
                 raise TrainingError(
-                    "the member has trained no epoch: its train function left member.epochs() before the first step, "
-                    "or never entered it; train each epoch's member.batches(), with member.step() after each"
+                    "the member has trained no epoch: its train function never entered member.epochs(), or left "
+                    "it before the first step; train each epoch's member.batches(), with member.step() after each"
                 )
             life.stop_between_epochs(reason, optimization)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -80,6 +81,19 @@ def test_what_was_reported_in_another_role_after_a_tally_was_written_is_counted_
     assert counted == pytest.approx(to_ticks(used_s + 1.0) + startup, abs=9)
     driver = make_usage("n", "orchestrate", train["pid"], 3.0, began=train["began"])
     assert list_unreported([driver], reader.last_usage) == [driver], "nothing moves to and from it"
+
+
+def test_what_a_kill_or_a_power_failure_left_of_tallies_is_left_out_and_removed(tmp_path: Path) -> None:
+    folder, used = tmp_path / "usage", CpuClock().list_usage("n")
+    folder.mkdir()
+    (folder / "h-1-a.json").write_text(json.dumps(used))
+    (folder / "h-1-b.new").write_text("[")
+    for number, damaged in enumerate((b"null", b"{}", b"[null]", b'[{"type":"epoch"}]', b"\0" * 90, b"\xff", b"")):
+        (folder / f"h-2-{number}.json").write_bytes(damaged)
+    events, files = read_tallies(folder)
+    assert events == json.loads(json.dumps(used)) and events
+    remove(files)
+    assert not folder.exists()
 
 
 def test_what_a_tally_has_more_than_the_log_is_counted_and_nothing_twice() -> None:

@@ -68,13 +68,21 @@ def test_a_last_line_cut_at_any_byte_is_dropped_on_reading_and_cut_on_opening(tm
         assert read_events(path) == [*kept, new]
 
 
-def test_a_last_line_whose_blocks_never_reached_the_disk_is_dropped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [b"", b"\n", b"1}\n", b"\n\0\0"])
+def test_an_end_whose_blocks_never_reached_the_disk_is_said(tmp_path: Path, end: bytes) -> None:
+    """Not taken for a line that a dying process left torn: what it held is lost, not unwritten."""
     path = tmp_path / "events.jsonl"
     content = filled(path)
-    path.write_bytes(content + b"\0" * 40 + b"\n")
-    assert len(read_events(path)) == 3
-    EventLog(path).close()
-    assert path.read_bytes() == content
+    lost = b"\0" * 40 + end
+    path.write_bytes(content + lost)
+    *known, hole = read_events(path)
+    assert len(known) == 3 and hole["type"] == "unreadable"
+    assert (hole["offset"], hole["bytes"], hole["t"]) == (len(content), len(lost), known[-1]["t"])
+    with EventLog(path) as log:
+        added = log.append("progress", member="member-0", epoch=0, step=0)
+    *known, hole, last = read_events(path)
+    assert len(known) == 3 and last == added
+    assert (hole["type"], hole["offset"]) == ("unreadable", len(content))
 
 
 @pytest.mark.parametrize("batch_bytes", [None, 64], ids=["in one batch", "in many batches"])

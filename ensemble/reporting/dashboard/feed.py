@@ -25,7 +25,6 @@ from ensemble.reporting.dashboard.actions import explain_read_only
 from ensemble.reporting.dashboard.projection import OF_ANALYSES, RunView
 from ensemble.reporting.dashboard.run_section import describe_head
 from ensemble.reporting.status import SILENT_S, describe_lost_controller
-from ensemble.store.event_handlers import explain_failure
 from ensemble.store.files import StoreError
 from ensemble.store.log_lines import identify_log, read_batches
 
@@ -132,8 +131,7 @@ class LogReader:
 
     def _apply_new(self) -> None:
         for events, offset in read_batches(self.run_dir.events, self.view.offset):
-            with explain_failure(events) as each:
-                self.view.apply(each, offset)
+            self.view.apply(events, offset)
             self.members.update(event["member"] for event in events if event["type"] == "member")
             self.analysed += sum(event["type"] in _OF_ANALYSES for event in events)
             if self.closing:

@@ -28,7 +28,7 @@ from ensemble.reporting.dashboard.streams import StreamRates, describe_streams
 from ensemble.reporting.dashboard.tables import describe_tables
 from ensemble.reporting.sections.notices import Notice, NoticeCollector
 from ensemble.reporting.time_left import TimeLeftEstimator
-from ensemble.store.event_handlers import OF_ATTEMPTS, apply_event
+from ensemble.store.event_handlers import EVENT_ERRORS, OF_ATTEMPTS, apply_event, leave_out
 from ensemble.store.state import RunState
 
 if TYPE_CHECKING:
@@ -135,20 +135,29 @@ class RunView:
             offset: of the log behind them.
         """
         for event in events:
-            if event["type"] == "run_started":
-                self._estimator = TimeLeftEstimator()  # what lay between is no pace
-            self._account.apply(event)
-            self._curves.apply(self.state, event)  # before the fold: it compares with the member's attempt
-            apply_event(self.state, event)
-            self._rates.apply(event)
-            if event["type"] == "power":
-                self._power.apply(event, self._account.reader.node(event["node"]).power[-1])
-            found = self._collector.apply(event)
-            self._notices += found
-            self._new_notices += found
-            self._touched.note(event)
+            try:
+                self._apply(event)
+            except EVENT_ERRORS as error:
+                self._add_notices(leave_out(self.state, event, error))
         self.state.trail.clear()
         self.offset = offset
+
+    def _apply(self, event: Event) -> None:
+        if event["type"] == "run_started":
+            self._estimator = TimeLeftEstimator()  # what lay between is no pace
+        self._account.apply(event)
+        self._curves.apply(self.state, event)  # before the fold: it compares with the member's attempt
+        apply_event(self.state, event)
+        self._rates.apply(event)
+        if event["type"] == "power":
+            self._power.apply(event, self._account.reader.node(event["node"]).power[-1])
+        self._add_notices(event)
+        self._touched.note(event)
+
+    def _add_notices(self, event: Event) -> None:
+        found = self._collector.apply(event)
+        self._notices += found
+        self._new_notices += found
 
     # -- documents ------------------------------------------------------------------------------------------------
 
