@@ -5,8 +5,11 @@ A `Case` is made in an empty folder: 23 good-looking records, of which some, fro
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from source_cases import CASES, rows, summarize
 
-from pipelines import Pipeline, sources, stages
+from pipelines import Pipeline, PipelineError, sources, stages
 
 N = 23
 BAD = 7
@@ -294,3 +298,77 @@ MAKERS: dict[str, tuple[Callable[[Path, str], Case], tuple[str, ...]]] = {
     "arrays": (in_arrays, ("wrong shape", *STAGES)),
     "dataset": (in_dataset, ("raises", "another count", "wrong dtype", "wrong shape", "shrinks")),
 }
+
+
+class OwnSource(sources.Source):
+    """A user's own source: a file with a line of JSON for each record."""
+
+    kind = "own"
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.lines = str(path), path.read_bytes().splitlines()
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def _read(self, index: int) -> dict[str, Any]:
+        row = json.loads(self.lines[index])
+        return {"label": np.int64(row["label"]), "x": np.array(row["x"], np.float32)}
+
+    def where(self, index: int) -> str:
+        return f"{self.path}:{index + 1}"
+
+    def identity(self) -> Any:
+        return [self.path, hashlib.sha256(b"\n".join(self.lines)).hexdigest()]
+
+
+def write_photos(folder: Path, data: dict[str, Any]) -> None:
+    (folder / "images" / "0").mkdir(parents=True)
+    for number in data["label"][:6]:
+        (folder / "images" / "0" / f"{number}.jpg").write_bytes(jpeg(int(number), 24))
+
+
+#: Kind -> what writes its files, and what reads them.
+DAMAGED: dict[str, tuple[Callable[[Path, dict[str, Any]], None], Callable[[Path], Pipeline]]] = {
+    **{
+        kind: (
+            CASES[kind].write,
+            lambda folder, kind=kind: Pipeline(CASES[kind].open(folder), seed=0).map(summarize),
+        )
+        for kind in ("tar", "jsonl", "hdf5", "memmap", "parquet")
+    },
+    "jpeg": (
+        write_photos,
+        lambda folder: decoded(Pipeline(sources.image_folder(folder / "images"), seed=0)),
+    ),
+    "own": (CASES["jsonl"].write, lambda folder: Pipeline(OwnSource(folder / "a.jsonl"), seed=0)),
+}
+
+
+def read_damaged(kind: str, folder: Path, count: int) -> None:
+    """Reads so many damaged versions of the files of a kind; prints for each, as JSON, what came of it."""
+    write, read = DAMAGED[kind]
+    (folder / "whole").mkdir()
+    write(folder / "whole", rows())
+    for number in range(count):
+        chosen = np.random.default_rng([number, *kind.encode()])
+        damaged = Path(shutil.copytree(folder / "whole", folder / str(number)))
+        files = sorted(
+            path for path in damaged.rglob("*") if path.is_file() and (kind != "own" or path.name[0] == "a")
+        )
+        file = files[chosen.integers(len(files))]
+        content = bytearray(file.read_bytes())
+        for _ in range(chosen.integers(1, 9)):
+            content[chosen.integers(len(content))] ^= 1 << int(chosen.integers(8))
+        cut = chosen.integers(len(content)) if chosen.random() < 0.3 else len(content)
+        file.write_bytes(content[:cut])
+        print(json.dumps({"file": file.name, "begins": number}), flush=True)
+        found: dict[str, Any] = {"error": None}
+        try:
+            for batch in read(damaged).loader(8, epochs=1):
+                assert len(batch["index"])
+        except Exception as error:
+            found = {"error": type(error).__name__, "said": str(error), "index": getattr(error, "index", None)}
+            found["is_ours"] = isinstance(error, PipelineError)
+        print(json.dumps({"file": file.name, **found}), flush=True)
+        shutil.rmtree(damaged)

@@ -6,9 +6,12 @@ A grid: every fault of every kind of source (`bad_data.py`), alone and shared, w
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import warnings
 from functools import partial
 from pathlib import Path
@@ -16,10 +19,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from bad_data import MAKERS, Case, N, shard
+from bad_data import DAMAGED, MAKERS, Case, N, shard
 from core_pipes import Feeder, leaves_nothing, record, together  # noqa: F401
 
 from pipelines import Pipeline, PipelineError, SampleError, attach, sources
+from pipelines.child_processes import child_environment
 
 GRID = [(kind, fault) for kind, (_, faults) in MAKERS.items() for fault in faults]
 NAMES = [f"{kind}: {fault}" for kind, fault in GRID]
@@ -314,3 +318,18 @@ def test_numpy_integers_and_the_home_directory_are_what_they_are(
     assert len(sources.parquet("~/a/train.parquet")) == len(sources.parquet("~/a/*.parquet")) == 2
     with pytest.raises(PipelineError, match="holds no image"):
         sources.image_folder("~/a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_file_ends_no_process_and_is_named(kind: str, tmp_path: Path) -> None:
+    """Bytes that have changed and ends that are lost, in 100 versions of each kind of file."""
+    code = f"import bad_data, pathlib; bad_data.read_damaged({kind!r}, pathlib.Path({str(tmp_path)!r}), 100)"
+    run = subprocess.run([sys.executable, "-c", code], env=child_environment(), capture_output=True, text=True)
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    assert run.returncode == 0 and len(lines) == 200, (lines[-1:], run.stderr[-2000:])
+    found = [line for line in lines if line.get("error")]
+    assert found, "some of it is noticed"
+    for line in found:
+        assert line["is_ours"] and line["file"] in line["said"], line
+        assert line["error"] != "SampleError" or line["index"] is not None, line
