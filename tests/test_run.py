@@ -55,7 +55,8 @@ def test_what_one_handle_asks_another_sees_and_weights_stay_what_they_are(tmp_pa
     assert same.resume().wait()["said"] == "resuming member-0"
     result = same.wait()
     assert result == run.wait() and [row["state"] for row in result.members] == ["finished"] * 3
-    assert [event["type"] for event in seen[:2]] == ["code_saved", "run_started"] and seen[-1]["type"] == "run_finished"
+    kinds = [event["type"] for event in seen]
+    assert kinds[:2] == ["code_saved", "run_started"] and kinds[-1] == "run_finished"
 
     state = state_of(path)
     added = [e for e in read_events(RunDir(path).events) if e["type"] == "epoch" and e["member"] == "member-2"]
