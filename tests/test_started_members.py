@@ -173,7 +173,7 @@ def test_missing_weights_are_refused_before_anything_starts(tmp_path: Path) -> N
     ):
         with pytest.raises(StoreError, match=why):
             ensemble.submit(make([WIDE, Member(WIDE, start=start)]), tmp_path / "run", "inline")
-        assert not RunDir(tmp_path / "run").events.read_bytes()
+        assert {e["type"] for e in read_events(RunDir(tmp_path / "run").events)} == {"code_saved"}
     with pytest.raises(SpecError, match=r"Member.start must be a file of weights"):
         Member(WIDE, start="")
 

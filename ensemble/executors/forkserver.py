@@ -140,7 +140,7 @@ def _end_with_executor(control: socket.socket) -> Iterator[None]:
         waited = select.poll()
         waited.register(control, 0)  # hang-ups only, which are always reported
         if waited.poll(0):
-            os._exit(1)
+            os._exit(0)
 
     signal.signal(signal.SIGIO, look)
     signal.siginterrupt(signal.SIGIO, False)

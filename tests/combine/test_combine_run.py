@@ -391,9 +391,6 @@ def test_loading_says_what_is_wrong(tmp_path: Path, run: RunDir) -> None:
     with pytest.raises(CombineError, match="did you mean 'member-4'"):
         load(run.path, members=["membr-4"])
     of_a_function = RunDir.create(tmp_path / "f", declare(recipe=train))
-    with pytest.raises(StoreError, match="no run here"):
-        load(of_a_function.path)
-    of_a_function.events.touch()
     with pytest.raises(CombineError, match=r"needs a Recipe with model=.* train function 'train'"):
         load(of_a_function.path)
     other = finish(tmp_path / "e", declare())
@@ -418,7 +415,7 @@ def test_a_file_with_other_weights_than_the_log_says_is_named(tmp_path: Path) ->
     state = load_checkpoint(file)
     state["model"] = {name: tensor + 1 for name, tensor in state["model"].items()}
     save_checkpoint(file, state)
-    with pytest.raises(StoreError, match=f"^{file} has other weights .* than the log says"):
+    with pytest.raises(StoreError, match=f"^{file} is damaged: its weights are .*, and were .* by the log"):
         load(run.path, combine="average")
 
 

@@ -122,7 +122,7 @@ def test_the_defaults_suit_the_data_as_they_are_downloaded(
     """Each default is used: all records are declared, each split is read, one step is trained."""
     monkeypatch.chdir(downloads)
     if example.suffix == ".md":
-        text = example.read_text().split("```python\n")[1].split("```")[0]
+        text = re.split(r"```python.*\n", example.read_text())[1].split("```")[0]
         example = tmp_path / "readme_spec.py"
         example.write_text(text)
     declared = load_spec(example)

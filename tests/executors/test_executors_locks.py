@@ -65,7 +65,7 @@ def test_what_needs_locks_is_refused_there_before_anything_starts_and_what_needs
     check_trained(where / "run")
     [refused] = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
     assert "is on a file system without locks (flock)" in refused and "-o flock" in refused
-    assert not read_events(where / "wide" / "events.jsonl")
+    assert {event["type"] for event in read_events(where / "wide" / "events.jsonl")} == {"code_saved"}
     there, elsewhere = done.stdout.splitlines()[-2:]
     assert "-o flock" in there and "'available': True" in elsewhere
 

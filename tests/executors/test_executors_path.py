@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from execute_members import an_ensemble
+from leftovers import wait_until
 
 from ensemble.executors.spawn import ForkServer, WorkerProcess, start_process
 from ensemble.train.job import Job
@@ -15,6 +16,8 @@ from ensemble.train.job import Job
 
 def end_of_fork_server(log: Path) -> int:
     server = ForkServer(log.parent)
+    maps = Path(f"/proc/{server.process.pid}/maps")
+    wait_until(lambda: "libtorch" in maps.read_text(), "it imports")  # once its executor is gone, it ends
     server.control.close()
     return server.process.wait(timeout=120)
 

@@ -32,10 +32,10 @@ def test_a_run_with_an_event_that_cannot_be_read_hides_no_other(tmp_path: Path) 
             words = [row["state"]["word"] for row in runs.update({})]
             if "not read yet" not in words:
                 break
-        assert words == ["unreadable", "finished, with failures", "unreadable"]
-    shutil.rmtree(tmp_path / "fold")
-    run_events.write_run(tmp_path / "fold", run_events.list_run())
-    assert runs.update({})[0]["state"]["word"] == "finished, with failures"
+        assert words == ["finished, with failures", "finished, with failures", "unreadable"]
+    shutil.rmtree(tmp_path / "odd")
+    run_events.write_run(tmp_path / "odd", run_events.list_run())
+    assert runs.update({})[2]["state"]["word"] == "finished, with failures"
 
 
 def test_of_a_run_that_was_killed_only_its_row_is_kept_until_it_goes_on(tmp_path: Path) -> None:
