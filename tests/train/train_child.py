@@ -355,7 +355,7 @@ def train_case(name: str, folder: Path, rank: int = 0, world: int = 1, device: s
         where = {"rank": rank, "rendezvous": meet, "device": device, "gated": bool(answers)}
         job = make_job(folder / seen, ensemble, **where)
         outcomes.append(work(job, ensemble, emit, inbox))
-        (folder / f"{name}-{attempt} over {rank}").touch()  # the next attempt's job names what all have seen written
+        (folder / f"{name}-{attempt} over {rank}").touch()  # the next job names what all have seen written
         while not all((folder / f"{name}-{attempt} over {each}").exists() for each in range(world)):
             time.sleep(0.005)
     return {"outcomes": outcomes, "events": events}
