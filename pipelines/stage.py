@@ -34,7 +34,7 @@ class Stage:
         random: what it draws from; None if it is deterministic.
         id: stands for the function in fingerprints.
         version: of what a description of the function does not cover.
-        mapped: what the function held when it was mapped; None where it is not known.
+        held: what the function held before it was used; None where nobody has asked yet.
     """
 
     call: Callable[..., Any]
@@ -42,7 +42,7 @@ class Stage:
     random: Randomness | None
     id: str | None
     version: str | int | None = None
-    mapped: fingerprint.Held | None = dataclasses.field(default=None, compare=False, repr=False)
+    held: fingerprint.Held | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -52,26 +52,32 @@ class Stage:
 
     @property
     def description(self) -> fingerprint.Description:
-        """What this stage is, for fingerprints: code as it is now, and what the object holds as it was mapped.
-
-        An object that counts its calls, or opens a file at its first, stays what it was.
-        """
+        """What this stage is, for fingerprints: its code as it is, with what the object held before use."""
         if self.id is not None:
             return fingerprint.Description([["id", self.id], self.field, self.random])
-        what = self._describe_call()
+        what = self._describe_call(self.hold())
         known = [what.digest, self.field, self.random]
         if self.version is not None:
             return fingerprint.Description([*known, self.version])
         return fingerprint.Description(known, what.gaps)
 
-    def as_mapped(self) -> Stage:
-        """This stage with what its object holds now, unless that cannot be told: a global may not be set yet."""
-        what = None if self.id is not None else self._describe_call()
-        return self if what is None or what.gaps else dataclasses.replace(self, mapped=what.held)
+    def hold(self) -> fingerprint.Held | None:
+        """What the object holds when somebody first asks, or before it is used; None where that cannot be told.
 
-    def _describe_call(self) -> fingerprint.Description:
+        An object that counts its calls, or makes a table at its first, stays what it was.
+        """
+        if self.held is None and self.id is None:
+            what = self._describe_call(None)
+            object.__setattr__(self, "held", None if what.gaps else what.held)
+        return self.held
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.hold()
+        return self.__dict__
+
+    def _describe_call(self, held: fingerprint.Held | None) -> fingerprint.Description:
         is_seeded = self.random == "own" or isinstance(self.call, Albumentation)
-        return fingerprint.describe(self.call, is_seeded=is_seeded, before=self.mapped)
+        return fingerprint.describe(self.call, is_seeded=is_seeded, before=held)
 
 
 def make_stage(
@@ -102,7 +108,7 @@ def make_stage(
             "be cached, nor a validation set be prepared once",
             stacklevel=3,
         )
-    return Stage(adapt(call, field, is_still=not random), field, random or None, id, version).as_mapped()
+    return Stage(adapt(call, field, is_still=not random), field, random or None, id, version)
 
 
 def _name(call: Any) -> str:

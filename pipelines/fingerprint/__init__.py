@@ -44,11 +44,11 @@ class Held:
 
     Attributes:
         value: a description, or its digest, of the object without the code that it reaches.
-        code: the names of the functions, classes and modules that it reaches.
+        code: the functions, classes and modules that it refers to.
     """
 
     value: Any
-    code: tuple[str, ...]
+    code: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,18 +76,17 @@ def describe(value: Any, *, is_seeded: bool = False, before: Held | None = None)
 
     Args:
         is_seeded: whether generators of random numbers in it are seeded before each use: their state says nothing.
-        before: what the same object held earlier, without gaps: that is described, with the code that it reached
-            then as that code is now.
+        before: what the same object held earlier, without gaps: that is described, with that code as it is now.
     """
+    what = value if before is None else before.code
     describer = Describer(is_seeded=is_seeded)
-    described = describer.describe(value)
+    described = describer.describe(what)
     if describer.written:
         describer = Describer(is_seeded=is_seeded, written=frozenset(describer.written))
-        described = describer.describe(value)
-    code, gaps = describer.parts, tuple(describer.gaps)
-    held = before or Held(_shorten(described), tuple(code))
-    code = {name: code.get(name) for name in held.code}
-    return Description([held.value, code] if code else held.value, () if before else gaps, held)
+        described = describer.describe(what)
+    held = before or Held(_shorten(described), describer.roots)
+    code = describer.parts
+    return Description([held.value, code] if code else held.value, tuple(describer.gaps), held)
 
 
 def _shorten(described: Any) -> Any:

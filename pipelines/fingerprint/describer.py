@@ -59,12 +59,14 @@ class Describer(ValueDescriber):
     Attributes:
         parts: name -> description of a function, class or module, in the order in which they were met.
         written: as the argument, of what was described.
+        roots: the functions, classes and modules that the described value refers to itself.
     """
 
     def __init__(self, *, is_seeded: bool = False, written: frozenset[str] = frozenset()) -> None:
         super().__init__(is_seeded=is_seeded)
         self.parts: dict[str, Any] = {}
         self.written: set[str] = set()
+        self.roots: tuple[Any, ...] = ()
         self._left_out = written
         self._keys: dict[int, str] = {}
         self._found: list[Any] = []  # what became parts; the first `_done` have been visited
@@ -79,6 +81,7 @@ class Describer(ValueDescriber):
         """
         try:
             described = self._describe(value, Place())
+            self.roots = tuple(self._found)
             while self._done < len(self._found):
                 part = self._found[self._done]
                 self._done += 1

@@ -29,6 +29,8 @@ class SampleMaker:
         # A source of a class of its own need not have more than `[]`.
         is_ours = hasattr(type(pipeline.source), "find_reader")
         self._read = pipeline.source.find_reader() if is_ours else pipeline.source.__getitem__
+        for stage in pipeline.stages:
+            stage.hold()  # what it holds before it is used
         # Looked up once and not for each sample, most of which take microseconds.
         self._steps = [
             (position, stage, stage.call, stage.field, stage.random)

@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,39 @@ def test_a_global_that_changes_after_a_stage_is_mapped_counts(monkeypatch: pytes
     assert mapped.fingerprint != before is not None
     monkeypatch.undo()
     assert mapped.fingerprint == before
+
+
+LATER = """
+HELPER = None
+class Stage:
+    factor = None
+    def __call__(self, sample): return helped(HELPER, self.factor, sample)
+def helped(helper, factor, sample): return dict(sample, x=(helper or OTHER or int)(sample["x"]) * (factor or 1))
+def twice(x): return 2 * x
+def thrice(x): return 3 * x
+def read(x): return x + len(open("/dev/null").read())
+OTHER = {other}
+"""
+
+
+@pytest.mark.parametrize("what", ["helper", "helper before another", "object", "class"])
+def test_what_is_set_between_mapping_and_use_counts(what: str) -> None:
+    def build(name: str) -> Pipeline:
+        module = types.ModuleType("set_later")
+        exec(LATER.format(other=name if what == "helper before another" else None), module.__dict__)
+        stage = module.Stage()
+        mapped = Pipeline(sources.arrays(id="eight", x=np.arange(8))).map(stage)
+        if what == "object":
+            stage.factor = len(name)
+        elif what == "class":
+            module.Stage.factor = len(name)
+        else:
+            module.HELPER = abs if what == "helper before another" else getattr(module, name)
+        return mapped
+
+    assert build("twice").fingerprint == build("twice").fingerprint != build("thrice").fingerprint
+    if what == "helper":
+        assert "reads files (open)" in str(build("read").why_unsure)
 
 
 def test_a_global_that_is_set_after_a_stage_is_mapped_counts(monkeypatch: pytest.MonkeyPatch) -> None:
