@@ -113,8 +113,8 @@ class CheckerProcess:
 
     def has_started(self, pid: int, pidfd: int | None) -> None:
         """Take note of its process."""
-        self.pid, self._pidfd, self._reported_s = pid, pidfd, 0.0
-        self._began = read_start(pid)
+        self._began, self._pidfd, self._reported_s = read_start(pid), pidfd, 0.0
+        self.pid = pid  # last: `make_usage` is called in another thread, too
 
     def watch(self) -> None:
         """Wait for the end of a process that no fork server reports, if there is one."""

@@ -237,11 +237,11 @@ class ProcessPool:
 
     def list_usage(self) -> list[Event]:
         """`usage` events of the fork server, the checker and the workers up to now; called in another thread."""
-        forks, found = self._forks, list[Event | None]()
+        forks, checker, found = self._forks, self._checker, list[Event | None]()
         if forks is not None:
             found.append(forks.usage(self.node))
-        if self._checker is not None:
-            found.append(self._checker.make_usage())
+        if checker is not None:
+            found.append(checker.make_usage())
         for worker in list(self._workers.values()):
             pid = _find_pid(worker)
             used_s = None if pid is None else cpu_seconds(pid, has_waited=True)

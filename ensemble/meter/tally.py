@@ -3,7 +3,7 @@
 What a process has used is in its reports, or is told by the parent that waits for it. When the driver of a run is
 killed, nobody does either for it and for what ends with it. Therefore a thread of the driver, and of each node's
 agent, writes the `usage` events that would be due now into a file of the run directory, often at first, then
-whenever a fiftieth of its age has passed. The next start of the run logs what the log has not
+whenever a hundredth of its age has passed. The next start of the run logs what the log has not
 (`read_unreported`).
 """
 
@@ -54,9 +54,9 @@ class Tally:
         while True:
             try:
                 self._write()
-            except OSError as error:  # a full disk: a kill loses what was not reported
+            except Exception as error:  # such as a full disk: a kill loses what was not reported
                 log.debug("%s cannot be written: %s", self._file, error)
-            if self._over.wait(max(LEAST_S, report_interval_s(time.monotonic() - began))):
+            if self._over.wait(max(LEAST_S, report_interval_s(time.monotonic() - began) / 2)):
                 return
 
     def _write(self) -> None:
@@ -130,7 +130,15 @@ def _read(file: Path) -> list[Event]:
     except (OSError, ValueError) as error:
         log.warning("%s cannot be read, and is left out: %s", file, error)
         return []
-    if isinstance(events, list) and all(isinstance(each, dict) and each.get("type") == "usage" for each in events):
+    if isinstance(events, list) and all(map(_is_usage, events)):
         return events
     log.warning("%s holds no figures of use, and is left out", file)
     return []
+
+
+def _is_usage(event: object) -> bool:
+    """Whether it is a `usage` event whose fields have the types that `make_usage` gives them."""
+    if not isinstance(event, dict) or event.get("type") != "usage" or "began" not in event:
+        return False
+    kinds = {"node": str, "role": str, "pid": int, "cpu_s": int | float, "began": int | None}
+    return all(isinstance(event.get(name), kind) for name, kind in kinds.items())

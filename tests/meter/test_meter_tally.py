@@ -88,7 +88,12 @@ def test_what_a_kill_or_a_power_failure_left_of_tallies_is_left_out_and_removed(
     folder.mkdir()
     (folder / "h-1-a.json").write_text(json.dumps(used))
     (folder / "h-1-b.new").write_text("[")
-    for number, damaged in enumerate((b"null", b"{}", b"[null]", b'[{"type":"epoch"}]', b"\0" * 90, b"\xff", b"")):
+    flipped = [
+        json.dumps(used).replace(name, name[::-1]).encode() for name in ("began", "node", "pid", "role", "cpu_s")
+    ]
+    other = json.dumps([{**each, "cpu_s": "much"} for each in used]).encode()
+    parts = (b"null", b"{}", b"[null]", b'[{"type":"epoch"}]', b"\0" * 90, b"\xff", b"", other, *flipped)
+    for number, damaged in enumerate(parts):
         (folder / f"h-2-{number}.json").write_bytes(damaged)
     events, files = read_tallies(folder)
     assert events == json.loads(json.dumps(used)) and events
