@@ -229,8 +229,13 @@ class Feeder(pipelines.Feeder):
         super().__init__(pipeline, **{"gate_timeout_s": LIMIT_S, "stall_limit_s": LIMIT_S, **options})
 
 
-def until(over: threading.Event, job: Job, loader: Loader) -> tuple[list[Any], dict[str, Any]]:
+def until(over: threading.Event, job: Job, address: str) -> tuple[list[Any], dict[str, Any]]:
     """What a job reads to the end of the first epoch that began when all was over, and the loader's counters."""
+    return read_until(over, job, job.attach(address))
+
+
+def read_until(over: threading.Event, job: Job, loader: Loader) -> tuple[list[Any], dict[str, Any]]:
+    """See `until`."""
     records = []
     for epoch in loader.epochs():
         last = over.is_set()

@@ -27,12 +27,12 @@ from core_pipes import (
     leaves_nothing,  # noqa: F401
     pipe,
     read,
+    read_until,
     record,
     shared,
     slowly,
     spoil,
     together,
-    until,
     wait_until,
 )
 
@@ -147,7 +147,7 @@ def test_a_killed_feeder_is_done_without_until_another_takes_its_address(
         return second
 
     try:
-        running = [partial(until, over, job, loader) for job, loader in zip(jobs, loaders, strict=True)]
+        running = [partial(read_until, over, job, loader) for job, loader in zip(jobs, loaders, strict=True)]
         second, *results = together([kill_and_replace, *running])
         assert second.stop()[-1]["consumed"] > 0
     finally:
