@@ -30,7 +30,7 @@ Event = dict[str, Any]
 #: Roles between which a process moves what it has used when it reports: what they have together only grows.
 MOVING = ("startup", "train", "prepare")
 
-LEAST_S = 0.1  # between two writings
+LEAST_S = 0.05  # between two writings
 
 log = logging.getLogger(__name__)
 

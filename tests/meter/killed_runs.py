@@ -11,14 +11,14 @@ import sys
 import time
 from pathlib import Path
 
-KILLS, EPOCHS_BETWEEN = 3, 3
+KILLS, EPOCHS_BETWEEN = 3, 6
 SPEC = f"""
 import sys
 sys.path.append({str(Path(__file__).parent)!r})
 from burning_members import declare
 
 def spec():
-    return declare(members=2, epochs=10, step_s=0.06)
+    return declare(members=2, epochs=20, step_s=0.03)
 """
 
 
