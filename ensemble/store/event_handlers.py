@@ -149,7 +149,13 @@ def _apply_to_run(run: RunState, event: Event) -> None:
         case "combining":
             run.combining = event["members"]
         case "combined":
-            run.combined, run.combining = event, 0
+            _combine_members(run, event)
+
+
+def _combine_members(run: RunState, event: Event) -> None:
+    for name in ("method", "members", "split") if event.get("metrics") else ():
+        event[name]  # raises for an event that is damaged, before it is known
+    run.combined, run.combining = event, 0
 
 
 def extend_members(run: RunState, extended: Event, t: float) -> None:

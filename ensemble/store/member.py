@@ -214,7 +214,8 @@ class MemberState:
 
     def add_checkpoint(self, event: Event) -> None:
         """Takes note of its last checkpoint."""
-        if self.checkpoint is None or self.checkpoint["path"] != event["path"]:
+        path = Path(event["path"])  # raises for an event that is damaged, before it is known
+        if self.checkpoint is None or Path(self.checkpoint["path"]) != path:
             self.checkpoint_before = self.checkpoint
         self.checkpoint = event
 

@@ -24,6 +24,8 @@ from ensemble.store.state import RunState
 #: Files that are read at a time, and how often it is asked meanwhile whether to go on, in seconds.
 READERS = 4
 POLL_S = 0.1
+#: How often a log is read again for members that have gone on while their files were read.
+ROUNDS = 3
 
 Condition = Literal["whole", "damaged", "missing", "read around", "not known"]
 #: What is not as it should be.
@@ -67,7 +69,10 @@ def verify(run_dir: RunDir) -> list[FileCheck]:
     """
     state = fold(read_events(run_dir.events))
     found = list(_verify(run_dir, state))
-    while lost := {each.member for each in found if not each.is_sound}:
+    for _ in range(ROUNDS):
+        lost = {each.member for each in found if not each.is_sound}
+        if not lost:
+            break
         before, state = state.members, fold(read_events(run_dir.events))
         # A member that trains has removed what the log named before.
         moved = [each for each in state.members.values() if each.id in lost and each != before[each.id]]
@@ -157,10 +162,10 @@ def check_results(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
     if state.ended is None or state.ended["type"] != "run_finished":
         return
     try:
-        known: Mapping[str, str] = json.loads(run_dir.result_digests.read_bytes())
+        known: Mapping[str, str] = dict(json.loads(run_dir.result_digests.read_bytes()).items())
     except FileNotFoundError:  # an earlier version wrote none
         known = {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         known = dict.fromkeys((path.name for path in run_dir.list_results(state)), "unreadable")
     for path in run_dir.list_results(state):
         if path.exists() and path.stat().st_size > 0:

@@ -318,8 +318,11 @@ def test_damaged_copies_of_code_are_made_again_once_also_after_a_start_that_was_
 def test_results_that_have_changed_are_written_again(run: RunDir) -> None:
     names = ("results.json", "metrics.csv", "ledger.json")
     before = [json.loads((run.path / name).read_bytes()) if "json" in name else b"" for name in names]
-    for damaged in (*names, run.report.name, run.result_digests.name):
-        flip(run.path / damaged)
+    for damaged in (*names, run.report.name, run.result_digests.name, "null"):
+        if damaged == "null":
+            run.result_digests.write_text(damaged)
+        else:
+            flip(run.path / damaged)
         assert main(["verify", str(run.path)]) == 1, damaged
         assert main(["report", str(run.path)]) == 0
         assert main(["verify", str(run.path)]) == 0, damaged
@@ -409,6 +412,25 @@ def test_a_hole_in_the_log_is_read_around_by_all_who_read_it(run: RunDir) -> Non
         write_report(run)
         assert said in run.report.read_text(), what
         write_study(events, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [("checkpoint", "path"), ("combined", "method"), ("combined", "members"), ("combined", "split")],
+)
+def test_an_event_without_a_field_that_its_readers_need_is_left_out_and_said(
+    run: RunDir, kind: str, field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = state_of(run.path)
+    lines = run.events.read_text().splitlines(keepends=True)
+    number = next(n for n, line in enumerate(lines) if f'"type":"{kind}"' in line)
+    lines[number] = lines[number].replace(f'"{field}":', f'"{field[:-1]}_":', 1)
+    run.events.write_text("".join(lines))
+    assert main(["verify", str(run.path)]) == 1
+    assert f"an event '{kind}' of events.jsonl is damaged" in capsys.readouterr().out
+    for command in (["resume"], ["verify", "--repair"]):
+        assert main([*command, str(run.path)]) == 0
+    assert (combined(state_of(run.path)), digests(state_of(run.path))) == (combined(before), digests(before))
 
 
 @pytest.mark.parametrize(
