@@ -192,6 +192,32 @@ def check_uninterrupted(
             assert torch.allclose(tensors(run, member)[key], tensor, rtol=0, atol=2e-2), (member, key)
 
 
+@pytest.mark.parametrize("name", ["listed", "searched"])
+def test_a_checkpoint_that_was_written_and_not_logged_is_gone_on_from(
+    name: str, project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not where it is damaged: at the position of the log it has the weights of the log."""
+    unpickles(name)
+    run = copied(name, tmp_path)
+    (member,) = (f"member-{number}" for number in STATES[name]["running"])
+    assert last(run, "checkpoint")[member]["epoch"] == 1
+    assert cli.main(["verify", str(run)]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if "newer than the log" in line] == [
+        f"members/{member}/checkpoint-0.safetensors"
+    ]
+    log = (run / "events.jsonl").read_text()
+    again = shutil.copytree(run, tmp_path / "again")
+    (path,) = (again / "members" / member).glob("checkpoint-*.safetensors")
+    logged = last(run, "checkpoint")[member]
+    (again / "events.jsonl").write_text(log + json.dumps({**logged, "epoch": 2}, separators=(",", ":")) + "\n")
+    assert cli.main(["verify", str(again)]) == 1
+    for each, epoch in ((run, 2), (again, 0)):
+        project(name)
+        ensemble.resume(each, "inline").wait()
+        assert last(each, "started")[member]["epoch"] == epoch
+        assert [event["file"] for event in events(each, "damaged")] == ([] if epoch else [path.name])
+
+
 def test_what_was_asked_of_a_controller_that_was_killed_is_answered(tmp_path: Path) -> None:
     unpickles("looped")
     run = copied("looped", tmp_path)

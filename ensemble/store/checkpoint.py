@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.store.digests import OF_WEIGHTS, open_checked
+from ensemble.store.digests import OF_WEIGHTS, is_newer, open_checked
 from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.files import make_directory, make_write_error, write_atomically
 
@@ -118,10 +118,11 @@ def _check_weights(
     read: Callable[[str], torch.Tensor],
 ) -> None:
     """Check the weights in an open checkpoint, whether they are among the tensors that were read or not."""
-    model = _select(skeleton, ("model",))
-    weights = {name: tensors[name] if name in tensors else read(name) for name in _list_tensors(model)}
-    found = weights_sha256(_decode(model, weights, {})["model"])
-    if (known := digest.removeprefix(OF_WEIGHTS)) != found:
+    outline = _select(skeleton, ("model", "position"))
+    needed = {name: tensors[name] if name in tensors else read(name) for name in _list_tensors(outline)}
+    state = _decode(outline, needed, {})
+    found, known = weights_sha256(state["model"]), digest.removeprefix(OF_WEIGHTS).partition("@")[0]
+    if known != found and not is_newer(state.get("position") or {}, digest):
         raise DamagedError(f"{path} is damaged: its weights are {found[:12]}, and were {known[:12]} by the log")
 
 

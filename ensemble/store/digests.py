@@ -8,6 +8,7 @@ and the CRC-32 of zlib 2.9, and it is computed while the file is flushed to the 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from ensemble.store.errors import DamagedError
 _BLOCK_BYTES = 2**18
 #: Before a digest that is not of a file's bytes but of the weights in it, all that logs of earlier versions have.
 OF_WEIGHTS = "weights:"
+#: What earlier versions called a checkpoint. They wrote over it before they logged that: it may be newer.
+_WRITTEN_OVER = re.compile(r"checkpoint-\d+\.safetensors")
 #: From so many bytes on a file is read by a thread while it is flushed.
 _LARGE_BYTES = 2**23
 
@@ -101,9 +104,21 @@ def open_checked(
 
 
 def find_digest(event: Mapping[str, Any] | None) -> str | None:
-    """The digest that an event about a file has: of the file, or else of its weights."""
+    """The digest that an event about a file has: of the file, or else of its weights, after which `@epoch,step`
+    says from where on the file may be newer than the log.
+    """
     event = event or {}
     if isinstance(event.get("digest"), str):
         return str(event["digest"])
-    weights = event.get("weights_sha256")
-    return f"{OF_WEIGHTS}{weights}" if isinstance(weights, str) else None
+    weights, epoch, step = (event.get(name) for name in ("weights_sha256", "epoch", "step"))
+    if not isinstance(weights, str):
+        return None
+    is_over = _WRITTEN_OVER.fullmatch(Path(str(event.get("path"))).name) is not None
+    at = f"@{epoch},{step}" if is_over and isinstance(epoch, int) and isinstance(step, int) else ""
+    return f"{OF_WEIGHTS}{weights}{at}"
+
+
+def is_newer(position: Mapping[str, Any], digest: str) -> bool:
+    """Whether a checkpoint at this position is newer than the log, by the digest that the log has of it."""
+    at = digest.partition("@")[2]
+    return bool(at) and (position["epoch"], position["step"]) > tuple(map(int, at.split(",")))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ensemble.store.checkpoint import load_checkpoint
-from ensemble.store.digests import OF_WEIGHTS, digest_file, find_digest, open_checked
+from ensemble.store.digests import OF_WEIGHTS, digest_file, find_digest, is_newer, open_checked
 from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.event_handlers import fold
 from ensemble.store.files import write_json
@@ -27,7 +27,7 @@ POLL_S = 0.1
 #: How often a log is read again for members that have gone on while their files were read.
 ROUNDS = 3
 
-Condition = Literal["whole", "damaged", "missing", "read around", "not known"]
+Condition = Literal["whole", "damaged", "missing", "read around", "newer than the log", "not known"]
 #: What is not as it should be.
 UNSOUND: frozenset[Condition] = frozenset(("damaged", "missing"))
 
@@ -41,7 +41,8 @@ class FileCheck:
         kind: "log", "code", "checkpoint", "predictions", "initial weights" or "result".
         member: whose it is; None where it is nobody's.
         condition: "not known" where the log of an earlier version has no digest of it; "read around" for a hole in
-            the log before the last start of the run, which has done again what was lost with it.
+            the log before the last start of the run, which has done again what was lost with it; "newer than the
+            log" for a checkpoint that an earlier version had written when it was killed, and not logged.
         detail: what is wrong; empty where nothing is.
     """
 
@@ -149,6 +150,8 @@ def _check_member(run_dir: RunDir, member: MemberState, stop: Callable[[], None]
     for event in (member.checkpoint, member.checkpoint_before):
         if event is not None:
             path, digest = folder / Path(event["path"]).name, find_digest(event)
+            if event is member.checkpoint_before and "digest" not in event and not path.exists():
+                continue  # an earlier version kept the last one only
             yield _check(run_dir, path, digest, "checkpoint", member.id, stop=stop)
     for split, known in (member.predictions or {}).items() if member.state == "finished" else ():
         yield _check(run_dir, run_dir.predictions(member.id, split), known, "predictions", member.id, stop=stop)
@@ -210,7 +213,9 @@ def _check(
     try:
         with open_checked(path, digest, others, stop):
             if digest is not None and digest.startswith(OF_WEIGHTS):
-                load_checkpoint(path, (), digest)
+                position = load_checkpoint(path, ("position",), digest).get("position")
+                if position and is_newer(position, digest):
+                    return FileCheck(file, kind, member, "newer than the log")
             return FileCheck(file, kind, member, "not known" if digest is None else "whole")
     except FileNotFoundError:
         return FileCheck(file, kind, member, "missing", f"{path} is gone")
