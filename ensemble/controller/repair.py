@@ -36,6 +36,11 @@ from ensemble.user_code.fingerprint import code_of
 
 log = logging.getLogger(__name__)
 
+#: What is said of damaged files of code that the run has no more.
+OF_OTHER_CODE = (
+    "no copy of it is known: what was trained with that code cannot be built by it, and the run goes on"
+)
+
 
 def restore_files(run_dir: RunDir, state: RunState) -> None:
     """Make again what is damaged or gone of the declaration and the code: from the log, or from other copies.
@@ -43,6 +48,7 @@ def restore_files(run_dir: RunDir, state: RunState) -> None:
     Raises:
         DamagedError: no copy is left of what a start needs; the message says what to do.
     """
+    needed, lost = [run_dir.ensemble_file, run_dir.info_file], []
     for found in check_code(run_dir, state):
         if found.is_sound:
             continue
@@ -51,10 +57,14 @@ def restore_files(run_dir: RunDir, state: RunState) -> None:
         if content is not None:
             write_bytes(path, content)
             log.warning("%s; it was made again", found.detail)
+        elif path not in needed and run_dir.code(state.header.get("code") or "") not in path.parents:
+            log.warning("%s; %s", found.detail, ANEW if path == run_dir.spec_file else OF_OTHER_CODE)
         elif path.suffix == ".py":  # for people
             log.warning("%s; %s", found.detail, ANEW)
         else:
-            raise DamagedError(f"{found.detail}; {ANEW}")
+            lost.append(f"{found.detail}; {ANEW}")
+    if lost:
+        raise DamagedError("\n".join(lost))
 
 
 def _list_copies(run_dir: RunDir, state: RunState, path: Path) -> Iterator[bytes | None]:

@@ -315,6 +315,31 @@ def test_damaged_copies_of_code_are_made_again_once_also_after_a_start_that_was_
     assert main(command) == main(["verify", str(path)]) == 0
 
 
+def test_damaged_code_that_the_run_has_no_more_does_not_keep_it_from_going_on(
+    run: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And a file that cannot be made again does not keep others from being made again."""
+    state = state_of(run.path)
+    old = run.code("0" * 20)
+    shutil.copytree(run.code(state.header["code"]), old)
+    content = (old / "ensemble.pkl").read_bytes()[:-1]
+    (old / "ensemble.pkl").write_bytes(content)
+    with EventLog(run.events) as log:
+        run.log_files(log, {old / "ensemble.pkl": content}, None)
+    flip(old / "ensemble.pkl")
+    info = run.info_file.read_bytes()
+    assert main(["resume", str(run.path)]) == 0
+    assert "no copy of it is known" in caplog.text and "writes it anew" not in caplog.text
+    run.info_file.unlink()
+    assert main(["verify", "--repair", str(run.path)]) == 1
+    assert run.info_file.read_bytes() == info
+    for each in (run.ensemble_file, run.code(state.header["code"]) / "ensemble.pkl"):
+        flip(each)
+    run.info_file.unlink()
+    assert main(["resume", str(run.path)]) == 2
+    assert run.info_file.read_bytes() == info
+
+
 def test_results_that_have_changed_are_written_again(run: RunDir) -> None:
     names = ("results.json", "metrics.csv", "ledger.json")
     before = [json.loads((run.path / name).read_bytes()) if "json" in name else b"" for name in names]
