@@ -73,6 +73,7 @@ def test_kernels_are_kept_with_the_run_and_the_process_is_left_as_it_was(
         assert set(seen) == {str(tmp_path / run / "compiled" / "inductor")}
         assert not [name for name in names if name in os.environ]
         seen.clear()
-    monkeypatch.setenv(names[0], "/elsewhere")
+    elsewhere = str(tmp_path / "elsewhere")
+    monkeypatch.setenv(names[0], elsewhere)
     finished(tmp_path / "three", recipe, epochs=1, compile={"name": "default", "backend": "eager"})
-    assert set(seen) == {"/elsewhere"} == {os.environ[names[0]]}
+    assert set(seen) == {elsewhere} == {os.environ[names[0]]}
