@@ -120,12 +120,10 @@ class CheckerProcess:
         """Wait for the end of a process that no fork server reports, if there is one."""
         if not self._is_running:
             return
-        if self._pidfd in self._selector.get_map():
-            return
-        if self._pidfd is not None:
-            self._selector.register(self._pidfd, selectors.EVENT_READ, lambda: self.has_ended(None))
-        else:
+        if self._pidfd is None:
             self.has_ended(None)
+        elif self._pidfd not in self._selector.get_map():
+            self._selector.register(self._pidfd, selectors.EVENT_READ, lambda: self.has_ended(None))
 
     def has_ended(self, cpu_s: float | None, code: int | None = None) -> None:
         """Take note of its end, and wait for the next member that asks.

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,21 @@ def test_a_checker_outlives_two_fork_servers(checker: tuple[CheckerProcess, sele
         process.watch()
         connection.send(b"{")  # and a request that cannot be read
         assert ipc.receive_json(connection)[0]["found"]["verdict"] == "left_out"
+
+
+def test_a_fork_server_that_dies_before_it_has_forked_the_checker_is_done_without(
+    checker: tuple[CheckerProcess, selectors.BaseSelector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, selector = checker
+    with ipc_connection(process):
+        for answers in (False, True):  # at the second time there is no fork server
+            with monkeypatch.context() as patch:
+                if not answers:
+                    patch.setattr(process, "_connect", lambda: SimpleNamespace(fork_checker=lambda *_: None))
+                (key,) = (key for key, _ in selector.select())
+                key.data()
+            process.watch()
+        assert process.pid is not None
 
 
 def test_a_node_without_a_process_for_its_checker_goes_on_without_one(
