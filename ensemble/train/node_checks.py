@@ -70,9 +70,8 @@ class NodeChecks:
             os.close(memory)
 
     def _ask(self, memory: int) -> Verdict:
-        until = (
-            time.monotonic() + 2 * self._limit_s
-        )  # it ends itself, unless it is stopped, or has others to serve
+        # Within one limit it ends itself, unless it is stopped, or has others to serve.
+        until = time.monotonic() + 2 * self._limit_s
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(str(self._address))
             connection.settimeout(_WAIT_S)

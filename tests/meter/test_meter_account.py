@@ -77,9 +77,8 @@ def test_members_in_the_drivers_process_are_counted_once(tmp_path: Path) -> None
     ensemble.submit(declare(members=2, epochs=4, step_s=0.01), tmp_path / "run", "inline").wait()
     used_s, events = read_used_s() - began_s, read_events(tmp_path / "run" / "events.jsonl")
     roles, report_s = ledger(events).cpu_by_role(), events[-1]["report_cpu_s"]
-    steps_s = (
-        2 * 4 * 8 * 0.01
-    )  # what was used before the run began is not the run's in a program of the user's own
+    # What was used before the run began is not the run's in a program of the user's own.
+    steps_s = 2 * 4 * 8 * 0.01
     assert steps_s <= sum(roles.values()) + report_s <= used_s
     assert roles["train"] >= steps_s and roles["orchestrate"] <= used_s - report_s - steps_s
 
