@@ -1,7 +1,7 @@
 """Measures the CPU time of processes: of any by its id, and of this one by what it was used for.
 
-A process's CPU time is what the kernel has counted for it in user and in system mode, all threads together, in
-steps of 10 ms on Linux. It is gone when the process is.
+A process's CPU time is what the kernel has counted for it in user and in system mode, all threads together. It is
+gone when the process is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pipelines.child_processes import read_waited_cpu_s
 
 #: Seconds between two reports of a figure: this share of the age of what reports it, and at most so many.
 SHARE, MOST_S = 0.02, 30.0
+_SCHEDULED = 2  # of the clocks of a process, the one that its scheduler keeps
 
 
 def report_interval_s(age_s: float) -> float:
@@ -37,11 +38,12 @@ def cpu_seconds(pid: int, *, has_waited: bool = False) -> float | None:
     import psutil
 
     try:
-        times = psutil.Process(pid).cpu_times()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        # clock_getcpuclockid(3): in /proc, which psutil reads, both times are rounded down to whole ticks.
+        used_s = time.clock_gettime(~pid << 3 | _SCHEDULED)
+        times = psutil.Process(pid).cpu_times() if has_waited else None
+    except (OSError, psutil.NoSuchProcess, psutil.AccessDenied):
         return None
-    waited_s = times.children_user + times.children_system if has_waited else 0.0
-    return float(times.user + times.system + waited_s)
+    return used_s if times is None else float(used_s + times.children_user + times.children_system)
 
 
 def read_start(pid: int) -> int | None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -38,6 +39,8 @@ def process(code: str) -> Iterator[subprocess.Popen[str]]:
 def test_the_time_of_a_process_is_what_it_used() -> None:
     with process(BURN.format(s=0.3)) as child:
         assert cpu_seconds(child.pid) == pytest.approx(0.3, abs=0.1)
+        used_ns = int(Path(f"/proc/{child.pid}/schedstat").read_text().split()[0])
+        assert cpu_seconds(child.pid) == pytest.approx(used_ns / 1e9, abs=0.001)  # it has one thread, which waits
     assert cpu_seconds(child.pid) is None
 
 
