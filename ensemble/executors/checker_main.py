@@ -27,6 +27,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ensemble.meter.memory import data_gb
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir
 from pipelines import ipc
@@ -35,8 +36,8 @@ from pipelines.verification.checker import SampleChecker
 from pipelines.verification.compare import Verdict
 from pipelines.verification.served import ServedSample
 
-#: Pipelines that are kept, with what they have opened.
-MOST_KEPT = 4
+#: Pipelines are kept, with what they have opened, while they are few and have made this process little larger.
+MOST_KEPT, MOST_KEPT_GB = 64, 0.25
 
 
 class Checker:
@@ -49,6 +50,7 @@ class Checker:
     def __init__(self, ensemble: Ensemble) -> None:
         self._ensemble = ensemble
         self._checkers: OrderedDict[str, SampleChecker] = OrderedDict()  # the last used last
+        self._least_gb = data_gb()
 
     def check(self, packed: bytes) -> Verdict:
         """Compares one sample.
@@ -73,9 +75,12 @@ class Checker:
                 pipeline = getattr(self._ensemble, about["split"]).without_randomness()
             self._checkers[key] = SampleChecker(pipeline, is_exact=about["is_exact"])
         self._checkers.move_to_end(key)
-        while len(self._checkers) > MOST_KEPT:
+        while len(self._checkers) > MOST_KEPT or (len(self._checkers) > 1 and self._has_grown()):
             self._checkers.popitem(last=False)
         return self._checkers[key]
+
+    def _has_grown(self) -> bool:
+        return data_gb() - self._least_gb > MOST_KEPT_GB
 
 
 def main(descriptor: int, executor: int, run_dir: str) -> int:

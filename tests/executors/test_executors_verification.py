@@ -24,7 +24,7 @@ from verified_members import draw, other_in_a_feeder, train_by_environment, trai
 import ensemble
 from ensemble import Member, Resources, SpecError
 from ensemble.executors.checker import CheckerProcess
-from ensemble.executors.checker_main import MOST_KEPT, Checker
+from ensemble.executors.checker_main import Checker
 from ensemble.meter import ledger
 from ensemble.store import RunDir, read_events
 from ensemble.train.node_checks import NodeChecks, make_checker_address
@@ -245,13 +245,16 @@ def test_an_answer_that_cannot_be_read_leaves_the_sample_out(tmp_path: Path, sai
     assert found.kind == "left_out" and "cannot be read" in found.detail
 
 
-def test_a_checker_keeps_few_pipelines_and_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("megabytes", "least", "most"), [(0, 8, 8), (100, 1, 3)])
+def test_a_checker_keeps_the_pipelines_for_which_it_has_memory_and_sees_no_gpu(
+    megabytes: int, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    made: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+    made: weakref.WeakKeyDictionary[Pipeline, Any] = weakref.WeakKeyDictionary()
 
     def train(params: dict[str, Any]) -> Pipeline:
         pipeline = Pipeline(sources.arrays(x=np.arange(8.0), label=np.arange(8) % 2), shuffle=False)
-        made.add(pipeline)
+        made[pipeline] = np.empty((megabytes, 2**20), np.uint8)
         return pipeline
 
     members = [{"lr": 0.1 * n} for n in range(1, 9)]
@@ -265,7 +268,7 @@ def test_a_checker_keeps_few_pipelines_and_sees_no_gpu(monkeypatch: pytest.Monke
         assert checker.check(dataclasses.replace(served, columns=columns).pack(about)).kind == "equal"
         assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     gc.collect()
-    assert 0 < len(made) <= MOST_KEPT
+    assert least <= len(made) <= most
 
 
 def test_a_mode_that_is_none_is_refused_with_those_that_are() -> None:
