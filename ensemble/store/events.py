@@ -4,7 +4,8 @@ Every event has `v` (the version of this format), `t` and `type`. `t` is in Unix
 was opened, and goes on from there by a clock that nobody sets; nor is it ever less than before, whoever opens the
 log again with whatever clock. So differences of `t` within one start of a run are true durations, and none is
 negative. The controller alone writes the log, under an advisory lock (flock(2)). A line counts
-once its newline is there: one that a dying process left torn is dropped on reading and cut off on opening. Within
+once its newline is there: one that a dying process left torn is dropped on reading and cut off on opening. It ends
+with a checksum, so that damage is known that leaves it legible. Within
 one version, fields and types are only ever added, and a reader ignores what it does not know; a log of a newer
 version is refused.
 """
@@ -31,7 +32,7 @@ from ensemble.store.files import (
     make_write_error,
     share_file_with_group,
 )
-from ensemble.store.log_lines import BATCH_BYTES, VERSION, end_of_events, measure_lost_end, read_batches
+from ensemble.store.log_lines import BATCH_BYTES, VERSION, add_crc, end_of_events, measure_lost_end, read_batches
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +90,9 @@ _encode_ascii = json.JSONEncoder(ensure_ascii=True, **_JSON).encode
 def _encode_line(event: Mapping[str, Any]) -> bytes:
     """Returns a line of the log; text that UTF-8 cannot encode (file names, arguments) becomes JSON escapes."""
     try:
-        return _encode(event).encode()
+        return add_crc(_encode(event).encode())
     except UnicodeEncodeError:
-        return _encode_ascii(event).encode()
+        return add_crc(_encode_ascii(event).encode())
 
 
 def encode_event(t: float, fields: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:

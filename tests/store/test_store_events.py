@@ -2,6 +2,7 @@ import json
 import math
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from forked import FORK, say_what_fails
 from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 
 from ensemble.store import (
     EventLog,
@@ -93,18 +95,33 @@ def test_damage_inside_the_log_is_read_around_and_said(
         monkeypatch.setattr("ensemble.store.log_lines.BATCH_BYTES", batch_bytes)
     path = tmp_path / "events.jsonl"
     lines = filled(path, 40).splitlines(keepends=True)
-    assert len(read_events(path)) == 40
-    for damage in ([b"{broken\n"], [b'{"v":1,"a":[1\n', b"2]}\n"]):
+    written = read_events(path)
+    assert len(written) == 40
+    legible = lines[12].replace(b'"loss":0.5', b'"loss":0.4')
+    for damage in ([b"{broken\n"], [b'{"v":1,"a":[1\n', b"2]}\n"], [legible]):
         path.write_bytes(b"".join([*lines[:30], *damage, *lines[30:]]))
         events = read_events(path)
         held = [event for event in events if event["type"] != "unreadable"]
-        assert held == [json.loads(line) for line in lines]
+        assert held == written
         holes = [event for event in events if event["type"] == "unreadable"]
         begin = len(b"".join(lines[:30]))
         assert (holes[0]["offset"], sum(hole["bytes"] for hole in holes)) == (begin, len(b"".join(damage)))
         with EventLog(path) as log:
             log.append("progress", member="member-0", epoch=0, step=0)
         assert read_events(path)[:-1] == events
+
+
+@examples(100)
+@given(st.floats(0, 1, exclude_max=True), st.integers(0, 7))
+def test_a_changed_bit_never_changes_what_an_event_says(where: float, bit: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        content = bytearray(filled(path))
+        written = read_events(path)
+        content[int(where * len(content))] ^= 1 << bit
+        path.write_bytes(content)
+        known = [{name: event[name] for name in written[0] if name in event} for event in read_events(path)]
+        assert [event for event in known if event not in written and event["type"] != "unreadable"] == []
 
 
 @pytest.mark.parametrize("open_it", [read_events, EventLog])
