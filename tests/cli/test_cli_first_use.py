@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from edited_log import replace_in_log
 
 from ensemble.cli.parser import main
 from ensemble.store import RunDir, fold, load_predictions, read_events, save_predictions
@@ -125,12 +126,12 @@ def test_a_combination_that_an_error_hindered_is_made_again(
     path = run_dir.predictions("member-1", "valid")
     content, saved, whole = path.read_bytes(), load_predictions(path), digest_file(path)
     other = save_predictions(path, saved.values, saved.index + 1, saved.target, saved.task)
-    run_dir.events.write_text(run_dir.events.read_text().replace(whole, other))
+    replace_in_log(run_dir.events, whole, other)
     run(spec, "combine=most", status=3)
     combined = fold(read_events(run_dir.events)).combined
     assert combined is not None and combined["failed"] and "different valid samples" in combined["reason"]
     path.write_bytes(content)
-    run_dir.events.write_text(run_dir.events.read_text().replace(other, whole))
+    replace_in_log(run_dir.events, other, whole)
     if command == "run":
         assert "combined" in run(spec, "combine=most")
     else:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edited_log import replace_in_log, without_crc
 from faults_members import declared
 
 import ensemble
@@ -82,7 +83,7 @@ def flip(path: Path) -> None:
 
 def forget_digests(run_dir: RunDir) -> None:
     """Make the log one of an earlier version, which has no digests of files."""
-    lines = [json.loads(line) for line in run_dir.events.read_text().splitlines()]
+    lines = [json.loads(line) for line in without_crc(run_dir.events.read_bytes()).splitlines()]
     kept = [{k: v for k, v in line.items() if k not in ("digest", "files")} for line in lines]
     run_dir.events.write_text("".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in kept))
 
@@ -218,8 +219,7 @@ def test_a_damaged_checkpoint_that_nothing_needs_is_removed(
     ensemble.submit(made, path, "inline").wait()
     run_dir = RunDir(path)
     if ending == "pruned":
-        content = run_dir.events.read_text().replace('"type":"failed"', '"type":"pruned"')
-        run_dir.events.write_text(content)
+        replace_in_log(run_dir.events, '"type":"failed"', '"type":"pruned"')
     member = state_of(path).members["member-1"]
     assert member.state == ending
     last = run_dir.valid_checkpoint(member)
@@ -395,10 +395,12 @@ def holes(content: bytes) -> dict[str, bytes]:
     made["zeros over three"] = content[:start] + bytes(size) + content[start + size :]
     for kind in ("epoch", "checkpoint", "finished"):  # still JSON, and of no use
         number = next(n for n, line in enumerate(lines) if f'"type":"{kind}"'.encode() in line)
-        changed = lines[number].replace(b'"member"', b'"mamber"', 1)
+        changed = without_crc(lines[number]).replace(b'"member"', b'"mamber"', 1)
         made[f"changed {kind}"] = b"".join([*lines[:number], changed, *lines[number + 1 :]])
+        flipped = lines[number].replace(b'"attempt":0', b'"attempt":1', 1)
+        made[f"flipped {kind}"] = b"".join([*lines[:number], flipped, *lines[number + 1 :]])
     made["a member of a version to come"] = b"".join(
-        [*lines[:4], lines[4].replace(b'{"v":1', b'{"v":9'), *lines[5:]]
+        [*lines[:4], without_crc(lines[4]).replace(b'{"v":1', b'{"v":9'), *lines[5:]]
     )
     made["half of all"] = b"".join(b"#\n" if n % 2 else line for n, line in enumerate(lines))
     return made
@@ -447,7 +449,7 @@ def test_an_event_without_a_field_that_its_readers_need_is_left_out_and_said(
     run: RunDir, kind: str, field: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = state_of(run.path)
-    lines = run.events.read_text().splitlines(keepends=True)
+    lines = without_crc(run.events.read_bytes()).decode().splitlines(keepends=True)
     number = next(n for n, line in enumerate(lines) if f'"type":"{kind}"' in line)
     lines[number] = lines[number].replace(f'"{field}":', f'"{field[:-1]}_":', 1)
     run.events.write_text("".join(lines))
