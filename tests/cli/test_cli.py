@@ -26,8 +26,12 @@ from run_events import list_run, write_run
 
 from ensemble.cli import demo
 from ensemble.cli.parser import _make_parser, main
+from ensemble.combine import CombineError
+from ensemble.comm import CommunicatorError
 from ensemble.controller.starts import check_fit
+from ensemble.executors import ClusterLostError
 from ensemble.schedule import Node
+from ensemble.spec import SpecError
 from ensemble.store import RunDir, fold, read_events
 
 ENSEMBLE = [sys.executable, "-m", "ensemble.cli"]
@@ -173,6 +177,27 @@ def test_every_command_has_help() -> None:
         done = call(*command.split(), "--help")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(f"usage: ensemble {command}".rstrip())
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (SpecError("no members"), 2),
+        (CombineError("no predictions"), 2),
+        (ClusterLostError("the cluster does not answer"), 75),
+        (CommunicatorError("rank 1 is missing"), 1),
+        (FileNotFoundError(2, "No such file or directory", "data.csv"), 1),
+    ],
+)
+def test_the_status_of_an_error_says_whether_to_try_again(
+    error: Exception, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr("ensemble.cli.run_commands.status", fail)
+    assert main(["status", "run"]) == status
+    assert capsys.readouterr().err == f"ensemble: {error}\n"
 
 
 @pytest.mark.parametrize("command", ["", "run", "bench pipelines"])

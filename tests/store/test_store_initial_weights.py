@@ -19,6 +19,8 @@ from ensemble.store import (
     save_checkpoint,
     weights_sha256,
 )
+from ensemble.store.member import MemberState
+from ensemble.store.verification import check_members
 
 
 def a_checkpoint(run_dir: RunDir, value: float) -> dict[str, Any]:
@@ -90,9 +92,14 @@ def test_other_weights_than_the_log_names_are_refused(tmp_path: Path) -> None:
     kept = keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), {})
     kept.give_to(run_dir, "member-5")
     a_checkpoint(run_dir, 2.0)
+    lineage = {"warm": True, "weights_sha256": kept.weights_sha256}
+    member = MemberState("member-5", 5, identity={"lineage": lineage}, state="stopped")
+    assert [each.condition for each in check_members(run_dir, [member])] == ["whole"]
     os.replace(run_dir.checkpoint("member-0", 1, 1, 0), run_dir.initial_weights("member-5"))
     with pytest.raises(StoreError, match="other weights"):
         load_initial_weights(run_dir, "member-5", kept.weights_sha256)
+    (found,) = check_members(run_dir, [member])
+    assert found.condition == "damaged" and "other weights" in found.detail
 
 
 def test_parts_of_a_checkpoint_are_read_without_the_others(tmp_path: Path) -> None:
