@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ensemble.executors.base import Event
 from ensemble.executors.mps import make_client_environment
 from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
+from ensemble.store.events import has_locks
 from ensemble.train.job import Job
+from ensemble.train.kernel_caches import name_kernel_caches
 from ensemble.train.node_checks import NODE_DIRECTORY
 from pipelines import ipc
 from pipelines.child_processes import child_environment, reap
@@ -236,6 +239,9 @@ def make_node_environment(directory: Path) -> dict[str, str]:
     return {**caches, NODE_DIRECTORY: str(directory)}
 
 
+_has_locks = functools.cache(has_locks)
+
+
 def find_processes(directory: Path) -> list[psutil.Process]:
     """The processes of members, and those that they started, on the node with that directory."""
     import psutil
@@ -280,7 +286,8 @@ def make_worker_environment(job: Job, device: str | None, directory: Path | None
     Args:
         job: of the worker.
         device: id of its GPU, None for the CPU.
-        directory: of the node, where its Multi-Process Service may run and compilers keep what they compile.
+        directory: of the node, where its Multi-Process Service may run, and where kernels are kept of a run whose
+            directory has no locks.
     """
     environment = dict.fromkeys(_THREADS, str(job.identity.threads)) | {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -288,6 +295,8 @@ def make_worker_environment(job: Job, device: str | None, directory: Path | None
     }
     if directory is not None:
         environment |= make_node_environment(directory)
+        if _has_locks(job.run_dir):
+            environment |= name_kernel_caches(Path(job.run_dir))
     if directory is not None and device is not None:
         environment |= make_client_environment(directory, job.identity.gpus_per_worker)
     return environment

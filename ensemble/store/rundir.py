@@ -10,6 +10,7 @@
                                     valid one, and while the member trains, the one before it is there as well),
                                     predictions-<split>.safetensors of the attempt that finished, and of a member
                                     that began warm initial-weights.safetensors, a copy of what it began with
+    compiled/                       kernels that torch.compile has made (`ensemble.train.kernel_caches`); a cache
     optuna.journal, report.html,
     ledger.json, ledger.csv,
     results.json, metrics.csv,

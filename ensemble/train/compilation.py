@@ -10,26 +10,24 @@ from typing import Any
 import torch
 from torch import nn
 
-#: Where torch keeps compiled kernels; else in a temporary directory that stays.
-_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-#: Those of these variables that were set here, for the member in training, with their values.
+from ensemble.train.kernel_caches import name_kernel_caches
+
+#: Variables that were set here, for the member in training, with their values.
 _set_here: dict[str, str] = {}
 
 
-def compile_forward(model: nn.Module, options: Mapping[str, Any], folder: Path) -> None:
+def compile_forward(model: nn.Module, options: Mapping[str, Any], run_dir: Path) -> None:
     """Compile what the model computes when it is called; its parameters, names and hooks stay as they are.
 
     Args:
         options: the `name` of the mode and the `backend`, as `ensemble.spec.loops` resolves them.
-        folder: for compiled kernels, shared by the members of a run. Where the environment names a folder, that
-            one is used.
+        run_dir: where kernels are kept, unless the environment names a place.
     """
     # torch limits how often it compiles one function, and members before this one in the process may share it.
     torch.compiler.reset()
     release_caches()
-    for variable, name in _CACHES.items():
-        if variable not in os.environ:
-            os.environ[variable] = _set_here[variable] = str(folder / name)
+    for variable, folder in name_kernel_caches(run_dir).items():
+        os.environ[variable] = _set_here[variable] = folder
     model.forward = torch.compile(model.forward, mode=options["name"], backend=options["backend"])
 
 

@@ -89,7 +89,7 @@ class TrainContext(EvaluatedMember):
         )
         self._life.resume(self._optimization)
         if own.compile is not None:
-            compile_forward(model, own.compile, self._files.path / "compiled")
+            compile_forward(model, own.compile, self._files.path)
         return model, optimizer
 
     # --- the loop ---------------------------------------------------------------------------------------

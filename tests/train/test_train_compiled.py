@@ -7,7 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+import ensemble
+from pipelines import Pipeline, sources
 
 torch = pytest.importorskip("torch")
 
@@ -77,3 +81,28 @@ def test_kernels_are_kept_with_the_run_and_the_process_is_left_as_it_was(
     monkeypatch.setenv(names[0], elsewhere)
     finished(tmp_path / "three", recipe, epochs=1, compile={"name": "default", "backend": "eager"})
     assert set(seen) == {elsewhere} == {os.environ[names[0]]}
+
+
+@pytest.mark.more
+def test_the_next_start_of_a_run_compiles_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels outlive the temporary directory of the node."""
+    if shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler, and there is no g++")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    train = Pipeline(sources.arrays(x=np.eye(16, 6, dtype=np.float32), label=np.arange(16) % 3), seed=0)
+    declared = ensemble.Ensemble(
+        name="compiled",
+        recipe=Recipe(model=cases.plain, loss=cases.loss),
+        members=[{"lr": 0.1}],
+        train=train,
+        epochs=1,
+        batch_size=8,
+        compile=True,
+        devices="cpu",
+    )
+    ensemble.submit(declared, tmp_path / "run", "local").wait()
+    kernels = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "compiled").rglob("*.so")}
+    assert kernels
+    result = ensemble.resume(tmp_path / "run", epochs=2).wait()
+    assert {row["state"] for row in result.members} == {"finished"}
+    assert kernels == {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "compiled").rglob("*.so")}
