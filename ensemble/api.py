@@ -36,6 +36,7 @@ from ensemble.store import (
     remove_unused_code,
     write_request,
 )
+from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
@@ -199,9 +200,17 @@ def submit(
         check_code(state, code, known, accept=accept_code)
         in_use |= {one.code for one in state.members.values() if one.checkpoint and one.code}
         in_use |= {state.header["code"]} if state.header.get("code") else set()
-    made = RunDir.create(known.path, ensemble, spec_file, code, group_read=group_read, executor=executor)
+    known.check_is_free(ensemble)
+    declaration = pickle_ensemble(ensemble, None if spec_file is None else Path(spec_file))
+    made = RunDir.create(
+        known.path, ensemble, spec_file, code, group_read=group_read, executor=executor, declaration=declaration
+    )
     remove_unused_code(made.path / "code", in_use)
-    return _start(made, ensemble, code, runner, on_event, checked=checked)
+    made.remove_unused_arrays()
+    # What the program changes from here on, or the user in the spec file, is no matter of this run.
+    frozen = declaration.load_here(made.data) if runner.in_process else declaration.load(made.data)
+    del declaration, ensemble  # they hold memory for as long as the run takes
+    return _start(made, frozen, code, runner, on_event, checked=checked)
 
 
 def choose_free_path(path: str | os.PathLike[str]) -> Path:

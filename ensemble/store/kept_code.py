@@ -33,6 +33,7 @@ from ensemble.user_code.imports import users_modules
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
+    from ensemble.store.frozen_arrays import Declaration
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def remove_unused_code(folder: Path, but: Collection[str]) -> None:
             shutil.rmtree(each)
 
 
-def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
+def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     """Returns the pickled declaration, with what the user's modules define in it by value.
 
     Args:
@@ -133,14 +134,14 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
     Raises:
         StoreError: it cannot be pickled.
     """
+    from ensemble.store.frozen_arrays import Declaration
     from pipelines.memory_pickle import REMEDY, Pickler
 
     of_spec = _find_spec_modules(spec)
     for modules in (_find_user_modules(spec, of_spec), of_spec):
         try:
-            with _pickle_by_value(modules), io.BytesIO() as file:
-                Pickler(file).dump(ensemble)
-                return file.getvalue()
+            with _pickle_by_value(modules):
+                return Declaration(ensemble)
         except Exception as error:  # objects raise whatever they like from __reduce__
             # What another module holds is not in the way where that module is imported instead.
             log.info("the declaration cannot be pickled with %d modules by value: %s", len(modules), error)
