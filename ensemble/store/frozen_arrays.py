@@ -7,20 +7,20 @@ that the processes of a machine share one copy, in the page cache. Smaller array
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import re
 import sys
 import types
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ensemble.store.digests import digest_file
-from ensemble.store.errors import StoreError
+from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.files import write_atomically
 from ensemble.store.old_names import Unpickler
 from pipelines.fingerprint import is_ours
@@ -38,7 +38,7 @@ FOLDER = "data"
 
 _NAME = re.compile(rb"[\w.]{1,40}-[0-9a-f]{32}\.npy")
 #: What a copy within a process goes into; everything else that is not ours is taken as it is.
-_CONTAINERS = (dict, list, tuple, set, frozenset, np.ndarray, np.generic, np.dtype)
+_CONTAINERS = (dict, list, tuple, set, frozenset, np.ndarray, np.generic, np.dtype, pickle.PickleBuffer)
 
 
 class Place(NamedTuple):
@@ -60,27 +60,33 @@ class Place(NamedTuple):
     is_fortran: bool
     is_column: bool
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the array."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
     def open(self, folder: Path) -> AnyArray | MappedArray:
         """Returns the array in the folder of a run.
 
         Raises:
-            StoreError: the file is missing. A column says so when it is read.
+            StoreError: the file is missing, which a column says when it is read, or was cut off.
         """
         path = folder.absolute() / self.file
         if not self.is_column:
+            order: Literal["C", "F"] = "F" if self.is_fortran else "C"
             try:
-                order = "F" if self.is_fortran else "C"
-                return np.asarray(np.memmap(path, self.dtype, "c", self.offset, self.shape, order)).view(
-                    np.ndarray
-                )
+                return np.asarray(np.memmap(path, self.dtype, "c", self.offset, self.shape, order))
             except OSError as error:
                 raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
         try:
             file = File.of(str(path))
         except OSError:
             file = File(str(path), 0, 0)
+        else:
+            if file.size != self.offset + self.nbytes:
+                raise DamagedError(f"{path} is damaged: it has {file.size} bytes, not {self.offset + self.nbytes}")
         sizes = self.shape if self.is_fortran else self.shape[::-1]
-        strides = [self.dtype.itemsize * int(np.prod(sizes[:n], dtype=np.int64)) for n in range(len(sizes))]
+        strides = [self.dtype.itemsize * math.prod(sizes[:n]) for n in range(len(sizes))]
         strides = strides if self.is_fortran else strides[::-1]
         return MappedArray(file, self.offset, self.dtype, self.shape, tuple(strides))
 
