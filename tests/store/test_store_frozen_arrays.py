@@ -1,0 +1,136 @@
+"""A run trains with arrays of its own: copies in its declaration, or files that all of its processes map."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ensemble
+from ensemble.spec import Ensemble, Recipe
+from ensemble.store import DamagedError, RunDir, StoreError, fold, read_events
+from ensemble.store.frozen_arrays import LEAST_BYTES
+from ensemble.store.verification import verify
+from pipelines import Pipeline, memory_pickle
+from pipelines.sources import arrays
+from pipelines.sources._mapped import MappedArray
+
+ROWS = 64
+
+
+def loss(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    print(f"mean {float(batch['x'].mean()):g}")
+    return model(batch["x"][:, :4]).mean(1)
+
+
+def declare(train: Any, members: int = 1) -> Ensemble:
+    recipe = Recipe(model=lambda params: torch.nn.Linear(4, 2), loss=loss)
+    rates = [{"lr": 0.1 * (n + 1)} for n in range(members)]
+    return Ensemble(name="frozen", recipe=recipe, train=train, members=rates, batch_size=32)
+
+
+def make_array(nbytes: int) -> Any:
+    return np.ones((ROWS, nbytes // ROWS // 4), np.float32)
+
+
+def check_run_keeps_its_data(
+    path: Path, capfd: pytest.CaptureFixture[str], nbytes: int, executor: str, *, by_function: bool = False
+) -> None:
+    given = make_array(nbytes)
+    pipeline = Pipeline(arrays(x=given, label=np.arange(ROWS) % 2))
+    declared = declare((lambda params: pipeline) if by_function else pipeline, members=2)
+    seen, fingerprints = [], []
+    for name in ("first", "second"):
+        run = ensemble.submit(declared, path / name, executor=executor)
+        given -= 5
+        run.wait()
+        assert {member.state for member in run.state.members.values()} == {"finished"}
+        lines = [*capfd.readouterr().out.splitlines(), *run.logs("member-1").splitlines()]
+        seen.append({line for line in lines if line.startswith("mean ")})
+        fingerprints.append(str(fold(read_events(path / name / "events.jsonl")).header["data"]))
+    assert seen == [{"mean 1"}, {"mean -4"}]
+    assert fingerprints[0] != fingerprints[1]
+
+
+@pytest.mark.parametrize("nbytes", [ROWS * 16, LEAST_BYTES])
+@pytest.mark.parametrize("by_function", [False, True])
+def test_an_array_that_is_changed_in_place_is_other_data_of_the_next_run_only(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], nbytes: int, by_function: bool
+) -> None:
+    check_run_keeps_its_data(tmp_path, capfd, nbytes, "inline", by_function=by_function)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("nbytes", [ROWS * 16, LEAST_BYTES])
+def test_local_members_and_feeders_read_what_was_submitted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], nbytes: int
+) -> None:
+    check_run_keeps_its_data(tmp_path, capfd, nbytes, "local")
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_large_array_is_in_a_file_that_is_mapped_and_not_in_the_pickle(tmp_path: Path, order: Any) -> None:
+    given = np.asarray(np.random.default_rng(0).random((ROWS, 300, 17)), order=order)
+    train, _ = arrays(x=given, label=np.arange(ROWS)).split(0.5)
+    run = RunDir.create(tmp_path, declare(Pipeline(train)))
+    (file,) = run.data.iterdir()
+    assert run.ensemble_file.stat().st_size < 20_000 and file.name.startswith("x-")
+    assert (file.stat().st_mode & 0o777, run.data.stat().st_mode & 0o777) == (0o600, 0o700)
+    np.testing.assert_array_equal(np.load(file), given)
+    loaded = RunDir(tmp_path).load_ensemble()
+    column = loaded.train.source.source.columns["x"]
+    assert isinstance(column, MappedArray) and not column.array.flags.writeable
+    assert column.array.strides == given.strides and column.array.tobytes() == given.tobytes()
+    assert loaded.train.fingerprint == Pipeline(train).fingerprint
+    with open(memory_pickle.dump(loaded.train), "rb") as given_to_feeders:
+        assert given_to_feeders.seek(0, 2) < 20_000
+
+
+def test_arrays_that_functions_hold_are_files_too_and_may_be_written_by_each_process(tmp_path: Path) -> None:
+    table = np.arange(LEAST_BYTES // 8)
+    weights = torch.arange(LEAST_BYTES // 8)
+
+    def scale(sample: dict[str, Any]) -> dict[str, Any]:
+        table[0] += 1
+        return {**sample, "scale": table[int(weights[1])] + table[0]}
+
+    small = arrays(x=np.ones((ROWS, 4), np.float32), label=np.arange(ROWS))
+    run = RunDir.create(tmp_path, declare(Pipeline(small).map(scale)))
+    (file,) = run.data.iterdir()  # both have the same content
+    before = file.read_bytes()
+    for _ in range(2):
+        stage = run.load_ensemble().train.stages[0].call
+        assert stage({})["scale"] == 2 and file.read_bytes() == before
+    assert run.ensemble_file.stat().st_size < 20_000
+
+
+def test_arrays_that_no_declaration_has_any_more_are_removed(tmp_path: Path) -> None:
+    given = make_array(LEAST_BYTES)
+    declared = declare(Pipeline(arrays(x=given, label=np.arange(ROWS))))
+    files = []
+    for _ in range(2):
+        run = RunDir.create(tmp_path, declared)
+        run.remove_unused_arrays()
+        files.append([file.name for file in run.data.iterdir()])
+        given += 1
+    assert [len(each) for each in files] == [1, 1] and files[0] != files[1]
+
+
+def test_a_damaged_array_is_said_and_written_again_by_its_spec(tmp_path: Path) -> None:
+    declared = declare(Pipeline(arrays(x=make_array(LEAST_BYTES), label=np.arange(ROWS))))
+    ensemble.submit(declared, tmp_path / "run", executor="inline").wait()
+    run = RunDir(tmp_path / "run")
+    (file,) = run.data.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + b"\0")
+    assert [(each.kind, each.condition) for each in verify(run) if not each.is_sound] == [("data", "damaged")]
+    with pytest.raises(DamagedError, match=r"x-.*is damaged.*`ensemble run SPEC` on this directory"):
+        ensemble.resume(run.path, "inline")
+    ensemble.submit(declared, run.path, executor="inline").wait()
+    assert file.read_bytes() == whole and all(each.is_sound for each in verify(run))
+    file.write_bytes(whole[:100])
+    with pytest.raises(StoreError, match="is damaged: it has 100 bytes"):
+        run.load_ensemble()
