@@ -21,7 +21,7 @@ from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, rai
 from ensemble.reporting.notebook import LiveView
 from ensemble.result import Result, make_result
 from ensemble.run import POLL_S, Event, LogFollower, Request, Run
-from ensemble.spec import Ensemble, check_ensemble, check_installed
+from ensemble.spec import Ensemble, SpecError, check_ensemble, check_installed
 from ensemble.spec.splits import describe_overlap
 from ensemble.spec.validation import check_number
 from ensemble.store import (
@@ -200,6 +200,11 @@ def submit(
         check_code(state, code, known, accept=accept_code)
         in_use |= {one.code for one in state.members.values() if one.checkpoint and one.code}
         in_use |= {state.header["code"]} if state.header.get("code") else set()
+    if not ensemble.keep_data and runner.name == "ray":
+        raise SpecError(
+            "Ensemble.keep_data is False: the data are in the memory of one machine, which the nodes of a Ray "
+            "cluster do not have; use executor='local', or sources.memmap() of files that all nodes see"
+        )
     known.check_is_free(ensemble)
     declaration = pickle_ensemble(ensemble, None if spec_file is None else Path(spec_file))
     made = RunDir.create(
@@ -263,6 +268,7 @@ def resume(
     state = read_begun(known)
     restore_files(known, state)
     runner = make_executor(executor or state.executor or known.info.get("executor") or "ray")
+    known.check_arrays()
     ensemble, extension = known.load_ensemble(), None
     if epochs is not None:
         extension = plan_extension(known, state, ensemble, epochs)

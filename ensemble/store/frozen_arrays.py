@@ -2,6 +2,10 @@
 
 What a run trains with is then not the memory that the user's program may change: every process maps the files, so
 that the processes of a machine share one copy, in the page cache. Smaller arrays are copied into the pickle.
+
+Where the directory is to keep no data (`Ensemble(keep_data=False)`), the arrays of `sources.arrays`, and large
+ones of functions, are in memory files of the process that drives the run. `data/<name>-<digest>.memory` is then a
+link to such a file, in /proc: it is gone with that process, however it ends.
 """
 
 from __future__ import annotations
@@ -36,7 +40,11 @@ LEAST_BYTES = 2**20
 #: The folder of these files in a run directory.
 FOLDER = "data"
 
-_NAME = re.compile(rb"[\w.]{1,40}-[0-9a-f]{32}\.npy")
+#: Ends of the names of files that are kept, and of links to memory.
+KEPT, IN_MEMORY = ".npy", ".memory"
+
+_NAME = re.compile(rb"[\w.]{1,40}-[0-9a-f]{32}\.(?:npy|memory)")
+_held: dict[Path, int] = {}  # the links of this process, and the descriptors of the memory
 #: What a copy within a process goes into; everything else that is not ours is taken as it is.
 _CONTAINERS = (dict, list, tuple, set, frozenset, np.ndarray, np.generic, np.dtype, pickle.PickleBuffer)
 
@@ -108,8 +116,11 @@ class DeclarationPickler(Pickler):
         arrays: name of its file -> array.
     """
 
-    def __init__(self, file: BinaryIO, places: dict[int, tuple[Any, Place]] | None = None) -> None:
+    def __init__(
+        self, file: BinaryIO, places: dict[int, tuple[Any, Place]] | None = None, *, keeps_data: bool = True
+    ) -> None:
         super().__init__(file)
+        self._end = KEPT if keeps_data else IN_MEMORY
         self.arrays: dict[str, AnyArray] = {}
         self.places = {} if places is None else places  # by the id of an object, which is kept with it
         self._columns: dict[int, str] = {}
@@ -118,6 +129,8 @@ class DeclarationPickler(Pickler):
         """See `pickle.Pickler.reducer_override`."""
         if isinstance(obj, Arrays):
             obj.identity()  # the digest of what is about to be kept, which no other process computes again
+            if self._end == IN_MEMORY:
+                self._columns |= {id(values): name for name, values in obj.list_arrays()}
             self._columns |= {id(values): name for name, values in obj.columns.items()}
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is torch.Tensor and _is_plain(obj):
@@ -129,9 +142,10 @@ class DeclarationPickler(Pickler):
         if isinstance(obj, MappedArray) and _NAME.fullmatch(os.path.basename(obj.file.path).encode()):
             self._columns[id(obj)] = os.path.basename(obj.file.path).rpartition("-")[0]
             return self._find_place(obj, obj.array)  # of another run, whose directory may go
-        if type(obj) not in (np.ndarray, np.memmap) or obj.nbytes < LEAST_BYTES or obj.dtype.hasobject:
+        if type(obj) not in (np.ndarray, np.memmap) or not obj.nbytes or obj.dtype.hasobject:
             return None
-        return self._find_place(obj, obj)
+        is_left_out = self._end == IN_MEMORY and id(obj) in self._columns
+        return self._find_place(obj, obj) if is_left_out or obj.nbytes >= LEAST_BYTES else None
 
     def _find_place(self, obj: Any, array: AnyArray) -> Place:
         if id(obj) not in self.places:
@@ -140,7 +154,7 @@ class DeclarationPickler(Pickler):
             sink = _Digest()
             np.lib.format.write_array(sink, np.asarray(array), allow_pickle=False)
             is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-            file, offset = f"{label}-{sink.digest.hexdigest()}.npy", sink.size - array.nbytes
+            file, offset = f"{label}-{sink.digest.hexdigest()}{self._end}", sink.size - array.nbytes
             place = Place(file, offset, array.dtype, array.shape, is_fortran, column is not None)
             self.places[id(obj)] = (obj, place)
             self.arrays[file] = np.asarray(array)
@@ -195,6 +209,30 @@ def save_array(path: Path, array: AnyArray) -> None:
         )
 
 
+def hold_array(path: Path, array: AnyArray) -> None:
+    """Writes an array to the memory of this process, and a link to that; `release_arrays` ends both.
+
+    Raises:
+        OSError: there is no room.
+    """
+    if path not in _held:
+        descriptor = os.memfd_create(path.name, os.MFD_CLOEXEC)
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            np.lib.format.write_array(file, array, allow_pickle=False)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        _held[path] = descriptor
+
+
+def release_arrays(folder: Path) -> None:
+    """Frees the arrays of a run that this process holds in memory, and removes links that others have left."""
+    for path in folder.glob(f"*{IN_MEMORY}"):
+        path.unlink(missing_ok=True)
+        if path in _held:
+            os.close(_held.pop(path))
+
+
 class DeclarationUnpickler(Unpickler):
     """Unpickles a declaration.
 
@@ -223,8 +261,9 @@ class Declaration:
 
     def __init__(self, ensemble: Any) -> None:
         self._ensemble = ensemble
+        self._keeps_data = getattr(ensemble, "keep_data", True)
         with io.BytesIO() as file:
-            pickler = DeclarationPickler(file)
+            pickler = DeclarationPickler(file, keeps_data=self._keeps_data)
             pickler.dump(ensemble)
             self.content, self.arrays, self._places = file.getvalue(), pickler.arrays, pickler.places
 
@@ -246,7 +285,7 @@ class Declaration:
                 return len(shared) - 1
 
         with io.BytesIO() as file:
-            SharingPickler(file, places).dump(self._ensemble)
+            SharingPickler(file, places, keeps_data=self._keeps_data).dump(self._ensemble)
             file.seek(0)
             return DeclarationUnpickler(file, folder, shared).load()
 

@@ -41,19 +41,26 @@ _CODE, _DECLARATION = "code.json", "ensemble.pkl"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
 
 
-def list_code(folder: Path, code: Code, declaration: bytes) -> dict[Path, bytes]:
-    """The files of the code of a declaration, and what is in them.
+def list_code(folder: Path, code: Code, declaration: bytes, ensemble: Ensemble) -> dict[Path, bytes]:
+    """The files of the code of a declaration, and what is in them, without the modules that are private.
 
     Args:
         folder: `code/<fingerprint>`.
     """
     files: dict[Path, bytes] = {}
     for module, file in code.sources.items():
+        if is_private_module(module, ensemble):
+            continue
         target = folder.joinpath(*module.split("."))
         is_package = file.name == "__init__.py"
         target = target / file.name if is_package else target.with_name(f"{target.name}.py")
         files[target] = file.read_bytes()
     return {**files, folder / _DECLARATION: declaration, folder / _CODE: describe_code(code)}
+
+
+def is_private_module(name: str, ensemble: Ensemble) -> bool:
+    """Whether a run does not keep a module: it, or its package, is one of `Ensemble.private_modules`."""
+    return any(name == each or name.startswith(f"{each}.") for each in ensemble.private_modules)
 
 
 def describe_code(code: Code) -> bytes:
@@ -138,7 +145,8 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     from pipelines.memory_pickle import REMEDY, Pickler
 
     of_spec = _find_spec_modules(spec)
-    for modules in (_find_user_modules(spec, of_spec), of_spec):
+    for found in (_find_user_modules(spec, of_spec), of_spec):
+        modules = [module for module in found if not is_private_module(module.__name__, ensemble)]
         try:
             with _pickle_by_value(modules):
                 return Declaration(ensemble)

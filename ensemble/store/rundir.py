@@ -54,8 +54,24 @@ from ensemble.store.files import (
     share_with_group,
     write_bytes,
 )
-from ensemble.store.frozen_arrays import DeclarationUnpickler, find_names, name_to_digest, save_array
-from ensemble.store.kept_code import check_python, list_code, modules_folder, pickle_ensemble, save_code
+from ensemble.store.frozen_arrays import (
+    IN_MEMORY,
+    KEPT,
+    DeclarationUnpickler,
+    find_names,
+    hold_array,
+    name_to_digest,
+    release_arrays,
+    save_array,
+)
+from ensemble.store.kept_code import (
+    check_python,
+    is_private_module,
+    list_code,
+    modules_folder,
+    pickle_ensemble,
+    save_code,
+)
 from ensemble.store.log_lines import read_files
 from ensemble.store.trust import check_ownership, explain_distrust
 from ensemble.user_code.bytecode import without_bytecode
@@ -228,16 +244,18 @@ class RunDir:
         code, declaration = code or code_of(ensemble), declaration or pickle_ensemble(ensemble, spec)
         content = declaration.content
         arrays = {run_dir.data / name: array for name, array in declaration.arrays.items()}
-        needed = len(content) + sum(array.nbytes for path, array in arrays.items() if not path.exists())
+        new = [path for path in arrays if path.suffix == KEPT and not path.exists()]
+        needed = len(content) + sum(arrays[path].nbytes for path in new)
         try:
             run_dir._make_directory(needed)
             if group_read:
                 share_with_group(run_dir.path, private=("code", "data", "ensemble.pkl", "requests"))
             run_dir.requests.mkdir(mode=0o700, exist_ok=True)
             make_directory(run_dir.path / "members")
-            known = list_code(run_dir.code(code.fingerprint), code, content)
+            known = list_code(run_dir.code(code.fingerprint), code, content, ensemble)
             files, info = {run_dir.ensemble_file: content}, None
-            if spec is not None and spec.absolute() != run_dir.spec_file:
+            is_private = spec is not None and is_private_module(spec.stem, ensemble)
+            if spec is not None and spec.absolute() != run_dir.spec_file and not is_private:
                 files[run_dir.spec_file] = spec.read_bytes()
             if not run_dir.info_file.exists():
                 folder = modules_folder(spec)
@@ -251,8 +269,9 @@ class RunDir:
                 files[run_dir.info_file] = encode_json(info)
             with EventLog(run_dir.events) as events:
                 run_dir.log_files(events, {**known, **files}, info, arrays)
+                release_arrays(run_dir.data)
                 for path, array in arrays.items():
-                    save_array(path, array)
+                    (save_array if path.suffix == KEPT else hold_array)(path, array)
                 save_code(known, run_dir.ensemble_file)
                 for path in set(files) - {run_dir.ensemble_file}:
                     write_bytes(path, files[path])
@@ -274,14 +293,31 @@ class RunDir:
             arrays: the files of arrays, which have their digests in their names.
         """
         digests = {path: digest_bytes(content) for path, content in files.items()}
-        digests |= {path: name_to_digest(path.name) for path in arrays}
+        digests |= {path: name_to_digest(path.name) for path in arrays if path.suffix == KEPT}
         named = {str(path.relative_to(self.path)): digest for path, digest in digests.items()}
         events.append("code_saved", files=named, info=info)
 
     def list_arrays(self) -> set[Path]:
         """The files of the arrays of the declarations that are kept, whether they are there or not."""
         kept = [self.ensemble_file, *self.path.glob("code/*/ensemble.pkl")]
-        return {self.data / name for file in kept if file.is_file() for name in find_names(file.read_bytes())}
+        names = {name for file in kept if file.is_file() for name in find_names(file.read_bytes())}
+        return {self.data / name for name in names if name.endswith(KEPT)}
+
+    def check_arrays(self) -> None:
+        """Check that the arrays of the latest declaration are there, as far as the run was to keep them.
+
+        Raises:
+            StoreError: it was not to keep them, and no process holds them.
+        """
+        names = find_names(self.ensemble_file.read_bytes())
+        gone = sorted(name for name in names if name.endswith(IN_MEMORY) and not (self.data / name).exists())
+        if gone:
+            columns = ", ".join(dict.fromkeys(name.rpartition("-")[0] for name in gone))
+            again = format_command("run", "SPEC.py", "--run-dir", self.path)
+            raise StoreError(
+                f"{self.path} does not keep its data ({columns}; Ensemble.keep_data is False): the spec, which "
+                f"makes them again, goes on with it: {again}"
+            )
 
     def remove_unused_arrays(self) -> None:
         """Remove the arrays that no kept declaration has."""

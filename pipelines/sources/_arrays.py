@@ -68,6 +68,23 @@ class Arrays(Source):
             values = values.array
         return values.copy() if isinstance(values, np.ndarray) else pack_values(list(values))
 
+    def list_arrays(self) -> list[tuple[str, npt.NDArray[Any]]]:
+        """The arrays in the memory of this process that hold the columns, each after the name of its column.
+
+        Raises:
+            PipelineError: a column holds other objects.
+        """
+        found: list[tuple[str, Any]] = []
+        for name, values in self.columns.items():
+            parts = (
+                values if isinstance(values, list) else values.parts if isinstance(values, Strings) else [values]
+            )
+            found += [(name, part) for part in parts if not isinstance(part, MappedArray)]
+        for name, part in found:
+            if not isinstance(part, np.ndarray):
+                raise PipelineError(f"arrays(): column {name!r} holds objects ({type(part).__name__}), no array")
+        return found
+
     def is_text(self, field: str) -> bool:
         values = self.columns.get(field)
         return isinstance(values, Strings) and isinstance(values[0], str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import ensemble
+from ensemble.cli.parser import main
 from ensemble.spec import Ensemble, Recipe
 from ensemble.store import DamagedError, RunDir, StoreError, fold, read_events
 from ensemble.store.frozen_arrays import LEAST_BYTES
@@ -26,10 +28,14 @@ def loss(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
     return model(batch["x"][:, :4]).mean(1)
 
 
-def declare(train: Any, members: int = 1) -> Ensemble:
+def declare(train: Any, members: int = 1, **options: Any) -> Ensemble:
     recipe = Recipe(model=lambda params: torch.nn.Linear(4, 2), loss=loss)
     rates = [{"lr": 0.1 * (n + 1)} for n in range(members)]
-    return Ensemble(name="frozen", recipe=recipe, train=train, members=rates, batch_size=32)
+    return Ensemble(name="frozen", recipe=recipe, train=train, members=rates, batch_size=32, **options)
+
+
+def drop_note(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sample.items() if name != "note"}
 
 
 def make_array(nbytes: int) -> Any:
@@ -37,11 +43,17 @@ def make_array(nbytes: int) -> Any:
 
 
 def check_run_keeps_its_data(
-    path: Path, capfd: pytest.CaptureFixture[str], nbytes: int, executor: str, *, by_function: bool = False
+    path: Path,
+    capfd: pytest.CaptureFixture[str],
+    nbytes: int,
+    executor: str,
+    *,
+    by_function: bool = False,
+    keep_data: bool = True,
 ) -> None:
     given = make_array(nbytes)
     pipeline = Pipeline(arrays(x=given, label=np.arange(ROWS) % 2))
-    declared = declare((lambda params: pipeline) if by_function else pipeline, members=2)
+    declared = declare((lambda params: pipeline) if by_function else pipeline, members=2, keep_data=keep_data)
     seen, fingerprints = [], []
     for name in ("first", "second"):
         run = ensemble.submit(declared, path / name, executor=executor)
@@ -64,11 +76,11 @@ def test_an_array_that_is_changed_in_place_is_other_data_of_the_next_run_only(
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("nbytes", [ROWS * 16, LEAST_BYTES])
+@pytest.mark.parametrize(("nbytes", "keep_data"), [(ROWS * 16, True), (LEAST_BYTES, True), (LEAST_BYTES, False)])
 def test_local_members_and_feeders_read_what_was_submitted(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], nbytes: int
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], nbytes: int, keep_data: bool
 ) -> None:
-    check_run_keeps_its_data(tmp_path, capfd, nbytes, "local")
+    check_run_keeps_its_data(tmp_path, capfd, nbytes, "local", keep_data=keep_data)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -134,3 +146,42 @@ def test_a_damaged_array_is_said_and_written_again_by_its_spec(tmp_path: Path) -
     file.write_bytes(whole[:100])
     with pytest.raises(StoreError, match="is damaged: it has 100 bytes"):
         run.load_ensemble()
+
+
+def test_a_run_that_keeps_no_data_holds_them_in_memory_and_goes_on_by_its_spec_only(tmp_path: Path) -> None:
+    secret = "the name of a person"
+    records = arrays(x=make_array(ROWS * 16), label=np.arange(ROWS) % 2, note=[secret] * ROWS)
+    declared = declare(Pipeline(records).map(drop_note), keep_data=False, private_modules=[__name__], epochs=2)
+    run = RunDir(tmp_path / "run")
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch":
+            assert len(list(run.data.iterdir())) == 4
+            handle.stop()
+
+    handle = ensemble.submit(declared, run.path, executor="inline", on_event=stop)
+    with open(next(run.data.iterdir()), "rb") as file:
+        assert file.read(6) == b"\x93NUMPY"
+    handle.wait()
+    assert not list(run.data.iterdir())
+    kept = [file for file in run.path.rglob("*") if file.is_file()]
+    assert not [file for file in kept if secret.encode() in file.read_bytes()]
+    with pytest.raises(StoreError, match=r"does not keep its data \(label, note, x; .*`ensemble run SPEC.py"):
+        ensemble.resume(run.path, "inline")
+    ensemble.submit(declared, run.path, executor="inline").wait()
+    assert fold(read_events(run.events)).members["member-0"].state == "finished"
+    assert all(each.is_sound for each in verify(run)) and ensemble.load(run.path, combine="average").members
+
+
+def test_what_is_kept_of_a_run_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = arrays(x=make_array(LEAST_BYTES), label=np.arange(ROWS) % 2)
+    ensemble.submit(declare(Pipeline(records)), tmp_path / "run", executor="inline").wait()
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path / "run"), "--contents", "--json", "-"]) == 0
+    rows = {row["file"]: row for row in json.loads(capsys.readouterr().out)}
+    there = {str(file.relative_to(tmp_path / "run")) for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    assert set(rows) == there and not [row for row in rows.values() if row["holds"] == "not known"]
+    (array,) = [row for name, row in rows.items() if name.startswith("data/")]
+    assert array["holds"] == "'x', float32 [64, 4096]" and array["bytes"] > LEAST_BYTES
+    assert "train 'label' (64 records)" in rows["ensemble.pkl"]["holds"]
+    assert rows["members/member-0/log.txt"]["of"] == "member-0"
