@@ -300,7 +300,8 @@ def test_other_lengths_are_refused_even_of_another_version(project: Project) -> 
 
 
 @pytest.mark.parametrize(
-    ("split", "change"), [("valid", "x=x + 1"), ("test", "map(raise_x)"), ("shifted", "x=x[:6]"), ("test", "x=x + 1")]
+    ("split", "change"),
+    [("valid", "x=x + 1"), ("test", "map(raise_x)"), ("shifted", "x=x[:6]"), ("test", "x=x + 1")],
 )
 def test_other_validation_or_test_data_are_refused_as_other_training_data_are(
     project: Project, split: str, change: str

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +18,10 @@ import torch
 import ensemble
 from ensemble.cli.parser import main
 from ensemble.spec import Ensemble, Recipe
+from ensemble.spec.spec_file import load_spec
 from ensemble.store import DamagedError, RunDir, StoreError, fold, read_events
 from ensemble.store.frozen_arrays import LEAST_BYTES
+from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import verify
 from pipelines import Pipeline, memory_pickle
 from pipelines.sources import arrays
@@ -185,3 +192,84 @@ def test_what_is_kept_of_a_run_is_listed(tmp_path: Path, capsys: pytest.CaptureF
     assert array["holds"] == "'x', float32 [64, 4096]" and array["bytes"] > LEAST_BYTES
     assert "train 'label' (64 records)" in rows["ensemble.pkl"]["holds"]
     assert rows["members/member-0/log.txt"]["of"] == "member-0"
+
+
+EDITED_SPEC = """
+import numpy as np, time, torch
+from pathlib import Path
+from ensemble import Ensemble, Recipe
+from pipelines import Pipeline, sources
+
+ADDED, WAITING = 1.0, ""
+
+class Add:
+    def __call__(self, sample):
+        return add(sample)
+
+def add(sample):
+    return {**sample, "x": sample["x"] + np.float32(ADDED)}
+
+def loss(model, batch):
+    print(f"mean {float(batch['x'].mean()):g}", flush=True)
+    while Path(WAITING).exists():  # for another feeder
+        time.sleep(0.05)
+    return model(batch["x"]).mean(1)
+
+def spec():
+    train = Pipeline(sources.arrays(x=np.zeros((64, 4), np.float32))).map(add).map(Add())
+    members = [{"lr": 0.1}, {"lr": 0.2}]
+    recipe = Recipe(model=lambda params: torch.nn.Linear(4, 2), loss=loss)
+    return Ensemble(name="edited", recipe=recipe, train=train, members=members, epochs=6, batch_size=8)
+"""
+
+
+@pytest.fixture
+def edited_spec(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "spec_that_is_edited.py"
+    path.write_text(EDITED_SPEC.replace('""', f'"{tmp_path / "waiting"}"', 1))
+    yield path
+    sys.modules.pop(path.stem, None)
+    sys.path[:] = [each for each in sys.path if each != str(tmp_path)]
+
+
+def edit(spec: Path) -> None:
+    spec.write_text(EDITED_SPEC.replace("= 1.0", "= 5.0"))
+
+
+def test_feeders_have_the_stages_that_were_submitted_whatever_the_spec_file_says_then(edited_spec: Path) -> None:
+    declared = pickle_ensemble(load_spec(edited_spec), edited_spec).load(edited_spec.parent)
+    edit(edited_spec)
+    fd = memory_pickle.dump(declared.train)
+    code = (
+        f"from pipelines import memory_pickle; print(next(iter(memory_pickle.load({fd}).loader(8)))['x'].mean())"
+    )
+    path = {**os.environ, "PYTHONPATH": str(edited_spec.parent)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=path, pass_fds=[fd], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert done.stdout == "tensor(2.)\n"
+
+
+@pytest.mark.more
+def test_a_feeder_that_starts_later_has_the_stages_that_were_submitted(edited_spec: Path, tmp_path: Path) -> None:
+    feeders: set[int] = set()
+    killed: set[int] = set()
+    waiting = tmp_path / "waiting"
+
+    def edit_and_kill(event: dict[str, Any]) -> None:
+        if event["type"] == "feeder" and event.get("pid"):
+            feeders.add(event["pid"])
+        if event["type"] == "epoch" and feeders and not killed:
+            waiting.touch()
+            edit(edited_spec)
+            killed.update(feeders)
+            os.kill(min(feeders), signal.SIGKILL)
+        elif feeders - killed:
+            waiting.unlink(missing_ok=True)
+
+    declared = load_spec(edited_spec)
+    run = ensemble.submit(declared, tmp_path / "run", "local", edit_and_kill, edited_spec)
+    run.wait()
+    means = [line for line in run.logs("member-0").splitlines() if line.startswith("mean ")]
+    assert len(feeders) == 2 and means == ["mean 2"] * 48
