@@ -21,7 +21,7 @@ from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, rai
 from ensemble.reporting.notebook import LiveView
 from ensemble.result import Result, make_result
 from ensemble.run import POLL_S, Event, LogFollower, Request, Run
-from ensemble.spec import Ensemble, check_ensemble, check_installed
+from ensemble.spec import Ensemble, SpecError, check_ensemble, check_installed
 from ensemble.spec.splits import describe_overlap
 from ensemble.spec.validation import check_number
 from ensemble.store import (
@@ -36,6 +36,7 @@ from ensemble.store import (
     remove_unused_code,
     write_request,
 )
+from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
@@ -199,9 +200,22 @@ def submit(
         check_code(state, code, known, accept=accept_code)
         in_use |= {one.code for one in state.members.values() if one.checkpoint and one.code}
         in_use |= {state.header["code"]} if state.header.get("code") else set()
-    made = RunDir.create(known.path, ensemble, spec_file, code, group_read=group_read, executor=executor)
+    if not ensemble.keep_data and runner.name == "ray":
+        raise SpecError(
+            "Ensemble.keep_data is False: the data are in the memory of one machine, which the nodes of a Ray "
+            "cluster do not have; use executor='local', or sources.memmap() of files that all nodes see"
+        )
+    known.check_is_free(ensemble)
+    declaration = pickle_ensemble(ensemble, None if spec_file is None else Path(spec_file))
+    made = RunDir.create(
+        known.path, ensemble, spec_file, code, group_read=group_read, executor=executor, declaration=declaration
+    )
     remove_unused_code(made.path / "code", in_use)
-    return _start(made, ensemble, code, runner, on_event, checked=checked)
+    made.remove_unused_arrays()
+    # What the program changes from here on, or the user in the spec file, is no matter of this run.
+    frozen = declaration.load_here(made.data) if runner.in_process else declaration.load(made.data)
+    del declaration, ensemble  # they hold memory for as long as the run takes
+    return _start(made, frozen, code, runner, on_event, checked=checked)
 
 
 def choose_free_path(path: str | os.PathLike[str]) -> Path:
@@ -254,6 +268,7 @@ def resume(
     state = read_begun(known)
     restore_files(known, state)
     runner = make_executor(executor or state.executor or known.info.get("executor") or "ray")
+    known.check_arrays()
     ensemble, extension = known.load_ensemble(), None
     if epochs is not None:
         extension = plan_extension(known, state, ensemble, epochs)

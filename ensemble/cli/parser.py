@@ -264,6 +264,8 @@ def _make_parser() -> argparse.ArgumentParser:
     verified.add_argument("run_dir", metavar="RUN_DIR")
     text = "make again what is damaged or missing, as `ensemble resume` does"
     verified.add_argument("--repair", action="store_true", help=text)
+    text = "list all files instead: their sizes, what they hold, and of whom"
+    verified.add_argument("--contents", action="store_true", help=text)
     add_executor(verified, executor=None)
     add_run_options(verified, fresh=False)
 

@@ -11,12 +11,14 @@ from ensemble.cli.run_commands import EXIT_FAILED, resume
 from ensemble.spec import SpecError
 
 if TYPE_CHECKING:
+    from ensemble.store import RunDir
     from ensemble.store.verification import FileCheck
 
 
 def verify_run(options: argparse.Namespace) -> int:
     """Show what is whole, damaged and missing; the exit status is 1 where something is not whole.
 
+    With `--contents` all files are listed instead, with what they hold.
     With `--repair` what is not is made again first: the run is resumed for it where copies and the log do not do.
     """
     from ensemble.controller.repair import restore_files
@@ -24,6 +26,8 @@ def verify_run(options: argparse.Namespace) -> int:
     from ensemble.store.verification import verify
 
     run_dir = RunDir(options.run_dir)
+    if options.contents:
+        return _list_contents(run_dir, options)
     found = verify(run_dir)
     if options.repair and not all(each.is_sound for each in found):
         if is_locked(run_dir.events):
@@ -46,6 +50,18 @@ def verify_run(options: argparse.Namespace) -> int:
         print_lines(options, f"`ensemble verify {run_dir.path} --repair` makes again what can be made again")
     write_json(options, [each.as_row() for each in found])
     return EXIT_FAILED if unsound else 0
+
+
+def _list_contents(run_dir: RunDir, options: argparse.Namespace) -> int:
+    from ensemble.inspection.run_contents import list_contents
+    from ensemble.inspection.text_table import format_table
+    from ensemble.reporting.text import memory
+
+    rows = list_contents(run_dir)
+    table = [[row["file"], memory(row["bytes"]), row["holds"], row["of"]] for row in rows]
+    print_lines(options, *format_table(["file", "size", "holds", "of"], table, find_width()).splitlines())
+    write_json(options, rows)
+    return 0
 
 
 def _format(found: list[FileCheck]) -> str:

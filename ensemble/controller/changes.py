@@ -12,7 +12,7 @@ from ensemble.controller.extension import find_extended_epochs
 from ensemble.spec.identity import is_same_start, select_warm
 from ensemble.store import RunDir, RunState, StoreError, load_code
 from ensemble.store.member import ENDED
-from ensemble.train.data_identity import describe_difference, training_data, why_unsure
+from ensemble.train.data_identity import describe_difference, list_unsure_splits, training_data, why_unsure
 from ensemble.user_code.fingerprint import Code
 from ensemble.user_code.imports import syntax_of
 
@@ -240,7 +240,7 @@ def _list_differences(member: MemberState, ensemble: Ensemble, extended: int) ->
 
 
 def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: bool = False) -> None:
-    """Refuse to go on with other training data; warn where a change cannot be detected.
+    """Refuse to go on with other data; warn where a change cannot be detected.
 
     Raises:
         StoreError: members of the run in `path` were trained with other data.
@@ -259,6 +259,10 @@ def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
             "%s: only the number of the training samples is compared with the earlier start (%s)",
             path,
             getattr(ensemble.train, "why_unsure", None) or why,
+        )
+    if unsure := list_unsure_splits(before, now):
+        log.warning(
+            "%s: only the number of the samples of %s is compared with the earlier start", path, ", ".join(unsure)
         )
 
 

@@ -36,6 +36,7 @@ from ensemble.spec import Ensemble, SpecError, resolve_loggers
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, receive_requests, revision, versions
 from ensemble.store.event_handlers import extend_members
 from ensemble.store.files import format_command
+from ensemble.store.frozen_arrays import release_arrays
 from ensemble.store.verification import FileCheck, list_digests
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
@@ -252,6 +253,7 @@ class Controller:
         if self._tally is not None:
             self._tally.close()
         self._events.close()
+        release_arrays(self.run_dir.data)
 
     def handle(self, events: Sequence[Event]) -> None:
         """Handle events of the executor; an executor with `in_process` calls this while a member trains."""

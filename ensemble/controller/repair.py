@@ -53,10 +53,13 @@ def restore_files(run_dir: RunDir, state: RunState) -> None:
         if found.is_sound:
             continue
         path = run_dir.path / found.file
-        content = next((each for each in _list_copies(run_dir, state, path) if each is not None), None)
+        copies = _list_copies(run_dir, state, path) if found.kind == "code" else ()  # arrays are not copied
+        content = next((each for each in copies if each is not None), None)
         if content is not None:
             write_bytes(path, content)
             log.warning("%s; it was made again", found.detail)
+        elif found.kind == "data":
+            lost.append(f"{found.detail}; {ANEW}")
         elif path not in needed and run_dir.code(state.header.get("code") or "") not in path.parents:
             log.warning("%s; %s", found.detail, ANEW if path == run_dir.spec_file else OF_OTHER_CODE)
         elif path.suffix == ".py":  # for people

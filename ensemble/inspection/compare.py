@@ -125,7 +125,13 @@ def _explain_differences(runs: Sequence[Declared], names: Sequence[str]) -> list
 
 
 def _complete(data: dict[str, Any]) -> dict[str, Any]:
-    return {"samples": None, "drop_last": None, **data, "numbering": None}  # it is of validation and test data
+    return {
+        "samples": None,
+        "drop_last": None,
+        **data,
+        "numbering": None,
+        "splits": None,
+    }  # of validation and test data
 
 
 def _find_common_quality(runs: Sequence[Declared]) -> float | None:

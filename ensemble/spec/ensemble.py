@@ -162,6 +162,10 @@ class Ensemble(MemberPipelines):
             are said.
         drop_last: whether the last partial batch of an epoch is left out.
         checkpoint_every: epochs between checkpoints.
+        keep_data: whether the run directory keeps the arrays of `sources.arrays`. If not, they are in the memory
+            of the machine while the run lasts (not with Ray), and what was stopped is continued by its spec.
+        private_modules: names of modules of yours that the run directory does not keep, neither as text nor in the
+            declaration: all processes import them, and find what is edited meanwhile.
     """
 
     name: str
@@ -214,6 +218,8 @@ class Ensemble(MemberPipelines):
     drop_last: bool = False
     allow_overlap: bool = False
     checkpoint_every: int = 1
+    keep_data: bool = True
+    private_modules: Sequence[str] = ()
     objective: str | None = None
     mode: Mode | None = None
 
@@ -258,9 +264,11 @@ class Ensemble(MemberPipelines):
             isinstance(self.members, str | Mapping) or not isinstance(self.members, Iterable)
         ):
             raise SpecError(f"Ensemble.members must be a list of dicts or Members, got {self.members!r:.60}")
-        for name in ("allow_overlap", "calibrate", "drop_last", "elastic", "mps"):
+        for name in ("allow_overlap", "calibrate", "drop_last", "elastic", "keep_data", "mps"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"Ensemble.{name} must be True or False, got {getattr(self, name)!r}")
+        if isinstance(self.private_modules, str) or not all(isinstance(n, str) for n in self.private_modules):
+            raise SpecError(f"Ensemble.private_modules must be names of modules, got {self.private_modules!r}")
         if (self.members is None) == (self.search is None):
             raise SpecError("Ensemble needs exactly one of members= and search=")
         if not isinstance(self.resources, Resources):

@@ -33,6 +33,7 @@ from ensemble.user_code.imports import users_modules
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
+    from ensemble.store.frozen_arrays import Declaration
 
 log = logging.getLogger(__name__)
 
@@ -40,19 +41,26 @@ _CODE, _DECLARATION = "code.json", "ensemble.pkl"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
 
 
-def list_code(folder: Path, code: Code, declaration: bytes) -> dict[Path, bytes]:
-    """The files of the code of a declaration, and what is in them.
+def list_code(folder: Path, code: Code, declaration: bytes, ensemble: Ensemble) -> dict[Path, bytes]:
+    """The files of the code of a declaration, and what is in them, without the modules that are private.
 
     Args:
         folder: `code/<fingerprint>`.
     """
     files: dict[Path, bytes] = {}
     for module, file in code.sources.items():
+        if is_private_module(module, ensemble):
+            continue
         target = folder.joinpath(*module.split("."))
         is_package = file.name == "__init__.py"
         target = target / file.name if is_package else target.with_name(f"{target.name}.py")
         files[target] = file.read_bytes()
     return {**files, folder / _DECLARATION: declaration, folder / _CODE: describe_code(code)}
+
+
+def is_private_module(name: str, ensemble: Ensemble) -> bool:
+    """Whether a run does not keep a module: it, or its package, is one of `Ensemble.private_modules`."""
+    return any(name == each or name.startswith(f"{each}.") for each in ensemble.private_modules)
 
 
 def describe_code(code: Code) -> bytes:
@@ -124,7 +132,7 @@ def remove_unused_code(folder: Path, but: Collection[str]) -> None:
             shutil.rmtree(each)
 
 
-def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
+def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     """Returns the pickled declaration, with what the user's modules define in it by value.
 
     Args:
@@ -133,14 +141,15 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
     Raises:
         StoreError: it cannot be pickled.
     """
+    from ensemble.store.frozen_arrays import Declaration
     from pipelines.memory_pickle import REMEDY, Pickler
 
     of_spec = _find_spec_modules(spec)
-    for modules in (_find_user_modules(spec, of_spec), of_spec):
+    for found in (_find_user_modules(spec, of_spec), of_spec):
+        modules = [module for module in found if not is_private_module(module.__name__, ensemble)]
         try:
-            with _pickle_by_value(modules), io.BytesIO() as file:
-                Pickler(file).dump(ensemble)
-                return file.getvalue()
+            with _pickle_by_value(modules):
+                return Declaration(ensemble)
         except Exception as error:  # objects raise whatever they like from __reduce__
             # What another module holds is not in the way where that module is imported instead.
             log.info("the declaration cannot be pickled with %d modules by value: %s", len(modules), error)

@@ -3,6 +3,7 @@
     run.json                        name, id, versions, revision, when it was made
     ensemble.pkl, spec.py           what the user declared (cloudpickle), and a copy of the spec file
     code/<fingerprint>/             the code that members trained with (`ensemble.store.kept_code`)
+    data/                           large arrays of the declaration (`ensemble.store.frozen_arrays`)
     events.jsonl                    the event log, the truth
     snapshot.json                   how the run stood at some byte of a long log; a cache
     requests/                       what other shells ask of the run
@@ -35,7 +36,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,15 +55,32 @@ from ensemble.store.files import (
     share_with_group,
     write_bytes,
 )
-from ensemble.store.kept_code import check_python, list_code, modules_folder, pickle_ensemble, save_code
+from ensemble.store.frozen_arrays import (
+    IN_MEMORY,
+    KEPT,
+    DeclarationUnpickler,
+    find_names,
+    hold_array,
+    name_to_digest,
+    release_arrays,
+    save_array,
+)
+from ensemble.store.kept_code import (
+    check_python,
+    is_private_module,
+    list_code,
+    modules_folder,
+    pickle_ensemble,
+    save_code,
+)
 from ensemble.store.log_lines import read_files
-from ensemble.store.old_names import Unpickler
 from ensemble.store.trust import check_ownership, explain_distrust
 from ensemble.user_code.bytecode import without_bytecode
 from ensemble.user_code.fingerprint import Code, code_of
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
+    from ensemble.store.frozen_arrays import Declaration
     from ensemble.store.member import MemberState
     from ensemble.store.state import RunState
 
@@ -90,6 +108,7 @@ class RunDir:
         self.info_file = self.path / "run.json"
         self.ensemble_file = self.path / "ensemble.pkl"
         self.spec_file = self.path / "spec.py"
+        self.data = self.path / "data"
         self.requests = self.path / "requests"
         self.usage = self.path / "usage"
         self.ledger = self.path / "ledger.json"
@@ -203,6 +222,7 @@ class RunDir:
         *,
         group_read: bool = False,
         executor: str | None = None,
+        declaration: Declaration | None = None,
     ) -> RunDir:
         """Creates the directory of a run, or opens the one that this ensemble already has there.
 
@@ -213,6 +233,7 @@ class RunDir:
             code: the ensemble's, where it is known.
             executor: with which it is started first; a resume uses it where the log has lost the last start.
             group_read: let the directory's group read what is written from here on, but for the declaration.
+            declaration: the pickled ensemble, where it was pickled already.
 
         Raises:
             StoreError: it holds another run or what is none, cannot be written, has no room, or the ensemble
@@ -221,16 +242,21 @@ class RunDir:
         run_dir = cls(path)
         run_dir.check_is_free(ensemble)
         spec = Path(spec_file) if spec_file is not None else None
-        code, content = code or code_of(ensemble), pickle_ensemble(ensemble, spec)
+        code, declaration = code or code_of(ensemble), declaration or pickle_ensemble(ensemble, spec)
+        content = declaration.content
+        arrays = {run_dir.data / name: array for name, array in declaration.arrays.items()}
+        new = [path for path in arrays if path.suffix == KEPT and not path.exists()]
+        needed = len(content) + sum(arrays[path].nbytes for path in new)
         try:
-            run_dir._make_directory(len(content))
+            run_dir._make_directory(needed)
             if group_read:
-                share_with_group(run_dir.path, private=("code", "ensemble.pkl", "requests"))
+                share_with_group(run_dir.path, private=("code", "data", "ensemble.pkl", "requests"))
             run_dir.requests.mkdir(mode=0o700, exist_ok=True)
             make_directory(run_dir.path / "members")
-            known = list_code(run_dir.code(code.fingerprint), code, content)
+            known = list_code(run_dir.code(code.fingerprint), code, content, ensemble)
             files, info = {run_dir.ensemble_file: content}, None
-            if spec is not None and spec.absolute() != run_dir.spec_file:
+            is_private = spec is not None and is_private_module(spec.stem, ensemble)
+            if spec is not None and spec.absolute() != run_dir.spec_file and not is_private:
                 files[run_dir.spec_file] = spec.read_bytes()
             if not run_dir.info_file.exists():
                 folder = modules_folder(spec)
@@ -243,22 +269,61 @@ class RunDir:
                 }
                 files[run_dir.info_file] = encode_json(info)
             with EventLog(run_dir.events) as events:
-                run_dir.log_files(events, {**known, **files}, info)
+                run_dir.log_files(events, {**known, **files}, info, arrays)
+                release_arrays(run_dir.data)
+                for path, array in arrays.items():
+                    (save_array if path.suffix == KEPT else hold_array)(path, array)
                 save_code(known, run_dir.ensemble_file)
                 for path in set(files) - {run_dir.ensemble_file}:
                     write_bytes(path, files[path])
         except OSError as error:
-            raise make_write_error(run_dir.path, error, PROBE_BYTES + len(content)) from None
+            raise make_write_error(run_dir.path, error, PROBE_BYTES + needed) from None
         return run_dir
 
-    def log_files(self, events: EventLog, files: Mapping[Path, bytes], info: Mapping[str, Any] | None) -> None:
+    def log_files(
+        self,
+        events: EventLog,
+        files: Mapping[Path, bytes],
+        info: Mapping[str, Any] | None,
+        arrays: Iterable[Path] = (),
+    ) -> None:
         """Log what is about to be written of the declaration and the code.
 
         Args:
             info: what run.json is to say; None where it stays.
+            arrays: the files of arrays, which have their digests in their names.
         """
-        digests = {str(path.relative_to(self.path)): digest_bytes(content) for path, content in files.items()}
-        events.append("code_saved", files=digests, info=info)
+        digests = {path: digest_bytes(content) for path, content in files.items()}
+        digests |= {path: name_to_digest(path.name) for path in arrays if path.suffix == KEPT}
+        named = {str(path.relative_to(self.path)): digest for path, digest in digests.items()}
+        events.append("code_saved", files=named, info=info)
+
+    def list_arrays(self) -> set[Path]:
+        """The files of the arrays of the declarations that are kept, whether they are there or not."""
+        kept = [self.ensemble_file, *self.path.glob("code/*/ensemble.pkl")]
+        names = {name for file in kept if file.is_file() for name in find_names(file.read_bytes())}
+        return {self.data / name for name in names if name.endswith(KEPT)}
+
+    def check_arrays(self) -> None:
+        """Check that the arrays of the latest declaration are there, as far as the run was to keep them.
+
+        Raises:
+            StoreError: it was not to keep them, and no process holds them.
+        """
+        names = find_names(self.ensemble_file.read_bytes())
+        gone = sorted(name for name in names if name.endswith(IN_MEMORY) and not (self.data / name).exists())
+        if gone:
+            columns = ", ".join(dict.fromkeys(name.rpartition("-")[0] for name in gone))
+            again = format_command("run", "SPEC.py", "--run-dir", self.path)
+            raise StoreError(
+                f"{self.path} does not keep its data ({columns}; Ensemble.keep_data is False): the spec, which "
+                f"makes them again, goes on with it: {again}"
+            )
+
+    def remove_unused_arrays(self) -> None:
+        """Remove the arrays that no kept declaration has."""
+        for path in set(self.data.glob("*.npy")) - self.list_arrays():
+            path.unlink()
 
     def check_is_free(self, ensemble: Ensemble) -> None:
         """Check that the directory can have a run of this ensemble: it is empty, is not there, or has one already.
@@ -278,7 +343,7 @@ class RunDir:
         """Raises for a directory with files that are no run's; the remains of a failed start are accepted."""
         if not self.path.is_dir():
             return
-        ours = {"members", "requests", "code", "lost+found"}
+        ours = {"members", "requests", "code", "data", "lost+found"}
         ours |= {self.ensemble_file.name, self.spec_file.name, self.events.name}
         names = sorted(each.name for each in self.path.iterdir())
         foreign = [name for name in names if name not in ours and not name.startswith(".")]
@@ -345,7 +410,7 @@ class RunDir:
             with self._open_kept(path, ANEW) as name, open(name, "rb") as file:
                 check_ownership(path, os.fstat(file.fileno()))
                 with without_bytecode():
-                    ensemble: Ensemble = Unpickler(file).load()
+                    ensemble: Ensemble = DeclarationUnpickler(file, self.data).load()
         except FileNotFoundError as error:
             raise StoreError(f"no run here: {error.filename} does not exist; give a run directory") from None
         except (ImportError, AttributeError) as error:

@@ -15,6 +15,7 @@ from ensemble.store.digests import OF_WEIGHTS, digest_file, find_digest, is_newe
 from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.event_handlers import fold
 from ensemble.store.files import write_json
+from ensemble.store.frozen_arrays import name_to_digest
 from ensemble.store.initial_weights import load_initial_weights
 from ensemble.store.log_lines import read_events
 from ensemble.store.member import ENDED, MemberState
@@ -38,7 +39,7 @@ class FileCheck:
 
     Attributes:
         file: its path in the run directory.
-        kind: "log", "code", "checkpoint", "predictions", "initial weights" or "result".
+        kind: "log", "code", "data", "checkpoint", "predictions", "initial weights" or "result".
         member: whose it is; None where it is nobody's.
         condition: "not known" where the log of an earlier version has no digest of it; "read around" for a hole in
             the log before the last start of the run, which has done again what was lost with it; "newer than the
@@ -98,10 +99,14 @@ def _verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
 
 def check_code(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
     """Check the declaration and the code that are kept with a run, and run.json."""
+    arrays = run_dir.list_arrays()
     for name, digests in state.files.items():
         path = run_dir.path / name
+        if path.parent == run_dir.data and path not in arrays:
+            continue
         if path.exists() or path.parent.is_dir():  # else it is code that no member trained with
-            yield _check(run_dir, path, digests[-1], "code", None, digests)
+            kind = "data" if path.parent == run_dir.data else "code"
+            yield _check(run_dir, path, digests[-1], kind, None, digests)
     name = run_dir.info_file.name
     if name not in state.files and state.header:  # of an earlier version
         try:
@@ -195,8 +200,11 @@ def list_digests(run_dir: RunDir, state: RunState) -> dict[str, str]:
     """
     own = [run_dir.ensemble_file, run_dir.info_file, run_dir.spec_file, *(run_dir.path / "code").rglob("*.*")]
     there = {str(file.relative_to(run_dir.path)): digest_file(file) for file in own if file.is_file()}
+    arrays = {str(file.relative_to(run_dir.path)) for file in run_dir.list_arrays()}
+    there |= {name: name_to_digest(name) for name in arrays}  # they were read for this start already
     files = {name: digest for name, digest in there.items() if digest in state.files.get(name, (digest,))}
-    lost = {name for name in state.files if name not in files and (run_dir.path / name).parent.is_dir()}
+    gone = (name for name in state.files if name not in files and (run_dir.path / name).parent.is_dir())
+    lost = {name for name in gone if (run_dir.path / name).parent != run_dir.data}
     return files | {name: state.files[name][-1] for name in lost}
 
 

@@ -1,17 +1,20 @@
-"""Identifies the training data of a run, so that a resume can verify that it reads the same data.
+"""Identifies the data of a run, so that a resume can verify that it reads the same data.
 
-The log and each checkpoint record the identity of the data; a resume compares it.
+The log records the identity of all splits, and each checkpoint that of the training data; a resume compares it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ensemble.spec import Ensemble
+from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from ensemble.spec.splits import LABELLED, describe_numbering
 from ensemble.user_code.fingerprint import PYTHON
-from pipelines.fingerprint import SCHEME
+from pipelines.fingerprint import SCHEME, digest
+
+if TYPE_CHECKING:
+    from pipelines import Pipeline
 
 
 def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -22,6 +25,8 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     `fingerprint` is the training pipeline's (source, seed, order, stages), None where it cannot be determined;
     `samples` its length. `numbering` says how the classes of a split are mapped whose source numbers them
     otherwise than the training data do (`ensemble.spec.splits`). Arrays without an `id=` are read once for it.
+    `splits` has, of each other split of a run, the number of its samples and a fingerprint of its source and its
+    stages.
     Where each member has a pipeline of its own (`train=` is a function), `fingerprints` has that of each declared
     member instead.
 
@@ -31,11 +36,28 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     common = {"scheme": SCHEME, "python": PYTHON, "samples": ensemble.samples, "drop_last": ensemble.drop_last}
     splits = {split: getattr(ensemble, split) for split in ("train", *LABELLED)}
     common |= {"numbering": describe_numbering(splits, ensemble.target, ensemble.classes)}
+    if params is None:
+        others = ((split, getattr(ensemble, split)) for split in PREDICTED_SPLITS)
+        common |= {"splits": {split: _identify(pipeline) for split, pipeline in others if pipeline is not None}}
     if not callable(ensemble.train) or params is not None:
         return {"fingerprint": ensemble.pipeline(params or {}).fingerprint, **common}
     numbers = range(len(ensemble.members or ()))
     members = [ensemble.identify(number) for number in numbers]
     return {"fingerprints": {one.member: ensemble.pipeline(one.params).fingerprint for one in members}, **common}
+
+
+def _identify(pipeline: Pipeline) -> list[Any]:
+    """Number of samples, and a fingerprint of what determines them: None where it is unsure."""
+    parts = pipeline.parts()
+    kept = None if parts is None else [part for part in parts if part[0] not in ("seed", "shuffle", "on_error")]
+    return [len(pipeline), None if kept is None else digest([SCHEME, kept])]
+
+
+def list_unsure_splits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The splits beside `train` of which only the lengths can be compared."""
+    then, here = before.get("splits") or {}, now.get("splits") or {}
+    comparable = _is_comparable(before, now) and not _is_of_another_python(before, now)
+    return [name for name in then if name in here and (not comparable or None in (then[name][1], here[name][1]))]
 
 
 def why_unsure(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
@@ -95,6 +117,16 @@ def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> st
     for name, meaning in (("samples", "samples of train"), ("drop_last", "drop_last")):
         if name in before and before[name] != now[name]:
             return f"{meaning} was {before[name]}, is {now[name]}"
+    unsure, splits = list_unsure_splits(before, now), now.get("splits") or {}
+    for split, (samples, fingerprint) in (before.get("splits") or {}).items():
+        count, other = splits.get(split, (samples, fingerprint))  # a new split, or one that is gone, mixes nothing
+        if count != samples:
+            return f"samples of {split} was {samples}, is {count}"
+        if other != fingerprint and split not in unsure:
+            return (
+                f"the pipeline of {split} is another one (its source or stages), and figures of both would be "
+                f"mixed: its fingerprint was {fingerprint}, is {other}"
+            )
     then, here = before.get("numbering") or {}, now.get("numbering") or {}
     if changed := sorted(split for split in {*then, *here} if then.get(split) != here.get(split)):
         return f"the classes of {' and '.join(changed)} have other numbers than before"

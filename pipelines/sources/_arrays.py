@@ -38,12 +38,19 @@ class Arrays(Source):
             raise PipelineError(f"arrays(): holds no record: {_format_lengths(lengths)}")
         self._id = id
         self._digest: str | None = None
+        self._content: str | None = None
         self._mapped = _locate_memmaps(self.columns)
+        self._is_copy = False
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._digest is not None:
+            self._update_digest()
         # What lies in a file is mapped again by whoever unpickles this, not copied.
-        mapped = {name: each for name, each in self.__dict__.get("_mapped", {}).items() if each.file.exists()}
-        return {**self.__dict__, "columns": {**self.columns, **mapped}, "_mapped": {}}
+        mapped = {name: each for name, each in self._mapped.items() if each.file.exists()}
+        return {**self.__dict__, "columns": {**self.columns, **mapped}, "_mapped": {}, "_is_copy": True}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = {"_content": None, "_mapped": {}, "_is_copy": True, **state}
 
     def __len__(self) -> int:
         return self._count
@@ -61,6 +68,23 @@ class Arrays(Source):
             values = values.array
         return values.copy() if isinstance(values, np.ndarray) else pack_values(list(values))
 
+    def list_arrays(self) -> list[tuple[str, npt.NDArray[Any]]]:
+        """The arrays in the memory of this process that hold the columns, each after the name of its column.
+
+        Raises:
+            PipelineError: a column holds other objects.
+        """
+        found: list[tuple[str, Any]] = []
+        for name, values in self.columns.items():
+            parts = (
+                values if isinstance(values, list) else values.parts if isinstance(values, Strings) else [values]
+            )
+            found += [(name, part) for part in parts if not isinstance(part, MappedArray)]
+        for name, part in found:
+            if not isinstance(part, np.ndarray):
+                raise PipelineError(f"arrays(): column {name!r} holds objects ({type(part).__name__}), no array")
+        return found
+
     def is_text(self, field: str) -> bool:
         values = self.columns.get(field)
         return isinstance(values, Strings) and isinstance(values[0], str)
@@ -71,12 +95,28 @@ class Arrays(Source):
     def identity(self) -> Any:
         if self._id is not None:
             return {"source": self._describe_class(), "id": self._id}
+        return {"source": self._describe_class(), "sha256": self._update_digest()}
+
+    def _update_digest(self) -> str:
+        """Returns the digest of all columns, computed anew where one was changed in place since the last call.
+
+        Only the arrays that were given can be: whoever unpickles this has copies. A change is found by XXH3, which
+        reads several times as fast as SHA-256.
+        """
+        if not self._is_copy:
+            import xxhash
+
+            given = {
+                name: values
+                for name, values in self.columns.items()
+                if isinstance(values, np.ndarray | list) and name not in self._mapped
+            }
+            content = _digest_columns(xxhash.xxh3_128(), given)
+            if content != self._content:
+                self._content, self._digest = content, None
         if self._digest is None:
-            digest = hashlib.sha256()
-            for name, values in self.columns.items():
-                _update_digest(digest, name, values)
-            self._digest = digest.hexdigest()
-        return {"source": self._describe_class(), "sha256": self._digest}
+            self._digest = _digest_columns(hashlib.sha256(), self.columns)
+        return self._digest
 
 
 def arrays(id: str | None = None, **columns: Any) -> Arrays:
@@ -154,6 +194,12 @@ def _locate_memmaps(columns: dict[str, Column]) -> dict[str, MappedArray]:
     mappings = FileMappings() if candidates else None
     found = {name: locate(values, mappings) for name, values in candidates.items() if mappings is not None}
     return {name: mapped for name, mapped in found.items() if mapped is not None}
+
+
+def _digest_columns(digest: Any, columns: dict[str, Column]) -> str:
+    for name, values in columns.items():
+        _update_digest(digest, name, values)
+    return str(digest.hexdigest())
 
 
 def _update_digest(digest: Any, name: str, values: Column) -> None:

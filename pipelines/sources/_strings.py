@@ -24,6 +24,11 @@ class Strings(Sequence[T], Generic[T]):
         self._data = np.frombuffer(b"".join(raw), np.uint8)
         self._ends = np.cumsum(np.fromiter(chain((0,), map(len, raw)), np.int64, len(raw) + 1))
 
+    @property
+    def parts(self) -> list[np.ndarray[Any, Any]]:
+        """The arrays that hold the texts."""
+        return [self._data, self._ends]
+
     def __len__(self) -> int:
         return len(self._ends) - 1
 

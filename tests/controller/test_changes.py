@@ -299,6 +299,36 @@ def test_other_lengths_are_refused_even_of_another_version(project: Project) -> 
         assert status == 2 and "samples of train was 11, is 12" in said
 
 
+@pytest.mark.parametrize(
+    ("split", "change"),
+    [("valid", "x=x + 1"), ("test", "map(raise_x)"), ("shifted", "x=x[:6]"), ("test", "x=x + 1")],
+)
+def test_other_validation_or_test_data_are_refused_as_other_training_data_are(
+    project: Project, split: str, change: str
+) -> None:
+    others = "valid=pipe, test=unseen, shifted=unseen, allow_overlap=True,"
+    project.edit(project.spec, "valid=pipe,", others)
+    project.edit(
+        project.spec,
+        "    return Ensemble(",
+        "    unseen = Pipeline(sources.arrays(x=x, label=np.arange(12) % 3))\n    return Ensemble(",
+    )
+    project.run_and_stop()
+    other = "pipe.map(raise_x)"
+    if change != "map(raise_x)":
+        labels = "np.arange(6) % 3" if "6" in change else "np.arange(12) % 3"
+        other = f"Pipeline(sources.arrays({change}, label={labels}))"
+    project.edit(
+        project.spec, "def spec(", "def raise_x(sample):\n    return {**sample, 'x': sample['x'] + 1}\n\ndef spec("
+    )
+    project.edit(project.spec, f"{split}={'pipe' if split == 'valid' else 'unseen'}", f"{split}={other}")
+    status, said = project.run()
+    assert status == 2 and "--fresh" in said, said
+    assert (
+        f"samples of {split} was 12, is 6" if "6" in change else f"the pipeline of {split} is another one"
+    ) in said
+
+
 LAZY = """
 TOKENS, SEEN, CALLS, COUNTS = None, {}, 0, {"calls": 0}
 

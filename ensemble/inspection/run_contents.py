@@ -1,0 +1,119 @@
+"""`list_contents`: every file of a run directory, with what it holds and of whom."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ensemble.store import StoreError
+from ensemble.store.frozen_arrays import IN_MEMORY, KEPT
+
+if TYPE_CHECKING:
+    from ensemble.spec import Ensemble
+    from ensemble.store import RunDir
+
+#: What files hold and of whom, by a pattern of their paths; the first that fits.
+_KINDS = (
+    ("members/checker/*", "output of the processes that compare shared samples", "the run"),
+    ("members/*/log.txt", "all that the member printed", "{member}"),
+    ("members/*/checkpoint-*", "weights, state of the optimizer, hyperparameters", "{member}"),
+    ("members/*/initial-weights*", "weights that the member began with", "{member}"),
+    ("members/*/predictions-*", "a prediction, an index and a target for each sample", "{member}"),
+    ("members/*", "numbers of samples in preparation", "{member}"),
+    ("code/*/code.json", "names and digests of the code", "your code"),
+    ("code/*.py", "the whole text of a module", "your code"),
+    ("spec.py", "the whole text of the spec file", "your code"),
+    ("code/*/ensemble.pkl", "the same as ensemble.pkl, with other code or the same", "your code and data"),
+    ("events.jsonl", "events: hyperparameters, metrics, messages of errors, names of nodes", "the run"),
+    ("snapshot.json", "the state of the run by the events", "the run"),
+    ("run.json", "name, versions of libraries, folder of the code", "the run"),
+    ("ledger*", "CPU-seconds and joules", "the run"),
+    ("metrics.csv", "metrics of each epoch", "all members"),
+    ("uncertainty.csv", "uncertainties and targets of each sample", "the validation and test data"),
+    ("optuna.journal", "hyperparameters and metrics", "all members"),
+    ("report.html", "the report, with figures, and predictions of some samples", "the run"),
+    ("results.json", "metrics of the members and of the combined model", "all members"),
+    ("summary.json", "metrics of the members and of the combined model", "all members"),
+    ("tensorboard/*", "what a logger has written", "all members"),
+    ("mlflow/*", "what a logger has written", "all members"),
+    ("wandb/*", "what a logger has written", "all members"),
+    ("loggers/*", "what loggers have written, and their messages", "all members"),
+    ("requests/*", "requests to the run", "the run"),
+    ("digests.json", "digests of results", "the run"),
+)
+
+
+def list_contents(run_dir: RunDir) -> list[dict[str, Any]]:
+    """All files of a run directory.
+
+    The declaration is unpickled, which runs code of the run: it is done for one of this user's only.
+
+    Returns:
+        A row for each: `file`, its path in the directory; `bytes`; what it `holds`; and `of` whom.
+
+    Raises:
+        StoreError: there is no run in the directory.
+    """
+    known = run_dir.info
+    try:
+        declared: Ensemble | None = run_dir.load_ensemble()
+    except StoreError:
+        declared = None
+    rows = []
+    for path in sorted(each for each in run_dir.path.rglob("*") if each.is_file() or each.is_symlink()):
+        name = path.relative_to(run_dir.path).as_posix()
+        if name == run_dir.ensemble_file.name:
+            holds, of = _describe_declaration(declared), "your code and data"
+        elif path.parent == run_dir.data:
+            holds, of = _describe_array(path), "your data"
+        else:
+            holds, of = _describe(name)
+        size = 0 if path.suffix == IN_MEMORY else path.lstat().st_size
+        rows.append({"file": name, "bytes": size, "holds": holds, "of": of or str(known["name"])})
+    return rows
+
+
+def _describe(name: str) -> tuple[str, str]:
+    parts = name.split("/")
+    for pattern, holds, of in _KINDS:
+        if fnmatch.fnmatch(name, pattern):
+            return holds, of.format(member=parts[1] if len(parts) > 1 else "")
+    return "not known", "not known"
+
+
+def _describe_array(path: Path) -> str:
+    name = path.stem.rpartition("-")[0]
+    if path.suffix != KEPT:
+        return f"nothing: {name!r} is in the memory of the process that drives the run"
+    try:
+        array = np.load(path, mmap_mode="r")
+    except (OSError, ValueError):
+        return f"{name!r}, unreadable"
+    return f"{name!r}, {array.dtype} {list(array.shape)}"
+
+
+def _describe_declaration(declared: Ensemble | None) -> str:
+    """The declaration, with the arrays that are small enough to be in it."""
+    if declared is None:
+        return "the declaration, which cannot be loaded here"
+    columns = [
+        f"{split} {column}" for split in ("train", "valid", "test", "shifted") for column in _list(declared, split)
+    ]
+    inside = f"; the arrays {', '.join(columns)}" if columns else ""
+    return f"the declaration, with functions and what they use by value{inside}"
+
+
+def _list(declared: Ensemble, split: str) -> Iterator[str]:
+    from pipelines.sources._arrays import Arrays
+
+    pipeline = declared.first_pipeline() if split == "train" else getattr(declared, split)
+    source = getattr(pipeline, "source", None)
+    while not isinstance(source, Arrays) and hasattr(source, "source"):
+        source = source.source
+    if isinstance(source, Arrays):
+        for name in dict.fromkeys(name for name, _ in source.list_arrays()):
+            yield f"{name!r} ({len(source)} records)"

@@ -1,0 +1,275 @@
+"""A run trains with arrays of its own: copies in its declaration, or files that all of its processes map."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ensemble
+from ensemble.cli.parser import main
+from ensemble.spec import Ensemble, Recipe
+from ensemble.spec.spec_file import load_spec
+from ensemble.store import DamagedError, RunDir, StoreError, fold, read_events
+from ensemble.store.frozen_arrays import LEAST_BYTES
+from ensemble.store.kept_code import pickle_ensemble
+from ensemble.store.verification import verify
+from pipelines import Pipeline, memory_pickle
+from pipelines.sources import arrays
+from pipelines.sources._mapped import MappedArray
+
+ROWS = 64
+
+
+def loss(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    print(f"mean {float(batch['x'].mean()):g}")
+    return model(batch["x"][:, :4]).mean(1)
+
+
+def declare(train: Any, members: int = 1, **options: Any) -> Ensemble:
+    recipe = Recipe(model=lambda params: torch.nn.Linear(4, 2), loss=loss)
+    rates = [{"lr": 0.1 * (n + 1)} for n in range(members)]
+    return Ensemble(name="frozen", recipe=recipe, train=train, members=rates, batch_size=32, **options)
+
+
+def drop_note(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sample.items() if name != "note"}
+
+
+def make_array(nbytes: int) -> Any:
+    return np.ones((ROWS, nbytes // ROWS // 4), np.float32)
+
+
+def check_run_keeps_its_data(
+    path: Path,
+    capfd: pytest.CaptureFixture[str],
+    nbytes: int,
+    executor: str,
+    *,
+    by_function: bool = False,
+    keep_data: bool = True,
+) -> None:
+    given = make_array(nbytes)
+    pipeline = Pipeline(arrays(x=given, label=np.arange(ROWS) % 2))
+    declared = declare((lambda params: pipeline) if by_function else pipeline, members=2, keep_data=keep_data)
+    seen, fingerprints = [], []
+    for name in ("first", "second"):
+        run = ensemble.submit(declared, path / name, executor=executor)
+        given -= 5
+        run.wait()
+        assert {member.state for member in run.state.members.values()} == {"finished"}
+        lines = [*capfd.readouterr().out.splitlines(), *run.logs("member-1").splitlines()]
+        seen.append({line for line in lines if line.startswith("mean ")})
+        fingerprints.append(str(fold(read_events(path / name / "events.jsonl")).header["data"]))
+    assert seen == [{"mean 1"}, {"mean -4"}]
+    assert fingerprints[0] != fingerprints[1]
+
+
+@pytest.mark.parametrize("nbytes", [ROWS * 16, LEAST_BYTES])
+@pytest.mark.parametrize("by_function", [False, True])
+def test_an_array_that_is_changed_in_place_is_other_data_of_the_next_run_only(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], nbytes: int, by_function: bool
+) -> None:
+    check_run_keeps_its_data(tmp_path, capfd, nbytes, "inline", by_function=by_function)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(("nbytes", "keep_data"), [(ROWS * 16, True), (LEAST_BYTES, True), (LEAST_BYTES, False)])
+def test_local_members_and_feeders_read_what_was_submitted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], nbytes: int, keep_data: bool
+) -> None:
+    check_run_keeps_its_data(tmp_path, capfd, nbytes, "local", keep_data=keep_data)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_large_array_is_in_a_file_that_is_mapped_and_not_in_the_pickle(tmp_path: Path, order: Any) -> None:
+    given = np.asarray(np.random.default_rng(0).random((ROWS, 300, 17)), order=order)
+    train, _ = arrays(x=given, label=np.arange(ROWS)).split(0.5)
+    run = RunDir.create(tmp_path, declare(Pipeline(train)))
+    (file,) = run.data.iterdir()
+    assert run.ensemble_file.stat().st_size < 20_000 and file.name.startswith("x-")
+    assert (file.stat().st_mode & 0o777, run.data.stat().st_mode & 0o777) == (0o600, 0o700)
+    np.testing.assert_array_equal(np.load(file), given)
+    loaded = RunDir(tmp_path).load_ensemble()
+    column = loaded.train.source.source.columns["x"]
+    assert isinstance(column, MappedArray) and not column.array.flags.writeable
+    assert column.array.strides == given.strides and column.array.tobytes() == given.tobytes()
+    assert loaded.train.fingerprint == Pipeline(train).fingerprint
+    with open(memory_pickle.dump(loaded.train), "rb") as given_to_feeders:
+        assert given_to_feeders.seek(0, 2) < 20_000
+
+
+def test_arrays_that_functions_hold_are_files_too_and_may_be_written_by_each_process(tmp_path: Path) -> None:
+    table = np.arange(LEAST_BYTES // 8)
+    weights = torch.arange(LEAST_BYTES // 8)
+
+    def scale(sample: dict[str, Any]) -> dict[str, Any]:
+        table[0] += 1
+        return {**sample, "scale": table[int(weights[1])] + table[0]}
+
+    small = arrays(x=np.ones((ROWS, 4), np.float32), label=np.arange(ROWS))
+    run = RunDir.create(tmp_path, declare(Pipeline(small).map(scale)))
+    (file,) = run.data.iterdir()  # both have the same content
+    before = file.read_bytes()
+    for _ in range(2):
+        stage = run.load_ensemble().train.stages[0].call
+        assert stage({})["scale"] == 2 and file.read_bytes() == before
+    assert run.ensemble_file.stat().st_size < 20_000
+
+
+def test_arrays_that_no_declaration_has_any_more_are_removed(tmp_path: Path) -> None:
+    given = make_array(LEAST_BYTES)
+    declared = declare(Pipeline(arrays(x=given, label=np.arange(ROWS))))
+    files = []
+    for _ in range(2):
+        run = RunDir.create(tmp_path, declared)
+        run.remove_unused_arrays()
+        files.append([file.name for file in run.data.iterdir()])
+        given += 1
+    assert [len(each) for each in files] == [1, 1] and files[0] != files[1]
+
+
+def test_a_damaged_array_is_said_and_written_again_by_its_spec(tmp_path: Path) -> None:
+    declared = declare(Pipeline(arrays(x=make_array(LEAST_BYTES), label=np.arange(ROWS))))
+    ensemble.submit(declared, tmp_path / "run", executor="inline").wait()
+    run = RunDir(tmp_path / "run")
+    (file,) = run.data.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + b"\0")
+    assert [(each.kind, each.condition) for each in verify(run) if not each.is_sound] == [("data", "damaged")]
+    with pytest.raises(DamagedError, match=r"x-.*is damaged.*`ensemble run SPEC` on this directory"):
+        ensemble.resume(run.path, "inline")
+    ensemble.submit(declared, run.path, executor="inline").wait()
+    assert file.read_bytes() == whole and all(each.is_sound for each in verify(run))
+    file.write_bytes(whole[:100])
+    with pytest.raises(StoreError, match="is damaged: it has 100 bytes"):
+        run.load_ensemble()
+
+
+def test_a_run_that_keeps_no_data_holds_them_in_memory_and_goes_on_by_its_spec_only(tmp_path: Path) -> None:
+    secret = "the name of a person"
+    records = arrays(x=make_array(ROWS * 16), label=np.arange(ROWS) % 2, note=[secret] * ROWS)
+    declared = declare(Pipeline(records).map(drop_note), keep_data=False, private_modules=[__name__], epochs=2)
+    run = RunDir(tmp_path / "run")
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch":
+            assert len(list(run.data.iterdir())) == 4
+            handle.stop()
+
+    handle = ensemble.submit(declared, run.path, executor="inline", on_event=stop)
+    with open(next(run.data.iterdir()), "rb") as file:
+        assert file.read(6) == b"\x93NUMPY"
+    handle.wait()
+    assert not list(run.data.iterdir())
+    kept = [file for file in run.path.rglob("*") if file.is_file()]
+    assert not [file for file in kept if secret.encode() in file.read_bytes()]
+    with pytest.raises(StoreError, match=r"does not keep its data \(label, note, x; .*`ensemble run SPEC.py"):
+        ensemble.resume(run.path, "inline")
+    ensemble.submit(declared, run.path, executor="inline").wait()
+    assert fold(read_events(run.events)).members["member-0"].state == "finished"
+    assert all(each.is_sound for each in verify(run)) and ensemble.load(run.path, combine="average").members
+
+
+def test_what_is_kept_of_a_run_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = arrays(x=make_array(LEAST_BYTES), label=np.arange(ROWS) % 2)
+    ensemble.submit(declare(Pipeline(records)), tmp_path / "run", executor="inline").wait()
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path / "run"), "--contents", "--json", "-"]) == 0
+    rows = {row["file"]: row for row in json.loads(capsys.readouterr().out)}
+    there = {str(file.relative_to(tmp_path / "run")) for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    assert set(rows) == there and not [row for row in rows.values() if row["holds"] == "not known"]
+    (array,) = [row for name, row in rows.items() if name.startswith("data/")]
+    assert array["holds"] == "'x', float32 [64, 4096]" and array["bytes"] > LEAST_BYTES
+    assert "train 'label' (64 records)" in rows["ensemble.pkl"]["holds"]
+    assert rows["members/member-0/log.txt"]["of"] == "member-0"
+
+
+EDITED_SPEC = """
+import numpy as np, time, torch
+from pathlib import Path
+from ensemble import Ensemble, Recipe
+from pipelines import Pipeline, sources
+
+ADDED, WAITING = 1.0, ""
+
+class Add:
+    def __call__(self, sample):
+        return add(sample)
+
+def add(sample):
+    return {**sample, "x": sample["x"] + np.float32(ADDED)}
+
+def loss(model, batch):
+    print(f"mean {float(batch['x'].mean()):g}", flush=True)
+    while Path(WAITING).exists():  # for another feeder
+        time.sleep(0.05)
+    return model(batch["x"]).mean(1)
+
+def spec():
+    train = Pipeline(sources.arrays(x=np.zeros((64, 4), np.float32))).map(add).map(Add())
+    members = [{"lr": 0.1}, {"lr": 0.2}]
+    recipe = Recipe(model=lambda params: torch.nn.Linear(4, 2), loss=loss)
+    return Ensemble(name="edited", recipe=recipe, train=train, members=members, epochs=6, batch_size=8)
+"""
+
+
+@pytest.fixture
+def edited_spec(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "spec_that_is_edited.py"
+    path.write_text(EDITED_SPEC.replace('""', f'"{tmp_path / "waiting"}"', 1))
+    yield path
+    sys.modules.pop(path.stem, None)
+    sys.path[:] = [each for each in sys.path if each != str(tmp_path)]
+
+
+def edit(spec: Path) -> None:
+    spec.write_text(EDITED_SPEC.replace("= 1.0", "= 5.0"))
+
+
+def test_feeders_have_the_stages_that_were_submitted_whatever_the_spec_file_says_then(edited_spec: Path) -> None:
+    declared = pickle_ensemble(load_spec(edited_spec), edited_spec).load(edited_spec.parent)
+    edit(edited_spec)
+    fd = memory_pickle.dump(declared.train)
+    code = (
+        f"from pipelines import memory_pickle; print(next(iter(memory_pickle.load({fd}).loader(8)))['x'].mean())"
+    )
+    path = {**os.environ, "PYTHONPATH": str(edited_spec.parent)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=path, pass_fds=[fd], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert done.stdout == "tensor(2.)\n"
+
+
+@pytest.mark.more
+def test_a_feeder_that_starts_later_has_the_stages_that_were_submitted(edited_spec: Path, tmp_path: Path) -> None:
+    feeders: set[int] = set()
+    killed: set[int] = set()
+    waiting = tmp_path / "waiting"
+
+    def edit_and_kill(event: dict[str, Any]) -> None:
+        if event["type"] == "feeder" and event.get("pid"):
+            feeders.add(event["pid"])
+        if event["type"] == "epoch" and feeders and not killed:
+            waiting.touch()
+            edit(edited_spec)
+            killed.update(feeders)
+            os.kill(min(feeders), signal.SIGKILL)
+        elif feeders - killed:
+            waiting.unlink(missing_ok=True)
+
+    declared = load_spec(edited_spec)
+    run = ensemble.submit(declared, tmp_path / "run", "local", edit_and_kill, edited_spec)
+    run.wait()
+    means = [line for line in run.logs("member-0").splitlines() if line.startswith("mean ")]
+    assert len(feeders) == 2 and means == ["mean 2"] * 48
