@@ -20,7 +20,7 @@ from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.train.job import Job
 from ensemble.train.node_checks import NODE_DIRECTORY
 from pipelines import ipc
-from pipelines.child_processes import child_environment, reap
+from pipelines.child_processes import child_environment, make_rank_environment, reap
 
 if TYPE_CHECKING:
     import psutil
@@ -273,7 +273,7 @@ def make_plain_environment() -> dict[str, str]:
 
 
 def make_worker_environment(job: Job, device: str | None, directory: Path | None = None) -> dict[str, str]:
-    """The part of the environment that a worker has of its own: its threads, its GPU, its share of that GPU.
+    """The part of the environment that a worker has of its own: its rank, threads, GPU and share of that GPU.
 
     CUDA numbers GPUs as NVML does, in the order of the bus, and not from the fastest.
 
@@ -283,6 +283,7 @@ def make_worker_environment(job: Job, device: str | None, directory: Path | None
         directory: of the node, where its Multi-Process Service may run and compilers keep what they compile.
     """
     environment = dict.fromkeys(_THREADS, str(job.identity.threads)) | {
+        **make_rank_environment(job.rank, job.identity.workers),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "" if device is None else device,
     }
