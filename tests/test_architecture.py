@@ -32,6 +32,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "fingerprint",
             "ipc",
             "labels",
+            "library_settings",
+            "machine_limits",
             "memory_pickle",
             "nested",
             "order",

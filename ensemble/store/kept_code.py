@@ -127,19 +127,22 @@ def remove_unused_code(folder: Path, but: Collection[str]) -> None:
 def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
     """Returns the pickled declaration, with what the user's modules define in it by value.
 
+    Before it stand the global settings of libraries in this process, which unpickling applies.
+
     Args:
         spec: the spec file with the declaration; None where there is none.
 
     Raises:
         StoreError: it cannot be pickled.
     """
+    from pipelines.library_settings import SettingsOfProcess
     from pipelines.memory_pickle import REMEDY, Pickler
 
     of_spec = _find_spec_modules(spec)
     for modules in (_find_user_modules(spec, of_spec), of_spec):
         try:
             with _pickle_by_value(modules), io.BytesIO() as file:
-                Pickler(file).dump(ensemble)
+                Pickler(file).dump((SettingsOfProcess(), ensemble))
                 return file.getvalue()
         except Exception as error:  # objects raise whatever they like from __reduce__
             # What another module holds is not in the way where that module is imported instead.

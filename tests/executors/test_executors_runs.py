@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -16,8 +17,8 @@ from typing import Any
 
 import psutil
 import pytest
-from execute_members import an_ensemble, loss, model
-from finished_runs import hashes
+from execute_members import an_ensemble, loss, model, samples
+from finished_runs import finished_hashes, hashes
 from leftovers import wait_until
 
 import ensemble
@@ -248,7 +249,7 @@ def test_what_no_node_can_give_is_refused_at_once(run_dir: Path) -> None:
 DRIVER = """
 import sys
 sys.path.insert(0, {here!r})
-from execute_members import an_ensemble, loss, model
+from execute_members import an_ensemble, loss, model, samples
 import ensemble
 members = [{{"lr": lr}} for lr in (0.1, 0.2, 0.3, 0.4)]
 def say(event):
@@ -337,3 +338,24 @@ def test_a_member_is_no_rank_of_the_job_in_which_the_run_was_started(
     own = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "77"}
     assert json.loads(note.read_text()) == {**dict.fromkeys(LAUNCHED), **own}
     assert {name: os.environ.get(name) for name in LAUNCHED} == LAUNCHED
+
+
+def as_default_dtype(values: Any) -> Any:
+    import torch
+
+    return torch.tensor(values.tolist()).numpy()
+
+
+@pytest.mark.more
+def test_members_in_processes_have_the_global_settings_with_which_they_were_declared(tmp_path: Path) -> None:
+    import torch
+
+    torch.set_default_dtype(torch.float64)  # as a spec does when it is imported, which no member does
+    try:
+        declared = an_ensemble(train=samples(96, 0).map(as_default_dtype, field="x", version=1), epochs=1)
+        declared = dataclasses.replace(declared, valid=samples(48, 1).map(as_default_dtype, field="x", version=1))
+        for executor in ("inline", "local"):
+            ensemble.submit(declared, tmp_path / executor, executor).wait()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert finished_hashes(tmp_path / "local") == finished_hashes(tmp_path / "inline")
