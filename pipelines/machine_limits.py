@@ -130,6 +130,6 @@ def _read_pairs(path: Path) -> Iterator[tuple[str, int]]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return ""

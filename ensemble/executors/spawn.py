@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _CLOSE_S = 10.0  # time limit for a fork server to end
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # a log shows at once what a process prints
+# A log shows at once what a process prints, in UTF-8 whatever the locale is.
+_OUTPUT = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
 
 
 @dataclass(eq=False)
@@ -134,7 +135,7 @@ class ForkServer:
                 [sys.executable, "-P", "-m", module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={**child_environment(), **_UNBUFFERED, **make_node_environment(directory)},
+                env={**child_environment(), **_OUTPUT, **make_node_environment(directory)},
                 process_group=0,
             )
         self._idle, self._used_s = True, 0.0
@@ -201,7 +202,7 @@ def start_process(worker: WorkerProcess, theirs: socket.socket, environment: dic
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=(theirs.fileno(),),
-            env={**child_environment(), **_UNBUFFERED, **environment},
+            env={**child_environment(), **_OUTPUT, **environment},
             process_group=0,  # Ctrl-C in the terminal is for the controller, which asks members to checkpoint
         )
     worker.pidfd = os.pidfd_open(worker.process.pid)

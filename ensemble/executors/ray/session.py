@@ -242,7 +242,7 @@ class Session:
         if self._dashboard:
             self.token_file = self._private.path / "token"
             self.token_file.touch(0o600)
-            self.token_file.write_text(token + "\n")
+            self.token_file.write_text(token + "\n", encoding="utf-8")
         self._connector = _connect("on this machine", self._start_head)
         try:
             self._connector.wait(self._limit_s)
