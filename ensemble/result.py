@@ -106,7 +106,7 @@ def make_result(run_dir: RunDir) -> Result:
     state, rows = status.state, Rows(status_rows(status.state, present(status.account)))
     ended = state.ended or {}
     try:
-        ledger = json.loads(run_dir.ledger.read_text())
+        ledger = json.loads(run_dir.ledger.read_text(encoding="utf-8"))
     except FileNotFoundError:
         ledger = None
     return Result(

@@ -177,7 +177,7 @@ class Run:
             SpecError: there is no such member.
         """
         path = self._dir.log(self._check_member(member))
-        return path.read_text(errors="replace") if path.exists() else ""
+        return path.read_text(errors="replace", encoding="utf-8") if path.exists() else ""
 
     def cancel(self, member: str | None = None) -> Request:
         """End a member, or all members, permanently: a resume does not continue it."""

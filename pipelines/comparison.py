@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipelines.fingerprint import SCHEME, Description, describe, describe_ours
+from pipelines.library_settings import find_settings
 from pipelines.order import BlockOrder, Generators, epoch_indices
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
+    from pipelines.stage import Stage
 
 #: Parts before the stages: source, seed, order, error policy.
 PARTS_BEFORE_STAGES = 4
@@ -67,13 +69,18 @@ def describe_parts(pipeline: Pipeline) -> list[Part]:
         described = what if isinstance(what, Description) else Description(what)
         return Part(name, described.digest, described.gaps)
 
+    def stage_part(number: int, stage: Stage) -> Part:
+        what, name = stage.description, f"stage {number} {stage.name}"
+        return part(name, Description([what.value, settings], what.gaps) if settings else what)
+
+    settings = find_settings(only_of_samples=True)
     source = pipeline.source.describe_for_fingerprint() if pipeline.id is None else None
     return [
         part("source", pipeline.id if source is None else source),
         part("seed", [describe_ours(Generators), pipeline.seed]),
         part("shuffle" if pipeline.sampling is None else "sampling", _describe_order(pipeline)),
         part("on_error", pipeline.on_error),
-        *(part(f"stage {i} {stage.name}", stage.description) for i, stage in enumerate(pipeline.stages)),
+        *(stage_part(number, stage) for number, stage in enumerate(pipeline.stages)),
     ]
 
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import mmap
 import os
 import pickle
 import struct
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
 
 from pipelines.errors import PipelineError
+from pipelines.library_settings import SettingsOfProcess
 
 _ALIGN = 64
 
@@ -30,13 +33,16 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     cloudpickle pickles these by name only. Here they are pickled by value wherever cloudpickle would pickle the
     undecorated function by value: in `__main__`, in a module registered for it, in a module that is not imported.
-    The values in the cache are not pickled.
+    The values in the cache are not pickled. Objects that stand for modules, such as `torch.backends`, are pickled
+    as modules are.
 
     A class that is pickled by value keeps its qualified name, which fingerprints contain.
     """
 
     def reducer_override(self, obj: Any) -> Any:
         """Returns how to rebuild an object (see `pickle.Pickler.reducer_override`)."""
+        if isinstance(obj, types.ModuleType) and _is_stand_in(obj):
+            return importlib.import_module, (obj.__name__,)
         if isinstance(obj, functools._lru_cache_wrapper) and not _is_importable(obj):
             return restore_cached, (obj.__wrapped__, *obj.cache_parameters().values())
         reduced = super().reducer_override(obj)
@@ -49,6 +55,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def restore_cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
     """Decorates an unpickled function with a new, empty `functools.lru_cache`."""
     return functools.lru_cache(maxsize, typed)(function)
+
+
+def _is_stand_in(module: types.ModuleType) -> bool:
+    """Whether it is of a subclass, and found under a module's name: cloudpickle knows modules alone."""
+    return type(module) is not types.ModuleType and sys.modules.get(module.__name__) is module
 
 
 def _is_importable(cached: Any) -> bool:
@@ -73,7 +84,7 @@ def dump(value: Any) -> int:
     """
     buffers: list[pickle.PickleBuffer] = []
     with io.BytesIO() as file, _errors_in_words():
-        Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
+        Pickler(file, protocol=5, buffer_callback=buffers.append).dump((SettingsOfProcess(), value))
         body = memoryview(file.getvalue())
     parts = [body, *(buffer.raw() for buffer in buffers)]
     header = struct.pack(f"<Q{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
@@ -89,7 +100,7 @@ def dump(value: Any) -> int:
 
 
 def load(fd: int) -> Any:
-    """Reads an object from a memory file that `dump` wrote.
+    """Reads an object from a memory file that `dump` wrote, with the library settings of the process that did.
 
     Its large arrays are views of the file; a page is copied when it is first written to.
     """
@@ -101,7 +112,8 @@ def load(fd: int) -> Any:
     for size in sizes:
         parts.append(memory[offset : offset + size])
         offset = _aligned(offset + size)
-    return pickle.loads(parts[0], buffers=parts[1:])
+    _, value = pickle.loads(parts[0], buffers=parts[1:])
+    return value
 
 
 #: How to make a thing picklable that is not.

@@ -32,6 +32,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "fingerprint",
             "ipc",
             "labels",
+            "library_settings",
+            "machine_limits",
             "memory_pickle",
             "nested",
             "order",
@@ -281,3 +283,17 @@ def test_a_break_of_a_law_is_seen() -> None:
         assert list(wrong_way(ROOT / "ensemble" / room, imports(ast.parse(source), f"ensemble/{room}"))) != []
     for source in ("import torch\ntorch.optim.Adam(p)._step", "def f(trial): return trial._trial_id"):
         assert list(privates(ast.parse(source), {"_ours"})) != []
+
+
+def texts_of_the_locale(tree: ast.Module) -> Iterator[int]:
+    """Lines that read or write text as the locale says; ruff's rule knows only what is written as `Path(...)`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            arguments = len(node.args) + sum(keyword.arg == "encoding" for keyword in node.keywords)
+            if arguments < {"read_text": 1, "write_text": 2}.get(node.func.attr, 0):
+                yield node.lineno
+
+
+def test_every_text_says_its_encoding() -> None:
+    found = {name_of(path): list(texts_of_the_locale(parse(path))) for each in FLOORS for path in files(each)}
+    assert not {name: lines for name, lines in found.items() if lines}

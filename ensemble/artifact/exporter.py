@@ -201,7 +201,7 @@ def _write(folder: Path, sources: _Sources, onnx: bool, uncertainty: bool, class
     used = ledger(_read_events(sources.run)).as_dict()
     _write_json(folder / layout.LEDGER, used)
     card = make_card(record, sources.ensemble, sources.state, used, onnx_difference=apart)
-    (folder / layout.CARD).write_text(card)
+    (folder / layout.CARD).write_text(card, encoding="utf-8")
     layout.write_record(folder, record)
 
 
@@ -296,4 +296,4 @@ def _describe_outputs(values: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

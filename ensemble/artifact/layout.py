@@ -63,7 +63,7 @@ class ArtifactError(StoreError):
 def is_artifact(path: str | os.PathLike[str]) -> bool:
     """Whether a folder is an artifact, of whatever version."""
     try:
-        found = json.loads((Path(path) / RECORD).read_text())
+        found = json.loads((Path(path) / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and found.get("kind") == KIND
@@ -90,7 +90,7 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(path) / RECORD
     if not is_artifact(path):
         raise ArtifactError(f"no artifact here: {file} does not exist or is none; make one with `ensemble export`")
-    record: dict[str, Any] = json.loads(file.read_text())
+    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if record.get("digest", digest := _digest_record(record)) != digest:
         raise ArtifactError(f"{file} is damaged: it has not the digest that it says; export the run again")
     version = record.get("v")
@@ -106,7 +106,7 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Write artifact.json, with digests of the other files and of itself. Last: it makes a folder an artifact."""
     record = {**record, "files": {file.name: digest_file(file) for file in sorted(folder.iterdir())}}
     record["digest"] = _digest_record(record)
-    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def _digest_record(record: dict[str, Any]) -> str:

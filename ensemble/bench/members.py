@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ensemble.bench import models
 from ensemble.bench.models import Net
 from ensemble.bench.results import Interval, Report, interval, paired_interval
-from ensemble.executors.host import count_usable_cpus
 from ensemble.spec import Ensemble, Member, Resources
+from pipelines.machine_limits import usable_cpus
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
@@ -75,7 +75,7 @@ def declare(
         "optimizer": models.OPTIMIZERS[net.kind],
         "schedule": {"name": "cosine", "warmup_epochs": _WARM_UP * epochs},
         "resources": Resources(
-            workers=workers, cpus_per_worker=count_usable_cpus() / at_once, gpus_per_worker=1 / at_once
+            workers=workers, cpus_per_worker=usable_cpus() / at_once, gpus_per_worker=1 / at_once
         ),
         "checkpoint_every": epochs,
         "combine": "average",

@@ -38,7 +38,7 @@ def fitting_iterations(comm: Communicator, warm_s: float, limit_s: float, least:
 
 def interface_sent(interface: str) -> int:
     """Bytes of frames that this process's host has sent through an interface (proc_pid_net(5))."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
+    for line in Path("/proc/self/net/dev").read_text(encoding="utf-8").splitlines():
         name, _, figures = line.partition(":")
         if name.strip() == interface:
             return int(figures.split()[8])

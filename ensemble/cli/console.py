@@ -69,4 +69,4 @@ def write_json(options: argparse.Namespace, rows: Rows | dict[str, Any]) -> None
     if options.json == "-":
         sys.stdout.write(text)
     else:
-        Path(options.json).write_text(text)
+        Path(options.json).write_text(text, encoding="utf-8")

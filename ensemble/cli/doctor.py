@@ -109,17 +109,22 @@ def _system() -> Iterator[Row]:
 
 
 def _cores() -> Iterator[Row]:
-    from ensemble.executors.host import count_usable_cpus
+    from pipelines.machine_limits import allowed_cores, find_pinning, usable_cpus
 
-    allowed, usable, total = len(os.sched_getaffinity(0)), count_usable_cpus(), os.cpu_count()
+    allowed, usable, total = len(allowed_cores()), usable_cpus(), os.cpu_count()
     limit = f"cgroup limit {usable:g}" if usable < allowed else "no cgroup limit"
     yield _available("cores", f"{usable:g} usable: {total} in the machine, {allowed} by affinity, {limit}")
+    pinning = find_pinning()
+    if pinning:
+        named = " ".join(f"{name}={value}" for name, value in pinning.items())
+        reason = "members and feeders do not get it, as all would be pinned to the same cores; unset it"
+        yield _unavailable("threads on all cores", reason, named)
 
 
 def _memory() -> Iterator[Row]:
     import psutil
 
-    from pipelines.shm.limits import available_bytes, limit_bytes
+    from pipelines.machine_limits import available_bytes, limit_bytes
 
     total, usable = psutil.virtual_memory().total, limit_bytes()
     limit = "" if usable >= total else f", of {_gib(total)} in the machine by a cgroup limit"

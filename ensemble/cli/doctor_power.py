@@ -270,7 +270,7 @@ def find_battery(folder: Path) -> str:
 
 
 def _read(file: Path) -> str:
-    return file.read_text().strip() if file.exists() else ""
+    return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
 
 def print_findings(findings: Sequence[Finding]) -> None:

@@ -60,7 +60,7 @@ class PageAddress:
         file = self._file = self._private.path / "address"
         # Not truncated: all addresses have one length, and what is written over needs no space on a full disk.
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
-        with open(descriptor, "w") as opened:
+        with open(descriptor, "w", encoding="utf-8") as opened:
             opened.write(url + "\n")
 
     def __enter__(self) -> PageAddress:

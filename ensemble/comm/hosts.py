@@ -95,7 +95,7 @@ def candidate_group_sizes(hosts: Groups, most: int = 3) -> list[int]:
 
 def _boot() -> str:
     with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     return socket.gethostname()  # not Linux
 
 

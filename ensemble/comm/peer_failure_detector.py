@@ -78,7 +78,7 @@ def current_location() -> ProcessLocation:
 def _stat(pid: int) -> tuple[str | None, str | None]:
     """A process's state letter and start time; None where there is no such process, or no /proc."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None, None
     return fields[0], fields[19]

@@ -1,4 +1,4 @@
-"""Checks what has changed since a run began (members, data, code), and refuses or names it."""
+"""Checks what has changed since a run began (members, data, code, libraries), and refuses or names it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.controller.extension import find_extended_epochs
 from ensemble.spec.identity import is_same_start, select_warm
-from ensemble.store import RunDir, RunState, StoreError, load_code
+from ensemble.store import RunDir, RunState, StoreError, load_code, versions
 from ensemble.store.member import ENDED
 from ensemble.train.data_identity import describe_difference, list_unsure_splits, training_data, why_unsure
 from ensemble.user_code.fingerprint import Code
 from ensemble.user_code.imports import syntax_of
+from pipelines.library_settings import find_settings
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Libraries whose version may change results, and what of them.
+_LIBRARIES = {
+    "torch": "kernels, initial weights and random numbers",
+    "numpy": "random numbers and the arithmetic of samples",
+    "pillow": "decoded and resized images",
+    "opencv": "decoded and resized images",
+    "simplejpeg": "decoded images",
+    "optuna": "what the sampler proposes",
+}
 _ANEW = "--fresh starts anew beside this run (fresh=True in Python)"
 
 
@@ -76,8 +86,10 @@ def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> 
     """Refuse to train members with other code than before, unless that is accepted; log what differs.
 
     Raises:
-        StoreError: a member was trained with other code, and `accept` is False.
+        StoreError: a member was trained with other code, or another major version of a library, and `accept` is
+            False.
     """
+    check_versions(state, run_dir.path, accept=accept)
     if state.header and state.header.get("code") is None:
         log.warning(
             "%s was begun by an earlier version of ray-ensemble, which did not record the code: a change since "
@@ -104,6 +116,32 @@ def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> 
         log.warning("%s: %s, and is accepted for %s", run_dir.path, change, abbreviate(change.trained))
     else:
         log.warning("%s: %s: no member has a checkpoint, all train with the new code", run_dir.path, change)
+
+
+def check_versions(state: RunState, path: Path, *, accept: bool) -> None:
+    """Say which libraries have another version than when the run was last started, and what may differ.
+
+    Raises:
+        StoreError: the major version of one is another, members have been trained, and `accept` is False.
+    """
+    then, now = state.header.get("versions") or {}, versions()
+    changed = [name for name in _LIBRARIES if None not in (then.get(name), now[name]) and then[name] != now[name]]
+    trained = [member.id for member in state.members.values() if member.checkpoint]
+    if not changed or not trained:
+        return
+    text = ", ".join(
+        f"{name} was {then[name]}, is {now[name]} ({_LIBRARIES[name]} may differ)" for name in changed
+    )
+    if not accept and any(_find_major(then[name]) != _find_major(now[name]) for name in changed):
+        raise StoreError(
+            f"{path}: {text} since {abbreviate(trained)} trained with it; install the earlier major version, "
+            f"--accept-code goes on with this one (accept_code=True in Python), {_ANEW}"
+        )
+    log.warning("%s goes on with other libraries than %s trained with: %s", path, abbreviate(trained), text)
+
+
+def _find_major(version: str | None) -> str:
+    return (version or "").partition(".")[0]
 
 
 def check_edits(now: Code, run_dir: RunDir, *, accept: bool) -> None:
@@ -252,7 +290,7 @@ def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
     now = training_data(ensemble)
     changed = describe_difference(before, now)
     if changed:
-        raise StoreError(f"{path}: {changed}; {_ANEW}")
+        raise StoreError(f"{path}: {changed}{_describe_settings(state)}; {_ANEW}")
     why = why_unsure(before, now)
     if why is not None:
         log.warning(
@@ -264,6 +302,14 @@ def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
         log.warning(
             "%s: only the number of the samples of %s is compared with the earlier start", path, ", ".join(unsure)
         )
+
+
+def _describe_settings(state: RunState) -> str:
+    """Which global settings of libraries are others than at the last start; empty where none is known to be."""
+    now, unset = find_settings(), "not set"
+    then = state.header.get("settings", now)
+    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    return "".join(f"; {name} was {then.get(name, unset)}, is {now.get(name, unset)}" for name in names)
 
 
 def abbreviate(names: Sequence[str], most: int = 4) -> str:

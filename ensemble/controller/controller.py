@@ -40,6 +40,7 @@ from ensemble.store.frozen_arrays import release_arrays
 from ensemble.store.verification import FileCheck, list_digests
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
+from pipelines.library_settings import find_settings
 
 log = logging.getLogger(__name__)
 
@@ -217,6 +218,7 @@ class Controller:
             "files": list_digests(self.run_dir, self.state),
             "energy": ensemble.energy.as_event(),
             "versions": versions(),
+            "settings": find_settings(),
             "revision": self.run_dir.info.get("revision") or revision(self.run_dir.path),
             "host": socket.gethostname(),
             "pid": os.getpid(),

@@ -178,7 +178,7 @@ def _work(descriptor: int, checks: str | None, executor: int) -> int:
         from ensemble.executors import checker_main
 
         return checker_main.main(descriptor, executor, checks)
-    if os.environ["CUDA_VISIBLE_DEVICES"] and "/libcuda.so" in Path("/proc/self/maps").read_text():
+    if os.environ["CUDA_VISIBLE_DEVICES"] and "/libcuda.so" in Path("/proc/self/maps").read_text(encoding="utf-8"):
         os.set_inheritable(descriptor, True)
         os.execv(sys.executable, make_worker_command(descriptor, executor))
     return worker_main.main(descriptor, executor)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ensemble.schedule import Node
-from pipelines.shm.limits import limit_bytes
+from pipelines.machine_limits import limit_bytes, usable_cpus
 
-_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _VMSTAT = Path("/proc/vmstat")
 
 
@@ -34,7 +32,7 @@ def describe_host(
 
     return Node(
         name=name,
-        cpus=count_usable_cpus(),
+        cpus=usable_cpus(),
         gpus=tuple(gpu.model for gpu in gpus),
         memory_gb=limit_bytes() / 2**30 * (1 - RINGS_SHARE if feeds else 1),
         host=socket.gethostname(),
@@ -45,13 +43,6 @@ def describe_host(
         gpu_parents=tuple(gpu.parent for gpu in gpus),
         gpu_shares=share_by_slices(gpus),
     )
-
-
-def count_usable_cpus() -> float:
-    """The cores of this process's affinity, or of its cgroup's quota if that is less (cgroups(7))."""
-    cores = float(len(os.sched_getaffinity(0)))
-    quota, _, period = _read(_CPU_MAX).partition(" ")
-    return min(cores, int(quota) / int(period)) if quota.isdigit() and period.strip().isdigit() else cores
 
 
 def find_interface(address: str) -> str | None:
@@ -73,6 +64,6 @@ def count_oom_kills() -> int:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError:
         return ""

@@ -20,6 +20,7 @@ from ensemble.meter.cpu import CpuClock
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.train import Inbox, Job, work
+from pipelines.child_processes import act_as_rank
 
 if TYPE_CHECKING:
     from ensemble.meter import PowerMeter
@@ -117,7 +118,8 @@ class InlineExecutor:
         job, inbox, _ = self._jobs[0]
         before, self.clock.member = self.clock.switch("startup"), job.identity.member
         try:
-            outcome = work(job, self._ensemble, self._emit, inbox, self.clock)
+            with act_as_rank(job.rank, job.identity.workers):
+                outcome = work(job, self._ensemble, self._emit, inbox, self.clock)
         finally:
             self.clock.switch(before)
             self.clock.member = None

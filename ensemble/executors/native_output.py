@@ -51,7 +51,9 @@ class NativeOutput:
             logger = logging.getLogger(name)
             for handler in list(logger.handlers):
                 logger.removeHandler(handler)
-            logger.addHandler(logging.StreamHandler(os.fdopen(_NATIVE, "w", buffering=1, closefd=False)))
+            logger.addHandler(
+                logging.StreamHandler(os.fdopen(_NATIVE, "w", buffering=1, encoding="utf-8", closefd=False))
+            )
             logger.propagate = False
 
     def close(self) -> None:

@@ -23,14 +23,15 @@ from ensemble.train.job import Job
 from ensemble.train.kernel_caches import name_kernel_caches
 from ensemble.train.node_checks import NODE_DIRECTORY
 from pipelines import ipc
-from pipelines.child_processes import child_environment, reap
+from pipelines.child_processes import child_environment, make_rank_environment, reap
 
 if TYPE_CHECKING:
     import psutil
 
 _CLOSE_S = 10.0  # time limit for a fork server to end
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # a log shows at once what a process prints
+# A log shows at once what a process prints, in UTF-8 whatever the locale is.
+_OUTPUT = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
 
 
 @dataclass(eq=False)
@@ -137,7 +138,7 @@ class ForkServer:
                 [sys.executable, "-P", "-m", module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={**child_environment(), **_UNBUFFERED, **make_node_environment(directory)},
+                env={**child_environment(), **_OUTPUT, **make_node_environment(directory)},
                 process_group=0,
             )
         self._idle, self._used_s = True, 0.0
@@ -204,7 +205,7 @@ def start_process(worker: WorkerProcess, theirs: socket.socket, environment: dic
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=(theirs.fileno(),),
-            env={**child_environment(), **_UNBUFFERED, **environment},
+            env={**child_environment(), **_OUTPUT, **environment},
             process_group=0,  # Ctrl-C in the terminal is for the controller, which asks members to checkpoint
         )
     worker.pidfd = os.pidfd_open(worker.process.pid)
@@ -279,7 +280,7 @@ def make_plain_environment() -> dict[str, str]:
 
 
 def make_worker_environment(job: Job, device: str | None, directory: Path | None = None) -> dict[str, str]:
-    """The part of the environment that a worker has of its own: its threads, its GPU, its share of that GPU.
+    """The part of the environment that a worker has of its own: its rank, threads, GPU and share of that GPU.
 
     CUDA numbers GPUs as NVML does, in the order of the bus, and not from the fastest.
 
@@ -290,6 +291,7 @@ def make_worker_environment(job: Job, device: str | None, directory: Path | None
             directory has no locks.
     """
     environment = dict.fromkeys(_THREADS, str(job.identity.threads)) | {
+        **make_rank_environment(job.rank, job.identity.workers),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "" if device is None else device,
     }

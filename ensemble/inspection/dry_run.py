@@ -287,9 +287,9 @@ def _measure_startup(folder: Path, imports: int) -> tuple[float, float]:
     """
     from ensemble.executors.forkserver import PRELOADED
     from ensemble.executors.spawn import make_node_environment
+    from pipelines.child_processes import child_environment
 
-    paths = os.pathsep.join(path for path in sys.path if path)
-    environment = {**os.environ, **make_node_environment(folder), "PYTHONPATH": paths}
+    environment = {**child_environment(), **make_node_environment(folder)}
     began = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", f"import {', '.join(PRELOADED)}"], env=environment) as process:
         try:

@@ -52,7 +52,7 @@ def read_start(pid: int) -> int | None:
     With it a process id names one process: ids are given out again.
     """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace", encoding="utf-8")
     except OSError:
         return None
     return int(text[text.rindex(")") + 2 :].split()[19])  # proc(5): field 22, counted behind the name

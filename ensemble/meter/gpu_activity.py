@@ -170,7 +170,7 @@ def _find_ancestor(pid: int, run: Collection[int]) -> int | None:
     """The closest process of the run that started a process; None where there is none, or it has ended."""
     try:
         while pid > 1:
-            stat = Path(f"/proc/{pid}/stat").read_text()
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
             pid = int(stat[stat.rindex(")") + 1 :].split()[1])
             if pid in run:
                 return pid
@@ -181,7 +181,7 @@ def _find_ancestor(pid: int, run: Collection[int]) -> int | None:
 
 def _read_name(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text()
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8")
     except OSError:
         return ""
 

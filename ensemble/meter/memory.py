@@ -55,7 +55,7 @@ class PeakMemory:
 def reset_peak_memory() -> None:
     """Restarts the peak from the present use; without effect where the kernel does not permit it."""
     with contextlib.suppress(OSError):
-        (_PROC / "clear_refs").write_text("5")
+        (_PROC / "clear_refs").write_text("5", encoding="utf-8")
 
 
 def release_memory() -> None:
@@ -80,5 +80,5 @@ def tree_memory_gb(pid: int) -> float | None:
 
 def _kilobytes(file: str, *names: str, process: int | None = None) -> int:
     folder = _PROC if process is None else Path(f"/proc/{process}")
-    lines = [line.split() for line in (folder / file).read_text().splitlines()]
+    lines = [line.split() for line in (folder / file).read_text(encoding="utf-8").splitlines()]
     return sum(int(words[1]) for words in lines if words and words[0] in names)

@@ -62,7 +62,9 @@ class Tally:
     def _write(self) -> None:
         self._file.parent.mkdir(mode=0o700, exist_ok=True)
         written = self._file.with_suffix(".new")
-        written.write_text(json.dumps([{**used, "until": time.time()} for used in self._list_usage()]))
+        written.write_text(
+            json.dumps([{**used, "until": time.time()} for used in self._list_usage()]), encoding="utf-8"
+        )
         os.replace(written, self._file)
 
     def close(self) -> None:

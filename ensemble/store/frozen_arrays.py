@@ -31,6 +31,7 @@ from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.files import write_atomically
 from ensemble.store.old_names import Unpickler
 from pipelines.fingerprint import is_ours
+from pipelines.library_settings import SettingsOfProcess
 from pipelines.memory_pickle import Pickler
 from pipelines.sources._arrays import Arrays
 from pipelines.sources._files import File
@@ -249,6 +250,11 @@ class DeclarationUnpickler(Unpickler):
         super().__init__(file)
         self._folder, self._shared = folder, shared or []
 
+    def load(self) -> Any:
+        """Returns the declaration, when this process has the library settings that were pickled before it."""
+        loaded = super().load()
+        return loaded[1] if isinstance(loaded, tuple) else loaded  # earlier versions wrote no settings
+
     def persistent_load(self, pid: Any) -> Any:
         """An array that is not in the pickle, or an object of this process."""
         return self._shared[pid] if isinstance(pid, int) else Place(*pid).open(self._folder)
@@ -267,7 +273,7 @@ class Declaration:
         self._keeps_data = getattr(ensemble, "keep_data", True)
         with io.BytesIO() as file:
             pickler = DeclarationPickler(file, keeps_data=self._keeps_data)
-            pickler.dump(ensemble)
+            pickler.dump((SettingsOfProcess(), ensemble))
             self.content, self.arrays, self._places = file.getvalue(), pickler.arrays, pickler.places
 
     def load(self, folder: Path) -> Any:

@@ -95,7 +95,7 @@ def _make_private_directory(path: Path) -> None:
 def load_code(folder: Path) -> Code | None:
     """Returns the names and digests of the code in a folder; None where it is missing or unreadable."""
     try:
-        stored = json.loads((folder / _CODE).read_text())
+        stored = json.loads((folder / _CODE).read_text(encoding="utf-8"))
         return Code(stored["python"], dict(stored["parts"]), scheme=stored.get("scheme", 1))
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -135,6 +135,8 @@ def remove_unused_code(folder: Path, but: Collection[str]) -> None:
 def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     """Returns the pickled declaration, with what the user's modules define in it by value.
 
+    Before it stand the global settings of libraries in this process, which unpickling applies.
+
     Args:
         spec: the spec file with the declaration; None where there is none.
 
@@ -142,7 +144,7 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
         StoreError: it cannot be pickled.
     """
     from ensemble.store.frozen_arrays import Declaration
-    from pipelines.memory_pickle import REMEDY, Pickler
+    from pipelines.memory_pickle import REMEDY
 
     of_spec = _find_spec_modules(spec)
     for found in (_find_user_modules(spec, of_spec), of_spec):

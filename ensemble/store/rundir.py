@@ -94,8 +94,17 @@ log = logging.getLogger(__name__)
 #: Room that must be there before anything starts: a log, a report and a checkpoint of a small model.
 PROBE_BYTES = 16 * 2**20
 
-#: Name in `versions` to the installed distribution.
-_LIBRARIES = {"torch": "torch", "ray": "ray", "optuna": "optuna", "ray_ensemble": "ray-ensemble"}
+#: Names of `versions`, beside Python's, to the distributions of which one is installed.
+_LIBRARIES = {
+    "torch": ("torch",),
+    "ray": ("ray",),
+    "optuna": ("optuna",),
+    "ray_ensemble": ("ray-ensemble",),
+    "numpy": ("numpy",),
+    "pillow": ("pillow",),
+    "opencv": ("opencv-python-headless", "opencv-python", "opencv-contrib-python"),
+    "simplejpeg": ("simplejpeg",),
+}
 
 
 class RunDir:
@@ -389,7 +398,7 @@ class RunDir:
         return declaration
 
     def load_ensemble(self, code: str | None = None) -> Ensemble:
-        """The declaration of the run, as it was pickled.
+        """The declaration of the run, as it was pickled; this process gets the library settings that it had.
 
         Args:
             code: a fingerprint: as it was when it had that code, where that is kept. The latest one where
@@ -456,14 +465,15 @@ class RunDir:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of python, torch, ray, optuna and ray_ensemble, without importing any; None where not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for name, distribution in _LIBRARIES.items():
-        try:
-            found[name] = metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+    """Versions of python and of `_LIBRARIES`, without importing any; None where not installed."""
+    return {"python": platform.python_version(), **{name: _find_version(*_LIBRARIES[name]) for name in _LIBRARIES}}
+
+
+def _find_version(*distributions: str) -> str | None:
+    for distribution in distributions:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(distribution)
+    return None
 
 
 def revision(directory: Path) -> str | None:

@@ -168,7 +168,7 @@ class FailureNote:
     def read(self) -> dict[str, Any] | None:
         """Read the note; None where there is none, or it is incomplete."""
         try:
-            note: dict[str, Any] = json.loads(self._path.read_text())
+            note: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
         return note

@@ -11,6 +11,8 @@ import. Each is a *part* with a name and a digest, so that a difference can be n
 - Installed packages and the standard library are assumed to stay the same: their functions and classes are
   included by name, their objects (except torch modules and arrays) by type. A user's function that one of their
   functions wraps, such as a decorator's result, is visited.
+- Global settings of libraries that differ from their defaults, such as torch's default dtype, are parts of it
+  (`pipelines.library_settings`).
 - ray-ensemble's own code is included by public name, version and bound values (`pipelines.fingerprint`), so that
   it can be reworded and moved.
 
@@ -36,6 +38,7 @@ from pipelines.fingerprint.describer import Describer
 from pipelines.fingerprint.modules import file_of, is_foreign_class, module_name, name_of
 from pipelines.fingerprint.ours import is_ours
 from pipelines.fingerprint.values import Place
+from pipelines.library_settings import find_settings
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -85,7 +88,8 @@ def code_of(ensemble: Ensemble) -> Code:
     visitor = _visit_ensemble(ensemble, frozenset())
     if visitor.written:
         visitor = _visit_ensemble(ensemble, frozenset(visitor.written))
-    return Code(PYTHON, visitor.parts, dict(sorted(visitor.imports.files.items())))
+    settings = {f"{name}: {value}": _digest(value) for name, value in find_settings().items()}
+    return Code(PYTHON, {**visitor.parts, **settings}, dict(sorted(visitor.imports.files.items())))
 
 
 def _visit_ensemble(ensemble: Ensemble, written: frozenset[str]) -> _MembersCode:

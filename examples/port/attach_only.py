@@ -102,7 +102,7 @@ def main():
     result = {"best": study.best_value, "params": study.best_params, "trials": trials}
     print(json.dumps(result))
     if options.out:
-        with open(options.out, "w") as file:
+        with open(options.out, "w", encoding="utf-8") as file:
             json.dump(result, file)
 
 

@@ -34,7 +34,10 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 def count_changes(name):
     """Lines of a port that are not in plain.py, and lines of that which are gone; without empty ones."""
-    sides = [[x for x in (HERE / f"{s}.py").read_text().splitlines() if x.strip()] for s in ("plain", name)]
+    sides = [
+        [x for x in (HERE / f"{s}.py").read_text(encoding="utf-8").splitlines() if x.strip()]
+        for s in ("plain", name)
+    ]
     changes = [line[0] for line in difflib.ndiff(*sides)]
     return changes.count("+"), changes.count("-")
 
@@ -55,7 +58,7 @@ def run(name, data, options):
         for option, value in options.items():
             command += [f"--{option}", str(value)]
         before, began, peak = os.times(), time.monotonic(), 0.0
-        with open(f"{folder}/log", "w+") as log:
+        with open(f"{folder}/log", "w+", encoding="utf-8") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
             try:
                 while True:
@@ -79,7 +82,7 @@ def run(name, data, options):
             "seconds": seconds,
             "cpu_s": cpu_s,
             "pss_mib": peak,
-            **json.loads(Path(folder, "result.json").read_text()),
+            **json.loads(Path(folder, "result.json").read_text(encoding="utf-8")),
         }
 
 
@@ -89,7 +92,7 @@ def choose_next(counts):
 
 
 def describe_machine():
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     model = next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
     )
@@ -155,7 +158,9 @@ def main():
     given = parser.parse_args()
     about = {"options": {name: getattr(given, name) for name in OPTIONS}, "machine": describe_machine()}
     figures = (
-        json.loads(given.out.read_text()) if given.out.exists() else {**about, "runs": {s: [] for s in SCRIPTS}}
+        json.loads(given.out.read_text(encoding="utf-8"))
+        if given.out.exists()
+        else {**about, "runs": {s: [] for s in SCRIPTS}}
     )
     if given.data is not None:
         if {key: figures[key] for key in about} != about:
@@ -165,7 +170,7 @@ def main():
         for _ in range(given.repeats * len(SCRIPTS)):
             name = choose_next({name: len(runs) for name, runs in figures["runs"].items()})
             figures["runs"][name].append(run(name, given.data, about["options"]))
-            given.out.write_text(json.dumps(figures, indent=1) + "\n")
+            given.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     elif not given.out.exists():
         parser.error(f"there is no {given.out}: name the folder of the data")
     print(format_table(figures))

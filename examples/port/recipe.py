@@ -85,7 +85,7 @@ def main():
     result = {"best": found.best.accuracy, "params": found.best.params, "trials": trials}
     print(json.dumps(result))
     if options.out:
-        with open(options.out, "w") as file:
+        with open(options.out, "w", encoding="utf-8") as file:
             json.dump(result, file)
 
 

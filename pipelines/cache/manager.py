@@ -18,8 +18,8 @@ from pipelines.cache.reopened import find_difference
 from pipelines.checks import check_path
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import SCHEME
+from pipelines.machine_limits import available_bytes
 from pipelines.prepare.inference import prepare_first_sample
-from pipelines.shm.limits import available_bytes
 from pipelines.verification.machine import describe_machine
 
 if TYPE_CHECKING:

@@ -194,7 +194,10 @@ class Rendezvous:
         """The nodes that wait, by number."""
         found = {}
         for node in range(self.peers.nodes):
-            with contextlib.suppress(FileNotFoundError, ValueError, KeyError), open(self._note_path(node)) as file:
+            with (
+                contextlib.suppress(FileNotFoundError, ValueError, KeyError),
+                open(self._note_path(node), encoding="utf-8") as file,
+            ):
                 record = json.load(file)
                 if record["v"] == VERSION:
                     stamped = os.fstat(file.fileno()).st_mtime
@@ -221,7 +224,7 @@ class Rendezvous:
             if generation <= self._last:
                 return None
             try:
-                with open(self._group_path(generation)) as file:
+                with open(self._group_path(generation), encoding="utf-8") as file:
                     record = json.load(file)
                     members = record["members"] if record["v"] == VERSION else []
             except (FileNotFoundError, ValueError):
@@ -254,7 +257,7 @@ class Rendezvous:
         for generation in self._list_generations():
             with (
                 contextlib.suppress(FileNotFoundError, ValueError, KeyError),
-                open(self._group_path(generation)) as file,
+                open(self._group_path(generation), encoding="utf-8") as file,
             ):
                 record = json.load(file)
                 if record["v"] == VERSION:
@@ -279,7 +282,10 @@ class Rendezvous:
             return
         members = [{"node": waiter.node, "boot": waiter.boot} for waiter in chosen]
         # A node that reads an incomplete file will read it again.
-        with contextlib.suppress(FileExistsError), open(self._group_path(generation), "x") as file:
+        with (
+            contextlib.suppress(FileExistsError),
+            open(self._group_path(generation), "x", encoding="utf-8") as file,
+        ):
             json.dump({"v": VERSION, "members": members}, file)
             self._remove_older_groups(generation)
 
@@ -331,7 +337,7 @@ def _write_json(path: str, value: Any) -> None:
     """Write a JSON file, whole or not at all."""
     temporary = f"{path}.{uuid.uuid4().hex}"
     try:
-        with open(temporary, "w") as file:
+        with open(temporary, "w", encoding="utf-8") as file:
             json.dump(value, file)
         os.replace(temporary, path)
     except BaseException:

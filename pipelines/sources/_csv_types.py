@@ -99,7 +99,6 @@ class TypeFinder:
             ArrowInvalid: they are no CSV.
         """
         import pyarrow
-        import pyarrow.compute
         import pyarrow.csv
 
         undecided = [name for name, left in self._left.items() if left]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.child_processes import SINGLE_THREADED
 from pipelines.fingerprint import is_ours
+from pipelines.machine_limits import free_pinned_thread
 from pipelines.prepare.global_generators import preserve_states
 from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.prepare.torch_threads import limit_torch_threads
@@ -153,6 +154,7 @@ def _detach_from_parent() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    free_pinned_thread()
     os.environ.update(SINGLE_THREADED)
     torch = sys.modules.get("torch")
     if torch is not None:

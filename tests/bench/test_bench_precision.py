@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from ensemble.bench import members as bench_members
 from ensemble.bench import models
 from ensemble.bench.members import MemberResult, compare, declare
 from ensemble.bench.precision import rows
@@ -23,8 +24,8 @@ from ensemble.bench.results import Interval, flatten, interval, paired_interval
 from ensemble.bench.training import Trainer, TrainingSetup
 from ensemble.cli.parser import main
 from ensemble.comm import SingleRank
-from ensemble.executors import host
 from ensemble.spec import Member, SpecError
+from pipelines.machine_limits import usable_cpus
 
 SMALL = ("--models", "lstm-small", "--train", "lstm-small", "--precisions", "fp32,bf16")
 QUICK = ("--steps", "3", "--seeds", "2", "--epochs", "1", "--samples", "128", "--held-out", "64")
@@ -142,8 +143,10 @@ def test_every_network_learns_the_digits_in_half_precision(name: str) -> None:
 
 
 def test_members_share_the_cores_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    monkeypatch.setattr(host, "_CPU_MAX", tmp_path / "cpu.max")  # half a core, whatever the machine has
+    (tmp_path / "cgroup").write_text("0::/\n")
+    (tmp_path / "self").symlink_to(tmp_path)
+    (tmp_path / "cpu.max").write_text("50000 100000\n")  # half a core, whatever the machine has
+    monkeypatch.setattr(bench_members, "usable_cpus", lambda: usable_cpus(tmp_path, tmp_path))
     net = models.NETS["cnn"]
     data, members = models.splits(net, None, 100, 10), [Member(net.params(None)) for _ in range(2)]
     declared = declare("study", net, data.train, data.valid, members, 1)

@@ -478,3 +478,44 @@ def test_an_attempt_that_was_given_up_changes_nothing_of_the_one_that_followed(p
     (run.member("member-0") / "predictions-valid-0.safetensors").write_bytes(b"of the past")
     assert torch.equal(ensemble.load(run.path)(batch), before)
     assert torch.equal(ensemble.load(run.path, combine="greedy")(batch).sum(dim=1).round(), torch.ones(1))
+
+
+def test_a_global_setting_of_a_library_is_code_and_a_default_device_is_refused(project: Project) -> None:
+    project.run_and_stop()
+    usual = torch.backends.cudnn.benchmark
+    try:
+        project.edit(project.spec, "STOP =", "torch.backends.cudnn.benchmark = True\nSTOP =")
+        status, said = project.run()
+        assert status == 2 and "(torch.backends.cudnn.benchmark: True)" in said and "--accept-code" in said
+        assert project.run("--accept-code")[0] == 0
+        assert project.state().header["settings"] == {"torch.backends.cudnn.benchmark": True}
+        project.edit(project.spec, "torch.backends.cudnn.benchmark = True", 'torch.set_default_device("meta")')
+        status, said = project.run("--fresh")
+        assert status == 2 and "torch's default device is meta" in said
+    finally:
+        torch.backends.cudnn.benchmark = usual
+        torch.set_default_device(None)
+
+
+def test_other_versions_of_libraries_are_said_and_other_major_ones_are_to_be_accepted(project: Project) -> None:
+    project.run_and_stop()
+    log = RunDir(project.run_dir).events
+    now = json.dumps(project.state().header["versions"]["torch"])
+    before = {"minor": now[:-1] + '.1"', "major": '"1.13.1"'}
+
+    def pretend(torch_version: str) -> None:
+        lines = log.read_text().splitlines(keepends=True)
+        events = [line.replace(f'"torch":{now}', f'"torch":{torch_version}') for line in lines]
+        assert events != lines
+        log.write_text("".join(events))
+
+    pretend(before["major"])
+    status, said = project.run()
+    assert status == 2 and f"torch was 1.13.1, is {json.loads(now)}" in said and "--accept-code" in said
+    status, said = project.command("resume", str(project.run_dir))
+    assert status == 2 and "kernels, initial weights and random numbers may differ" in said
+    log.write_text(log.read_text().replace(before["major"], now))
+    pretend(before["minor"])
+    status, said = project.run()
+    assert status == 0 and f"torch was {json.loads(before['minor'])}, is {json.loads(now)}" in said
+    assert project.states() == {"finished"}

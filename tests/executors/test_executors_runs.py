@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import re
 import signal
@@ -15,12 +17,12 @@ from typing import Any
 
 import psutil
 import pytest
-from execute_members import an_ensemble
-from finished_runs import hashes
+from execute_members import an_ensemble, loss, model, samples
+from finished_runs import finished_hashes, hashes
 from leftovers import wait_until
 
 import ensemble
-from ensemble import Member, Resources, Search, SpecError, uniform
+from ensemble import Member, Recipe, Resources, Search, SpecError, uniform
 from ensemble.store import StoreError, fold, read_events
 
 HERE = Path(__file__).parent
@@ -247,7 +249,7 @@ def test_what_no_node_can_give_is_refused_at_once(run_dir: Path) -> None:
 DRIVER = """
 import sys
 sys.path.insert(0, {here!r})
-from execute_members import an_ensemble
+from execute_members import an_ensemble, loss, model, samples
 import ensemble
 members = [{{"lr": lr}} for lr in (0.1, 0.2, 0.3, 0.4)]
 def say(event):
@@ -308,3 +310,52 @@ def test_ctrl_c_lets_members_write_a_checkpoint_and_leaves_nothing(
     assert {member.state for member in state.members.values()} <= {"stopped", "finished", "waiting"}
     ensemble.resume(run_dir).wait()
     assert hashes(run_dir) == reference
+
+
+#: What launchers of jobs set, which a member is not part of.
+LAUNCHED = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"} | {
+    "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "OMPI_COMM_WORLD_RANK": "3", "PMI_RANK": "3"
+}  # fmt: skip
+
+
+def model_that_notes_its_environment(params: dict[str, Any]) -> Any:
+    Path(params["note"]).write_text(
+        json.dumps({name: os.environ.get(name) for name in (*LAUNCHED, "SLURM_JOB_ID")})
+    )
+    return model(params)
+
+
+@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
+def test_a_member_is_no_rank_of_the_job_in_which_the_run_was_started(
+    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**LAUNCHED, "SLURM_JOB_ID": "77"}.items():
+        monkeypatch.setenv(name, value)
+    note = tmp_path / "note"
+    recipe = Recipe(model=model_that_notes_its_environment, loss=loss)
+    declared = an_ensemble([{"lr": 0.1, "note": str(note)}], epochs=1, recipe=recipe)
+    assert by_state(ensemble.submit(declared, tmp_path / "run", executor).wait()) == {"member-0": "finished"}
+    own = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "77"}
+    assert json.loads(note.read_text()) == {**dict.fromkeys(LAUNCHED), **own}
+    assert {name: os.environ.get(name) for name in LAUNCHED} == LAUNCHED
+
+
+def as_default_dtype(values: Any) -> Any:
+    import torch
+
+    return torch.tensor(values.tolist()).numpy()
+
+
+@pytest.mark.more
+def test_members_in_processes_have_the_global_settings_with_which_they_were_declared(tmp_path: Path) -> None:
+    import torch
+
+    torch.set_default_dtype(torch.float64)  # as a spec does when it is imported, which no member does
+    try:
+        declared = an_ensemble(train=samples(96, 0).map(as_default_dtype, field="x", version=1), epochs=1)
+        declared = dataclasses.replace(declared, valid=samples(48, 1).map(as_default_dtype, field="x", version=1))
+        for executor in ("inline", "local"):
+            ensemble.submit(declared, tmp_path / executor, executor).wait()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert finished_hashes(tmp_path / "local") == finished_hashes(tmp_path / "inline")

@@ -1,13 +1,16 @@
-"""Memory that can be had: the least of what the machine and each control group leave."""
+"""Memory and cores that can be had: the least of what the machine and each control group leave."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from pipelines.shm.limits import available_bytes, limit_bytes
+from pipelines.child_processes import child_environment
+from pipelines.machine_limits import available_bytes, limit_bytes, usable_cpus
 
 MIB = 2**20
 
@@ -82,3 +85,59 @@ def test_version_1_has_other_names(host: Path) -> None:
 
 def test_here_it_is_more_than_nothing_and_no_more_than_there_is() -> None:
     assert 0 < available_bytes() <= limit_bytes()
+
+
+def test_the_least_cpu_quota_of_all_groups_counts_as_that_of_memory_does(host: Path) -> None:
+    def count() -> float:
+        return usable_cpus(host / "proc", host / "groups")
+
+    allowed = len(os.sched_getaffinity(0))
+    assert count() == allowed
+    written(host / "proc/self/cgroup", "0::/user.slice/job.scope\n4:cpu,cpuacct:/batch/job")
+    written(host / "groups/user.slice/job.scope/cpu.max", "max 100000")
+    written(host / "groups/user.slice/cpu.max", "75000 100000")
+    assert count() == 0.75, "version 2, of the slice that the group lies in"
+    written(host / "groups/cpu,cpuacct/batch/cpu.cfs_quota_us", "25000")
+    written(host / "groups/cpu,cpuacct/batch/cpu.cfs_period_us", "50000")
+    written(host / "groups/cpu,cpuacct/batch/job/cpu.cfs_quota_us", "-1")
+    written(host / "groups/cpu,cpuacct/batch/job/cpu.cfs_period_us", "100000")
+    assert count() == 0.5, "version 1, of the group above"
+
+
+def test_a_quota_of_a_nested_group_of_this_machine_is_found() -> None:
+    group = Path("/sys/fs/cgroup/cpu") / f"quota-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group of version 1 can be made here: {error}")
+    try:
+        written(group / "cpu.cfs_period_us", 100_000)
+        written(group / "cpu.cfs_quota_us", 50_000)
+        count = "from pipelines.machine_limits import usable_cpus; print(usable_cpus())"
+        inside = f'echo $$ > {group}/cgroup.procs && exec "$0" -c "$1"'
+        command = ["sh", "-c", inside, sys.executable, count]
+        assert subprocess.check_output(command, text=True, env=child_environment()) == "0.5\n"
+    finally:
+        group.rmdir()
+
+
+PINNED = """
+import os, subprocess, sys
+import torch  # loads OpenMP, which pins this thread
+from pipelines.child_processes import child_environment
+from pipelines.machine_limits import usable_cpus
+print(len(os.sched_getaffinity(0)), usable_cpus())
+shows = "import os; print(len(os.sched_getaffinity(0)), 'OMP_PROC_BIND' in os.environ)"
+print(subprocess.check_output([sys.executable, "-c", shows], env=child_environment(), text=True), end="")
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core, to which all is pinned")
+def test_children_of_a_process_that_openmp_has_pinned_use_all_its_cores() -> None:
+    cores = set(sorted(os.sched_getaffinity(0))[:2])
+    environment = {**child_environment(), "OMP_PROC_BIND": "true"}
+    given = {"text": True, "env": environment, "preexec_fn": lambda: os.sched_setaffinity(0, cores)}
+    pinned, children = subprocess.check_output([sys.executable, "-c", PINNED], **given).splitlines()
+    if not pinned.startswith("1 "):
+        pytest.skip("the OpenMP of this torch does not pin the main thread")
+    assert (pinned, children) == ("1 2.0", "2 False")

@@ -197,7 +197,7 @@ def open_run_dir(run_dir: Path) -> list[Window]:
     file = run_dir / _FILE
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        with file.open("a+") as lines:
+        with file.open("a+", encoding="utf-8") as lines:
             lines.seek(0)
             found = [json.loads(line) for line in lines]
             return [Window(**{**each, "members": tuple(each["members"])}) for each in found]
@@ -209,5 +209,5 @@ def open_run_dir(run_dir: Path) -> list[Window]:
 
 def _append(run_dir: Path | None, window: Window) -> None:
     if run_dir is not None:
-        with (run_dir / _FILE).open("a") as file:
+        with (run_dir / _FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(window)) + "\n")

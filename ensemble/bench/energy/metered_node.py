@@ -209,7 +209,7 @@ class MeteredNode:
                     dispatch(self._selector, max(0.0, until - time.monotonic()))
             self._wait("feeder", 1)
             if self._config.state is not None:
-                Path(self._config.state).write_text(list_on_gpus(self._workers))
+                Path(self._config.state).write_text(list_on_gpus(self._workers), encoding="utf-8")
             return {
                 "ages": [self._measure(age_s) for age_s in self._config.ages_s],
                 "gpus": len(self.node.gpu_ids),

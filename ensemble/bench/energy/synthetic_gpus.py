@@ -146,5 +146,5 @@ class SyntheticGpus:
         lines = [f"GPU-{gpu} energy {round(1e3 * joules)}" for gpu, joules in enumerate(self._energy_j)]
         lines += [f"GPU-{load.gpu} process {pid} 1" for pid, load in self._loads.values()]
         lines += [line for _, sample in self._samples for line in sample]
-        self._new_state.write_text("\n".join(lines) + "\n")
+        self._new_state.write_text("\n".join(lines) + "\n", encoding="utf-8")
         os.replace(self._new_state, self._state)

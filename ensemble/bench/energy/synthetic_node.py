@@ -214,6 +214,6 @@ class SyntheticNode:
 def _make_zone(folder: Path, name: str, range_uj: int) -> int:
     """Makes a powercap zone; returns the descriptor of its counter."""
     folder.mkdir(parents=True)
-    (folder / "name").write_text(f"{name}\n")
-    (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    (folder / "name").write_text(f"{name}\n", encoding="utf-8")
+    (folder / "max_energy_range_uj").write_text(f"{range_uj}\n", encoding="utf-8")
     return os.open(folder / "energy_uj", os.O_CREAT | os.O_RDWR, 0o644)

@@ -268,6 +268,6 @@ def _environment() -> dict[str, str]:
 def _start_ticks(pid: int) -> str | None:
     """A process's start, in clock ticks since boot (proc_pid_stat(5)); None where it has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     except (FileNotFoundError, ProcessLookupError):
         return None

@@ -38,7 +38,7 @@ exec {ip} netns exec "$host" unshare --uts sh -c 'hostname "$0"; eval "$*"' "$ho
 
 def main() -> int:
     """Run all ranks, or this one where MPI has started it; returns 0 where each has finished."""
-    job = RankJob(**json.loads(Path(sys.argv[1], "job.json").read_text()))
+    job = RankJob(**json.loads(Path(sys.argv[1], "job.json").read_text(encoding="utf-8")))
     if sys.argv[2:] == ["mpi"]:
         return _run_rank(
             dataclasses.replace(job, namespaces=[None] * len(job.namespaces)),
@@ -84,7 +84,9 @@ def _run_under_mpi(job: RankJob) -> str | None:
     if process.returncode == 0:
         return None
     failed = {rank: 1 for rank in range(job.world) if _failure_file(job, rank).exists()}
-    return _describe_failure(job, failed) if failed else last_line(log.read_text(errors="replace"))
+    return (
+        _describe_failure(job, failed) if failed else last_line(log.read_text(errors="replace", encoding="utf-8"))
+    )
 
 
 def _mpi_command(job: RankJob) -> list[str]:
@@ -119,7 +121,7 @@ def _mpi_environment(job: RankJob) -> dict[str, str]:
         variables["OMPI_MCA_mpi_yield_when_idle"] = "1"  # else a waiting rank occupies a core
     if job.namespaces[0] is not None:
         agent = Path(job.directory, "agent")
-        agent.write_text(_AGENT.format(ip=shlex.quote(tool("ip"))))
+        agent.write_text(_AGENT.format(ip=shlex.quote(tool("ip"))), encoding="utf-8")
         agent.chmod(0o700)
         variables |= {"OMPI_MCA_plm": "rsh", "OMPI_MCA_plm_rsh_agent": str(agent)}
         variables |= {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_pml": "ob1"}
@@ -159,10 +161,14 @@ def _describe_failure(job: RankJob, failed: dict[int, int]) -> str:
     """A line about the first rank that failed; the others may have failed because of it."""
 
     def failed_at(rank: int) -> float:
-        return float(_failure_file(job, rank).read_text()) if _failure_file(job, rank).exists() else 0.0
+        return (
+            float(_failure_file(job, rank).read_text(encoding="utf-8"))
+            if _failure_file(job, rank).exists()
+            else 0.0
+        )
 
     rank = min(failed, key=failed_at)
-    reason = last_line(job.log(rank).read_text(errors="replace"))
+    reason = last_line(job.log(rank).read_text(errors="replace", encoding="utf-8"))
     if failed[rank] < 0:
         reason = f"ended by {signal.Signals(-failed[rank]).name}, last words: {reason}"
     return f"rank {rank} of {job.world} failed: {reason}"
@@ -187,10 +193,10 @@ def _run_rank(job: RankJob, rank: int) -> int:
             _enter_namespace(libc, namespace)
         result = _call_function(job, rank)
         part = job.result_file(rank).with_suffix(".part")
-        part.write_text(json.dumps(result))
+        part.write_text(json.dumps(result), encoding="utf-8")
         part.rename(job.result_file(rank))  # atomically
     except BaseException:
-        _failure_file(job, rank).write_text(repr(time.monotonic()))
+        _failure_file(job, rank).write_text(repr(time.monotonic()), encoding="utf-8")
         traceback.print_exc()
         return 1
     finally:

@@ -126,9 +126,9 @@ def run_ranks(
             timeout_s=timeout_s,
             directory=directory,
         )
-        Path(directory, "job.json").write_text(json.dumps(dataclasses.asdict(job)))
+        Path(directory, "job.json").write_text(json.dumps(dataclasses.asdict(job)), encoding="utf-8")
         _run_job(job)
-        return [json.loads(job.result_file(rank).read_text()) for rank in range(job.world)]
+        return [json.loads(job.result_file(rank).read_text(encoding="utf-8")) for rank in range(job.world)]
 
 
 def _run_job(job: RankJob) -> None:

@@ -203,7 +203,7 @@ def _read_all(roots: Sequence[int]) -> dict[int, dict[str, int]]:
 def _find_part(pid: int, side: str) -> str:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        parent = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
         parents = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
     except OSError:
         return "ended"
@@ -231,7 +231,9 @@ def _run_members(settings: dict[str, object], count: int) -> Iterator[tuple[list
         def count_epochs() -> list[int]:
             nonlocal offset
             if process.poll() is not None:
-                raise PipelineError(f"the run has ended: {output.read_text(errors='replace')[-2000:]}")
+                raise PipelineError(
+                    f"the run has ended: {output.read_text(errors='replace', encoding='utf-8')[-2000:]}"
+                )
             events_file = run_dir / "events.jsonl"
             events, offset = read_events_from(events_file, offset) if events_file.exists() else ([], 0)
             trained.update(event["member"] for event in events if event["type"] == "epoch")

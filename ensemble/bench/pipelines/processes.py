@@ -169,7 +169,7 @@ def process_tree(pid: int) -> list[int]:
     for each in found:
         for children in Path(f"/proc/{each}/task").glob("*/children"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-                found += map(int, children.read_text().split())
+                found += map(int, children.read_text(encoding="utf-8").split())
     return found
 
 
@@ -193,7 +193,7 @@ def process_clock_s(pid: int) -> float:
 
 def read_memory(pid: int) -> dict[str, int]:
     """What smaps_rollup says of a process's memory (proc_pid_smaps(5)): name -> bytes."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     words = [line.split() for line in lines]
     return {each[0].removesuffix(":"): int(each[1]) * 1024 for each in words if each[-1] == "kB"}
 

@@ -82,7 +82,7 @@ def peak_memory(comm: Communicator, options: dict[str, Any]) -> float:
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     else:
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak (proc_pid_clear_refs(5))
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak (proc_pid_clear_refs(5))
     trainer = Trainer(setup, options["precisions"][comm.rank], alone)
     for number in range(_MEMORY_STEPS):
         trainer.step(batches[number % len(batches)])
@@ -98,7 +98,7 @@ def _load_libraries(setup: TrainingSetup) -> None:
 
 
 def _status_bytes(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
     raise OSError(f"/proc/self/status has no {name}")

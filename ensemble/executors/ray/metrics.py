@@ -68,7 +68,7 @@ class RayMetrics:
     def _provision(self) -> None:
         """Put the dashboard beside Ray's, once those are there: before, Ray may empty the folder."""
         if self.dashboard is not None and self._folder is not None and (self._folder / _OF_RAY).exists():
-            (self._folder / DASHBOARD).write_text(self.dashboard)
+            (self._folder / DASHBOARD).write_text(self.dashboard, encoding="utf-8")
             self._folder = None
 
     def _has_room(self, labels: dict[str, str]) -> bool:

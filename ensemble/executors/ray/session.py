@@ -21,11 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ensemble.executors.host import count_usable_cpus
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.executors.ray import _compat
 from ensemble.interrupts import Interrupted, defer_signals, raise_if_deferred
 from ensemble.spec import SpecError
+from pipelines.machine_limits import free_pinned_thread, usable_cpus
 
 log = logging.getLogger(__name__)
 
@@ -242,7 +242,7 @@ class Session:
         if self._dashboard:
             self.token_file = self._private.path / "token"
             self.token_file.touch(0o600)
-            self.token_file.write_text(token + "\n")
+            self.token_file.write_text(token + "\n", encoding="utf-8")
         self._connector = _connect("on this machine", self._start_head)
         try:
             self._connector.wait(self._limit_s)
@@ -257,6 +257,7 @@ class Session:
         import ray
 
         assert self._private is not None
+        free_pinned_thread()  # Ray's processes inherit the cores
         with (
             _compat.keep_signal_handlers(),
             _compat.separate_process_groups(),
@@ -264,7 +265,7 @@ class Session:
             _compat.release_lock_while_waiting(),
         ):
             context = ray.init(
-                num_cpus=max(1, round(count_usable_cpus())),
+                num_cpus=max(1, round(usable_cpus())),
                 include_dashboard=self._dashboard,
                 dashboard_host=LOOPBACK,
                 log_to_driver=False,

@@ -68,7 +68,7 @@ def find_busy_time(proc: Path = PROC, cgroup: Path = CGROUP) -> BusyTime | Absen
 def _is_lxcfs(proc: Path) -> bool:
     """Whether lxcfs is mounted over the file stat of proc."""
     try:
-        mounts = (proc / "self" / "mountinfo").read_text()
+        mounts = (proc / "self" / "mountinfo").read_text(encoding="utf-8")
     except OSError:
         return False
     return any(_is_mount_of_lxcfs(line) for line in mounts.splitlines())
@@ -93,7 +93,7 @@ def _read_stat(stat: Path, columns: range | tuple[int, ...]) -> float:
 
 
 def _read_usage_usec(file: Path) -> float:
-    for line in file.read_text().splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(" ")
         if name == "usage_usec":
             return int(value) / 1e6
@@ -101,7 +101,7 @@ def _read_usage_usec(file: Path) -> float:
 
 
 def _read_usage_ns(file: Path) -> float:
-    return int(file.read_text()) / 1e9
+    return int(file.read_text(encoding="utf-8")) / 1e9
 
 
 _USAGE: dict[str, Callable[[Path], float]] = {

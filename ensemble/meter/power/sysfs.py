@@ -63,7 +63,7 @@ def read_text(file: Path) -> str:
         PowerError: it cannot be read.
     """
     try:
-        return file.read_text().strip()
+        return file.read_text(encoding="utf-8").strip()
     except PermissionError:
         alike = file.parent.parent / "*" / re.sub(r"\d+", "*", file.name)
         text = f"{file} is readable by root only: run as root, or `sudo chmod a+r {alike}`"

@@ -48,14 +48,14 @@ def compose_report(documents: Mapping[str, Any]) -> str:
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     icon = base64.b64encode((STATIC / "icon.svg").read_bytes()).decode()
-    page = (STATIC / "index.html").read_text()
+    page = (STATIC / "index.html").read_text(encoding="utf-8")
     for old, new in (
         ('<meta charset="utf-8">', '<meta charset="utf-8">\n' + _meta(policy)),
         ("<title>ensemble</title>", f"<title>{escape(str(run['name']))} · report</title>"),
         ('href="static/icon.svg"', f'href="data:image/svg+xml;base64,{icon}"'),
         (
             '<link rel="stylesheet" href="static/style.css">',
-            f"<style>\n{(STATIC / 'style.css').read_text()}</style>",
+            f"<style>\n{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>",
         ),
         (
             '<script type="module" src="static/app.js"></script>',

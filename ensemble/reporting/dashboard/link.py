@@ -26,7 +26,10 @@ class LinkError(Exception):
 
 def read_modules(folder: Path) -> dict[str, str]:
     """Returns the text of each module below a folder, by its path in it."""
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*.js"))}
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(folder.rglob("*.js"))
+    }
 
 
 def link_modules(modules: Mapping[str, str], entry: str) -> str:

@@ -86,7 +86,7 @@ class Kept:
         self._options = dict(options)
         self.events, self.ids = 0, dict[str, Any]()
         try:
-            kept = json.loads(self._path.read_text())
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
             if (kept["v"], kept["log"], kept["options"]) == (VERSION, identify_log(self._log), self._options):
                 self.events, self.ids = int(kept["events"]), dict(kept["ids"])
         except (OSError, ValueError, KeyError, TypeError):

@@ -139,7 +139,7 @@ def _receive(requests: queue.Queue[Any], temporary: str) -> None:
 def main() -> None:
     """Run the process."""
     given = json.loads(sys.argv[1])
-    output = os.fdopen(os.dup(1), "w", buffering=1)
+    output = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no message
     requests = queue.Queue[Any]()
     threading.Thread(target=_receive, args=[requests, given["temporary"]], name="controller", daemon=True).start()

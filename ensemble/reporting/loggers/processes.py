@@ -205,7 +205,7 @@ class LoggerProcesses:
         """Whether the run was asked to end at once, as by a second Ctrl-C."""
         for path in self._run_dir.requests.glob("stop-*.json"):
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                if json.loads(path.read_text()).get("at_once"):
+                if json.loads(path.read_text(encoding="utf-8")).get("at_once"):
                     return True
         return False
 

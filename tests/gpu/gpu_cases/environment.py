@@ -77,9 +77,9 @@ def _find_driver() -> str | None:
 
 
 def _describe_host(setting: Setting) -> Row:
-    from ensemble.executors.host import count_usable_cpus
+    from pipelines.machine_limits import usable_cpus
 
-    cores = count_usable_cpus()
+    cores = usable_cpus()
     if not setting.on_gpu:
         return row("host", cores=cores, gpu=None, reasons={"gpu": NO_GPU})
     properties = torch.cuda.get_device_properties(0)

@@ -10,11 +10,11 @@ from typing import Any
 import ensemble as api
 from ensemble.bench.members import declare
 from ensemble.bench.models import Net
-from ensemble.executors.host import count_usable_cpus
 from ensemble.spec import Ensemble, Member, Resources
 from gpu_cases.common import GpuEnergy, Setting
 from gpu_cases.networks import MADE_UP
 from pipelines import Pipeline
+from pipelines.machine_limits import usable_cpus
 
 #: Roles of CPU time that grow with the samples; the others belong to the start and the end of a run.
 WORK = ("train", "prepare", "feed")
@@ -174,6 +174,6 @@ def share_of_machine(members: int, *, alone: bool = False) -> Resources:
     Args:
         alone: a member has all of the GPU, so that members follow one another.
     """
-    cores = count_usable_cpus()
+    cores = usable_cpus()
     parts = 1 if alone else members
     return Resources(cpus_per_worker=cores / parts, gpus_per_worker=1 / parts, memory_gb=0.5)

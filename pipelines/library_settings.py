@@ -1,0 +1,142 @@
+"""Global settings of libraries that change what is computed, so that all processes compute the same.
+
+Code of the user may set them when it is imported (`torch.set_default_dtype`, TF32, Pillow's
+`LOAD_TRUNCATED_IMAGES`). Other processes do not import that code: functions travel by value. So the settings that
+differ from the library's default are read where a pipeline or a run is declared, travel with it, and are applied
+before anything else of it is unpickled. Of libraries that are not imported nothing has been set.
+
+Not among them is what a run sets by itself: numbers of threads, generators and the device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.errors import PipelineError
+
+_SINGLE = "ieee"  # what "none" comes to, which torch has until something is set
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A setting: of a module, an attribute, or a pair of functions that read and write it.
+
+    Attributes:
+        default: of the library.
+        changes_samples: whether what a pipeline prepares may depend on it.
+    """
+
+    module: str
+    read: str
+    write: str | None
+    default: Any
+    changes_samples: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the user calls or assigns to set it."""
+        return f"{self.module}.{self.write or self.read}"
+
+    def find(self, module: Any) -> Any:
+        """Its value; the default where this version of the library does not have it, or not unambiguously."""
+        try:
+            found = operator.attrgetter(self.read)(module)
+            found = found() if self.write else found
+        except (AttributeError, RuntimeError):  # torch has two sets of names for TF32, which exclude each other
+            return self.default
+        if found == "none" and self.read.endswith("fp32_precision"):
+            return _SINGLE
+        return found if isinstance(found, bool | int | str | None) else str(found)
+
+    def apply(self, module: Any, value: Any) -> None:
+        """Set it to a value that `find` has found."""
+        if isinstance(value, str) and value.startswith("torch."):
+            value = getattr(module, value.removeprefix("torch."))
+        if self.write:
+            operator.attrgetter(self.write)(module)(value)
+        else:
+            *path, last = self.read.split(".")
+            setattr(operator.attrgetter(".".join(path))(module) if path else module, last, value)
+
+
+#: In the order in which they are applied: what stands for several comes first.
+_SETTINGS = (
+    _Setting("torch", "get_default_dtype", "set_default_dtype", "torch.float32", True),
+    _Setting("torch", "get_float32_matmul_precision", "set_float32_matmul_precision", "highest", True),
+    _Setting("torch", "backends.fp32_precision", None, _SINGLE, True),
+    _Setting("torch", "backends.mkldnn.fp32_precision", None, _SINGLE, True),
+    _Setting("torch", "backends.mkldnn.matmul.fp32_precision", None, _SINGLE, True),
+    _Setting("torch", "backends.cuda.matmul.fp32_precision", None, _SINGLE),
+    _Setting("torch", "backends.cudnn.fp32_precision", None, _SINGLE),
+    _Setting("torch", "backends.cudnn.conv.fp32_precision", None, "tf32"),
+    _Setting("torch", "backends.cudnn.rnn.fp32_precision", None, "tf32"),
+    _Setting("torch", "backends.cudnn.allow_tf32", None, True),
+    _Setting("torch", "backends.cudnn.benchmark", None, False),
+    _Setting("torch", "backends.cudnn.deterministic", None, False),
+    _Setting("torch", "backends.cuda.matmul.allow_fp16_reduced_precision_reduction", None, True),
+    _Setting("torch", "backends.cuda.matmul.allow_bf16_reduced_precision_reduction", None, True),
+    _Setting("torch", "get_deterministic_debug_mode", "set_deterministic_debug_mode", 0),
+    _Setting("torch", "is_anomaly_enabled", "autograd.set_detect_anomaly", False),
+    _Setting("torchvision", "get_image_backend", "set_image_backend", "PIL", True),
+    _Setting("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES", None, False, True),
+    _Setting("PIL.Image", "MAX_IMAGE_PIXELS", None, 2**28 // 3, True),
+    _Setting("cv2", "useOptimized", "setUseOptimized", True, True),
+)
+
+
+def find_settings(*, only_of_samples: bool = False) -> dict[str, Any]:
+    """The settings of this process that differ from the libraries' defaults, by name, as JSON values.
+
+    Args:
+        only_of_samples: leave out those on which no sample depends.
+    """
+    found = {}
+    for setting in _SETTINGS:
+        module = sys.modules.get(setting.module)
+        if module is not None and (setting.changes_samples or not only_of_samples):
+            value = setting.find(module)
+            if value != setting.default:
+                found[setting.name] = value
+    return found
+
+
+def apply_settings(settings: Mapping[str, Any]) -> None:
+    """Set in this process what `find_settings` has found in another; imports the libraries that it names."""
+    modules = {
+        setting: importlib.import_module(setting.module) for setting in _SETTINGS if setting.name in settings
+    }
+    imported = {setting: sys.modules[setting.module] for setting in _SETTINGS if setting.module in sys.modules}
+    others = {setting: setting.find(module) for setting, module in imported.items() if setting not in modules}
+    for setting, module in modules.items():
+        if setting.find(module) != settings[setting.name]:
+            setting.apply(module, settings[setting.name])
+    for setting, value in others.items():  # one of torch's stands for several, which may be set otherwise
+        if setting.find(imported[setting]) != value:
+            setting.apply(imported[setting], value)
+
+
+class SettingsOfProcess:
+    """Pickled before an object, it applies the settings of the pickling process wherever that is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], None], tuple[dict[str, Any]]]:
+        return apply_settings, (find_settings(),)
+
+
+def check_default_device() -> None:
+    """Refuse a default device of torch: members have the one on which they are placed, feeders have none.
+
+    Raises:
+        PipelineError: `torch.set_default_device` was called.
+    """
+    torch = sys.modules.get("torch")
+    device = "cpu" if torch is None else str(torch.get_default_device())
+    if device != "cpu":
+        raise PipelineError(
+            f"torch's default device is {device}, which a run cannot have: its members and feeders are placed by "
+            "the scheduler; remove torch.set_default_device, and use member.device or the device of the batch"
+        )
