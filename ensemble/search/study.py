@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ensemble.meter.origin import Origin, weakest
+from ensemble.search._compat import import_optuna
 from ensemble.store.event_handlers import fold
 from ensemble.store.files import StoreError
 from ensemble.store.member import MemberState
@@ -54,6 +55,7 @@ def write_study(
     Raises:
         StoreError: the storage cannot be opened, or holds a study of this name that belongs to another run.
     """
+    import_optuna()
     import optuna
 
     state = fold(dict(event) for event in events)
