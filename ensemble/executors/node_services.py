@@ -169,9 +169,7 @@ class NodeServices:
             gpus.report_power(self._described)
 
     def attach(self, workers: ProcessPool) -> None:
-        """Have members ended whose GPUs break, know on which GPUs they are and what their checker uses; bound their
-        logs.
-        """
+        """Have members ended whose GPUs break, know their GPUs and what their checker uses; bound their logs."""
         self._report_checker, self._free_logs = workers.report_checker, workers.free_logs
         if self.gpus is not None:
             self.gpus.list_used, self.gpus.list_pids = workers.list_gpus, workers.list_pids

@@ -258,7 +258,7 @@ class Searcher:
 
         Raises:
             SpecError: a member of the log lies outside the space.
-            StoreError: the storage holds a study of the same name that belongs to another run.
+            StoreError: the storage cannot be opened.
         """
         if self._params:
             raise ValueError("restore() must be called before trials are requested")
