@@ -52,7 +52,8 @@ class DrivenRun(Run):
 
     def __init__(self, controller: Controller, *, threaded: bool) -> None:
         super().__init__(controller.run_dir)
-        self._controller, self._view = controller, LiveView()
+        self._controller: Controller | None = controller  # until the run is over: it holds the ensemble's arrays
+        self._state, self._lock, self._view = controller.state, controller.lock, LiveView()
         self._waiter: threading.Thread | None = None
         self._error: BaseException | None = None
         self._threaded = threaded
@@ -66,7 +67,7 @@ class DrivenRun(Run):
     @property
     def state(self) -> RunState:
         """The run's state, which changes while the run is in progress."""
-        return self._controller.state
+        return self._state
 
     def wait(self) -> Result:
         """Wait for the end of the run, in a notebook with its progress; with the inline executor, train now.
@@ -109,19 +110,23 @@ class DrivenRun(Run):
     def show_progress(self) -> None:
         """Draw the state in a notebook, from the thread that waits: there the output belongs to its cell."""
         if self._view.is_due and threading.current_thread() is self._waiter:
-            with self._controller.lock:
+            with self._lock:
                 self._view.update(self.state)
 
     def _run(self) -> None:
+        assert self._controller is not None
         try:
             self._controller.run()
         except BaseException as error:
             self._error = error
         finally:
+            self._controller.release()
+            self._controller = None
+            atexit.unregister(self._stop_at_exit)
             self._over.set()
 
     def _members(self) -> list[str]:
-        with self._controller.lock:
+        with self._lock:
             return list(self.state.members)
 
     def _stop_at_exit(self) -> None:

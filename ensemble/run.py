@@ -37,6 +37,7 @@ from ensemble.store import (
     withdraw_request,
     write_request,
 )
+from ensemble.store.member_log import read_text
 
 Event = dict[str, Any]
 
@@ -170,14 +171,17 @@ class Run:
         """
         return Rows(list_epochs(fold(read_events(self._dir.events))))
 
-    def logs(self, member: str) -> str:
-        """The output of a member so far.
+    def logs(self, member: str, lines: int | None = None) -> str:
+        """The output of a member so far; of more than 64 MiB the first MiB and the last 16.
+
+        Args:
+            member: its name.
+            lines: only so many of the last lines.
 
         Raises:
             SpecError: there is no such member.
         """
-        path = self._dir.log(self._check_member(member))
-        return path.read_text(errors="replace", encoding="utf-8") if path.exists() else ""
+        return read_text(self._dir.log(self._check_member(member)), lines)
 
     def cancel(self, member: str | None = None) -> Request:
         """End a member, or all members, permanently: a resume does not continue it."""

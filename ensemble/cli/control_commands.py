@@ -129,18 +129,26 @@ def logs(options: argparse.Namespace) -> int:
     if options.member is not None and options.member not in members:
         raise SpecError(unknown_name(f"{options.run_dir} has no member", options.member, members))
     rows = []
-    for row in _read_lines(run_dir, options.member, follow=options.follow):
-        rows.append(row)
+    for row in _read_lines(run_dir, options.member, follow=options.follow, last=options.lines):
+        if options.json:
+            rows.append(row)
         print_lines(options, row["line"] if options.member else f"{row['member']}  {row['line']}")
     write_json(options, rows)
     return 0
 
 
-def _read_lines(run_dir: Any, member: str | None, *, follow: bool) -> Iterator[dict[str, str]]:
-    """The lines of the members' logs, member by member; with `follow` also new lines until the run ends."""
-    from ensemble.run import LogFollower
+def _read_lines(
+    run_dir: Any, member: str | None, *, follow: bool, last: int | None = None
+) -> Iterator[dict[str, str]]:
+    """The lines of the members' logs, member by member; with `follow` also new lines until the run ends.
 
-    follower, offsets = LogFollower(run_dir), dict[str, int]()
+    Args:
+        last: of each member only so many of the lines that are there already.
+    """
+    from ensemble.run import LogFollower
+    from ensemble.store.member_log import CHUNK_BYTES, find_last_lines, read_pieces
+
+    follower, offsets, begun = LogFollower(run_dir), dict[str, int](), dict[str, bytes]()
     over = False
     while not over:
         gone = follower.find_loss()  # before the logs are read, so that the last lines are included
@@ -149,12 +157,18 @@ def _read_lines(run_dir: Any, member: str | None, *, follow: bool) -> Iterator[d
         for each in [member] if member is not None else list(follower.state.members):
             try:
                 with open(run_dir.log(each), "rb") as file:
-                    file.seek(offsets.get(each, 0))
-                    new = file.read()
+                    if last is not None and each not in offsets:
+                        offsets[each] = find_last_lines(file, last)
+                    for read, offset in read_pieces(file, offsets.get(each, 0)):
+                        piece, offsets[each] = begun.pop(each, b"") + read, offset
+                        whole = piece.rfind(b"\n") + 1 or (len(piece) if len(piece) > CHUNK_BYTES else 0)
+                        if whole < len(piece):
+                            begun[each] = piece[whole:]
+                        lines = piece[:whole].decode(errors="replace").splitlines()
+                        yield from ({"member": each, "line": line} for line in lines)
             except FileNotFoundError:
                 continue
-            whole = new if over else new[: new.rfind(b"\n") + 1]
-            offsets[each] = offsets.get(each, 0) + len(whole)
-            yield from ({"member": each, "line": line} for line in whole.decode(errors="replace").splitlines())
+            if over and each in begun:
+                yield {"member": each, "line": begun[each].decode(errors="replace")}
         if not over:
             time.sleep(POLL_S)

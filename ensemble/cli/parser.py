@@ -253,6 +253,8 @@ def _make_parser() -> argparse.ArgumentParser:
             added.add_argument("--watch", action="store_true", help="show its progress until it ends, or Ctrl-C")
         if name == "logs":
             added.add_argument("--follow", "-f", action="store_true", help="continue until the run ends")
+            text = "begin with the last N lines of each member"
+            added.add_argument("--lines", "-n", type=count, metavar="N", help=text)
         if name == "resume":
             text = "train the members, those that have finished, too, for N epochs each: more than were declared"
             added.add_argument("--epochs", type=count, metavar="N", help=text)

@@ -37,6 +37,7 @@ from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, re
 from ensemble.store.event_handlers import extend_members
 from ensemble.store.files import format_command
 from ensemble.store.frozen_arrays import release_arrays
+from ensemble.store.member_log import shorten
 from ensemble.store.verification import FileCheck, list_digests
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
@@ -251,11 +252,27 @@ class Controller:
 
     def _close(self) -> None:
         self.executor.close()
+        for member in self.state.members:
+            try:
+                shorten(self.run_dir.log(member))
+            except FileNotFoundError:  # it has printed nothing
+                continue
+            except OSError as error:
+                log.warning("the log of %s stays as large as it is: %s", member, error)
         self._loggers.close()
         if self._tally is not None:
             self._tally.close()
         self._events.close()
         release_arrays(self.run_dir.data)
+
+    def release(self) -> None:
+        """Drop everything, once `run` has returned or raised.
+
+        Its parts refer to each other. Without this, the arrays of the ensemble would stay in memory until Python's
+        next full collection, which may be many runs later.
+        """
+        for part in (self.session, self):
+            vars(part).clear()
 
     def handle(self, events: Sequence[Event]) -> None:
         """Handle events of the executor; an executor with `in_process` calls this while a member trains."""

@@ -172,3 +172,4 @@ class InlineExecutor:
             self._meter.close()
             self._activity.close()
             self._meter = None
+            del self._ensemble  # members lead to this executor, and to each other in circles

@@ -117,6 +117,7 @@ class NodeServices:
         self._activity = GpuActivity(())
         self._list_processes: Callable[[], Mapping[int, RunProcess]] = dict
         self._report_checker: Callable[[], None] = lambda: None
+        self._free_logs: Callable[[], None] = lambda: None
         if ensemble.mps and ensemble.devices != "cpu" and self.describe().gpus:
             self._mps = Mps(self.directory)
             if self.gpus is not None:
@@ -146,6 +147,7 @@ class NodeServices:
                     feeder.process.failure = f"it had not started after {START_S:g} s"
                     feeder.process.kill()  # its end is reported like any other
             self._report_checker()
+            self._free_logs()
             self._emit_power(self._meter.sample())
             # From its end: after a stall a shorter interval follows, but never one in which counters hardly step.
             self.next_sample = max(self._sampled_at + POWER_EVERY_S / 2, self.next_sample + POWER_EVERY_S)
@@ -167,8 +169,8 @@ class NodeServices:
             gpus.report_power(self._described)
 
     def attach(self, workers: ProcessPool) -> None:
-        """Have members ended whose GPUs break, know on which GPUs members are, and what their checker uses."""
-        self._report_checker = workers.report_checker
+        """Have members ended whose GPUs break, know their GPUs and what their checker uses; bound their logs."""
+        self._report_checker, self._free_logs = workers.report_checker, workers.free_logs
         if self.gpus is not None:
             self.gpus.list_used, self.gpus.list_pids = workers.list_gpus, workers.list_pids
             self.gpus.end_ranks = workers.end_on_gpus

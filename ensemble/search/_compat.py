@@ -6,6 +6,8 @@ look at; `tests/search/test_search_compat.py` fails when one of them has changed
 
 from __future__ import annotations
 
+import importlib
+import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,19 @@ if TYPE_CHECKING:
     from optuna.pruners import BasePruner
 
 CHECKED_WITH = ("5.0.0",)
+
+
+def import_optuna() -> None:
+    """Import Optuna in a thread of its own.
+
+    Its module for Redis keeps the error of an import that failed, with every frame of the stack. In the caller's
+    thread these would be the frames of a run and of the user's program, whose arrays stay in memory with them.
+
+    Unnecessary with: an `optuna._imports` that keeps no traceback.
+    """
+    thread = threading.Thread(target=importlib.import_module, args=("optuna",), name="import optuna")
+    thread.start()
+    thread.join()
 
 
 def hyperband(min_resource: int, epochs: int, reduction_factor: int) -> BasePruner:

@@ -52,7 +52,7 @@ class Mirror:
         """Write all trials in this thread, at the start of a run. A storage that fails is tried again later.
 
         Raises:
-            StoreError: the storage holds a study of the same name that belongs to another run.
+            StoreError: the storage cannot be opened.
         """
         self._changed.clear()
         self._write(trials, None, at_start=True)

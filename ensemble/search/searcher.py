@@ -17,6 +17,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ensemble.search._compat import import_optuna
 from ensemble.search.factory import (
     describe_mismatch,
     encode_choice,
@@ -70,6 +71,7 @@ class Searcher:
         epochs: int,
         storage: str | os.PathLike[str] | BaseStorage | None = None,
     ) -> None:
+        import_optuna()
         import optuna
 
         missing = [m for m in _NEEDS.get(search.sampler, ()) if importlib.util.find_spec(m) is None]
@@ -256,7 +258,7 @@ class Searcher:
 
         Raises:
             SpecError: a member of the log lies outside the space.
-            StoreError: the storage holds a study of the same name that belongs to another run.
+            StoreError: the storage cannot be opened.
         """
         if self._params:
             raise ValueError("restore() must be called before trials are requested")

@@ -12,6 +12,7 @@ the next write: `open_storage` repairs both.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import re
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ensemble.meter.origin import Origin, weakest
+from ensemble.search._compat import import_optuna
 from ensemble.store.event_handlers import fold
 from ensemble.store.files import StoreError
 from ensemble.store.member import MemberState
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial
+
+_log = logging.getLogger(__name__)
 
 #: Age in seconds from which on a journal's lock belongs to a killed process; a write takes milliseconds.
 STALE_LOCK_S = 3
@@ -52,8 +56,9 @@ def write_study(
         storage: a path (journal file), a storage URL, an Optuna storage, or None for one in memory.
 
     Raises:
-        StoreError: the storage cannot be opened, or holds a study of this name that belongs to another run.
+        StoreError: the storage cannot be opened.
     """
+    import_optuna()
     import optuna
 
     state = fold(dict(event) for event in events)
@@ -179,13 +184,16 @@ class AmendError(Exception):
 class StudyMirror:
     """Writes trials into one study of a storage. There is no other writer of that study.
 
+    Several runs may have one name and one storage: the study of the first one has the ensemble's name, those of the
+    others have the beginning of the run's id behind it.
+
     Where joules are an objective, the study's attribute `energy_origin` is the weakest origin of its trials'.
 
     Args:
         second_objective: what is minimized beside the objective; None: nothing.
 
-    Raises:
-        StoreError: the storage has a study of this name that belongs to another run.
+    Attributes:
+        name: of the study.
     """
 
     def __init__(
@@ -208,16 +216,29 @@ class StudyMirror:
         self._id = self._open()
 
     def _open(self) -> int:
-        try:
-            id = self._storage.get_study_id_from_name(self.name)
-        except KeyError:
+        plain, with_id = self.name, f"{self.name}-{self._run_id[:8]}"
+        owners: dict[str, str | None] = {}
+        for name in (with_id, plain):
+            try:
+                id = self._storage.get_study_id_from_name(name)
+            except KeyError:
+                continue
+            owners[name] = self._storage.get_study_user_attrs(id).get("run_id")
+            if owners[name] == self._run_id:
+                self.name = name
+                return self._reopen(id)
+        if plain not in owners:
             return self._create()
-        owner = self._storage.get_study_user_attrs(id).get("run_id")
-        if owner != self._run_id:
-            raise StoreError(
-                f"the Optuna storage already has a study {self.name!r} of another run ({owner}); "
-                "give the ensemble another name, or delete that study"
-            )
+        _log.warning(
+            "the Optuna storage has a study %r of another run (%s): that of this run is %r",
+            plain,
+            owners[plain],
+            with_id,
+        )
+        self.name = with_id
+        return self._create()
+
+    def _reopen(self, id: int) -> int:
         if self._storage.get_study_directions(id) != self._directions:  # it was declared otherwise before
             self._storage.delete_study(id)
             return self._create()

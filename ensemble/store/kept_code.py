@@ -144,7 +144,7 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
         StoreError: it cannot be pickled.
     """
     from ensemble.store.frozen_arrays import Declaration
-    from pipelines.memory_pickle import REMEDY
+    from pipelines.memory_pickle import REMEDY, Pickler
 
     of_spec = _find_spec_modules(spec)
     for found in (_find_user_modules(spec, of_spec), of_spec):

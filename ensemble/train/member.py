@@ -279,11 +279,18 @@ class TrainContext(EvaluatedMember):
         self._life.finish(self._prepared())
 
     def close(self) -> None:
-        """Leave the stream, and report the CPU time used to the end."""
+        """Leave the stream, and report the CPU time used to the end.
+
+        The parts that hold the ensemble are emptied: their callbacks lead back to the member, so that its arrays
+        would stay in memory where the process lives on.
+        """
         self._life.close()
         if self._optimization is not None:
             self._optimization.close()
         release_caches()
+        for part in (self._data, self._life):
+            vars(part).clear()
+        del self._find_deadly_records
 
 
 #: The earlier name of `TrainContext`.

@@ -13,7 +13,7 @@ import pytest
 from ensemble.search.searcher import Searcher
 from ensemble.search.study import without_password
 from ensemble.spec import Search, loguniform
-from ensemble.store import RunState, StoreError
+from ensemble.store import RunState
 
 SPACE = {"lr": loguniform(1e-4, 1.0)}
 
@@ -49,7 +49,9 @@ def database(tables: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_two_runs_share_a_database_and_a_third_may_not_take_the_name_of_one(database: Path) -> None:
+def test_runs_share_a_database_and_those_of_one_name_have_a_study_each(
+    database: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     url = f"sqlite:///{database}"
     first, second = searcher(url), searcher(url, "b", "2")
     train(first, 0, 0.25)
@@ -58,8 +60,23 @@ def test_two_runs_share_a_database_and_a_third_may_not_take_the_name_of_one(data
     for one in (first, second):
         one.catch_up()
     assert (values(url), values(url, "b")) == ([0.25], [0.5, 0.75])
-    with pytest.raises(StoreError, match="already has a study 'a' of another run"):
-        searcher(url, "a", "3")
+    assert not caplog.messages
+    nights = [f"{number:08x}beef" for number in range(3, 6)]
+    for night in nights:
+        third = searcher(url, "a", night)
+        train(third, 0, 0.625)
+        third.catch_up()
+    (said, *_) = caplog.messages
+    assert "study 'a' of another run (1)" in said and "'a-00000003'" in said and len(caplog.messages) == 3
+    resumed = searcher(url, "a", nights[0])
+    train(resumed, 0, 0.625)
+    resumed.catch_up()
+    again = searcher(url, "a", "1")  # the study that it began under the plain name
+    train(again, 0, 0.25)
+    again.catch_up()
+    assert len(caplog.messages) == 3, "what was known is not said again"
+    assert [values(url, f"a-{night[:8]}") for night in nights] == [[0.625]] * 3
+    assert (values(url), values(url, "b")) == ([0.25], [0.5, 0.75])
 
 
 HOLD = """

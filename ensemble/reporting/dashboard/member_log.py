@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from ensemble.reporting.text import visible
+from ensemble.store.member_log import TAIL_BYTES
 
 if TYPE_CHECKING:
     from ensemble.store.rundir import RunDir
@@ -60,20 +61,19 @@ def read_chunk(run_dir: RunDir, member: str, begin: int | None) -> Chunk | None:
     """Returns what follows in a member's log; None if nothing does.
 
     Args:
-        begin: byte; None: near the end. A log that has become shorter is read from its beginning.
+        begin: byte; None: near the end. A log that has become shorter, and one whose next bytes are left out
+            (`ensemble.store.member_log`), is continued near the end.
     """
     file = open_log(run_dir, member)
     if file is None:
         return None
     with file:
         size = os.fstat(file.fileno()).st_size
-        if begin is None:
+        if begin is None or begin > size or size - begin > TAIL_BYTES:
             begin = max(0, size - FIRST_BYTES)
             if begin:
                 file.seek(begin)
                 begin += file.read(FIRST_BYTES).find(b"\n") + 1  # a whole line
-        elif begin > size:
-            begin = 0
         file.seek(begin)
         data = file.read(CHUNK_BYTES)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
