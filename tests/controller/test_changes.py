@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edited_log import replace_in_log
 
 import ensemble
 from ensemble.cli import parser as cli
@@ -503,19 +504,12 @@ def test_other_versions_of_libraries_are_said_and_other_major_ones_are_to_be_acc
     now = json.dumps(project.state().header["versions"]["torch"])
     before = {"minor": now[:-1] + '.1"', "major": '"1.13.1"'}
 
-    def pretend(torch_version: str) -> None:
-        lines = log.read_text().splitlines(keepends=True)
-        events = [line.replace(f'"torch":{now}', f'"torch":{torch_version}') for line in lines]
-        assert events != lines
-        log.write_text("".join(events))
-
-    pretend(before["major"])
+    replace_in_log(log, f'"torch":{now}', f'"torch":{before["major"]}')
     status, said = project.run()
     assert status == 2 and f"torch was 1.13.1, is {json.loads(now)}" in said and "--accept-code" in said
     status, said = project.command("resume", str(project.run_dir))
     assert status == 2 and "kernels, initial weights and random numbers may differ" in said
-    log.write_text(log.read_text().replace(before["major"], now))
-    pretend(before["minor"])
+    replace_in_log(log, f'"torch":{before["major"]}', f'"torch":{before["minor"]}')
     status, said = project.run()
     assert status == 0 and f"torch was {json.loads(before['minor'])}, is {json.loads(now)}" in said
     assert project.states() == {"finished"}
