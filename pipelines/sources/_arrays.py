@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -196,7 +197,7 @@ def _locate_memmaps(columns: dict[str, Column]) -> dict[str, MappedArray]:
     return {name: mapped for name, mapped in found.items() if mapped is not None}
 
 
-def _digest_columns(digest: Any, columns: dict[str, Column]) -> str:
+def _digest_columns(digest: Any, columns: Mapping[str, Column]) -> str:
     for name, values in columns.items():
         _update_digest(digest, name, values)
     return str(digest.hexdigest())
