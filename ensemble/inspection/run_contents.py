@@ -111,7 +111,7 @@ def _list(declared: Ensemble, split: str) -> Iterator[str]:
     from pipelines.sources._arrays import Arrays
 
     pipeline = declared.first_pipeline() if split == "train" else getattr(declared, split)
-    source = getattr(pipeline, "source", None)
+    source: Any = getattr(pipeline, "source", None)
     while not isinstance(source, Arrays) and hasattr(source, "source"):
         source = source.source
     if isinstance(source, Arrays):

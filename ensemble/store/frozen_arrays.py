@@ -10,7 +10,6 @@ link to such a file, in /proc: it is gone with that process, however it ends.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import os
@@ -18,14 +17,13 @@ import pickle
 import re
 import sys
 import types
-import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ensemble.store._compat import make_classes_anew
 from ensemble.store.digests import digest_file
 from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.files import write_atomically
@@ -282,7 +280,7 @@ class Declaration:
         Its functions and classes are not those of the modules here: whoever receives one of them from this process
         has it by value, and does not import what the user has edited meanwhile.
         """
-        with _make_classes_anew():
+        with make_classes_anew():
             return DeclarationUnpickler(io.BytesIO(self.content), folder).load()
 
     def load_here(self, folder: Path) -> Any:
@@ -302,22 +300,6 @@ class Declaration:
             SharingPickler(file, places, keeps_data=self._keeps_data).dump(self._ensemble)
             file.seek(0)
             return DeclarationUnpickler(file, folder, shared).load()
-
-
-@contextlib.contextmanager
-def _make_classes_anew() -> Iterator[None]:
-    """Within the context, unpickling makes classes also where this process has pickled them by value.
-
-    cloudpickle takes its own ones else, which are found in their modules, and are pickled by reference again.
-    """
-    from cloudpickle import cloudpickle
-
-    known = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
-    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID = weakref.WeakValueDictionary()
-    try:
-        yield
-    finally:
-        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID = known
 
 
 def _is_shared(value: Any) -> bool:

@@ -273,3 +273,40 @@ def test_a_feeder_that_starts_later_has_the_stages_that_were_submitted(edited_sp
     run.wait()
     means = [line for line in run.logs("member-0").splitlines() if line.startswith("mean ")]
     assert len(feeders) == 2 and means == ["mean 2"] * 48
+
+
+def test_private_modules_are_in_no_file_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "my_keys.py").write_text("KEY = 'a pass' + 'word'\ndef ask():\n    return KEY\n")
+    spec = tmp_path / "spec_with_keys.py"
+    text = EDITED_SPEC.replace("import numpy", "import my_keys, numpy").replace(
+        '{**sample, "x"', '{"key": my_keys.ask(), "x"'
+    )
+    for private in ((), ("my_keys",)):
+        spec.write_text(text.replace("epochs=6", f"private_modules={private!r}"))
+        try:
+            run = RunDir.create(tmp_path / f"run-{len(private)}", load_spec(spec), spec)
+            kept = [file for file in run.path.rglob("*") if file.is_file()]
+            with_key = {file.name for file in kept if b"a pass" in file.read_bytes()}
+            assert with_key == (set() if private else {"ensemble.pkl", "my_keys.py"})
+            assert run.load_ensemble().train.stages[0].call({"x": 1})["key"] == "a password"
+        finally:
+            for name in (spec.stem, "my_keys"):
+                sys.modules.pop(name, None)
+            sys.path[:] = [each for each in sys.path if each != str(tmp_path)]
+            sys.path_importer_cache.clear()
+
+
+def test_a_killed_process_leaves_nothing_of_data_that_are_not_kept(tmp_path: Path, edited_spec: Path) -> None:
+    edited_spec.write_text(edited_spec.read_text().replace("epochs=6", "keep_data=False"))
+    code = (
+        "import os; from ensemble.store import RunDir; from ensemble.spec.spec_file import load_spec; "
+        f"RunDir.create({str(tmp_path / 'run')!r}, load_spec({str(edited_spec)!r}), {str(edited_spec)!r}); "
+        "print(len(os.listdir('run/data')), flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "1\n"), done.stderr
+    run = RunDir(tmp_path / "run")
+    (link,) = run.data.iterdir()
+    assert link.is_symlink() and not link.exists()
+    with pytest.raises(StoreError, match=r"does not keep its data \(x; .*`ensemble run SPEC.py"):
+        run.check_arrays()
