@@ -70,7 +70,7 @@ def submit(options: argparse.Namespace) -> int:
     name = options.name or spec.stem
     run_dir = Path(options.run_dir or Path("runs") / name).expanduser().absolute()
     given = vars(options)
-    flags = ["--accept-code", "--fresh", "--trust-group", "--allow-failed", "--dashboard"]
+    flags = ["--accept-code", "--fresh", "--trust-group", "--trust-folder", "--allow-failed", "--dashboard"]
     page = [] if options.dashboard_port is None else ["--dashboard-port", str(options.dashboard_port)]
     jobs = JobClient(options.address)
     id, fresh = jobs.submit(
@@ -90,10 +90,12 @@ def submit(options: argparse.Namespace) -> int:
 
 
 def _apply_trust(options: argparse.Namespace) -> None:
-    from ensemble.store import trust_group
+    from ensemble.store import trust_folder, trust_group
 
     if options.trust_group:
         trust_group()
+    if options.trust_folder:
+        trust_folder()
 
 
 def _switch_on_ray_dashboard(options: argparse.Namespace) -> None:

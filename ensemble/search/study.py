@@ -18,7 +18,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -372,6 +372,15 @@ def _make_distributions(seen: Sequence[Mapping[str, Any]]) -> dict[str, BaseDist
     }
 
 
+def _local_time(t: float, state: RunState) -> datetime:
+    """Local time as at the start of the run, as Optuna keeps times without a zone.
+
+    When clocks are set to or from summer time during the run, order and durations of trials stay what they were.
+    """
+    started = t if state.started is None else state.started
+    return datetime.fromtimestamp(started) + timedelta(seconds=t - started)
+
+
 def _make_frozen_trial(
     member: MemberState, number: int, state: RunState, ranges: Mapping[str, BaseDistribution]
 ) -> FrozenTrial:
@@ -403,8 +412,8 @@ def _make_frozen_trial(
         state=stage,
         value=None,
         values=known if known and stage in (TrialState.COMPLETE, TrialState.PRUNED) else None,
-        datetime_start=None if stage == TrialState.WAITING else datetime.fromtimestamp(start),
-        datetime_complete=datetime.fromtimestamp(end) if stage.is_finished() else None,
+        datetime_start=None if stage == TrialState.WAITING else _local_time(start, state),
+        datetime_complete=_local_time(end, state) if stage.is_finished() else None,
         params=params,
         distributions={name: ranges[name] for name in params},
         user_attrs=others | {key: value for key, value in about.items() if value is not None},

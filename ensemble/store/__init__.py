@@ -18,7 +18,7 @@ from ensemble.store.requests import receive_requests, withdraw_request, write_re
 from ensemble.store.rundir import RunDir, revision, versions
 from ensemble.store.snapshot import RunStatus
 from ensemble.store.state import RunState
-from ensemble.store.trust import trust_group
+from ensemble.store.trust import trust_folder, trust_group
 
 __all__ = [
     "DamagedError",
@@ -54,6 +54,7 @@ __all__ = [
     "save_checkpoint",
     "save_predictions",
     "receive_requests",
+    "trust_folder",
     "trust_group",
     "versions",
     "weights_sha256",

@@ -74,7 +74,7 @@ from ensemble.store.kept_code import (
     save_code,
 )
 from ensemble.store.log_lines import read_files
-from ensemble.store.trust import check_ownership, explain_distrust
+from ensemble.store.trust import check_modes, check_ownership, explain_distrust
 from ensemble.user_code.bytecode import without_bytecode
 from ensemble.user_code.fingerprint import Code, code_of
 
@@ -364,20 +364,29 @@ class RunDir:
             )
 
     def _make_directory(self, needed_bytes: int) -> None:
-        if self.path.is_dir():
-            check_ownership(self.path, self.path.stat())  # else each worker would refuse to load the declaration
-        else:
+        """Make the directory, or check that the one that is there can have the run.
+
+        Raises:
+            StoreError: each worker would refuse to load the declaration from it.
+        """
+        is_new = not self.path.is_dir()
+        if is_new:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700)
         probe = self.path / f".probe-{uuid.uuid4().hex}"
         try:
             descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
+                check_modes(self.path, descriptor)
                 os.posix_fallocate(descriptor, 0, PROBE_BYTES + needed_bytes)
             finally:
                 os.close(descriptor)
-        finally:
-            probe.unlink(missing_ok=True)
+                probe.unlink(missing_ok=True)
+            check_ownership(self.path, self.path.stat())
+        except StoreError:
+            if is_new:
+                self.path.rmdir()
+            raise
 
     def _choose_runnable(self, declaration: Path) -> Path:
         """A declaration, or the latest one where this Python cannot run the functions of the former.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,27 @@ from pipelines.sources._image_labels import Labels, find_labels
 from pipelines.sources._strings import Strings
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+#: Extensions of other images, which are left out: it is said how many.
+_OTHERS = frozenset(
+    (
+        *(
+            ".jfif",
+            ".jpe",
+            ".jp2",
+            ".jxl",
+            ".heic",
+            ".heif",
+            ".avif",
+            ".gif",
+            ".pbm",
+            ".pfm",
+            ".ras",
+            ".hdr",
+            ".exr",
+        ),
+        *(".tga", ".ico", ".svg", ".psd", ".dng", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2"),
+    )
+)
 
 
 @known_as("pipelines.sources.image_folder")
@@ -103,7 +125,8 @@ def image_folder(path: str | os.PathLike[str], names: bool = False, labels: Labe
     """Makes a source of the image files in a folder, in sorted order.
 
     If sub-folders hold the images (at any depth), each is a class; where all images lie deeper, a warning says so.
-    Hidden files and files without the extension of an image are ignored.
+    Hidden files and files without the extension of an image are ignored; a warning counts those with that of an
+    image of another kind (.heic, .avif, .jfif, ...).
 
     Args:
         path: the folder.
@@ -129,13 +152,15 @@ def image_folder(path: str | os.PathLike[str], names: bool = False, labels: Labe
 
 def _scan_folder(root: str) -> tuple[list[tuple[str, int, int, int]], tuple[str, ...]]:
     """(path in the folder, label, size, mtime_ns) of each image, and the classes."""
-    flat = _list_images(root, "", deep=False)
+    left_out: Counter[str] = Counter()
+    flat = _list_images(root, "", left_out, deep=False)
     classes = tuple(sorted(e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith(".")))
     found = [(name, -1, size, mtime_ns) for name, size, mtime_ns in flat]
     for label, folder in enumerate(classes):
-        inside = _list_images(root, folder, deep=True)
+        inside = _list_images(root, folder, left_out, deep=True)
         if not inside and not flat:
-            raise PipelineError(f"image_folder({root!r}): class folder {folder!r} holds no image")
+            others = _describe_left_out(left_out)
+            raise PipelineError(f"image_folder({root!r}): class folder {folder!r} holds no image{others}")
         if inside and flat:
             raise PipelineError(
                 f"image_folder({root!r}): images both beside and inside sub-folders "
@@ -143,7 +168,10 @@ def _scan_folder(root: str) -> tuple[list[tuple[str, int, int, int]], tuple[str,
             )
         found += [(name, label, size, mtime_ns) for name, size, mtime_ns in inside]
     if not found:
-        raise PipelineError(f"image_folder({root!r}): holds no image ({', '.join(EXTENSIONS)})")
+        others = _describe_left_out(left_out)
+        raise PipelineError(f"image_folder({root!r}): holds no image ({', '.join(EXTENSIONS)}){others}")
+    if left_out:
+        warnings.warn(f"image_folder({root!r}){_describe_left_out(left_out)}", stacklevel=4)
     if not flat and all(os.sep in name.partition(os.sep)[2] for name, *_ in found):
         inner = found[0][0].split(os.sep)
         warnings.warn(
@@ -154,15 +182,26 @@ def _scan_folder(root: str) -> tuple[list[tuple[str, int, int, int]], tuple[str,
     return found, () if flat else classes
 
 
-def _list_images(root: str, folder: str, *, deep: bool) -> list[tuple[str, int, int]]:
+def _describe_left_out(left_out: Counter[str]) -> str:
+    """How many images of other kinds there are, and what to do, as the end of a message; empty without any."""
+    if not left_out:
+        return ""
+    counted = ", ".join(f"{number:,} {extension}" for extension, number in sorted(left_out.items()))
+    advice = "; .jfif and .jpe are JPEG: rename them to .jpg" if {".jfif", ".jpe"} & left_out.keys() else ""
+    return f": images of other kinds are left out ({counted}): convert them to PNG or JPEG{advice}"
+
+
+def _list_images(root: str, folder: str, left_out: Counter[str], *, deep: bool) -> list[tuple[str, int, int]]:
     images: list[tuple[str, int, int]] = []
     for entry in sorted(os.scandir(os.path.join(root, folder)), key=lambda entry: entry.name):
         name = os.path.join(folder, entry.name)
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            images += _list_images(root, name, deep=True) if deep else []
+            images += _list_images(root, name, left_out, deep=True) if deep else []
         elif entry.name.lower().endswith(EXTENSIONS):
             status = entry.stat()
             images.append((name, status.st_size, status.st_mtime_ns))
+        elif (extension := os.path.splitext(name)[1].lower()) in _OTHERS:
+            left_out[extension] += 1
     return images

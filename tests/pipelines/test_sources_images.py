@@ -34,6 +34,18 @@ def test_sub_folders_name_the_classes(tmp_path: Path) -> None:
     assert source.where(1) == str(tmp_path / "dog" / "b.jpg")
 
 
+def test_images_of_other_kinds_are_counted_and_said(tmp_path: Path) -> None:
+    write(
+        tmp_path / "some", "cat/a.jpg", "cat/b.HEIC", "dog/deep/c.heic", "dog/d.jfif", "dog/e.png", "dog/notes.txt"
+    )
+    said = r"some'\): images of other kinds are left out \(2 \.heic, 1 \.jfif\): .*\.jfif and \.jpe are JPEG"
+    with pytest.warns(UserWarning, match=said):
+        assert len(sources.image_folder(tmp_path / "some")) == 2
+    write(tmp_path / "none", "cat/a.avif")
+    with pytest.raises(PipelineError, match=r"'cat' holds no image: images of other kinds .*1 \.avif"):
+        sources.image_folder(tmp_path / "none")
+
+
 def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     source = sources.image_folder(write(tmp_path, "b.jpg", "a.jpg"))
     assert [source[0], source[1]] == [{"image": b"a.jpg"}, {"image": b"b.jpg"}]

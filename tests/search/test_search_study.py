@@ -1,6 +1,7 @@
 import math
 import os
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,21 @@ def test_a_fixed_list_is_a_study_with_numbers_as_parameters_and_the_rest_as_attr
     assert done.datetime_start is not None and done.datetime_start.timestamp() == 1001.0
     assert running.state == TrialState.RUNNING and running.intermediate_values == {1: 0.4}
     assert study.best_trial.number == 0
+
+
+def test_a_trial_takes_as_long_as_it_took_when_clocks_are_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    try:
+        shift = datetime(2026, 10, 25, 1, tzinfo=UTC).timestamp() - 1005  # summer time ends within the trial
+        events = [{**each, "t": each["t"] + shift} for each in [*begun(), *trained(0, [0.5, 0.7])]]
+        done = write_study(events, tmp_path / "optuna.journal").trials[0]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert done.duration == timedelta(seconds=8) and done.datetime_start == datetime(2026, 10, 25, 2, 59, 56)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import functools
 import grp
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -215,6 +216,33 @@ def test_code_that_a_group_can_write_is_run_only_where_the_group_is_the_owners_o
             with pytest.raises(StoreError, match=f"by everyone.*`chmod o-w {path}`"):
                 run.load_ensemble()
         path.chmod(mode)
+
+
+def test_a_folder_without_modes_is_refused_before_anything_is_made_there_or_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = [shutil.which(name) for name in ("bindfs", "fusermount")]
+    if None in tools:
+        pytest.skip("bindfs, which mounts a folder without modes, is not installed")
+    bindfs, fusermount = map(str, tools)
+    below, mounted = tmp_path / "below", tmp_path / "mounted"
+    below.mkdir()
+    mounted.mkdir()
+    mount = [bindfs, "--perms=a+rwX", "--chmod-ignore", "--chown-ignore", str(below), str(mounted)]
+    made = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        pytest.skip(f"nothing can be mounted here: {made.stderr}")
+    try:
+        with pytest.raises(StoreError, match=f"{mounted}/run is on a file system without modes.*--trust-folder"):
+            RunDir.create(mounted / "run", ensemble())
+        assert not any(below.iterdir())
+        with monkeypatch.context() as trusting:
+            trusting.setenv("ENSEMBLE_TRUST_FOLDER", "1")
+            assert RunDir.create(mounted / "run", ensemble()).load_ensemble().name == ensemble().name
+        with pytest.raises(StoreError, match=r"can be written by everyone.*--trust-folder"):
+            RunDir(mounted / "run").load_ensemble()
+    finally:
+        subprocess.run([fusermount, "-u", str(mounted)], check=True)
 
 
 def test_code_is_not_imported_from_where_everyone_can_write(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.executors.ray.agent import Command, NodeAgent, list_import_directories
 from ensemble.schedule import Node
 from ensemble.schedule.needs import OF_GPUS
-from ensemble.store.trust import TRUST_GROUP
+from ensemble.store.trust import TRUST_FOLDER, TRUST_GROUP
 from ensemble.train.job import PROFILE, Job
 
 if TYPE_CHECKING:
@@ -145,8 +145,7 @@ def start_agent(
 
     sees_gpus = on_gpus and record["Resources"].get("GPU", 0)
     variables = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"} if sees_gpus else {}
-    if TRUST_GROUP in os.environ:
-        variables[TRUST_GROUP] = os.environ[TRUST_GROUP]
+    variables |= {name: os.environ[name] for name in (TRUST_GROUP, TRUST_FOLDER) if name in os.environ}
     run_id = run_dir.info["run_id"]
     options = {
         "name": f"{run_dir.path.name}/{name}/agent-{time.monotonic_ns():x}",
