@@ -100,4 +100,4 @@ def test_two_hundred_submits_leave_nothing_in_a_process(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    submit_many(Path(sys.argv[1]), int(sys.argv[2]), local_every=20, width=25_000)
+    submit_many(Path(sys.argv[1]), int(sys.argv[2]), local_every=20, width=100_000)

@@ -47,6 +47,14 @@ def _duration(text: str, unit: str) -> float:
     return value
 
 
+def age(text: str) -> float:
+    """A time in seconds, from hours, days or weeks as in 12h, 14d, 8w."""
+    hours = {"h": 1, "d": 24, "w": 168}
+    if not text[:-1].isdecimal() or text[-1:] not in hours:
+        raise argparse.ArgumentTypeError(f"must be hours, days or weeks, as in 12h, 14d or 8w; got {text!r}")
+    return int(text[:-1]) * hours[text[-1]] * 3600.0
+
+
 def size(text: str) -> int:
     """Bytes, as in 4096, 64KiB, 16M."""
     found = _SIZE.fullmatch(text.strip())

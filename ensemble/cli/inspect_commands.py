@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,36 @@ def list_runs(options: argparse.Namespace) -> int:
         *(format_table(heads, cells, find_width()) if rows else f"no runs in {options.folder}").splitlines(),
     )
     write_json(options, [dict(row) for row in rows])
+    return 0
+
+
+def prune_runs(options: argparse.Namespace) -> int:
+    """Show the old runs of a folder, and remove them with `--yes`."""
+    from ensemble.inspection.prune_runs import find_old_runs, remove_run
+    from ensemble.inspection.text_table import format_table
+    from ensemble.reporting import text
+    from ensemble.store import StoreError
+
+    found = find_old_runs(options.folder, options.keep)
+    rows = []
+    for run in found:
+        if options.yes and not run.kept:
+            try:
+                remove_run(run)
+            except (OSError, StoreError) as error:
+                run.kept = str(error)
+        done = f"kept: {run.kept}" if run.kept else "removed" if options.yes else "would be removed"
+        days = f"{(time.time() - run.last) / 86400:.0f} days"
+        rows.append([str(run.path), run.state, days, text.memory(run.size_bytes), done])
+    freed = sum(run.size_bytes for run in found if not run.kept)
+    if rows:
+        heads = ["run", "state", "last event", "size", "what happens"]
+        print_lines(options, *format_table(heads, rows, find_width()).splitlines())
+        verb = "freed" if options.yes else "would be freed; --yes removes these runs"
+        print_lines(options, f"{text.memory(freed)} {verb}")
+    else:
+        print_lines(options, f"no run in {options.folder} is that old")
+    write_json(options, [{**dataclasses.asdict(run), "path": str(run.path)} for run in found])
     return 0
 
 

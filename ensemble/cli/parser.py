@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from ensemble import __version__
 from ensemble.cli import artifact_commands, control_commands, dashboard, inspect_commands, run_commands, verify
-from ensemble.cli.arguments import add_json_option, add_run_options, count, path
+from ensemble.cli.arguments import add_json_option, add_run_options, age, count, path
 from ensemble.cli.bench import add_studies
 from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.interrupts import Terminated, exit_at_once, exit_on_signals, exit_process
@@ -274,6 +274,12 @@ def _make_parser() -> argparse.ArgumentParser:
     text = "List the runs in a folder, the newest first: how they stand, what they reached and what they used."
     listed = command("list", inspect_commands.list_runs, text)
     listed.add_argument("folder", nargs="?", default="runs", type=path, help="folder (default: %(default)s)")
+    text = "List the runs of a folder that have had no event for some time; with --yes, remove them."
+    pruned = command("prune-runs", inspect_commands.prune_runs, text)
+    pruned.add_argument("folder", metavar="FOLDER", type=path, help="folder with run directories")
+    text = "keep runs with an event within this time, such as 12h, 14d or 8w"
+    pruned.add_argument("--keep", type=age, required=True, metavar="AGE", help=text)
+    pruned.add_argument("--yes", action="store_true", help="remove them; without it nothing is removed")
     text = (
         "Show runs side by side: what was declared otherwise, figures of the same samples with 95 %% intervals of "
         "their differences, cost."

@@ -184,8 +184,8 @@ class AmendError(Exception):
 class StudyMirror:
     """Writes trials into one study of a storage. There is no other writer of that study.
 
-    Several runs may have one name and one storage: the study of the first one has the ensemble's name, those of the
-    others have the beginning of the run's id behind it.
+    Several runs may have one name and one storage: the study of the first one has the ensemble's name, those of
+    the others have the beginning of the run's id behind it.
 
     Where joules are an objective, the study's attribute `energy_origin` is the weakest origin of its trials'.
 

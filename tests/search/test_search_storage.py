@@ -13,7 +13,7 @@ import pytest
 from ensemble.search.searcher import Searcher
 from ensemble.search.study import without_password
 from ensemble.spec import Search, loguniform
-from ensemble.store import RunState
+from ensemble.store import RunState, StoreError
 
 SPACE = {"lr": loguniform(1e-4, 1.0)}
 
