@@ -54,6 +54,17 @@ def check_seconds(what: str, value: object, *, above: bool = False) -> float:
     return number
 
 
+def check_share_or_count(what: str, value: object) -> float | int:
+    """Check an integer of at least 0, or a share from 0.0 to 1.0, and return it as int or float."""
+    if isinstance(value, float) and 0 <= value <= 1:
+        return value
+    if isinstance(value, float | bool | str):
+        raise PipelineError(
+            f"{what} must be a share from 0.0 to 1.0 or a number of records, got {shorten_repr(value)}"
+        )
+    return check_integer(what, value, 0)
+
+
 def check_flag(what: str, value: object) -> None:
     """Check that a value is True or False."""
     if not isinstance(value, bool):

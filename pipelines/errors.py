@@ -42,6 +42,27 @@ class SampleError(PipelineError):
         return type(self), (self.index, self.where, self.reason)
 
 
+class TooManySkipped(PipelineError):
+    """More records of an epoch cannot be prepared than `Pipeline(max_skipped=)` lets be left out."""
+
+    @classmethod
+    def of(cls, skipped: int, limit: int, n: int, named: Sequence[str]) -> TooManySkipped:
+        """The error, which names records.
+
+        Args:
+            skipped: records of the epoch that were left out so far.
+            limit: as many may be.
+            n: samples of the epoch.
+            named: records among them, as `Source.where` names them.
+        """
+        which = "; ".join(named[:MOST_NAMES])
+        return cls(
+            f"{skipped} records of an epoch of {n} cannot be prepared, and at most {limit} may be left out: the "
+            "epoch would be a biased one. Mend them, or allow as many with Pipeline(max_skipped=)"
+            + (f". Among them: {which}" if which else "")
+        )
+
+
 class SamplesDiffer(PipelineError):
     """What a reader was served is not what its own pipeline prepares, and it has read some of it already.
 

@@ -9,9 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines import comparison, fingerprint
-from pipelines.checks import check_choice, check_integer, check_repeatable, check_seed, check_shuffle, check_source
+from pipelines.checks import (
+    check_choice,
+    check_integer,
+    check_repeatable,
+    check_seed,
+    check_share_or_count,
+    check_shuffle,
+    check_source,
+)
 from pipelines.comparison import Difference
-from pipelines.errors import ForeignRandomness, PipelineError
+from pipelines.errors import ForeignRandomness, PipelineError, TooManySkipped
 from pipelines.order import BlockOrder, Indices, epoch_indices
 from pipelines.prepare.deadly_records import DeadlyRecords
 from pipelines.prepare.fields import Field, declare_fields, describe_fields
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
     from pipelines.weights import Weights
 
 SHUFFLE_WINDOW = 8
+MAX_SKIPPED = 0.01
 
 
 class Pipeline:
@@ -50,6 +59,8 @@ class Pipeline:
             of a record's positions in an epoch has random numbers of its own.
         on_error: `"raise"` fails on a record that cannot be prepared. `"skip"` leaves it out for all readers: its
             batch has one sample less, and the record is counted.
+        max_skipped: how many records of an epoch `"skip"` may leave out: a share from 0.0 to 1.0 of its samples
+            (one at least, unless it is 0.0), or a number. Reading ends with `TooManySkipped` where there are more.
         id: a name that identifies the source in fingerprints if its identity is unknown.
 
     Raises:
@@ -61,6 +72,7 @@ class Pipeline:
     """
 
     sampling: SampledOrder | None = None
+    max_skipped: float | int = MAX_SKIPPED
 
     def __init__(
         self,
@@ -71,9 +83,11 @@ class Pipeline:
         shuffle_window: int = SHUFFLE_WINDOW,
         sampling: Sampling | None = None,
         on_error: Literal["raise", "skip"] = "raise",
+        max_skipped: float | int = MAX_SKIPPED,
         id: str | None = None,
     ) -> None:
         check_choice("on_error", on_error, ("raise", "skip"))
+        self.max_skipped = check_share_or_count("max_skipped", max_skipped)
         check_source(source)
         seed = check_seed(seed)
         check_shuffle(shuffle, source)
@@ -138,6 +152,24 @@ class Pipeline:
         """The records known to crash or hang this process; shared by all copies that prepare the same samples."""
         known: DeadlyRecords = self.__dict__.setdefault("_hazards", DeadlyRecords())
         return known
+
+    def check_skipped(self, skipped: int, n: int, indices: Sequence[int]) -> None:
+        """Check how many records of an epoch were left out so far.
+
+        Args:
+            skipped: how many.
+            n: samples of the epoch.
+            indices: of those among them that are known.
+
+        Raises:
+            TooManySkipped: more than `max_skipped`.
+        """
+        limit = self.max_skipped
+        if isinstance(limit, float):
+            limit = max(int(limit * n), limit > 0)
+        if skipped > limit:
+            named = [f"{index} ({self.source.where(index)})" for index in indices[: limit + 1]]
+            raise TooManySkipped.of(skipped, int(limit), n, named)
 
     def _copy(self) -> Pipeline:
         _ = self.hazards

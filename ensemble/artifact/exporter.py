@@ -154,7 +154,7 @@ def _find_samples(pipeline: Pipeline) -> Pipeline:
 
 def _read_again(pipeline: Pipeline, source: Source) -> Pipeline:
     """The stages of a pipeline on another source, in its order."""
-    made = Pipeline(source, seed=pipeline.seed, shuffle=False, on_error=pipeline.on_error)
+    made = Pipeline(source, seed=pipeline.seed, shuffle=False, on_error=pipeline.on_error, max_skipped=1.0)
     for stage in pipeline.stages:
         made = append(made, stage)
     return made

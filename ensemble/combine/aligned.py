@@ -70,12 +70,12 @@ def read_aligned(run_dir: RunDir, state: RunState, members: Sequence[str], split
     """
     from ensemble.store import read_predictions
 
-    saved: dict[str, Predictions] = {}
+    saved: dict[str, Predictions] = {}  # mapped: all members together may be larger than the memory
     left_out: dict[str, str] = {}
     for member in members:
         known = state.members[member]
         if split in (known.predictions or ()) or run_dir.predictions(member, split).exists():
-            saved[member] = read_predictions(run_dir, known, split)
+            saved[member] = read_predictions(run_dir, known, split, mapped=True)
         else:
             left_out[member] = f"{UNSAVED} {split} predictions"
     return align(split, saved, left_out)
@@ -103,16 +103,14 @@ def align(split: str, saved: Mapping[str, Predictions], left_out: Mapping[str, s
         if problem:
             left_out[member] = f"{split} {problem}"
             continue
-        order = np.argsort(one.index, kind="stable")
-        own_index = np.asarray(one.index)[order]
-        own_target = None if one.target is None else np.asarray(one.target)[order]
+        own_index, own_target, own_values = _sort_by_index(one)
         _check_duplicates(split, member, own_index)
         if index is None:
             index, target = own_index, own_target
         else:
             _check_same_samples(split, members[0], index, member, own_index)
             _check_same_targets(split, members[0], target, member, own_target, index)
-        rows = math.normalise(np.asarray(one.values)[order])
+        rows = math.normalise(own_values)
         if values:
             _check_same_shape(split, members[0], values[0], member, rows, task)
         members.append(member)
@@ -120,6 +118,16 @@ def align(split: str, saved: Mapping[str, Predictions], left_out: Mapping[str, s
     if index is None:
         index = np.empty(0, dtype=np.int64)
     return Aligned(members, values, index, target, left_out, task)
+
+
+def _sort_by_index(one: Predictions) -> tuple[Array, Array | None, Array]:
+    """Index, target and values in the order of the index; as they are, and not copied, where they have it."""
+    index, target, values = np.asarray(one.index), one.target, np.asarray(one.values)
+    target = None if target is None else np.asarray(target)
+    if (index[1:] >= index[:-1]).all():
+        return index, target, values
+    order = np.argsort(index, kind="stable")
+    return index[order], None if target is None else target[order], values[order]
 
 
 def _find_common_task(split: str, tasks: Mapping[str, Task]) -> Task:

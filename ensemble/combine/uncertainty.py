@@ -32,7 +32,7 @@ temperature applied to p alone would break the sums. Of a stack, the weights are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -44,6 +44,9 @@ PARTS = ("total", "aleatoric", "epistemic", "disagreement")
 
 _CHUNK = 2**20
 """Elements of a member's values that are worked on at once: temporaries stay in the processor's cache."""
+
+_CHUNK_OF_ALL = 2**24
+"""Elements of all members' values that are in memory at once: 128 MiB."""
 
 
 def decompose(task: Task, values: Sequence[Array], weights: Array, part: Array | None = None) -> dict[str, Array]:
@@ -83,7 +86,7 @@ def decompose_positions(task: Task, values: Sequence[Array], weights: Array) -> 
         epistemic = np.sqrt(_variance(members, w).mean(axis=-1))
         if len(task.levels) == 1:
             return {"epistemic": epistemic}
-        width = _mean([v[..., -1].astype(np.float64) - v[..., 0] for v in members], w)
+        width = _mean((v[..., -1].astype(np.float64) - v[..., 0] for v in members), w)
         return {"aleatoric": width, "epistemic": epistemic}
     return {}
 
@@ -109,7 +112,7 @@ def _decompose_classes(values: Sequence[Array], weights: Array, *, binary: bool)
     classes = 1 if binary else values[0].shape[-1]
     rows = [v.reshape(-1, classes) for v in values]
     parts = {name: np.empty(len(rows[0])) for name in PARTS}
-    step = max(1, _CHUNK // classes)
+    step = max(1, min(_CHUNK, _CHUNK_OF_ALL // len(rows)) // classes)
     for start in range(0, len(rows[0]), step):
         at = slice(start, start + step)
         chunk = [row[at].astype(np.float64) for row in rows]
@@ -123,7 +126,7 @@ def _decompose_classes(values: Sequence[Array], weights: Array, *, binary: bool)
 def _decompose_rows(members: Sequence[Array], weights: Array) -> tuple[Array, Array, Array, Array]:
     """The parts of rows of probabilities [r, C], each [r]."""
     total = _entropy(_mean(members, weights))
-    aleatoric = _mean([_entropy(p) for p in members], weights)
+    aleatoric = _mean((_entropy(p) for p in members), weights)
     votes, rows = np.zeros(members[0].shape), np.arange(len(members[0]))
     everyone = own = 0.0
     for p, weight in zip(members, weights, strict=True):
@@ -144,16 +147,19 @@ def _entropy(probabilities: Array) -> Array:
     return np.maximum(entropy, 0.0)
 
 
-def _mean(values: Sequence[Array], weights: Array) -> Array:
-    mean = np.zeros(values[0].shape, dtype=np.float64)
+def _mean(values: Iterable[Array], weights: Array) -> Array:
+    mean: Array | None = None
     for one, weight in zip(values, weights, strict=True):
+        if mean is None:
+            mean = np.zeros(one.shape)
         mean += weight * one.astype(np.float64)
+    assert mean is not None, "there are no members"
     return mean
 
 
 def _variance(values: Sequence[Array], weights: Array) -> Array:
     center = _mean(values, weights)
-    return _mean([(one - center) ** 2 for one in values], weights)
+    return _mean(((one - center) ** 2 for one in values), weights)
 
 
 def _average_positions(values: Array, part: Array | None) -> Array:

@@ -212,18 +212,22 @@ class Loader(Resumable):
     # --- batches ----------------------------------------------------------------------------------------
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
+        left_out, known = 0, list[int]()  # of this epoch, since it was begun or resumed
         for step in range(self.reading.first_step(epoch), self.reading.steps):
             start, stop = self.reading.places(step)
             private = self._counts["private_batches"]
             try:
                 batch = self._next_batch(epoch, step, start, stop)
+                if skipped := stop - start - batch.global_size:
+                    left_out += skipped
+                    known += self._find_skipped(batch, epoch, start, stop)
+                    self.pipeline.check_skipped(left_out, self.reading.n, known)
             except BaseException:
                 self.close()  # the feeder's answer to an interrupted request may still arrive: attach again
                 self._has_begun = self._counts["batches"] > self._batches_before  # else this was no pass
                 raise
             self._counts["batches"] += 1
             self._counts["samples"] += len(batch[INDEX])
-            skipped = stop - start - batch.global_size
             self._counts["skipped"] += skipped
             self._counts["private_skipped"] += skipped if self._counts["private_batches"] > private else 0
             self._next = (epoch, step + 1)
@@ -234,6 +238,11 @@ class Loader(Resumable):
                 self._attachment.release(self._position(epoch + 1, 0))
             except ipc.ConnectionLost:
                 self.close()
+
+    def _find_skipped(self, batch: Batch, epoch: int, start: int, stop: int) -> list[int]:
+        """The indices among this rank's rows of a batch that were left out."""
+        given = self._get_preparer().indices(epoch, *self.reading.own(start, stop)).tolist()
+        return sorted(set(given) - set(batch[INDEX].tolist()))
 
     def _next_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch:
         if self._attachment is None and self._address is not None:

@@ -44,9 +44,12 @@ class Resident:
         if has_deadly(ok := view.columns[OK].tobytes()):
             pipeline.hazards.learn(ok, view.columns[INDEX])
         self._ok = view.columns[OK] & GOOD != 0
-        if pipeline.on_error == "raise" and not self._ok.all():
+        failed = np.flatnonzero(~self._ok).tolist()
+        if pipeline.on_error == "skip":
+            pipeline.check_skipped(len(failed), len(pipeline), failed)
+        elif failed:
             # Prepare it here again, to raise the original error.
-            bad = int(np.flatnonzero(~self._ok)[0])
+            bad = failed[0]
             columns = {name: column[bad : bad + 1].copy() for name, column in view.columns.items() if name != OK}
             Preparer(pipeline).fill(columns, 0, 0, bad, bad + 1)
             raise SampleError(bad, pipeline.source.where(bad), "could not be prepared, but can be now: try again")

@@ -9,6 +9,7 @@ from pipelines.nested import find_path, get_at, set_at
 from pipelines.order import Generators
 from pipelines.prepare.global_generators import seed_for_sample
 from pipelines.prepare.memory_order import normalize_sample
+from pipelines.prepare.transient import Outages
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -25,6 +26,7 @@ class SampleMaker:
         self.pipeline = pipeline
         self._generators = Generators(pipeline.seed)
         self._hazards = pipeline.hazards
+        self._outages = Outages()
         self._may_repeat = pipeline.sampling is not None  # a record in an epoch
         # A source of a class of its own need not have more than `[]`.
         is_ours = hasattr(type(pipeline.source), "find_reader")
@@ -48,6 +50,8 @@ class SampleMaker:
     ) -> dict[str, Any]:
         """One sample after the stages [0, last), by default all.
 
+        What is out of reach for a while is read again, with growing pauses (`Outages`).
+
         Args:
             index: in the source, from 0.
             given: the same sample after the stages [0, first), normalized: only the others are run.
@@ -60,7 +64,7 @@ class SampleMaker:
             raise self._hazards.error(index, self.pipeline.source.where(index))
         if not self._may_repeat:
             place = 0
-        stage = None
+        stage, failure = None, None
         try:
             sample: Any = self._read(index) if given is None else given
             fresh = None  # the field that was made anew; None: perhaps any
@@ -96,15 +100,25 @@ class SampleMaker:
                 if sample is None:
                     raise PipelineError("it returned None: let it return the sample, a dict")
         except SampleError as error:
-            if error.index == index:
-                raise
-            raise SampleError(index, error.where, error.reason) from error
+            failure = error
+            if error.index != index:
+                failure = SampleError(index, error.where, error.reason)
+                failure.__cause__ = error
         except Exception as error:
             said = str(error) or type(error).__name__
             if isinstance(error, KeyError):  # which says the key alone
                 said = f"KeyError: {error}"
             reason = f"{stage.name}: {said}" if stage else said
-            raise SampleError(index, self.pipeline.source.where(index), reason) from error
+            failure = SampleError(index, self.pipeline.source.where(index), reason)
+            failure.__cause__ = error
+        if failure is not None:
+            if not self._wait_to_retry(failure):
+                raise failure
+            return self.make(
+                index, epoch, None, 0, last, place
+            )  # in full: a stage may have changed what it was given
+        if self._outages.is_on:
+            self._outages.end()
         if not isinstance(sample, dict) and last is None:
             what = "the last stage returned" if self._steps else "the record is"
             named = '{"image": ..., "label": ...}'
@@ -114,3 +128,14 @@ class SampleMaker:
                 f"{what} {type(sample).__name__}, not a dict: name its values, by a stage that returns {named}",
             )
         return sample  # type: ignore[no-any-return]
+
+    def _wait_to_retry(self, failure: SampleError) -> bool:
+        """Whether a record is to be read again, after a pause in which it does not count as one that hangs."""
+        note = self._hazards.note
+        if note is None:
+            return self._outages.wait(failure)
+        before, note.words[0] = note.words[0], 0
+        try:
+            return self._outages.wait(failure)
+        finally:
+            note.words[0] = before

@@ -82,6 +82,7 @@ class FileRecords(Source):
             file = self._open.get(number, self.files[number])  # held, so that no other thread closes it
             return read_exactly(file.fileno(), end - start, start)
         except (OSError, PipelineError) as error:
+            self._open.forget(number)
             raise SampleError(index, self.where(index), f"cannot be read: {error}") from error
 
     @functools.cached_property

@@ -155,6 +155,11 @@ class OpenFiles:
                 self._files.move_to_end(number)
             return handle
 
+    def forget(self, number: int) -> None:
+        """Open the file anew when it is wanted next: a file server may not know the open one any more."""
+        with self._lock:
+            self._files.pop(number, None)
+
 
 def read_exactly(descriptor: int, size: int, offset: int) -> bytes:
     """Reads so many bytes of an open file at an offset, without moving its position.

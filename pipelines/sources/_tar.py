@@ -125,6 +125,7 @@ class Tar(Source):
                 size, offset = int(self._sizes[member]), int(self._offsets[member])
                 record[self._fields[self._suffix[member]]] = read_exactly(descriptor.fileno(), size, offset)
         except (OSError, PipelineError) as error:
+            self._open.forget(number)
             raise SampleError(index, self.where(index), f"cannot be read: {error}") from error
         return record
 

@@ -292,7 +292,7 @@ def test_every_record_of_the_data_has_a_row_also_where_the_run_leaves_some_out(t
 
     bad = X.copy()
     bad[:7, 0] = 99
-    pipe = Pipeline(sources.arrays(x=bad, label=Y), on_error="skip").map(refuse)
+    pipe = Pipeline(sources.arrays(x=bad, label=Y), on_error="skip", max_skipped=1.0).map(refuse)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = train_on(tmp_path / "run", pipe)

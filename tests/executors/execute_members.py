@@ -123,7 +123,9 @@ def keyed(stage: Any, on_error: Any) -> Pipeline:
     rng = np.random.default_rng(0)
     label, key = rng.integers(0, 3, 96), np.arange(96)
     x = rng.normal(size=(96, 4)).astype(np.float32)
-    return Pipeline(sources.arrays(x=x, label=label, key=key), seed=0, on_error=on_error).map(stage)
+    return Pipeline(sources.arrays(x=x, label=label, key=key), seed=0, on_error=on_error, max_skipped=1.0).map(
+        stage
+    )
 
 
 class HangsInAFeeder:

@@ -128,7 +128,7 @@ def slowly(sample: dict[str, Any], *, seconds: float) -> dict[str, Any]:
 
 def pipeline(kind: Kind, n: int, slow_s: float = 0.0) -> Pipeline:
     """A pipeline; how slow it is changes no sample."""
-    made = Pipeline(data(n), seed=n, on_error="skip" if kind == "skip" else "raise")
+    made = Pipeline(data(n), seed=n, on_error="skip" if kind == "skip" else "raise", max_skipped=1.0)
     made = made.map(refuse_bad if kind == "skip" else halved)
     if kind != "plain":
         made = made.map(noise)

@@ -115,13 +115,15 @@ def pipe(kind: str, seed: int = 3) -> Pipeline:
     if kind == "torch":
         return Pipeline(data(), seed=seed).map(noise).map(dropped_pixels, field="image", random="torch")
     if kind == "skip":
-        return Pipeline(data(), seed=seed, on_error="skip").map(refuse_some).map(noise)
+        return Pipeline(data(), seed=seed, on_error="skip", max_skipped=1.0).map(refuse_some).map(noise)
     if kind == "slow":
         return Pipeline(data(), seed=seed).map(noise).map(slowly)
     if kind == "still":
         return Pipeline(data(), shuffle=False)
     if kind.startswith("begun"):
-        return Pipeline(data(), seed=seed, on_error="skip" if "skip" in kind else "raise").map(laid_out)
+        return Pipeline(data(), seed=seed, on_error="skip" if "skip" in kind else "raise", max_skipped=1.0).map(
+            laid_out
+        )
     if kind.startswith("ended"):
         begun = pipe(kind.replace("ended", "begun"), seed)
         if "skip" in kind:

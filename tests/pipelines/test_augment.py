@@ -370,7 +370,7 @@ def test_a_draw_at_a_later_sample_is_said_wherever_it_is_prepared(is_shared: boo
 
 
 def test_a_record_for_which_a_stage_draws_is_left_out_and_counted_where_bad_records_are() -> None:
-    skipping = Pipeline(sources.arrays(x=np.arange(16.0)), seed=1, on_error="skip").map(late)
+    skipping = Pipeline(sources.arrays(x=np.arange(16.0)), seed=1, on_error="skip", max_skipped=1.0).map(late)
     with pytest.warns(UserWarning, match=r"left out: sample 9 .*the stage late draws from Python's random"):
         assert sorted(values(skipping)) == [i for i in range(16) if i != 9]
 

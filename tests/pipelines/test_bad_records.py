@@ -33,7 +33,7 @@ READERS = [(4, 0, 1), (7, 0, 2), (7, 1, 2), (N, 0, 1)]  # batch size, rank, worl
 def made(kind: str, fault: str, path: Path, on_error: Literal["raise", "skip"]) -> tuple[Case, Pipeline]:
     (path / "data").mkdir()
     case = MAKERS[kind][0](path / "data", fault)
-    return case, case.pipeline(Pipeline(case.source(), seed=5, on_error=on_error))
+    return case, case.pipeline(Pipeline(case.source(), seed=5, on_error=on_error, max_skipped=1.0))
 
 
 def read(loader: Any) -> tuple[list[Any], SampleError | None]:
@@ -153,7 +153,9 @@ def grows(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def numbers(stage: Any, n: int = N) -> Pipeline:
-    return Pipeline(sources.arrays(x=np.zeros((n, 3)), label=np.arange(n)), on_error="skip").map(stage)
+    return Pipeline(sources.arrays(x=np.zeros((n, 3)), label=np.arange(n)), on_error="skip", max_skipped=1.0).map(
+        stage
+    )
 
 
 @pytest.mark.filterwarnings("ignore:left out")
@@ -220,7 +222,9 @@ def kills_its_worker_once(sample: dict[str, Any], *, path: str) -> dict[str, Any
 
 def test_a_record_left_out_is_counted_once_though_its_run_was_prepared_twice(tmp_path: Path) -> None:
     stage = partial(kills_its_worker_once, path=str(tmp_path / "file"))
-    pipeline = Pipeline(sources.arrays(label=np.arange(N)), shuffle=False, on_error="skip").map(stage)
+    pipeline = Pipeline(sources.arrays(label=np.arange(N)), shuffle=False, on_error="skip", max_skipped=1.0).map(
+        stage
+    )
     with Feeder(pipeline, capacity=40, block=20) as feeder:
         loader = attach(feeder.address, pipeline, 4)
         assert len(indices(read(loader)[0])) == N - 1
@@ -281,7 +285,7 @@ def mistaken(sample: dict[str, Any]) -> dict[str, Any]:
 
 def small(on_error: Literal["raise", "skip"] = "raise") -> Pipeline:
     source = sources.arrays(x=np.zeros((8, 2), np.float32), index_=np.arange(8))
-    return Pipeline(source, shuffle=False, on_error=on_error).map(mistaken, id="mistaken")
+    return Pipeline(source, shuffle=False, on_error=on_error, max_skipped=1.0).map(mistaken, id="mistaken")
 
 
 def test_a_key_error_of_a_stage_is_one_and_a_field_that_is_absent_is_no_field() -> None:

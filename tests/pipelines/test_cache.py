@@ -60,7 +60,7 @@ def scribbled(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept_pipe(on_error: Any = "raise") -> Pipeline:
-    base = Pipeline(data(), seed=3, on_error=on_error).map(laid_out).map(traced, version=1)
+    base = Pipeline(data(), seed=3, on_error=on_error, max_skipped=1.0).map(laid_out).map(traced, version=1)
     if on_error == "skip":
         base = base.map(refuse_seven)
     return base.map(noise).map(scribbled).map(labelled)

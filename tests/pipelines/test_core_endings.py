@@ -38,7 +38,7 @@ def short_of_descriptors_once(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def numbers() -> Pipeline:
-    return Pipeline(sources.arrays(x=np.arange(N)), seed=0, on_error="skip").map(with_a_thread)
+    return Pipeline(sources.arrays(x=np.arange(N)), seed=0, on_error="skip", max_skipped=1.0).map(with_a_thread)
 
 
 @pytest.mark.parametrize("threads", [False, True])

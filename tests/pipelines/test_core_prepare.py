@@ -73,7 +73,7 @@ def test_what_cannot_stand_in_a_batch_is_said_before_the_first_one(stage: Any, s
 
 
 def test_a_private_loader_tells_of_the_records_it_leaves_out() -> None:
-    loader = Pipeline(records(), on_error="skip").map(whatever).loader(4)
+    loader = Pipeline(records(), on_error="skip", max_skipped=1.0).map(whatever).loader(4)
     with pytest.warns(UserWarning, match="left out: sample 5"):
         got = list(loader)
     assert [b.global_size for b in got] == [len(b["index"]) for b in got]
@@ -167,7 +167,7 @@ def test_whatever_changes_the_samples_changes_the_fingerprint() -> None:
         Pipeline(records(7)),
         Pipeline(records(), seed=1),
         Pipeline(records(), shuffle=False),
-        Pipeline(records(), on_error="skip"),
+        Pipeline(records(), on_error="skip", max_skipped=1.0),
         Pipeline(records()).map(scaled),
         Pipeline(records()).map(partial(scaled, by=3.0)),
         Pipeline(records()).map(partial(scaled, by=3)),

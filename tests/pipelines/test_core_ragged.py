@@ -127,7 +127,7 @@ def test_a_series_longer_than_declared_is_named_or_skipped_for_all() -> None:
     with pytest.raises(SampleError, match=said):
         list(Pipeline(source, shuffle=False).map(longer).loader(60))
 
-    pipe = Pipeline(source, on_error="skip").map(longer)
+    pipe = Pipeline(source, on_error="skip", max_skipped=1.0).map(longer)
     with pytest.warns(UserWarning, match="left out: sample"):
         alone = [pipes.record(batch) for batch in pipe.loader(8)]
     with Feeder(pipe, capacity=64, expect=1) as feeder:

@@ -116,7 +116,7 @@ def test_an_unknown_set_or_another_pipeline_is_refused_and_no_feeder_is_done_wit
 
 @pytest.mark.filterwarnings("ignore:left out")
 def test_records_left_out_of_a_set_are_left_out_for_all() -> None:
-    skipping = Pipeline(pipe("plain").source, on_error="skip").map(refuse_some)
+    skipping = Pipeline(pipe("plain").source, on_error="skip", max_skipped=1.0).map(refuse_some)
     here = skipping.resident()
     with Feeder(skipping, resident={"valid": skipping}) as feeder:
         there = resident(feeder.address, "valid", skipping)

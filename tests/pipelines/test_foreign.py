@@ -91,7 +91,7 @@ def abs_x(sample: dict[str, Any]) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_dataset_that_draws_is_refused_too(draw: Callable[[], float], whose: str, on_error: Any) -> None:
-    pipe = Pipeline(sources.dataset(Noisy(draw)), on_error=on_error).map(dropped, random="torch")
+    pipe = Pipeline(sources.dataset(Noisy(draw)), on_error=on_error, max_skipped=1.0).map(dropped, random="torch")
     with pytest.raises(
         ForeignRandomness, match=rf"reading Noisy\[0\] draws from {whose}, .* map\(\) it as a stage"
     ):

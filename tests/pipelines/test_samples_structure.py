@@ -309,7 +309,7 @@ def test_rows_of_ranks_and_skipped_records() -> None:
         return sample
 
     samples = [detection(k) for k in range(N)]
-    begun = pipeline_of(samples, DECLARED, seed=4, on_error="skip").map(refuse)
+    begun = pipeline_of(samples, DECLARED, seed=4, on_error="skip", max_skipped=1.0).map(refuse)
     with warnings.catch_warnings(record=True):
         whole = [dict(batch) for batch in begun.loader(6, 1)]
         halves = [[dict(batch) for batch in begun.loader(6, 1, rank=rank, world=2)] for rank in range(2)]

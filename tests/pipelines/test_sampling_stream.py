@@ -241,7 +241,7 @@ def refuse_some(sample: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:left out")
 def test_a_record_that_is_left_out_is_left_out_at_each_of_its_positions() -> None:
-    pipeline = begun("balanced", on_error="skip").map(refuse_some).map(noise)
+    pipeline = begun("balanced", on_error="skip", max_skipped=1.0).map(refuse_some).map(noise)
     order = pipeline.order()(0, 0, POSITIONS).tolist()
     missing = sum(index in (1, 3) for index in order)
     assert missing > 2
@@ -265,7 +265,7 @@ def kill_on_a_draw(sample: dict[str, Any], rng: np.random.Generator) -> dict[str
 
 
 def test_a_record_that_kills_at_one_of_its_positions_is_found() -> None:
-    pipeline = begun("weighted", on_error="skip").map(kill_on_a_draw)
+    pipeline = begun("weighted", on_error="skip", max_skipped=1.0).map(kill_on_a_draw)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with Feeder(pipeline, workers=1, capacity=80) as feeder:

@@ -133,8 +133,8 @@ def refuse_odd(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_skipped_equals_skipped_and_nothing_else() -> None:
-    bad = Pipeline(rows(), shuffle=False, on_error="skip").map(refuse_odd)
-    good = Pipeline(rows(), shuffle=False, on_error="skip").map(dict)
+    bad = Pipeline(rows(), shuffle=False, on_error="skip", max_skipped=1.0).map(refuse_odd)
+    good = Pipeline(rows(), shuffle=False, on_error="skip", max_skipped=1.0).map(dict)
     there = as_served(good, 1, status=FAILED)
     assert SampleChecker(bad).check(there).kind == "equal"
     assert SampleChecker(good).check(there).kind == "different"

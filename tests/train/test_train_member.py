@@ -300,7 +300,7 @@ def test_skipped_records_are_left_out_of_the_mean(tmp_path: Path) -> None:
             raise ValueError("unreadable")
         return sample
 
-    pipe = Pipeline(cases.data().source, on_error="skip").map(broken, id="broken")
+    pipe = Pipeline(cases.data().source, on_error="skip", max_skipped=1.0).map(broken, id="broken")
     bad = sum(bool(s["label"] == 0 and s["x"][1] < -0.5) for s in (pipe.source[i] for i in range(len(pipe))))
     outcome, events = train(tmp_path, train=pipe)
     assert outcome == "finished" and bad > 0

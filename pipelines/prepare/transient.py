@@ -1,0 +1,88 @@
+"""Reads again what a file server does not deliver for a while (NFS, FUSE, object stores).
+
+An outage begins with the first read that fails so and ends with the next one that succeeds. All reads of one
+outage share its pauses, so that it delays a process by a minute, however many records it asks for.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import time
+import warnings
+
+from pipelines.errors import SampleError
+
+#: Seconds before each further trial; about a minute in all.
+PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0)
+_TRANSIENT = frozenset(
+    (
+        errno.EIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.EREMOTEIO,
+        errno.ENOTCONN,
+        errno.ECONNRESET,
+        errno.ECONNABORTED,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+    )
+)
+# As Arrow and HDF5 name it in messages.
+_NUMBER = re.compile(r"\berrno(?: = |[ :])(\d+)", re.IGNORECASE)
+
+
+def find_errno(error: BaseException | None) -> int | None:
+    """The number of the system's error that says that data are out of reach; None if it is another error."""
+    while error is not None:
+        if isinstance(error, OSError):
+            named = _NUMBER.search(str(error)) if error.errno is None else None
+            number = int(named[1]) if named else error.errno
+            if number in _TRANSIENT:
+                return number
+        error = error.__cause__ or error.__context__
+    return None
+
+
+class Outages:
+    """The outages that one process meets while it reads one pipeline.
+
+    Attributes:
+        is_on: whether there is one.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._trial = 0  # in the present outage
+        self._given_up: set[int] = set()  # records whose outage was longer
+
+    def end(self) -> None:
+        """A record has been read."""
+        self.is_on, self._trial = False, 0
+
+    def wait(self, error: SampleError) -> bool:
+        """Pause after an error, which is said once in an outage.
+
+        Returns:
+            Whether the record is to be read again.
+        """
+        number = find_errno(error)
+        if number is None or error.index in self._given_up:
+            return False
+        if self._trial == len(PAUSES_S):
+            self._given_up.add(error.index)
+            return False
+        self.is_on = True
+        if self._trial == 0:
+            name = errno.errorcode.get(number, str(number))
+            warnings.warn(
+                f"{error.where} is out of reach ({name}: {error.reason}): it is read again, with growing "
+                f"pauses, for about {sum(PAUSES_S):.0f} seconds",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        time.sleep(PAUSES_S[self._trial])
+        self._trial += 1
+        return True
