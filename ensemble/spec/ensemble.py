@@ -162,6 +162,8 @@ class Ensemble(MemberPipelines):
             are said.
         drop_last: whether the last partial batch of an epoch is left out.
         checkpoint_every: epochs between checkpoints.
+        checkpoint_minutes: minutes after which a member writes a checkpoint within an epoch, too; None: only
+            after epochs.
     """
 
     name: str
@@ -214,6 +216,7 @@ class Ensemble(MemberPipelines):
     drop_last: bool = False
     allow_overlap: bool = False
     checkpoint_every: int = 1
+    checkpoint_minutes: float | None = 30.0
     objective: str | None = None
     mode: Mode | None = None
 
@@ -289,6 +292,7 @@ class Ensemble(MemberPipelines):
     def _check_values(self) -> None:
         for name in ("epochs", "batch_size", "prep_workers", "checkpoint_every"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=1, integer=True)
+        check_number("Ensemble.checkpoint_minutes", self.checkpoint_minutes, low=0, above=True, optional=True)
         for name in ("seed", "retries"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, integer=True)
         check_number("Ensemble.coverage", self.coverage, low=0, above=True)
