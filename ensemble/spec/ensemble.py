@@ -164,6 +164,8 @@ class Ensemble(MemberPipelines):
             are said.
         drop_last: whether the last partial batch of an epoch is left out.
         checkpoint_every: epochs between checkpoints.
+        checkpoint_minutes: minutes after which a member writes a checkpoint within an epoch, too; None: only
+            after epochs.
         keep_data: whether the run directory keeps the arrays of `sources.arrays`. If not, they are in the memory
             of the machine while the run lasts (not with Ray), and what was stopped is continued by its spec.
         private_modules: names of modules of yours that the run directory does not keep, neither as text nor in the
@@ -220,6 +222,7 @@ class Ensemble(MemberPipelines):
     drop_last: bool = False
     allow_overlap: bool = False
     checkpoint_every: int = 1
+    checkpoint_minutes: float | None = 30.0
     keep_data: bool = True
     private_modules: Sequence[str] = ()
     objective: str | None = None
@@ -299,6 +302,7 @@ class Ensemble(MemberPipelines):
     def _check_values(self) -> None:
         for name in ("epochs", "batch_size", "prep_workers", "checkpoint_every"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=1, integer=True)
+        check_number("Ensemble.checkpoint_minutes", self.checkpoint_minutes, low=0, above=True, optional=True)
         for name in ("seed", "retries"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, integer=True)
         check_number("Ensemble.coverage", self.coverage, low=0, above=True)

@@ -17,6 +17,9 @@ from ensemble.spec import Identity
 
 Command = Literal["continue", "prune", "stop", "cancel"]
 COMMANDS: tuple[Command, ...] = ("continue", "prune", "stop", "cancel")
+#: What rank 0 has all ranks do after a step: a command, or a checkpoint that is due by `checkpoint_minutes`.
+StepAction = Command | Literal["checkpoint"]
+STEP_ACTIONS: tuple[StepAction, ...] = (*COMMANDS, "checkpoint")
 #: Commands that take effect at the end of the current epoch, with the fields of each.
 DEFERRED: dict[str, frozenset[str]] = {
     "alone": frozenset(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +20,7 @@ from ensemble.train.checkpoint import Checkpointer, Position
 from ensemble.train.data import Data
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.initial_weights import check_fit
-from ensemble.train.job import Command, Diverged, Inbox, Job, StopTraining, TrainingError
+from ensemble.train.job import Command, Diverged, Inbox, Job, StepAction, StopTraining, TrainingError
 from ensemble.train.observer import Observer
 from ensemble.train.optimization import Optimization, StepResult
 from ensemble.train.reporter import Reporter, to_json_metrics
@@ -58,6 +59,9 @@ class Lifecycle:
         self._checkpointer, self._observer = checkpointer, observer
         self._has_begun = self._stop_at_epoch_end = False
         self._saved_at: tuple[int, int] | None = None
+        minutes = ensemble.checkpoint_minutes
+        self._save_every_s = float("inf") if minutes is None else 60 * minutes
+        self._save_due = float("inf")  # by the monotonic clock of this rank
         self._digest = ""
         self._predictions: dict[str, str] = {}
 
@@ -146,6 +150,7 @@ class Lifecycle:
         if self._has_begun:
             return
         self._has_begun = True
+        self._save_due = time.monotonic() + self._save_every_s
         self.throughput.restart_clock(self._data.stats())
         startup_cpu_s = self._reporter.training_begins(self._data.stats()["prepare_cpu_s"])
         self._reporter.event(
@@ -160,6 +165,12 @@ class Lifecycle:
     def poll_command(self) -> Command | None:
         """The next command to this rank, if any; only rank 0 gets commands."""
         return self._inbox.poll() if self._comm.rank == 0 else None
+
+    def choose_action(self) -> StepAction | None:
+        """What rank 0 has all ranks do after the step in progress: the next command, or a checkpoint."""
+        command = self.poll_command()
+        is_due = self._comm.rank == 0 and time.monotonic() >= self._save_due
+        return "checkpoint" if command is None and is_due else command
 
     def end_step(self, step: StepResult, samples: int, optimization: Optimization) -> None:
         """Count a step over a global batch of `samples`, and execute the command that all ranks agreed on."""
@@ -178,6 +189,10 @@ class Lifecycle:
         self.report_progress()
         if step.command == "stop" and is_last:
             self._stop_at_epoch_end = True  # an epoch that is trained is worth its evaluation
+        elif step.command == "checkpoint":
+            if not is_last:  # a resume from there would not evaluate the epoch; the next one begins with it
+                with self.throughput.pausing():
+                    self.save(optimization)
         else:
             self.execute(step.command, optimization)
 
@@ -373,6 +388,7 @@ class Lifecycle:
             parts |= self._observer.seen.as_record()
         if self._comm.rank != 0:
             return
+        self._save_due = time.monotonic() + self._save_every_s
         saved = self._checkpointer.save(self._data.first_epoch or 0, self.at, parts)
         self._digest = saved["weights_sha256"]
         self._reporter.event("checkpoint", **self.position, **saved)

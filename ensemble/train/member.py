@@ -234,7 +234,7 @@ class TrainContext(EvaluatedMember):
             raise TrainingError("member.backward() is for the losses of a batch of member.batches()")
         part, last = self._micro_batches.pop()
         weight = None if self.identity.weights is None else part["weight"]
-        command = self._life.poll_command() if last else None
+        command = self._life.choose_action() if last else None
         self._prepared().begin(command, losses, part, weight, last=last)
 
     def step(self) -> None:

@@ -17,7 +17,7 @@ from ensemble.comm.sparse_gradients import coalesce_gradients, find_sparse_param
 from ensemble.spec import Identity
 from ensemble.train.batchnorm import guard_small_batches
 from ensemble.train.gather import compute_once, gather_json
-from ensemble.train.job import Command, Diverged, TrainingError
+from ensemble.train.job import Diverged, StepAction, TrainingError
 from ensemble.train.kept_weights import KeptWeights
 from ensemble.train.precision import MixedPrecision, step_schedule
 from ensemble.train.step_sync import StepSync
@@ -40,7 +40,7 @@ class StepResult:
     loss_sum: float
     lr: float
     skipped: bool
-    command: Command | None
+    command: StepAction | None
 
 
 class Optimization:
@@ -118,7 +118,7 @@ class Optimization:
 
     def begin(
         self,
-        command: Command | None,
+        command: StepAction | None,
         losses: Tensor | None,
         batch: Batch,
         weight: Tensor | None = None,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ensemble.comm import Communicator, Pending
-from ensemble.train.job import COMMANDS, Command
+from ensemble.train.job import STEP_ACTIONS, StepAction
 
 
 @dataclass(frozen=True)
@@ -17,12 +17,12 @@ class SyncResult:
     """The outcome of a step over all ranks.
 
     Attributes:
-        command: to rank 0, if any.
+        command: to rank 0, or a checkpoint that it takes to be due, if any.
         is_finite: whether every rank's loss was finite.
         loss_sum: the sum of the losses of the global batch.
     """
 
-    command: Command | None
+    command: StepAction | None
     is_finite: bool
     loss_sum: float
 
@@ -36,16 +36,16 @@ class StepSync:
     def __init__(self, comm: Communicator, device: torch.device) -> None:
         self._comm = comm
         self._device = device
-        self._command: Command | None = None
+        self._command: StepAction | None = None
         self._loss_sum: Tensor | None = None
         self._message: Tensor | None = None
         self._pending: Pending | None = None
 
-    def send(self, command: Command | None, loss_sum: Tensor | None) -> None:
+    def send(self, command: StepAction | None, loss_sum: Tensor | None) -> None:
         """Start a step's all-reduce.
 
         Args:
-            command: to this rank; only rank 0 gets commands.
+            command: to this rank, or a checkpoint that is due; only rank 0 has one.
             loss_sum: the sum of the losses of this rank's samples; None where it has no sample.
         """
         self._command, self._loss_sum = command, None if loss_sum is None else loss_sum.detach()
@@ -53,7 +53,7 @@ class StepSync:
             return
         message = torch.zeros(3, dtype=torch.float64, device=self._device)
         if command is not None:
-            message[0] = COMMANDS.index(command) + 1
+            message[0] = STEP_ACTIONS.index(command) + 1
         if self._loss_sum is not None:
             message[1] = torch.logical_not(torch.isfinite(self._loss_sum))
             message[2] = self._loss_sum
@@ -68,4 +68,4 @@ class StepSync:
         assert self._pending is not None and self._message is not None
         self._pending.wait()
         code, non_finite_ranks, loss_sum = self._message.tolist()
-        return SyncResult(COMMANDS[int(code) - 1] if code else None, non_finite_ranks == 0, loss_sum)
+        return SyncResult(STEP_ACTIONS[int(code) - 1] if code else None, non_finite_ranks == 0, loss_sum)

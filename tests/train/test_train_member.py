@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import loop_cases  # noqa: E402
 import train_child as cases  # noqa: E402
-from loop_cases import Events, failed, of  # noqa: E402
+from loop_cases import Events, failed, finished, of  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ensemble.spec import Bootstrap, Ensemble, Folds, Recipe  # noqa: E402
@@ -72,6 +72,25 @@ def test_cpu_time_is_told_by_role_and_never_shrinks(tmp_path: Path) -> None:
 def test_checkpoints_come_as_often_as_asked(tmp_path: Path) -> None:
     events = train(tmp_path, epochs=5, checkpoint_every=2)[1]
     assert [e["epoch"] for e in of(events, "checkpoint")] == [2, 4, 5]
+
+
+def test_a_checkpoint_is_written_within_an_epoch_when_it_is_due(tmp_path: Path) -> None:
+    """A member that dies then does the step in progress again, and no other; it comes to the same bits."""
+    whole = finished(tmp_path / "whole", checkpoint_minutes=None)
+    declared, events = cases.declare(cases.NOISY, 1, checkpoint_minutes=1e-9), []
+
+    def emit(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["type"] == "checkpoint" and (event["epoch"], event["step"]) == (1, 3):
+            raise KeyboardInterrupt  # nothing is caught, or written, after it
+
+    with pytest.raises(KeyboardInterrupt):
+        work(cases.make_job(tmp_path / "killed", declared), declared, emit, Inbox())
+    written = [(e["epoch"], e["step"]) for e in of(events, "checkpoint")]
+    assert written == [(0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (1, 2), (1, 3)]
+    outcome, again = train(tmp_path / "killed", cases.NOISY, attempt=1, checkpoint_minutes=1e-9)
+    assert outcome == "finished" and (of(again, "started")[0]["epoch"], of(again, "started")[0]["step"]) == (1, 3)
+    assert of(again, "finished")[0] == {**whole, "attempt": 1}
 
 
 #: A second attempt, which `make_job` tells what to go on from.
