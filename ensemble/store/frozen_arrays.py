@@ -46,6 +46,8 @@ KEPT, IN_MEMORY = ".npy", ".memory"
 
 _NAME = re.compile(rb"[\w.]{1,40}-[0-9a-f]{32}\.(?:npy|memory)")
 _held: dict[Path, int] = {}  # the links of this process, and the descriptors of the memory
+#: Kinds of dtypes that a file of numpy's has as they are: numbers, times, texts of one length, and structures.
+_PLAIN = "biufcmMSUV"
 #: What a copy within a process goes into; everything else that is not ours is taken as it is.
 _CONTAINERS = (dict, list, tuple, set, frozenset, np.ndarray, np.generic, np.dtype, pickle.PickleBuffer)
 
@@ -140,10 +142,16 @@ class DeclarationPickler(Pickler):
 
     def persistent_id(self, obj: Any) -> Any:
         """The place of a large array, else None."""
-        if isinstance(obj, MappedArray) and _NAME.fullmatch(os.path.basename(obj.file.path).encode()):
+        kind = type(obj)
+        if kind is MappedArray and _NAME.fullmatch(os.path.basename(obj.file.path).encode()):
             self._columns[id(obj)] = os.path.basename(obj.file.path).rpartition("-")[0]
             return self._find_place(obj, obj.array)  # of another run, whose directory may go
-        if type(obj) not in (np.ndarray, np.memmap) or not obj.nbytes or obj.dtype.hasobject:
+        if (
+            (kind is not np.ndarray and kind is not np.memmap)
+            or not obj.nbytes
+            or obj.dtype.kind not in _PLAIN
+            or obj.dtype.hasobject
+        ):
             return None
         is_left_out = self._end == IN_MEMORY and id(obj) in self._columns
         return self._find_place(obj, obj) if is_left_out or obj.nbytes >= LEAST_BYTES else None
