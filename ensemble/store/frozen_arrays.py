@@ -276,8 +276,27 @@ class Declaration:
             pickler.dump(ensemble)
             self.content, self.arrays, self._places = file.getvalue(), pickler.arrays, pickler.places
 
-    def load(self, folder: Path) -> Any:
-        """The declaration as other processes load it, with the arrays in a folder.
+    def load(self, folder: Path, *, is_in_process: bool = False) -> Any:
+        """The declaration with data of its own, the large arrays in a folder.
+
+        Args:
+            is_in_process: with the functions and the objects of this process; else as other processes load it.
+
+        Raises:
+            StoreError: a part of it cannot be unpickled.
+        """
+        try:
+            return self._load_here(folder) if is_in_process else self._load_anew(folder)
+        except StoreError:
+            raise
+        except Exception as error:  # objects raise whatever they like from __setstate__
+            raise StoreError(
+                f"ensemble {self._ensemble.name!r} can be pickled, but not unpickled, as all processes "
+                f"of a run do: {type(error).__name__}: {error}"
+            ) from error
+
+    def _load_anew(self, folder: Path) -> Any:
+        """The declaration as other processes load it.
 
         Its functions and classes are not those of the modules here: whoever receives one of them from this process
         has it by value, and does not import what the user has edited meanwhile.
@@ -285,8 +304,8 @@ class Declaration:
         with make_classes_anew():
             return DeclarationUnpickler(io.BytesIO(self.content), folder).load()
 
-    def load_here(self, folder: Path) -> Any:
-        """The declaration with the functions and the objects of this process, but with data of its own."""
+    def _load_here(self, folder: Path) -> Any:
+        """The declaration with the functions and the objects of this process."""
         shared: list[Any] = []
         train, places = self._ensemble.train, self._places
 
