@@ -218,7 +218,7 @@ def submit(
     remove_unused_code(made.path / "code", in_use)
     made.remove_unused_arrays()
     # What the program changes from here on, or the user in the spec file, is no matter of this run.
-    frozen = declaration.load_here(made.data) if runner.in_process else declaration.load(made.data)
+    frozen = declaration.load(made.data, is_in_process=runner.in_process)
     del declaration, ensemble  # they hold memory for as long as the run takes
     return _start(made, frozen, code, runner, on_event, checked=checked)
 

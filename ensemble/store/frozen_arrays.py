@@ -47,6 +47,8 @@ KEPT, IN_MEMORY = ".npy", ".memory"
 
 _NAME = re.compile(rb"[\w.]{1,40}-[0-9a-f]{32}\.(?:npy|memory)")
 _held: dict[Path, int] = {}  # the links of this process, and the descriptors of the memory
+#: Kinds of dtypes that a file of numpy's has as they are: numbers, times, texts of one length, and structures.
+_PLAIN = "biufcmMSUV"
 #: What a copy within a process goes into; everything else that is not ours is taken as it is.
 _CONTAINERS = (dict, list, tuple, set, frozenset, np.ndarray, np.generic, np.dtype, pickle.PickleBuffer)
 
@@ -141,10 +143,16 @@ class DeclarationPickler(Pickler):
 
     def persistent_id(self, obj: Any) -> Any:
         """The place of a large array, else None."""
-        if isinstance(obj, MappedArray) and _NAME.fullmatch(os.path.basename(obj.file.path).encode()):
+        kind = type(obj)
+        if kind is MappedArray and _NAME.fullmatch(os.path.basename(obj.file.path).encode()):
             self._columns[id(obj)] = os.path.basename(obj.file.path).rpartition("-")[0]
             return self._find_place(obj, obj.array)  # of another run, whose directory may go
-        if type(obj) not in (np.ndarray, np.memmap) or not obj.nbytes or obj.dtype.hasobject:
+        if (
+            (kind is not np.ndarray and kind is not np.memmap)
+            or not obj.nbytes
+            or obj.dtype.kind not in _PLAIN
+            or obj.dtype.hasobject
+        ):
             return None
         is_left_out = self._end == IN_MEMORY and id(obj) in self._columns
         return self._find_place(obj, obj) if is_left_out or obj.nbytes >= LEAST_BYTES else None
@@ -274,8 +282,27 @@ class Declaration:
             pickler.dump((SettingsOfProcess(), ensemble))
             self.content, self.arrays, self._places = file.getvalue(), pickler.arrays, pickler.places
 
-    def load(self, folder: Path) -> Any:
-        """The declaration as other processes load it, with the arrays in a folder.
+    def load(self, folder: Path, *, is_in_process: bool = False) -> Any:
+        """The declaration with data of its own, the large arrays in a folder.
+
+        Args:
+            is_in_process: with the functions and the objects of this process; else as other processes load it.
+
+        Raises:
+            StoreError: a part of it cannot be unpickled.
+        """
+        try:
+            return self._load_here(folder) if is_in_process else self._load_anew(folder)
+        except StoreError:
+            raise
+        except Exception as error:  # objects raise whatever they like from __setstate__
+            raise StoreError(
+                f"ensemble {self._ensemble.name!r} can be pickled, but not unpickled, as all processes "
+                f"of a run do: {type(error).__name__}: {error}"
+            ) from error
+
+    def _load_anew(self, folder: Path) -> Any:
+        """The declaration as other processes load it.
 
         Its functions and classes are not those of the modules here: whoever receives one of them from this process
         has it by value, and does not import what the user has edited meanwhile.
@@ -283,8 +310,8 @@ class Declaration:
         with make_classes_anew():
             return DeclarationUnpickler(io.BytesIO(self.content), folder).load()
 
-    def load_here(self, folder: Path) -> Any:
-        """The declaration with the functions and the objects of this process, but with data of its own."""
+    def _load_here(self, folder: Path) -> Any:
+        """The declaration with the functions and the objects of this process."""
         shared: list[Any] = []
         train, places = self._ensemble.train, self._places
 

@@ -275,6 +275,24 @@ def test_a_feeder_that_starts_later_has_the_stages_that_were_submitted(edited_sp
     assert len(feeders) == 2 and means == ["mean 2"] * 48
 
 
+class Unloadable:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        raise TypeError("there is no key 'a'")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"b": 1}
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return sample
+
+
+def test_what_cannot_be_unpickled_is_said_before_anything_starts(tmp_path: Path) -> None:
+    records = arrays(x=make_array(ROWS * 16), label=np.arange(ROWS) % 2)
+    declared = declare(Pipeline(records).map(Unloadable()))
+    with pytest.raises(StoreError, match=r"'frozen' can be pickled, but not unpickled.*no key 'a'"):
+        ensemble.submit(declared, tmp_path / "run", executor="local")
+
+
 def test_private_modules_are_in_no_file_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "my_keys.py").write_text("KEY = 'a pass' + 'word'\ndef ask():\n    return KEY\n")
     spec = tmp_path / "spec_with_keys.py"
