@@ -49,8 +49,6 @@ from ensemble.spec.search_space import Search, check_space
 from ensemble.spec.split_metrics import KNOWN, check_split_metrics
 from ensemble.spec.splits import describe_overlap
 from ensemble.spec.validation import SpecError, check_choice, check_number, option_class
-from pipelines.errors import PipelineError
-from pipelines.library_settings import check_default_device
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
@@ -439,6 +437,9 @@ def check_ensemble(where: str, given: object) -> None:
     if not isinstance(given, Ensemble):
         call = ": call it, and give what it returns" if callable(given) else ""
         raise SpecError(f"{where}() takes an Ensemble, got {type(given).__name__}{call}")
+    from pipelines.errors import PipelineError
+    from pipelines.library_settings import check_default_device
+
     try:
         check_default_device()
     except PipelineError as error:
