@@ -86,7 +86,7 @@ def submit_many(folder: Path, runs: int, local_every: int, width: int) -> None:
 
 
 def test_runs_that_have_ended_leave_nothing_in_the_process_that_submitted_them(tmp_path: Path) -> None:
-    submit_many(tmp_path, runs=6, local_every=0, width=100_000)
+    submit_many(tmp_path, runs=5, local_every=0, width=100_000)
 
 
 @pytest.mark.more

@@ -12,6 +12,7 @@ that many reports are written together.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from ensemble.search._compat import import_optuna
 from ensemble.search.factory import (
     describe_mismatch,
     encode_choice,
+    is_beyond_gp,
     is_equal,
     make_distribution,
     make_grid,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
     from ensemble.store.state import RunState
+
+_log = logging.getLogger(__name__)
 
 #: Packages that a sampler needs beyond Optuna; each has a module of the same name.
 _NEEDS = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
@@ -97,6 +101,7 @@ class Searcher:
         self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
         self._params: list[dict[str, Any]] = []
         self._outside: set[int] = set()  # trials that samplers and pruners ignore
+        self._is_beyond_gp = False
         self._added = 0  # trials that a user added; they are no points of a grid
         self._verdicts: dict[int, dict[int, bool]] = {}
         self._name = self._run_id = self._objective = ""  # `restore` takes them from the log
@@ -127,12 +132,18 @@ class Searcher:
             point = self._grid[(number - self._added) % len(self._grid)]
             self._adopt(number, {**self.search.space, **point})
         else:
-            self.study.sampler = make_sampler(self.search, number)
+            self._choose_sampler(number)
             trial = self.study.ask(self._distributions)
             self._params.append(self._decode(trial.params))
             self._describe(number)
         self._mirror.mark_changed(number)
         return dict(self._params[number])
+
+    def _choose_sampler(self, number: int) -> None:
+        if is_beyond_gp(self.search, number) and not self._is_beyond_gp:
+            self._is_beyond_gp = True
+            _log.warning("gp takes seconds for a proposal after %d trials: tpe proposes from here on", number)
+        self.study.sampler = make_sampler(self.search, number)
 
     def explain_outside(self, params: Mapping[str, Any]) -> str | None:
         """Why the search could not have proposed these hyperparameters, some of which may be missing, or None."""
@@ -322,7 +333,7 @@ class Searcher:
     def _enqueue(self, number: int, params: Mapping[str, Any]) -> None:
         """Add trial `number` as running, with these hyperparameters; the sampler proposes the others."""
         self.study.enqueue_trial(self._encode(params))
-        self.study.sampler = make_sampler(self.search, number)
+        self._choose_sampler(number)
         trial = self.study.ask(self._distributions)
         # CMA-ES adds a trial to its generation when it proposes for it, which reading this attribute causes.
         _ = trial.relative_params

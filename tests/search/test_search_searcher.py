@@ -303,3 +303,35 @@ def test_hyperband_decides_as_optuna_s_own(reports: list[tuple[int, float]]) -> 
         assert searcher.report(number, done[number] - 1, value) == expected
         if expected:
             pruned.add(number)
+
+
+def test_gp_leaves_to_tpe_what_it_would_take_long_for_and_a_resume_proposes_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ensemble.search.factory.GP_TRIALS", 11)
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("gp was asked")
+
+    search = Search(SPACE, trials=20, sampler="gp", pruner="none", seed=3)
+    first = Run(search)
+    while len(first.state.members) < 11:
+        first.step(parallel=1)
+    assert not caplog.messages
+    begun = list(first.events)
+    monkeypatch.setattr("optuna.samplers.GPSampler", never)
+    with pytest.raises(AssertionError, match="gp was asked"):
+        Searcher(search, direction="max", epochs=EPOCHS).ask(0)
+    proposed = []
+    for run in (
+        first,
+        Run(search, events=begun),
+        Run(Search(SPACE, trials=20, sampler="tpe", pruner="none", seed=3), events=begun),
+    ):
+        while run.step(parallel=1):
+            pass
+        proposed.append([member.params for member in run.state.members.values()])
+    assert proposed[0] == proposed[1] == proposed[2] and len(proposed[0]) == 20
+    assert [said for said in caplog.messages if "tpe proposes" in said] == [
+        "gp takes seconds for a proposal after 11 trials: tpe proposes from here on"
+    ] * 2
