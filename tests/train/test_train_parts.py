@@ -62,8 +62,11 @@ JOB = Job(
 
 
 def test_a_full_disk_is_no_fault_of_the_member() -> None:
-    assert classify(OSError(errno.ENOSPC, "No space left on device")) == ("disk", False)
-    assert classify(make_write_error(Path("/x"), OSError(errno.EDQUOT, "Quota exceeded"))) == ("disk", False)
+    assert classify(OSError(errno.ENOSPC, "No space left on device")) == ("disk", False), (
+        "of another file system, say"
+    )
+    assert classify(make_write_error(Path("/x"), OSError(errno.EDQUOT, "Quota exceeded"))) == ("disk", True)
+    assert classify(make_write_error(Path("/x"), OSError(errno.EROFS, "Read-only"))) == ("disk", False)
     assert classify(StoreError("damaged")) == ("error", False)
     assert classify(FileNotFoundError(errno.ENOENT, "no such file")) == ("error", True)
 
