@@ -85,10 +85,10 @@ class RetryPolicy:
     """Restarts a member from its last checkpoint, at most `retries` times in a session.
 
     Failures that the member did not cause are not counted: a full disk, where it waits for room; running out of
-    memory while it can be given more, a record that ends the process, samples that were not its own (after which
-    it shares nothing), the end of its node's agent (which is replaced a few times only), a GPU that has broken (which
-    is not used again), and the loss of its node. A lost node is counted if the member has reached no further
-    checkpoint since its last failure: then the member may be what ends its nodes.
+    memory while it can be given more, a record that ends the process, samples that were not its own (after
+    which it shares nothing), the end of its node's agent (which is replaced a few times only), a GPU that has
+    broken (which is not used again), and the loss of its node. A lost node is counted if the member has reached
+    no further checkpoint since its last failure: then the member may be what ends its nodes.
 
     A member that fails repeatedly without reaching a further checkpoint waits `pause_s` before its third attempt,
     twice as long before each further one, and at most `longest_s`; other members are restarted at once. The same
