@@ -353,6 +353,13 @@ class Attempts:
         )
         live.end(event, "failed", decision, self._session.now + LINGER_S)
         self._log("failed", member=member, attempt=live.number, error=error, reason=reason, retry=decision.retry)
+        if reason == "disk" and decision.retry:
+            log.warning(
+                "%s: %s; it goes on from its last checkpoint when there is room, and tries in %.0f s",
+                member,
+                error,
+                decision.wait_s,
+            )
         if live.identity.workers > 1:
             self._actions.append(Kill(member))  # the other ranks would wait in a collective
         if not decision.retry:

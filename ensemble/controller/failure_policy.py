@@ -19,8 +19,11 @@ from ensemble.spec import Identity
 REASONS = ("error", "nan", "lost", "oom", "hang", "disk", "sharing")
 
 #: Never retried in the same session: a loss that is not a number would come again, because the batches are the
-#: same; a full disk is still full a moment later. A resume tries the member again.
-FINAL_REASONS = frozenset(("nan", "disk"))
+#: same. A resume tries the member again.
+FINAL_REASONS = frozenset(("nan",))
+
+#: How long a member waits first for room on a full disk, and then twice as long each time.
+DISK_PAUSE_S = 4.0
 
 #: Failures that a broken node may cause.
 NODE_REASONS = frozenset(("error", "lost", "hang"))
@@ -81,11 +84,11 @@ class FailurePolicy(Protocol):
 class RetryPolicy:
     """Restarts a member from its last checkpoint, at most `retries` times in a session.
 
-    Failures that the member did not cause are not counted: running out of memory while it can be given more, a
-    record that ends the process, samples that were not its own (after which it shares nothing), the end of its
-    node's agent (which is replaced a few times only), a GPU that has broken (which is not used again), and the
-    loss of its node. A lost node is counted if the member has reached no further checkpoint since its last
-    failure: then the member may be what ends its nodes.
+    Failures that the member did not cause are not counted: a full disk, where it waits for room; running out of
+    memory while it can be given more, a record that ends the process, samples that were not its own (after
+    which it shares nothing), the end of its node's agent (which is replaced a few times only), a GPU that has
+    broken (which is not used again), and the loss of its node. A lost node is counted if the member has reached
+    no further checkpoint since its last failure: then the member may be what ends its nodes.
 
     A member that fails repeatedly without reaching a further checkpoint waits `pause_s` before its third attempt,
     twice as long before each further one, and at most `longest_s`; other members are restarted at once. The same
@@ -114,11 +117,14 @@ class RetryPolicy:
             is_excused |= each.reason == "sharing" and not has_shared_wrongly
             has_shared_wrongly |= each.reason == "sharing"  # once: it shares nothing from then on
             is_excused |= each.node_lost and has_progress
+            is_excused |= each.reason == "disk"
             counted += not is_excused
             last = each
         if not is_excused and counted > self.retries:
             return Decision(False)
         pause_s = self.pause_s * 2.0 ** min(without_progress - 2, 1000) if without_progress > 1 else 0.0
+        if failure.reason == "disk":
+            return Decision(True, min(DISK_PAUSE_S * 2.0 ** min(without_progress - 1, 1000), self.longest_s))
         return Decision(True, 0.0 if is_excused else min(pause_s, self.longest_s))
 
 

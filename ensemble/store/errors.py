@@ -12,7 +12,13 @@ class OtherPythonError(StoreError):
 
 
 class WriteError(StoreError):
-    """A file could not be written; the run itself is intact and can be resumed."""
+    """A file could not be written; the run itself is intact and can be resumed.
+
+    Attributes:
+        is_for_room: whether the disk or quota is full: with more room it can be.
+    """
+
+    is_for_room = False
 
 
 class DamagedError(StoreError):

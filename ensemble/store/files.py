@@ -131,9 +131,11 @@ def make_write_error(path: Path, error: BaseException, needed_bytes: int | None 
         needed = "" if needed_bytes is None else f", {max(needed_bytes / 2**20, 0.1):.1f} MiB needed"
         run = next((each for each in path.parents if has_begun(each)), None)
         then = "try again" if run is None else f"`ensemble resume {run}`"
-        return WriteError(
+        full = WriteError(
             f"cannot write {path}: the disk or quota is full ({free:.1f} MiB free{needed}); make room, then {then}"
         )
+        full.is_for_room = True
+        return full
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return WriteError(
             f"cannot write {path}: {os.strerror(number)}; choose a run directory that you may write to"

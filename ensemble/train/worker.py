@@ -176,7 +176,7 @@ def classify(error: BaseException) -> tuple[str, bool]:
     if isinstance(error, CommunicatorError):
         return "lost", True
     if isinstance(error, WriteError) or is_disk_full(error):
-        return "disk", False
+        return "disk", isinstance(error, WriteError) and error.is_for_room  # ours: there is a line that says so
     is_enomem = isinstance(error, OSError) and error.errno == errno.ENOMEM
     if (
         is_enomem

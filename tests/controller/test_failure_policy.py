@@ -46,11 +46,19 @@ def test_a_failure_is_tried_again_until_its_retries_are_used_and_nan_never() -> 
     policy = RetryPolicy(retries=2)
     assert [d.retry for d in decisions(policy, *(failed(epoch=n) for n in range(3)))] == [True, True, False]
     assert not policy.decide(failed("nan"), []).retry
-    assert not policy.decide(failed("disk"), []).retry, "it is as full a moment later: a resume takes it up"
+    assert not policy.decide(failed("disk", is_retry_useful=False), []).retry, "it may not be written to"
     assert not policy.decide(failed("error", is_retry_useful=False), []).retry
     assert not RetryPolicy(retries=0).decide(failed("error"), []).retry
     assert RetryPolicy(retries=0).decide(failed("sharing"), []).retry, "it shares nothing from then on"
     assert not RetryPolicy(retries=0).decide(failed("sharing", is_retry_useful=False), []).retry
+
+
+def test_a_member_waits_for_room_on_a_full_disk_for_as_long_as_it_takes() -> None:
+    full = decisions(RetryPolicy(retries=0), *(failed("disk") for _ in range(9)))
+    assert [d.retry for d in full] == [True] * 9
+    assert [d.wait_s for d in full] == [4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0, 60.0]
+    assert RetryPolicy(retries=0).decide(failed("disk", epoch=1), [failed("disk")]).wait_s == 4.0
+    assert RetryPolicy(retries=1).decide(failed("lost"), [failed("disk")] * 5).retry, "it has cost no retry"
 
 
 def test_an_exception_that_came_again_at_the_same_step_is_not_tried_a_third_time() -> None:
@@ -106,14 +114,18 @@ def test_whatever_fails_a_member_is_retried_as_often_as_was_asked_and_others_do_
         if not final and len(mine) <= retries:
             assert decision.retry, "never fewer than what was asked for"
         shared = next((known for known in mine if known.reason == "sharing"), None)
-        own = [k for k in mine if not k.has_more_memory and not k.node_lost and k is not shared]
+        own = [
+            k for k in mine if not k.has_more_memory and not k.node_lost and k is not shared and k.reason != "disk"
+        ]
         if len(own) > retries and any(known is failure for known in own):
             assert not decision.retry, "never more for what is its own"
-        if decision.wait_s:
+        if decision.wait_s and failure.reason != "disk":
             assert len(mine) > 1 and mine[-2].reached == failure.reached
 
 
-@given(FAILURES.filter(lambda f: f.reason not in FINAL_REASONS and f.is_retry_useful), st.integers(0, 5))
+@given(
+    FAILURES.filter(lambda f: f.reason not in {*FINAL_REASONS, "disk"} and f.is_retry_useful), st.integers(0, 5)
+)
 def test_nobody_is_tried_for_ever_without_coming_further(failure: Failure, retries: int) -> None:
     stuck = dataclasses.replace(failure, has_more_memory=False)
     made = decisions(RetryPolicy(retries), *[stuck] * (retries + 2))

@@ -5,19 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import torch
 from faults_cluster import processes_with
 from faults_members import declared, lost_and_doubled
 from faults_plan import EPOCHS, WIDTHS
 
 import ensemble
+from ensemble import Ensemble, Recipe
+from ensemble.controller import failure_policy
 from ensemble.store import WriteError, fold, load_checkpoint, read_events
+from pipelines import Pipeline, sources
 
 
 def weights(run_dir: Path) -> dict[str, str | None]:
@@ -105,11 +111,44 @@ def test_memory_that_a_process_may_not_have_is_out_of_memory_too(
     assert weights(tmp_path / "run")["member-0"] == expected["member-0"]
 
 
+def test_a_full_disk_lets_members_wait_and_fails_none(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(failure_policy, "DISK_PAUSE_S", 0.0)
+    filler, run_dir, failures = small_disk / "filler", small_disk / "run", list[Any]()
+
+    def fill(event: dict[str, Any]) -> None:
+        if event["type"] == "started" and not failures:  # the log has room, a checkpoint of 2 MiB has not
+            filler.touch()
+            os.posix_fallocate(os.open(filler, os.O_WRONLY), 0, shutil.disk_usage(small_disk).free - (1 << 20))
+        elif event["type"] == "failed":
+            failures.append(event)
+            if len(failures) == 3:
+                filler.write_bytes(b"")
+
+    def model(params: dict[str, Any]) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(4, 1 << 16), torch.nn.Linear(1 << 16, 3))
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+
+    records = sources.arrays(x=np.zeros((16, 4), np.float32), label=np.arange(16) % 3)
+    recipe = Recipe(
+        model=model, optimizer=lambda model, params: torch.optim.SGD(model.parameters(), 0.1), loss=loss
+    )
+    declared = Ensemble(name="full", recipe=recipe, train=Pipeline(records), members=[{}], epochs=2, retries=0)
+    result = ensemble.submit(declared, run_dir, "inline", on_event=fill).wait()
+    assert [(row["state"], row["attempts"]) for row in result.members] == [("finished", 4)]
+    assert [(event["reason"], event["retry"]) for event in failures] == [("disk", True)] * 3
+    assert "goes on from its last checkpoint when there is room" in caplog.text
+
+
 @pytest.mark.more
-def test_a_disk_that_fills_up_ends_the_run_with_whole_checkpoints_and_a_resume_goes_on(
+def test_a_disk_without_room_for_the_log_ends_the_run_with_whole_checkpoints_and_a_resume_goes_on(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, str | None]
 ) -> None:
     monkeypatch.setenv("FAULTS_RUN", str(tmp_path))
+    monkeypatch.setattr(failure_policy, "DISK_PAUSE_S", 0.0)
     filler = small_disk / "filler"
 
     def fill(event: dict[str, Any]) -> None:
@@ -122,9 +161,8 @@ def test_a_disk_that_fills_up_ends_the_run_with_whole_checkpoints_and_a_resume_g
 
     made = declared(tmp_path / "account", (1, 2), epochs=EPOCHS, step_s=0.1)
     run = ensemble.submit(made, small_disk / "run", "local", on_event=fill)
-    # Whichever finds no room first: the log ends the run, a checkpoint its member.
-    with contextlib.suppress(WriteError):
-        assert {row["state"] for row in run.wait().members} == {"failed"}
+    with pytest.raises(WriteError):  # a member would wait; the log cannot
+        run.wait()
     assert [p for p in processes_with("FAULTS_RUN", str(tmp_path)) if p.status() != psutil.STATUS_ZOMBIE] == []
     state = fold(read_events(small_disk / "run" / "events.jsonl"))
     assert "finished" not in {member.state for member in state.members.values()}

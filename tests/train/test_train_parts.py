@@ -34,6 +34,7 @@ from ensemble.train.reporter import append_log  # noqa: E402
 from ensemble.train.seeding import step_seed  # noqa: E402
 from ensemble.train.throughput import Throughput  # noqa: E402
 from ensemble.train.worker import classify, is_same_gpu  # noqa: E402
+from pipelines import SampleError  # noqa: E402
 
 IDENTITY = Identity(
     member="member-3",
@@ -62,9 +63,16 @@ JOB = Job(
 
 
 def test_a_full_disk_is_no_fault_of_the_member() -> None:
-    assert classify(OSError(errno.ENOSPC, "No space left on device")) == ("disk", False)
-    assert classify(make_write_error(Path("/x"), OSError(errno.EDQUOT, "Quota exceeded"))) == ("disk", False)
+    assert classify(OSError(errno.ENOSPC, "No space left on device")) == ("disk", False), (
+        "of another file system, say"
+    )
+    assert classify(make_write_error(Path("/x"), OSError(errno.EDQUOT, "Quota exceeded"))) == ("disk", True)
+    assert classify(make_write_error(Path("/x"), OSError(errno.EROFS, "Read-only"))) == ("disk", False)
     assert classify(StoreError("damaged")) == ("error", False)
+    out_of_reach = SampleError(7, "/net/part-0", "cannot be read")
+    assert classify(out_of_reach) == ("error", False)
+    out_of_reach.__cause__ = OSError(errno.ESTALE, "Stale file handle")
+    assert classify(out_of_reach) == ("error", True), "a file server comes back"
     assert classify(FileNotFoundError(errno.ENOENT, "no such file")) == ("error", True)
 
 
