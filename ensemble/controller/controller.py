@@ -96,7 +96,7 @@ class Controller:
         self._cluster_lost: str | None = None
         self._stuck: set[str] = set()  # requests that can be neither read nor removed
         self._began, self._clock = time.monotonic(), executor.clock or CpuClock()
-        self._limit_clock = StallFreeClock()
+        self._limit_clock = StallFreeClock(lambda: time.monotonic())
         self._tally: Tally | None = None
         self._loggers_cpu_s = 0.0  # of the last sample
         self._requests_at = self._usage_at = self._snapshot_at = self._metrics_at = 0.0
