@@ -123,6 +123,8 @@ class Attempt:
         outcome: how it ended; None before EXITING.
         decision: whether the member is placed again after this attempt, and when.
         deadline: the time at which its processes are killed; None: never.
+        grace_s: how long after a sign of life an attempt that was asked to stop is killed; 0: the deadline stands.
+        latest_deadline: to which it can be moved.
         kill_reason: why they were or will be killed; None: they were not.
         target_cohort: the cohort whose stream it was asked to read next; equal to `cohort` otherwise.
         target_workers: the number of workers of the next attempt, if the intent is WIDEN.
@@ -146,6 +148,8 @@ class Attempt:
     outcome: str | None = None
     decision: Decision = _GIVE_UP
     deadline: float | None = None
+    grace_s: float = 0.0
+    latest_deadline: float = 0.0
     kill_reason: str | None = None
     target_cohort: int | None = None
     target_workers: int | None = None
@@ -204,6 +208,27 @@ class Attempt:
         self.outcome, self.decision = outcome, decision
         if deadline is not None:
             self.deadline = deadline
+
+    def limit_stop(self, now: float, until: float, write_s: float, most_s: float) -> None:
+        """Set the time by which an attempt that was asked to stop must have ended.
+
+        It has as long since its last sign of life (it evaluates, say), and twice as long as its last checkpoint
+        took.
+
+        Args:
+            until: the time; `now` or before: at once.
+            write_s: seconds that its last checkpoint took.
+            most_s: seconds after which it is killed, whatever it reports.
+        """
+        self.grace_s = until - now + 2 * write_s if until > now else 0.0
+        limit = now + self.grace_s
+        self.deadline = limit if self.deadline is None else min(self.deadline, limit)
+        self.latest_deadline = max(limit, now + most_s)
+
+    def note_life(self, now: float) -> None:
+        """Move the deadline of an attempt that was asked to stop, and reports that it works."""
+        if self.phase is AttemptPhase.STOPPING and self.grace_s and self.deadline is not None:
+            self.deadline = max(self.deadline, min(now + self.grace_s, self.latest_deadline))
 
     def event_type(self, reported: str) -> str:
         """The type under which an end is logged that its worker reported."""

@@ -27,11 +27,14 @@ class AttemptCommands:
     Args:
         failures: the members that wait for a retry.
         elastic: whether members may be given more workers.
+        hang_timeout_s: how long a member that stops may take at most, as long as it reports that it works.
     """
 
-    def __init__(self, session: SessionState, failures: FailureTracker, *, elastic: bool) -> None:
+    def __init__(
+        self, session: SessionState, failures: FailureTracker, *, elastic: bool, hang_timeout_s: float
+    ) -> None:
         self._session, self._live, self._actions = session, session.live, session.actions
-        self._failures, self._elastic = failures, elastic
+        self._failures, self._elastic, self._hang_timeout_s = failures, elastic, hang_timeout_s
 
     # -- changing between two epochs ----------------------------------------------------------------------------
 
@@ -95,7 +98,7 @@ class AttemptCommands:
             if live.advance("stop"):
                 live.intent = Intent.STOP
                 self._actions.append(Send(live.member, "stop"))
-            live.deadline = until if live.deadline is None else min(live.deadline, until)
+            self._limit_stop(live, until)
 
     def cancel(self, member: str) -> bool:
         """Cancel a member; False where it neither runs nor waits for a retry, is returning or paused."""
@@ -125,9 +128,13 @@ class AttemptCommands:
         if live.intent not in (Intent.STOP, Intent.CANCEL) and live.advance("pause"):
             live.intent = Intent.PAUSE
         if was_active:
-            live.deadline = until
+            self._limit_stop(live, until)
             self._actions.append(Send(member, "stop"))
         return True
+
+    def _limit_stop(self, live: Attempt, until: float) -> None:
+        saved = self._session.run.members[live.member].checkpoint or {}
+        live.limit_stop(self._session.now, until, saved.get("write_s") or 0.0, self._hang_timeout_s)
 
     def leave_node(self, node: str, deadline: float | None) -> None:
         """Let the members of a node that is being drained write a checkpoint, to be placed elsewhere.

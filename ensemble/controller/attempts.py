@@ -174,6 +174,8 @@ class Attempts:
         if live is None:
             return
         live.last_event_at = self._session.now
+        if event["type"] in ("progress", "epoch") and live.lost_report is None:
+            live.note_life(self._session.now)
         if event["type"] == "exited":
             self._handle_exit(live, event)
         elif event["type"] == "launch_failed":

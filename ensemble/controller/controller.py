@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from ensemble.controller.actions import Action, Event
 from ensemble.controller.changes import find_code_change
+from ensemble.controller.clock import StallFreeClock
 from ensemble.controller.extension import Extension
 from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.feeders import SharedStream
@@ -98,6 +99,7 @@ class Controller:
         self._cluster_lost: str | None = None
         self._stuck: set[str] = set()  # requests that can be neither read nor removed
         self._began, self._clock = time.monotonic(), executor.clock or CpuClock()
+        self._limit_clock = StallFreeClock(lambda: time.monotonic())
         self._tally: Tally | None = None
         self._loggers_cpu_s = 0.0  # of the last sample
         self._requests_at = self._usage_at = self._snapshot_at = self._metrics_at = 0.0
@@ -285,7 +287,7 @@ class Controller:
                 self._handle_requests()
                 self._trials.catch_up(MIRROR_S)
                 actions = []
-            if now >= self._usage_at or self.session.attempts.costs.is_due(now):
+            if now >= self._usage_at or self.session.attempts.costs.is_due(self._limit_clock.read()):
                 self._usage_at = now + USAGE_EVERY_S
                 actions += self._decide([*self._loggers.read(), *self._sample_usage()])
             self._reconcile(actions)
@@ -302,8 +304,8 @@ class Controller:
             self._perform(self.session.stop(reason, *self._read_clock()))
 
     def _read_clock(self) -> tuple[float, float]:
-        """The time, in seconds of a monotonic clock, and in Unix seconds as in the log."""
-        return time.monotonic(), self._events.read_clock()
+        """The time, in seconds of a clock by which others are limited, and in Unix seconds as in the log."""
+        return self._limit_clock.read(), self._events.read_clock()
 
     def _decide(self, events: Sequence[Event]) -> list[Action]:
         now, t = self._read_clock()

@@ -91,7 +91,9 @@ class Session:
         )
         self.attempts = Attempts(self.state, setup.ensemble, setup.run_dir, setup.policy, gated=setup.gated)
         failures = self.attempts.failures
-        self.commands = AttemptCommands(self.state, failures, elastic=setup.ensemble.elastic)
+        self.commands = AttemptCommands(
+            self.state, failures, elastic=setup.ensemble.elastic, hang_timeout_s=setup.ensemble.hang_timeout_s
+        )
         self.queue = MemberQueue(
             self.state,
             self.commands,

@@ -221,6 +221,9 @@ class EvaluatedMember:
             if is_measured:
                 self._end_gpu_work()
             self._life.report_progress()
+            # A function of the user's may have changed what is to be saved, and several ranks must agree.
+            if is_measured and self.world == 1 and not self._is_own_loop:
+                self._life.interrupt_evaluation()
 
     # --- the end ----------------------------------------------------------------------------------------
 

@@ -49,7 +49,12 @@ class StopTraining(BaseException):
     """Leaves a training loop on a command.
 
     It is no Exception, so that an `except Exception` in the user's own loop does not catch it.
+
+    Attributes:
+        is_unsaved: whether a checkpoint is still to be written, once the loop has been left.
     """
+
+    is_unsaved = False
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome)

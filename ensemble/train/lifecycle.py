@@ -253,6 +253,20 @@ class Lifecycle:
         if command == "cancel":
             raise StopTraining("cancelled")
 
+    def interrupt_evaluation(self) -> None:
+        """Execute a command while the member is evaluated; a resume evaluates it from the beginning.
+
+        The checkpoint is written once the loop has been left: until then the model may have other weights than
+        those in training.
+        """
+        command = self.poll_command()
+        if command == "stop":
+            ended = StopTraining("stopped")
+            ended.is_unsaved = self._saved_at != (self.at.epoch, self.at.step)
+            raise ended
+        if command == "cancel":
+            raise StopTraining("cancelled")
+
     def end_epoch(self, optimization: Optimization) -> None:
         """Report an epoch whose steps are all done, wait for the verdict, and save."""
         at = self.at
@@ -388,10 +402,10 @@ class Lifecycle:
             parts |= self._observer.seen.as_record()
         if self._comm.rank != 0:
             return
-        self._save_due = time.monotonic() + self._save_every_s
+        began = time.monotonic()
         saved = self._checkpointer.save(self._data.first_epoch or 0, self.at, parts)
-        self._digest = saved["weights_sha256"]
-        self._reporter.event("checkpoint", **self.position, **saved)
+        self._digest, self._save_due = saved["weights_sha256"], time.monotonic() + self._save_every_s
+        self._reporter.event("checkpoint", **self.position, **saved, write_s=time.monotonic() - began)
 
     def close(self) -> None:
         """Leave the stream, and report the CPU time used to the end."""

@@ -106,6 +106,8 @@ class TrainContext(EvaluatedMember):
             self._data.open(life.at.epoch, life.at.step)
         while not life.is_over:
             life.throughput.begin_epoch(self._data.stats())
+            if life.at.step == self.steps_per_epoch:  # only its evaluation is left, in which it was stopped
+                life.begin()
             try:
                 yield life.at.epoch
             except GeneratorExit:  # nothing is to be done here: the loop may be left by an exception
@@ -277,6 +279,10 @@ class TrainContext(EvaluatedMember):
         self._has_left = self._has_left or not self._life.is_over
         self._end_left_epoch()
         self._life.finish(self._prepared())
+
+    def save(self) -> None:
+        """Save a member that was stopped in its evaluation."""
+        self._life.save(self._prepared())
 
     def close(self) -> None:
         """Leave the stream, and report the CPU time used to the end.

@@ -56,6 +56,12 @@ def run(
             return "finished"
         except StopTraining as ended:
             assert member is not None
+            try:
+                if ended.is_unsaved:
+                    member.save()
+            except Exception as error:
+                _report_failure(reporter, job, error, member.position)
+                return "failed"
             _report_end(reporter, member, ended)
             return ended.outcome
         except (Exception, SystemExit) as error:

@@ -23,6 +23,7 @@ from leftovers import wait_until
 
 import ensemble
 from ensemble import Member, Recipe, Resources, Search, SpecError, uniform
+from ensemble.controller.controller import Controller
 from ensemble.store import StoreError, fold, read_events
 
 HERE = Path(__file__).parent
@@ -184,6 +185,28 @@ def test_a_stopped_run_goes_on_where_it_was(
     result = ensemble.resume(run_dir).wait()
     assert set(by_state(result).values()) == {"finished"}
     assert hashes(run_dir) == reference
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(("workers", "at"), [(1, (0, 2)), (2, (1, 0))])
+def test_a_member_that_is_evaluated_for_longer_than_a_stop_may_take_is_not_killed(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, workers: int, at: tuple[int, int]
+) -> None:
+    """One of one worker leaves its evaluation; ranks of another end theirs, and show meanwhile that they live."""
+    monkeypatch.setitem(Controller.__init__.__kwdefaults__, "stop_timeout_s", 3.0)
+    members = [Member({"lr": 0.1, "step_s": 0.7}, workers=workers)]
+    declared = an_ensemble(members, train=samples(8, 0), batch_size=4, epochs=1)
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["type"] == "progress" and event["step"] == 2 and not stopped:
+            stopped.append(event)
+            run.stop()
+
+    stopped: list[dict[str, Any]] = []
+    run = ensemble.submit(declared, run_dir, "local", on_event=stop)
+    assert by_state(run.wait()) == {"member-0": "stopped"}
+    events = read_events(run_dir / "events.jsonl")
+    assert [(e["epoch"], e["step"]) for e in events if e["type"] == "checkpoint"] == [at]
 
 
 def test_a_search_prunes_and_goes_on(run_dir: Path) -> None:

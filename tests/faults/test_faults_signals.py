@@ -89,6 +89,33 @@ def test_a_signal_while_members_are_combined_trains_nobody_again(
         assert (member.attempts, member.weights_sha256) == (1, expected[member.id])
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("frozen", ["all", "driver"])
+def test_a_run_that_was_frozen_for_longer_than_a_member_may_be_silent_kills_nobody(
+    tmp: Path, tmp_path: Path, frozen: str
+) -> None:
+    """As Slurm's suspend, `docker pause` and a laptop's lid do; the driver alone as a file system that hangs."""
+    told: dict[str, Any] = {
+        "executor": "local",
+        "widths": [1, 1],
+        "step_s": 0.1,
+        "hang_timeout_s": 8.0,
+        "retries": 0,
+    }
+    driver = Driver(tmp_path / "run", tmp, **told)
+    driver.wait_for("epoch", 2)
+    victims = [psutil.Process(driver.process.pid)]
+    victims += victims[0].children(recursive=True) if frozen == "all" else []
+    for process in victims:
+        process.suspend()
+    time.sleep(12.0)
+    for process in reversed(victims):  # members go on first, or last: the driver is the first of them
+        process.resume()
+    assert driver.process.wait(LIMIT_S) == 0
+    assert [e["type"] for e in driver.events() if e["type"] == "failed"] == []
+    assert {member.attempts for member in driver.state.members.values()} == {1}
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_signal_to_all_processes_at_once_does_not_end_ray_before_the_run(

@@ -93,6 +93,25 @@ def test_a_checkpoint_is_written_within_an_epoch_when_it_is_due(tmp_path: Path) 
     assert of(again, "finished")[0] == {**whole, "attempt": 1}
 
 
+@pytest.mark.parametrize("averaging", ["none", "ema"])
+def test_a_member_is_stopped_in_its_evaluation_and_goes_on_with_it(tmp_path: Path, averaging: str) -> None:
+    """The third batch of the evaluations: 3 batches within the epoch, 3 at its end, 3 for predictions after it."""
+    options = {"epochs": 1, "validate_every": 2, "averaging": averaging}
+    whole = finished(tmp_path / "whole", **options)
+    seen = []
+    for n in range(1, 30):
+        folder = tmp_path / str(n)
+        outcome, events = train(folder, cases.NOISY, cases.Script(n, "stop"), **options)
+        if outcome == "finished":
+            break
+        assert outcome == "stopped", events[-1]
+        seen.append((of(events, "stopped")[0]["epoch"], of(events, "stopped")[0]["step"]))
+        outcome, again = train(folder, cases.NOISY, attempt=1, **options)
+        assert outcome == "finished" and of(again, "finished")[0] == {**whole, "attempt": 1}, (n, again)
+        assert [e["samples"] for e in of([*events, *again], "epoch")] == [23], n
+    assert seen.count((0, 2)) == 1 + 3 and seen.count((0, 4)) == 1 + 3 and seen.count((0, 5)) == 3, seen
+
+
 #: A second attempt, which `make_job` tells what to go on from.
 AGAIN = {"attempt": 1}
 
