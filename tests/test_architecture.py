@@ -250,9 +250,9 @@ def test_private_api_of_libraries_is_used_only_where_it_is_accounted_for() -> No
     assert sum(bool(uses) for name, uses in found.items() if name.endswith("_compat.py")) > 3, "they are seen"
 
 
-def test_nothing_sleeps_in_the_pipelines() -> None:
+def test_nothing_sleeps_in_the_pipelines_but_between_two_trials_to_read_a_record() -> None:
     found = {name_of(path): list(calls_of(parse(path), {"time"}, {"sleep"})) for path in files("pipelines")}
-    assert {name: lines for name, lines in found.items() if lines} == {}
+    assert [name for name, lines in found.items() if lines] == ["pipelines/prepare/transient.py"]
 
 
 @pytest.mark.parametrize("module", ["ensemble", "ensemble.api", "ensemble.controller.controller", "pipelines"])

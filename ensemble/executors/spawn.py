@@ -240,7 +240,12 @@ def make_node_environment(directory: Path) -> dict[str, str]:
     return {**caches, NODE_DIRECTORY: str(directory)}
 
 
-_has_locks = functools.cache(has_locks)
+@functools.cache
+def _has_locks(run_dir: str) -> bool:
+    try:
+        return has_locks(run_dir)
+    except OSError:  # such as a full disk
+        return False
 
 
 def find_processes(directory: Path) -> list[psutil.Process]:

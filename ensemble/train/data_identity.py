@@ -117,6 +117,9 @@ def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> st
     for name, meaning in (("samples", "samples of train"), ("drop_last", "drop_last")):
         if name in before and before[name] != now[name]:
             return f"{meaning} was {before[name]}, is {now[name]}"
+    then, here = before.get("numbering") or {}, now.get("numbering") or {}
+    if changed := sorted(split for split in {*then, *here} if then.get(split) != here.get(split)):
+        return f"the classes of {' and '.join(changed)} have other numbers than before"
     unsure, splits = list_unsure_splits(before, now), now.get("splits") or {}
     for split, (samples, fingerprint) in (before.get("splits") or {}).items():
         count, other = splits.get(split, (samples, fingerprint))  # a new split, or one that is gone, mixes nothing
@@ -127,9 +130,6 @@ def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> st
                 f"the pipeline of {split} is another one (its source or stages), and figures of both would be "
                 f"mixed: its fingerprint was {fingerprint}, is {other}"
             )
-    then, here = before.get("numbering") or {}, now.get("numbering") or {}
-    if changed := sorted(split for split in {*then, *here} if then.get(split) != here.get(split)):
-        return f"the classes of {' and '.join(changed)} have other numbers than before"
     comparable = _is_comparable(before, now) and not _is_of_another_python(before, now)
     pairs = _pair_fingerprints(before, now) if comparable else {}
     for name, (first, second) in pairs.items():
