@@ -319,7 +319,7 @@ class RunDir:
         Raises:
             StoreError: it was not to keep them, and no process holds them.
         """
-        names = find_names(self.ensemble_file.read_bytes())
+        names = find_names(self.ensemble_file.read_bytes()) if self.ensemble_file.exists() else set[str]()
         gone = sorted(name for name in names if name.endswith(IN_MEMORY) and not (self.data / name).exists())
         if gone:
             columns = ", ".join(dict.fromkeys(name.rpartition("-")[0] for name in gone))
