@@ -136,7 +136,7 @@ def test_one_failure_stays_one_failure(failed: Path, reference: dict[str, str | 
 def test_members_that_are_killed_within_an_epoch_go_on_within_it(tmp_path: Path) -> None:
     """One epoch of 24 steps: a checkpoint is due after each, and one or two steps are done again."""
     members = [
-        Member({"lr": 0.1, **fault}, workers=workers)
+        Member({"lr": 0.1, **fault}, seed=0, workers=workers)
         for workers in (1, 2)
         for fault in ({}, {"fault": "kill", "after": 20, "marker": str(tmp_path / f"of {workers}")})
     ]
