@@ -80,8 +80,8 @@ def check_modes(path: Path, descriptor: int) -> None:
     if os.fstat(descriptor).st_mode & stat.S_IWOTH and not _is_in_trusted_folder(path):
         raise StoreError(
             f"{path} is on a file system without modes, such as WSL's /mnt/c, exFAT or SMB: everyone may write "
-            "there what workers then run; choose a run directory elsewhere, or --trust-folder FOLDER if you trust all "
-            f"who can write it (in Python, {TRUST_FOLDER} in the environment)"
+            "there what workers then run; choose a run directory elsewhere, or --trust-folder FOLDER if you trust "
+            f"all who can write it (in Python, {TRUST_FOLDER} in the environment)"
         )
 
 
