@@ -26,8 +26,7 @@ def compile_forward(model: nn.Module, options: Mapping[str, Any], run_dir: Path)
     release_caches()
     for variable, folder in name_kernel_caches(run_dir).items():
         os.environ[variable] = _set_here[variable] = folder
-    # torch limits how often it compiles one function, and members before this one in the process may share it. Where
-    # nothing names its folder, this names one in the environment.
+    # torch limits how often it compiles one function, and members before this one in the process may share it.
     torch.compiler.reset()
     model.forward = torch.compile(model.forward, mode=options["name"], backend=options["backend"])
 

@@ -28,7 +28,7 @@ def name_kernel_caches(run_dir: Path) -> dict[str, str]:
     """
     folder = run_dir / "compiled"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_ownership(folder, folder.stat())
     except (OSError, StoreError) as error:
         log.warning("compiled kernels are not kept with the run: %s", error)
@@ -36,8 +36,18 @@ def name_kernel_caches(run_dir: Path) -> dict[str, str]:
     return {
         variable: str(folder / _name_processor() / name)
         for variable, name in _FOLDERS.items()
-        if variable not in os.environ
+        if find_folder(variable) is None
     }
+
+
+def find_folder(variable: str) -> str | None:
+    """The folder that the user has named for a compiler's kernels, or None.
+
+    PyTorch names its default in the environment as soon as its optimizers are imported.
+    """
+    folder = os.environ.get(variable)
+    is_default = folder is not None and any(part.startswith("torchinductor_") for part in Path(folder).parts)
+    return None if is_default else folder
 
 
 def remove_empty(run_dir: Path) -> None:
