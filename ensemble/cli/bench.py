@@ -8,21 +8,21 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ensemble.bench.results import Study
 from ensemble.cli.arguments import add_json_option, option, output
-from ensemble.cli.studies import compression, energy, fabric, pipelines, precision, scaling, schedule
+from ensemble.cli.studies import energy, fabric, pipelines
 
-STUDIES: list[Study] = [
-    each.STUDY for each in (pipelines, fabric, precision, compression, scaling, schedule, energy)
-]
+#: What a user measures on machines of his own; studies that answer questions of papers are in `benchmarks`.
+STUDIES: tuple[Study, ...] = tuple(each.STUDY for each in (pipelines, fabric, energy))
 
 
-def add_studies(parser: argparse.ArgumentParser) -> None:
+def add_studies(parser: argparse.ArgumentParser, known: Sequence[Study] = STUDIES) -> None:
     """Add a subcommand for each study; its `do` runs it."""
     studies = parser.add_subparsers(title="studies", metavar="STUDY", required=True)
-    for study in STUDIES:
+    for study in known:
         added = studies.add_parser(study.name, help=study.summary, description=study.description)
         added.set_defaults(do=functools.partial(run, study))
         study.add_options(added)

@@ -33,11 +33,14 @@ exit status:
 EXIT_USAGE, EXIT_RESUMABLE, EXIT_INTERRUPTED = 2, 75, 130  # 75: EX_TEMPFAIL of sysexits.h
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, make_parser: Callable[[], argparse.ArgumentParser] | None = None
+) -> int:
     """Run a command.
 
     Args:
         arguments: of the command; None takes those of this process, and ends it when the command has ended.
+        make_parser: of other commands than those of `ensemble`; what it parses has `do`, which runs the command.
 
     Returns:
         The exit status, see `EXIT_STATUSES`.
@@ -49,17 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         count_whole_process()
         separate_stderr()
-        exit_process(_run(sys.argv[1:]))
-    return _run(arguments)
+        exit_process(_run(sys.argv[1:], make_parser or _make_parser))
+    return _run(arguments, make_parser or _make_parser)
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str], make_parser: Callable[[], argparse.ArgumentParser]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # it may be Latin-1, and file names may be no valid text
     try:
         exit_on_signals()
-        options = _make_parser().parse_args(arguments)
+        options = make_parser().parse_args(arguments)
         with _warnings_in_one_line():
             return int(options.do(options))
     except KeyboardInterrupt as error:
@@ -124,7 +127,7 @@ def _find_exit_status(error: Exception) -> int | None:
     return EXIT_FAILED if isinstance(error, OSError) and error.filename is not None else None
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Reports a usage error in one line, which points to the help of the command that was called."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
@@ -144,7 +147,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="ensemble",
         description="Train an ensemble or a hyperparameter search on one shared data pipeline.",
         epilog=EXIT_STATUSES,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ensemble.bench import models
-from ensemble.bench.training import RecipeTrainer
+from benchmarks import models
+from benchmarks.training import RecipeTrainer
 from ensemble.comm import SingleRank
 from gpu_cases.common import NO_GPU, Row, Setting, attempt, check, row, time_calls
 from gpu_cases.networks import MADE_UP, image_pipeline

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "train"))
 
 import train_child
 
-from ensemble.bench import models
-from ensemble.bench.members import declare
+from benchmarks import models
+from benchmarks.members import declare
 from ensemble.spec import Member
 from ensemble.train import Inbox, work
 

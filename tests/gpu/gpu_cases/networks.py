@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ensemble.bench import models
-from ensemble.bench.models import Net
+from benchmarks import models
+from benchmarks.models import Net
 from ensemble.spec import Recipe
 from pipelines import Batch, Pipeline, sources, stages
 

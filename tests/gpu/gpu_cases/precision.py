@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ensemble.bench import models
-from ensemble.bench.training import RecipeTrainer
+from benchmarks import models
+from benchmarks.training import RecipeTrainer
 from ensemble.comm import SingleRank
 from ensemble.spec import Recipe
 from gpu_cases.common import GpuEnergy, PeakMemory, Row, Setting, attempt, check, row, time_calls

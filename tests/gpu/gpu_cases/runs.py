@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import ensemble as api
-from ensemble.bench.members import declare
-from ensemble.bench.models import Net
+from benchmarks.members import declare
+from benchmarks.models import Net
 from ensemble.spec import Ensemble, Member, Resources
 from gpu_cases.common import GpuEnergy, Setting
 from gpu_cases.networks import MADE_UP

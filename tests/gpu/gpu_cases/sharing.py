@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from ensemble.bench import models
+from benchmarks import models
 from gpu_cases.common import Row, Setting, attempt, row
 from gpu_cases.networks import image_pipeline
 from gpu_cases.runs import declare_alike, train

@@ -1,0 +1,40 @@
+"""`python -m benchmarks STUDY`: runs a study, prints, writes and draws its outcome as `ensemble bench` does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from benchmarks.compression import options as compression
+from benchmarks.energy import options as energy
+from benchmarks.precision import options as precision
+from benchmarks.scaling import options as scaling
+from benchmarks.schedule import options as schedule
+from ensemble.cli import parser as cli
+from ensemble.cli.bench import add_studies
+
+STUDIES = (
+    precision.STUDY,
+    compression.STUDY,
+    scaling.STUDY,
+    schedule.STUDY,
+    energy.ATTRIBUTION,
+    energy.SHAPLEY,
+)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all studies."""
+    parser = cli.Parser(prog="python -m benchmarks", description="Studies that answer the questions of papers.")
+    add_studies(parser, STUDIES)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a study; see `ensemble.cli.parser.main`."""
+    return cli.main(arguments, make_parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""`python -m benchmarks compression`: its words, where compression stops paying, and a small run."""
+
+from __future__ import annotations
+
+import json
+import math
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import models
+from benchmarks.__main__ import main
+from benchmarks.compression import measure, rows
+from benchmarks.compression.figures import outcome, panels
+from benchmarks.compression.rows import CodecRow, Crossover, Results, crossover, exchange_rows, findings
+from benchmarks.compression.schemes import UNLIMITED, parse_scheme, parse_schemes
+from benchmarks.compression.study import accuracy_rows, declare_members
+from benchmarks.members import MemberResult
+from ensemble.bench.charts import Panel, write
+from ensemble.bench.launch.hosts import unavailable
+from ensemble.comm import SingleRank
+from ensemble.spec import SpecError
+
+MIB = 2**20
+positive = st.floats(1e-3, 1e3)
+
+# --- words ---------------------------------------------------------------------------------------------------
+
+
+def test_a_word_says_whether_errors_are_fed_back() -> None:
+    words = ["qsgd4", "qsgd4+ef", "qsgd4-ef", "onebit", "onebit-ef", "none"]
+    assert [(parse_scheme(word).label, parse_scheme(word).feedback) for word in words] == [
+        ("qsgd4", False),
+        ("qsgd4+ef", True),
+        ("qsgd4", False),
+        ("onebit+ef", True),
+        ("onebit", False),
+        ("none", False),
+    ]
+    assert [made.label for made in parse_schemes(["onebit", "onebit+ef", "fp16"])] == ["none", "onebit+ef", "fp16"]
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("qsgd5", "--schemes cannot be 'qsgd5'; did you mean"),
+        ("none+ef", "'none' has no options, got 'error_feedback'"),
+        ("auto", "'auto' is one of the others"),
+    ],
+)
+def test_an_unknown_word_is_refused(word: str, line: str) -> None:
+    with pytest.raises(SpecError, match=line):
+        parse_scheme(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "bits"),
+    [("none", 32), ("fp16", 16), ("qsgd4", 8 * 260 / 512), ("onebit", 2), ("powersgd", 32 * 4 * 1536 / 2**19)],
+)
+def test_bits_of_a_value_count_scales_and_means(word: str, bits: float) -> None:
+    assert parse_scheme(word).bits([(1024, 512)]) == pytest.approx(bits)
+    assert parse_scheme(word).bits([(100,)]) == 32  # small ones travel as they are
+    assert parse_scheme(word).bits([(1024, 512), (9999,)]) == pytest.approx(
+        (bits * 2**19 + 32 * 9999) / (2**19 + 9999)
+    )
+
+
+# --- crossovers ----------------------------------------------------------------------------------------------
+
+
+@given(positive, positive, st.floats(0.1, 3), st.floats(-3.0, 0.09))
+def test_the_crossover_of_power_laws_is_found_exactly(at: float, time: float, steep: float, flat: float) -> None:
+    rates = [at / 7, at / 2, at * 3, at * 20]
+    points = [(rate, time * (rate / at) ** -steep, time * (rate / at) ** -flat) for rate in rates]
+    verdict, bps, at_time = crossover(points)
+    assert verdict == "pays below"
+    assert bps == pytest.approx(at, rel=1e-6) and at_time == pytest.approx(time, rel=1e-6)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 1000).map(float), positive, positive),
+        min_size=2,
+        max_size=6,
+        unique_by=lambda point: point[0],
+    )
+)
+def test_a_crossover_lies_where_the_sign_changes(points: list[tuple[float, float, float]]) -> None:
+    verdict, bps, _ = crossover(points)
+    fastest = max(points)
+    if bps is None:
+        assert verdict == ("pays always" if fastest[2] < fastest[1] else "never pays")
+        return
+    above = [point for point in points if point[0] >= bps * (1 - 1e-9)]
+    assert above and all(packed >= plain * (1 - 1e-6) for _, plain, packed in above)
+
+
+# --- rows ----------------------------------------------------------------------------------------------------
+
+
+def said(seconds: float, sent: float, error: float = 0.1, steps: tuple[float, ...] = ()) -> dict[str, Any]:
+    return {"times": [seconds] * 3, "sent": sent, "wire": sent * 1.05, "error": error, "steps": list(steps)}
+
+
+def found_over(rates: dict[str, tuple[float, float]]) -> list[rows.ExchangeRow]:
+    """Exchanges of 4 hosts: by rate the seconds of fp32 and of 4 bits."""
+    return [
+        row
+        for rate, (plain_s, packed_s) in rates.items()
+        for row in exchange_rows(
+            4,
+            rate,
+            "16 MiB",
+            4 * MIB,
+            [{"none": said(plain_s, 24 * MIB), "qsgd4": said(packed_s, 3 * MIB)}] * 4,
+            True,
+        )
+    ]
+
+
+def test_exchanges_become_rows_of_the_slowest_rank() -> None:
+    by_rank = [
+        {"none": said(1.0, 8e6, steps=(2.0,)), "qsgd4": said(0.1, 1e6, steps=(1.0,))},
+        {"none": said(2.0, 8e6, steps=(2.5,)), "qsgd4": said(0.2, 1e6, steps=(1.5,))},
+    ]
+    plain, packed = exchange_rows(2, "200mbit", "lstm", 5, by_rank, True)
+    assert (plain.time_ms, plain.speedup, plain.sent_mb, plain.step_ms) == (2000, 1, 8, 2500)
+    assert (packed.time_ms, packed.speedup, packed.ratio, packed.step_ms) == (200, 10, 8, 1500)
+    assert packed.reached_bps == pytest.approx(32e6) and packed.wire_mb == pytest.approx(1.05)
+    assert next(exchange_rows(2, "200mbit", "lstm", 5, by_rank, False)).wire_mb is None
+
+
+def test_findings_name_the_crossover() -> None:
+    found = Results(exchanges=found_over({"200mbit": (1.0, 0.1), UNLIMITED: (0.1, 0.2)}))
+    (only,) = found.crossovers()
+    rate = 8 * 24 * MIB * 10 ** (math.log(10) / math.log(20))
+    assert only == Crossover(
+        hosts=4,
+        what="16 MiB",
+        scheme="qsgd4",
+        verdict="pays below",
+        bps=pytest.approx(rate),
+        at_ms=pytest.approx(1000 * 10 ** -(math.log(10) / math.log(20))),
+    )
+    assert list(findings(found)) == [
+        "16 MiB, 4 hosts, links 200mbit, against fp32: qsgd4 10.00 x (8.0 x fewer bytes)",
+        f"16 MiB, 4 hosts: qsgd4 pays below {rate / 1e9:.3g} Gbit/s",
+    ]
+
+
+def whole() -> Results:
+    net, trained = models.net_of("cnn"), parse_schemes(["qsgd4", "onebit-ef", "onebit"])
+    percents = [90.0, 89.0, 80.0, 88.0, 91.0, 90.0, 80.5, 88.5]
+    came = [*(MemberResult(percent) for percent in percents), *[MemberResult(None, "the loss is infinite")] * 4]
+    codec = CodecRow(
+        scheme="qsgd4",
+        form="numba",
+        ratio=7.9,
+        bits=4.06,
+        encode_gbs=9.0,
+        feedback_gbs=5.0,
+        decode_gbs=20.0,
+        error=0.19,
+        mean_error=0.05,
+        fed_error=0.01,
+    )
+    return Results(
+        codecs=[codec],
+        exchanges=found_over({"200mbit": (1.0, 0.1), UNLIMITED: (0.1, 0.2)}),
+        accuracies=accuracy_rows(net, None, trained, came),
+    )
+
+
+def test_accuracy_is_paired_by_seed_and_says_who_failed() -> None:
+    by = {row.scheme: row for row in whole().accuracies}
+    assert by["onebit"].difference is not None and by["onebit"].difference.mean == pytest.approx(-10.25)
+    assert by["qsgd4"].accuracy is not None and by["qsgd4"].accuracy.n == 2
+    assert by["qsgd4"].note == "1 of 3 seeds failed: the loss is infinite"
+    assert by["none"].bits == 32 and by["onebit"].bits < by["qsgd4"].bits < 6
+    assert "cnn: onebit differs from fp32 by -10.25" in " ".join(findings(whole()))
+
+
+def test_every_part_is_shown_written_and_drawn(tmp_path: Path) -> None:
+    found = whole()
+    shown = outcome(found)
+    assert all(table for _, table in shown.tables) and len(shown.tables) == 4
+    parts = [row["part"] for row in json.loads(json.dumps(shown.rows))]
+    assert parts == ["codec", *["exchange"] * 4, "crossover", *["accuracy"] * 4]
+    drawn: list[Panel] = list(panels(found))
+    assert [panel.title.split(",")[0] for panel in drawn] == [
+        "Exchange of 16 MiB",
+        "Bytes that a host sends in an exchange",
+        "Codecs on one core",
+        "cnn on digits: accuracy less that of fp32",
+    ]
+    assert [mark.text for mark in drawn[0].marks] == ["qsgd4"]
+    write("Compression", [], drawn, tmp_path / "plot.html")
+    assert (tmp_path / "plot.html").stat().st_size > 1e6
+
+
+def test_members_differ_in_what_their_gradients_travel_as_and_in_nothing_else() -> None:
+    net = models.net_of("cnn-small")
+    options = Namespace(data=None, seeds=2, epochs=1, samples=300, held_out=100)
+    declared = declare_members(net, parse_schemes(["qsgd4+ef"]), options)
+    made = [declared.identify(number) for number in range(4)]
+    assert [(one.seed, (one.compression or {}).get("name")) for one in made] == [
+        (0, None),
+        (0, "qsgd4"),
+        (1, None),
+        (1, "qsgd4"),
+    ]
+    assert {one.workers for one in made} == {2}
+    assert made[1].compression is not None and made[1].compression["error_feedback"] is True
+
+
+# --- runs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.more
+def test_a_small_run_counts_the_same_bytes_in_code_and_at_the_interface(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = "compression --parts exchanges --hosts 2 --rates unlimited --sizes 1MiB --models none"
+    arguments += " --schemes qsgd4,onebit --iterations 2 --rounds 1 --json rows.json --plot -"
+    assert main(arguments.split()) == 0
+    made = json.loads(Path("rows.json").read_text())
+    by = {row["scheme"]: row for row in made if row["part"] == "exchange"}
+    assert list(by) == ["none", "qsgd4", "onebit+ef"]
+    assert by["none"]["sent_mb"] == pytest.approx(MIB / 1e6, rel=1e-4)
+    assert by["qsgd4"]["ratio"] >= 7.5 and by["onebit+ef"]["ratio"] >= 14
+    assert by["none"]["error"] < 1e-6 < by["qsgd4"]["error"] < 0.4 < by["onebit+ef"]["error"]
+    for row in by.values() if unavailable() is None else ():
+        assert row["sent_mb"] < row["wire_mb"] < 1.2 * row["sent_mb"]
+
+
+def test_codecs_are_timed_and_their_errors_fed_back() -> None:
+    cases = [
+        {"options": parse_scheme(word).options, "form": form}
+        for word, form in (("onebit", None), ("qsgd4", "torch"))
+    ]
+    onebit, qsgd4 = measure.measure_codecs(SingleRank(), {"cases": cases, "size": 2**18, "iterations": 1})
+    assert (onebit["wire"], qsgd4["wire"]) == (2**16 // 64 * 16, 2**16 // 512 * 260)
+    # Fed back, errors of 16 messages cancel; biased ones stay otherwise.
+    assert onebit["fed_error"] < onebit["mean_error"] / 2 and onebit["mean_error"] == pytest.approx(
+        onebit["error"]
+    )
+    assert qsgd4["mean_error"] < qsgd4["error"] / 3
+    assert all(case[name] > 0 for case in (onebit, qsgd4) for name in ("encode_s", "feedback_s", "decode_s"))
+
+
+@pytest.mark.slow
+def test_members_are_trained_in_each_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = "compression --parts accuracy --train cnn --train-schemes qsgd4,onebit --seeds 1 --epochs 2"
+    assert main([*arguments.split(), "--json", "rows.json", "--plot", "plot.html"]) == 0
+    made = json.loads(Path("rows.json").read_text())
+    assert [row["scheme"] for row in made] == ["none", "qsgd4", "onebit+ef"]
+    assert all(row["accuracy"] > 50 for row in made)
+
+
+def test_wrong_options_end_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, line in (
+        ("--parts codec", "--parts cannot be 'codec'; did you mean 'codecs'?"),
+        ("--schemes qsgd3", "--schemes cannot be 'qsgd3'"),
+        ("--rates fast", "a link's rate is a number and kbit, mbit or gbit"),
+        ("--models resnet", "there is no model 'resnet'"),
+    ):
+        assert main(["compression", *words.split()]) == 2
+        said_line = capsys.readouterr().err
+        assert line in said_line and said_line.count("\n") == 1

@@ -1,0 +1,172 @@
+"""The simulator: what it must conserve, and closed forms of what is simple enough to have one."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from property_examples import examples
+
+from benchmarks.schedule.policies import Flotillas, InCohorts, OneByOne, rated_members
+from benchmarks.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
+from ensemble.schedule import Capacity, Node, PlacementState, Start
+from ensemble.spec import Identity
+
+SAMPLES = 100
+rates = st.floats(1.0, 1000.0)
+
+
+def trainee(number: int, rate: float = 100.0, epochs: int = 3, cpu_s: float = 0.0, **more: Any) -> Trainee:
+    identity = Identity(
+        member=f"member-{number}", number=number, params={}, seed=number, workers=1, threads=1, precision="fp32",
+        epochs=9, batch_size=10, cpus_per_worker=0.01, gpus_per_worker=1.0, memory_gb=None,
+    )  # fmt: skip
+    by_width = {width: rate * width**0.9 for width in (1, 2)}
+    return Trainee(identity=identity, samples_per_s=by_width, epochs=epochs, cpu_s=cpu_s, **more)
+
+
+def cluster(nodes: int, gpus: int = 2, cores: float = 4.0) -> list[Node]:
+    return [Node(f"node-{n}", cores, ("gpu",) * gpus, 64.0, f"node-{n}") for n in range(nodes)]
+
+
+def flotillas(trainees: Sequence[Trainee], nodes: Sequence[Node], streams: int = 2) -> Flotillas:
+    room = Capacity(slots=tuple(len(node.gpus) for node in nodes), streams=streams)
+    return Flotillas(rated_members(trainees), room, SAMPLES)
+
+
+class Watched:
+    """A policy of which every start is kept."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.starts_seen = policy, list[Start]()
+
+    def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
+        found = self.policy.starts(board, now_s)
+        self.starts_seen += found
+        return found
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[list[Trainee], int, Preparation]:
+    """Members, how many nodes there are, and what their preparation costs."""
+    one = st.tuples(rates, st.integers(1, 9), st.floats(0, 0.05), st.floats(0, 2))
+    trainees = [
+        trainee(n, rate, epochs, cpu_s=share / rate, startup_s=startup)
+        for n, (rate, epochs, share, startup) in enumerate(draw(st.lists(one, min_size=1, max_size=9)))
+    ]
+    prep = Preparation(
+        cpu_s=draw(st.floats(0, 0.1)),
+        workers=2,
+        alone=draw(st.integers(0, 2)),
+        spread=draw(st.booleans()),
+        startup_s=draw(st.floats(0, 1)),
+    )
+    return trainees, draw(st.integers(1, 3)), prep
+
+
+@given(runs())
+def test_all_members_complete_their_epochs_and_no_device_is_held_twice(
+    run: tuple[list[Trainee], int, Preparation],
+) -> None:
+    check_run(*run, OneByOne(), OneByOne(1), InCohorts())
+
+
+@examples(6)  # the plan of an example takes a fifth of a second
+@given(runs())
+def test_members_of_flotillas_complete_their_epochs_and_no_device_is_held_twice(
+    run: tuple[list[Trainee], int, Preparation],
+) -> None:
+    check_run(*run, flotillas(run[0], cluster(run[1])))
+
+
+def check_run(trainees: list[Trainee], nodes: int, prep: Preparation, *policies: Policy) -> None:
+    for policy in policies:
+        watched = Watched(policy)
+        found = simulate(trainees, cluster(nodes), watched, prep, samples=SAMPLES)
+        assert found.samples == {t.identity.member: t.epochs * SAMPLES for t in trainees}
+        conserved(found, trainees, prep, nodes)
+        held: dict[tuple[str, int | None], list[tuple[float, float]]] = {}
+        for start in watched.starts_seen:
+            for device in start.placement.devices:
+                held.setdefault((start.placement.node, device), []).append(found.spans[start.placement.member])
+        for spans in held.values():
+            ordered = sorted(spans)
+            assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(ordered))
+
+
+def conserved(found: Simulated, trainees: Sequence[Trainee], prep: Preparation, nodes: int) -> None:
+    """Work is neither lost nor made, and nobody is faster than alone."""
+    busy, own = 0.0, 0.0
+    for each in trainees:
+        member = each.identity.member
+        workers = found.workers[member]
+        alone_s = each.epochs * SAMPLES / each.samples_per_s[workers]
+        busy += workers * alone_s
+        own += each.epochs * SAMPLES * each.cpu_s + each.startup_s
+        start, end = found.spans[member]
+        assert end - start >= alone_s * (1 - 1e-9)
+    assert found.busy_s == pytest.approx(busy)
+    assert found.cpu_s >= (own + found.prepared * prep.cpu_s) * (1 - 1e-9) - 1e-6
+    assert found.cpu_s <= 4.0 * nodes * max(end for _, end in found.spans.values()) * (1 + 1e-9)
+
+
+@given(st.integers(1, 12), rates, st.integers(1, 9))
+def test_equal_members_with_free_preparation_gain_nothing_from_being_planned(
+    count: int, rate: float, epochs: int
+) -> None:
+    trainees, nodes = [trainee(n, rate, epochs) for n in range(count)], cluster(2)
+    one, equal = (
+        simulate(trainees, nodes, policy, Preparation(), samples=SAMPLES).makespan_s
+        for policy in (OneByOne(), InCohorts())
+    )
+    waves = -(-count // 4)
+    assert one == pytest.approx(waves * epochs * SAMPLES / rate)
+    assert equal == pytest.approx(one)
+    if count == 4:
+        planned = simulate(trainees, nodes, flotillas(trainees, nodes), Preparation(), samples=SAMPLES).makespan_s
+        assert planned == pytest.approx(one)
+
+
+def test_a_cohort_goes_at_the_pace_of_its_slowest_and_faster_when_that_has_ended() -> None:
+    trainees = [trainee(0, 50.0, 1), trainee(1, 100.0, 3)]
+    found = simulate(trainees, cluster(1), InCohorts(), Preparation(), samples=SAMPLES)
+    assert found.spans == {"member-0": (0.0, 2.0), "member-1": (0.0, pytest.approx(4.0))}
+    alone = simulate(trainees, cluster(1), OneByOne(), Preparation(), samples=SAMPLES)
+    assert alone.spans["member-1"][1] == pytest.approx(3.0)
+
+
+def test_preparation_limits_those_who_share_once_and_those_who_do_not_each() -> None:
+    trainees = [trainee(n) for n in range(4)]  # 100 samples/s each
+    prep = Preparation(cpu_s=0.05, workers=2, alone=2)  # 40 samples/s of two processes
+    shared = simulate(trainees, cluster(1, gpus=4, cores=2), InCohorts(), prep, samples=SAMPLES)
+    assert shared.makespan_s == pytest.approx(300 / 40) and shared.prepared == pytest.approx(300)
+    own = simulate(trainees, cluster(1, gpus=4, cores=2), OneByOne(), prep, samples=SAMPLES)
+    assert own.makespan_s == pytest.approx(4 * 300 / 40) and own.prepared == pytest.approx(1200)
+    spread = simulate(trainees, cluster(2, gpus=2, cores=2), InCohorts(), prep, samples=SAMPLES)
+    assert spread.makespan_s == pytest.approx(300 / 80)
+
+
+def test_processes_that_always_compute_share_the_cores_evenly() -> None:
+    members = [trainee(n, 100.0, 1, cpu_s=0.01) for n in range(3)]
+    found = simulate(members, cluster(1, gpus=3, cores=2.0), OneByOne(), Preparation(), samples=SAMPLES)
+    assert [end for _, end in found.spans.values()] == pytest.approx([1.5] * 3)
+
+
+def test_a_process_that_waits_in_between_is_slowed_though_the_core_would_do_for_it() -> None:
+    # one core: a member that computes all the time, and one that wants a quarter of it
+    busy, modest = trainee(0, 100.0, 1, cpu_s=0.01), trainee(1, 100.0, 1, cpu_s=0.0025)
+    found = simulate([busy, modest], cluster(1, cores=1.0), OneByOne(), Preparation(), samples=SAMPLES)
+    # while both are there, each gets half: 7.5 + 2 * 2.5 ms a sample
+    assert found.spans["member-1"][1] == pytest.approx(1.25, rel=1e-3)
+    assert found.spans["member-0"][1] == pytest.approx(1.25, rel=1e-3), "all of the core is used"
+
+
+def test_a_policy_that_starts_nothing_is_found_out() -> None:
+    class Idle:
+        def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
+            return ()
+
+    with pytest.raises(ValueError, match="nothing is started"):
+        simulate([trainee(0)], cluster(1), Idle(), Preparation(), samples=SAMPLES)
