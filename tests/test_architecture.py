@@ -211,6 +211,10 @@ def test_pipelines_imports_neither_ray_nor_ensemble() -> None:
     assert [i.where for i in all_imports("pipelines") if i.package in ("ray", "ensemble")] == []
 
 
+def test_what_is_installed_does_not_import_the_studies_of_papers() -> None:
+    assert [i.where for package in FLOORS for i in all_imports(package) if i.package == "benchmarks"] == []
+
+
 def test_within_ensemble_only_executors_ray_imports_ray() -> None:
     found = [i.where for i in all_imports("ensemble") if i.package == "ray"]
     assert found and [where for where in found if not where.startswith("ensemble/executors/ray")] == []

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.__main__ import main
+from benchmarks.energy import attribution, gpu_attribution
 from benchmarks.energy.busy import Config
 from benchmarks.energy.coalitions import SyntheticBed, Window
 from benchmarks.energy.members import Member
@@ -24,7 +25,7 @@ from benchmarks.energy.splits import SPLITS, split_energy, study
 from benchmarks.energy.synthetic_gpus import take_turns
 from benchmarks.energy.synthetic_node import CONCAVE, LINEAR
 from benchmarks.energy.truth import IDLE
-from ensemble.bench.energy import attribution, gpu_attribution, nvml_stand_in
+from ensemble.bench.energy import nvml_stand_in
 from ensemble.meter import ledger
 from ensemble.meter.power import list_gpus
 

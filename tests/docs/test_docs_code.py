@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from code_blocks import PAGES, ROOT, SHELLS, Block, inline_codes, read_blocks, read_commands
 
+from benchmarks.__main__ import make_parser
 from ensemble.cli.parser import _make_parser
 from ensemble.store import fold, read_events
 
@@ -119,10 +120,11 @@ def test_each_command_of_a_shell_block_is_one(capsys: pytest.CaptureFixture[str]
     shell = [b for blocks in BLOCKS.values() for b in blocks if b.language in SHELLS and not b.is_snippet]
     for block in shell:
         for words in read_commands(block):
-            if words[0] == "ensemble":
+            of_studies = words[:3] == ["python", "-m", "benchmarks"]
+            if words[0] == "ensemble" or of_studies:
                 seen += 1
                 try:
-                    _make_parser().parse_args(words[1:])
+                    (make_parser().parse_args(words[3:]) if of_studies else _make_parser().parse_args(words[1:]))
                 except SystemExit:
                     wrong.append((block.where, " ".join(words), capsys.readouterr().err))
             elif words[0] == "make":
@@ -138,12 +140,13 @@ def commands() -> dict[str, str]:
     """The help of each command, in full."""
     import argparse
 
-    action = next(a for a in _make_parser()._actions if isinstance(a, argparse._SubParsersAction))
     found = {}
-    for name, parser in action.choices.items():
-        found[name] = parser.format_help()
-        for inner in (a for a in parser._actions if isinstance(a, argparse._SubParsersAction)):
-            found[name] += "".join(child.format_help() for child in inner.choices.values())
+    for command, whole in (("ensemble", _make_parser()), ("python -m benchmarks", make_parser())):
+        action = next(a for a in whole._actions if isinstance(a, argparse._SubParsersAction))
+        for name, parser in action.choices.items():
+            inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+            parsers = [parser, *(child for each in inner for child in each.choices.values())]
+            found[f"{command} {name}"] = "".join(each.format_help() for each in parsers)
     return found
 
 
@@ -151,7 +154,7 @@ def commands() -> dict[str, str]:
 def test_commands_and_options_named_in_the_text_exist(page: Path) -> None:
     known, wrong = commands(), []
     for code in inline_codes(page):
-        match = re.match(r"ensemble ([\w-]+)(.*)", code)
+        match = re.match(r"(ensemble [\w-]+|python -m benchmarks [\w-]+)(.*)", code)
         if match is None:
             continue
         options = re.findall(r"(?<!\S)\[?(--[a-z][\w-]*)", match[2])
