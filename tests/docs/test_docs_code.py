@@ -154,7 +154,7 @@ def commands() -> dict[str, str]:
 def test_commands_and_options_named_in_the_text_exist(page: Path) -> None:
     known, wrong = commands(), []
     for code in inline_codes(page):
-        match = re.match(r"(ensemble [\w-]+|python -m benchmarks [\w-]+)(.*)", code)
+        match = re.match(r"(ensemble [\w-]+|python -m benchmarks [a-z]+)(.*)", code)
         if match is None:
             continue
         options = re.findall(r"(?<!\S)\[?(--[a-z][\w-]*)", match[2])
