@@ -16,7 +16,7 @@ from benchmarks.compression.rows import (
     format_bps,
 )
 from benchmarks.compression.schemes import PLAIN, UNLIMITED
-from ensemble.bench.charts import Mark, Panel, Series, bar_panel, interval_series
+from ensemble.bench.charts import Mark, Panel, Series, bar_panel, series_of
 from ensemble.bench.results import Outcome, flatten, group_by, tabulate
 
 _COLOURS = {
@@ -29,9 +29,6 @@ _COLOURS = {
     "onebit": "#c4432f",
     "powersgd": "#d97a2b",
 }
-_WITHOUT, _WITH = "without error feedback", "with error feedback"
-
-
 _EXCHANGE_COLUMNS = "hosts rate what scheme time_ms speedup sent_mb wire_mb ratio error"
 
 
@@ -161,13 +158,13 @@ def _codecs(rows: Sequence[CodecRow]) -> Panel:
 
 def _accuracy(rows: Sequence[AccuracyRow]) -> Panel:
     plain = next((row.accuracy for row in rows if row.scheme == PLAIN), None)
-    series = []
-    for name, feedback, colour in ((_WITHOUT, False, "#2f7bc4"), (_WITH, True, "#d97a2b")):
-        own = [row for row in rows if row.feedback == feedback and row.scheme != PLAIN]
-        points = [(row, row.difference) for row in own if row.difference is not None]
-        if points:
-            bars = [(f"{row.scheme.partition('+')[0]}: {row.bits:.3g} bit", found) for row, found in points]
-            series.append(interval_series(name, bars, colour))
+    series = series_of(
+        [row for row in rows if row.scheme != PLAIN],
+        lambda row: f"{row.scheme.partition('+')[0]}: {row.bits:.3g} bit",
+        "difference",
+        lambda row: "with error feedback" if row.feedback else "without error feedback",
+        {"without error feedback": "#2f7bc4", "with error feedback": "#d97a2b"},
+    )
     return bar_panel(
         f"{rows[0].model} on {rows[0].data}: accuracy less that of fp32, points",
         series,

@@ -18,7 +18,7 @@ from benchmarks.scaling.rows import (
     worker_curves,
     worker_findings,
 )
-from ensemble.bench.charts import PREDICTED, Mark, Panel, Series, interval_series
+from ensemble.bench.charts import PREDICTED, Mark, Panel, Series, series_of
 from ensemble.bench.results import Outcome, flatten, tabulate
 
 _OPTIMIZERS = {SGD: "#8a94a3", LARS: "#2f7bc4", LARS_DECAY: "#d97a2b"}
@@ -110,11 +110,7 @@ def batch_panels(rows: Sequence[BatchRow]) -> Iterator[Panel]:
         return
     sizes = sorted({row.batch_size for row in rows})
     texts = {size: f"{size:,}" for size in sizes}
-    series = []
-    for optimizer, colour in _OPTIMIZERS.items():
-        own = [(row.batch_size, row.accuracy) for row in rows if row.optimizer == optimizer and row.accuracy]
-        if own:
-            series.append(interval_series(optimizer, own, colour))
+    series = series_of(rows, "batch_size", "accuracy", "optimizer", _OPTIMIZERS)
     lost = first_loss(rows)
     marks = []
     if lost is not None and lost[0].accuracy is not None:

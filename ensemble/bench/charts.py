@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ensemble.bench.results import Interval
+from ensemble.bench.results import Interval, Spread, group_by
 
 PALETTE = (
     "#3b82c4",
@@ -100,12 +101,34 @@ def bar_panel(title: str, series: Sequence[Series], **more: Any) -> Panel:
     return Panel(title=title, series=series, bars=True, x_scale="category", **more)
 
 
-def interval_series(name: str, points: Sequence[tuple[Any, Interval]], colour: str) -> Series:
-    """Means with their intervals, at (x, interval)."""
-    means = [found.mean for _, found in points]
-    lows = [found.mean if found.low is None else found.low for _, found in points]
-    highs = [found.mean if found.high is None else found.high for _, found in points]
-    return Series(name=name, xs=[x for x, _ in points], ys=means, low=lows, high=highs, colour=colour)
+Field = str | Callable[[Any], Any]
+
+
+def series_of(
+    rows: Iterable[Any], x: Field, y: Field, by: Field, colours: Mapping[str, str] | None = None, **more: Any
+) -> list[Series]:
+    """A series of each group of rows, with a point for each row that has a `y`; groups without any are left out.
+
+    Args:
+        x, y: a field, or a function of a row. A `y` of None is no point; the ends of an `Interval` or a `Spread`
+            become error bars.
+        by: a field, or a function of a row, whose values group the rows and name the series.
+        colours: of names.
+        more: fields of `Series`.
+    """
+    get_x, get_y, get_name = (each if callable(each) else operator.attrgetter(each) for each in (x, y, by))
+    drawn = []
+    for name, group in group_by(rows, get_name).items():
+        points = [(get_x(row), value) for row in group if (value := get_y(row)) is not None]
+        ends = [value.ends if isinstance(value, Interval | Spread) else (value, None, None) for _, value in points]
+        bars: dict[str, Any] = {}
+        if any(low is not None for _, low, _ in ends):
+            bars["low"] = [middle if low is None else low for middle, low, _ in ends]
+            bars["high"] = [middle if high is None else high for middle, _, high in ends]
+        if points:
+            look = {"name": str(name), "colour": (colours or {}).get(str(name)), **bars, **more}
+            drawn.append(Series(xs=[at for at, _ in points], ys=[middle for middle, _, _ in ends], **look))
+    return drawn
 
 
 def is_plotly_installed() -> bool:
