@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,19 +37,21 @@ class MemberResult:
     failure: str | None = None
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Members of one variant over seeds.
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """Members of one variant over seeds; None and 0 where none was measured.
 
     Attributes:
-        accuracy: mean and interval over seeds, percent; None where no member finished.
-        difference: from the baseline with the same seed, percentage points.
-        note: how many seeds failed, and why; None where none did.
+        accuracy: percent, mean and interval over seeds.
+        difference: from the baseline with the same seed, percentage points; None of the baseline itself.
+        seeds: that finished.
+        note: the reason why something is missing, such as how many seeds failed.
     """
 
-    accuracy: Interval | None
-    difference: Interval | None
-    note: str | None
+    accuracy: Interval | None = None
+    difference: Interval | None = None
+    seeds: int = 0
+    note: str | None = None
 
 
 def declare(
@@ -71,7 +74,7 @@ def declare(
     """
     at_once = min(workers * len(members), MOST_AT_ONCE)
     fields: dict[str, Any] = {
-        "batch_size": models.BATCH_SIZES[net.kind],
+        "batch_size": models.BATCH_SIZE,
         "optimizer": models.OPTIMIZERS[net.kind],
         "schedule": {"name": "cosine", "warmup_epochs": _WARM_UP * epochs},
         "resources": Resources(
@@ -87,6 +90,28 @@ def declare(
     return Ensemble(name=name, **{**fields, **more})
 
 
+def declare_variants(
+    name: str, net: Net, options: Namespace, variants: Sequence[dict[str, Any]], workers: int = 1, **more: Any
+) -> Ensemble:
+    """An Ensemble with a member of each seed in each variant, in this order; measured on the test split.
+
+    Args:
+        options: with those of `benchmarks.options.training_options`; without `epochs` a member of a few digits
+            trains four times as many as one of a larger data set.
+        variants: fields of `Member`.
+        workers, more: see `declare`.
+
+    Raises:
+        SpecError: there is too little data.
+        PipelineError: the data cannot be read.
+    """
+    splits = models.splits(net, options.data, options.samples, options.held_out)
+    epochs = options.epochs or models.EPOCHS[net.kind] * (models.DIGITS_EPOCHS if options.data is None else 1)
+    params = net.params(options.data)
+    members = [Member(params, seed=seed, **variant) for seed in range(options.seeds) for variant in variants]
+    return declare(name, net, splits.train, splits.test, members, epochs, workers, **more)
+
+
 def train_members(ensemble: Ensemble, run_dir: str | None, report: Report) -> list[MemberResult]:
     """Train an ensemble's members as processes of this machine; returns how each ended, by number.
 
@@ -97,13 +122,11 @@ def train_members(ensemble: Ensemble, run_dir: str | None, report: Report) -> li
     """
     import ensemble as api
 
-    count, failures = len(ensemble.members or ()), dict[str, str]()
-    ended = 0
+    count, ended = len(ensemble.members or ()), 0
+    report(f"{ensemble.name}: {count} members, {ensemble.epochs} epochs of {ensemble.samples} samples")
 
     def on_event(event: dict[str, Any]) -> None:
         nonlocal ended
-        if event["type"] == "failed":
-            failures[event["member"]] = event["error"]
         if event["type"] in ("finished", "failed"):
             ended += 1
             if ended % max(1, -(-count // 5)) == 0 or ended == count:
@@ -112,26 +135,29 @@ def train_members(ensemble: Ensemble, run_dir: str | None, report: Report) -> li
     with contextlib.ExitStack() as stack:
         directory = run_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
         run = api.submit(ensemble, Path(directory) / ensemble.name, executor="local", on_event=on_event)
-        rows = {row["member"]: row for row in run.wait().members}
+        run.wait()
     results = []
-    for row in (rows[f"member-{number}"] for number in range(count)):
-        finished = row["state"] == "finished"
-        failure = None if finished else failures.get(row["member"], row["state"])
-        results.append(MemberResult(100 * row["metric"] if finished else None, failure))
+    for member in (run.state.members[f"member-{number}"] for number in range(count)):
+        if member.state == "finished":
+            results.append(MemberResult(100 * member.metrics[run.state.objective]))
+        else:
+            results.append(MemberResult(None, member.error or member.state))
     return results
 
 
-def compare(results: Sequence[MemberResult], variants: Sequence[str], baseline: str) -> dict[str, Comparison]:
+def compare(results: Sequence[MemberResult], variants: Sequence[str], baseline: str) -> dict[str, Accuracy]:
     """Compare variants seed by seed; `results` are ordered by seed, and within a seed as `variants`."""
     columns = {variant: results[place :: len(variants)] for place, variant in enumerate(variants)}
-    comparisons = {}
+    base = [result.accuracy for result in columns.get(baseline, ())]
+    compared = {}
     for variant, column in columns.items():
         accuracies = [result.accuracy for result in column]
         finished = [accuracy for accuracy in accuracies if accuracy is not None]
         failures = [result.failure for result in column if result.accuracy is None]
-        comparisons[variant] = Comparison(
-            interval(finished) if finished else None,
-            paired_interval(accuracies, [result.accuracy for result in columns.get(baseline, ())]),
-            f"{len(failures)} of {len(column)} seeds failed: {failures[0]}" if failures else None,
+        compared[variant] = Accuracy(
+            accuracy=interval(finished) if finished else None,
+            difference=paired_interval(accuracies, base) if variant != baseline else None,
+            seeds=len(finished),
+            note=f"{len(failures)} of {len(column)} seeds failed: {failures[0]}" if failures else None,
         )
-    return comparisons
+    return compared

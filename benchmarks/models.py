@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pipelines import Pipeline
-    from pipelines.sources import Source
 
 CNN, LSTM = "cnn", "lstm"
 CIFAR10, IMDB, DIGITS = "cifar10", "imdb", "digits"
@@ -38,8 +37,9 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     LSTM: {"name": "adamw", "lr": 2e-3},
 }
 NORM_MOMENTUM = 0.1
-BATCH_SIZES = {CNN: 64, LSTM: 64}
+BATCH_SIZE = 64
 EPOCHS = {CNN: 6, LSTM: 4}
+DIGITS_EPOCHS = 4  # times as many: there are few digits
 
 #: Numbers of a `Net` that a user may change.
 NUMBERS = {
@@ -145,7 +145,7 @@ def splits(net: Net, directory: str | None, samples: int, held_out: int) -> Spli
         SpecError: the files hold fewer.
         PipelineError: the files are missing or cannot be read.
     """
-    from pipelines import sources, stages
+    from pipelines import Pipeline, sources, stages
 
     if directory is None:
         return _split_digits(net, samples, held_out)
@@ -159,34 +159,16 @@ def splits(net: Net, directory: str | None, samples: int, held_out: int) -> Spli
             f"{len(both)} and {len(test)} that there are; take fewer"
         )
     train, valid = both.take(samples + held_out).split(samples / (samples + held_out), seed=0)
+    made = [Pipeline(source, seed=0) for source in (train, valid, test.take(held_out))]
     if net.kind == LSTM:
         vocabulary = stages.build_vocabulary((record["text"] for record in train), size=net.words - 2)
-        made = [_text_pipeline(source, vocabulary, net.length) for source in (train, valid, test.take(held_out))]
-        return Splits(*made)
-    return Splits(
-        _image_pipeline(train, net.pixels)
-        .map(stages.random_crop("image", size=net.pixels, padding=max(1, net.pixels // 8)))
-        .map(stages.random_flip("image"))
-        .map(stages.scale("image", mean=_MEAN, std=_STD)),
-        *(
-            _image_pipeline(source, net.pixels).map(stages.scale("image", mean=_MEAN, std=_STD))
-            for source in (valid, test.take(held_out))
-        ),
-    )
-
-
-def _image_pipeline(source: Source, pixels: int) -> Pipeline:
-    from pipelines import Pipeline, stages
-
-    decoded = Pipeline(source, seed=0).map(stages.decode_jpeg("image"))
-    return decoded.map(stages.resize("image", size=(pixels, pixels), interpolation="area"))
-
-
-def _text_pipeline(source: Source, vocabulary: tuple[str, ...], length: int) -> Pipeline:
-    from pipelines import Pipeline, stages
-
-    tokens = Pipeline(source, seed=0).map(stages.tokenize("text", vocabulary=vocabulary))
-    return tokens.map(stages.pad("text", length=length, truncate="start"))
+        made = [pipe.map(stages.tokenize("text", vocabulary=vocabulary)) for pipe in made]
+        return Splits(*(pipe.map(stages.pad("text", length=net.length, truncate="start")) for pipe in made))
+    resize = stages.resize("image", size=(net.pixels, net.pixels), interpolation="area")
+    made = [pipe.map(stages.decode_jpeg("image")).map(resize) for pipe in made]
+    crop = stages.random_crop("image", size=net.pixels, padding=max(1, net.pixels // 8))
+    made[0] = made[0].map(crop).map(stages.random_flip("image"))
+    return Splits(*(pipe.map(stages.scale("image", mean=_MEAN, std=_STD)) for pipe in made))
 
 
 def _split_digits(net: Net, samples: int, held_out: int) -> Splits:
@@ -244,12 +226,11 @@ def _build_cnn(params: dict[str, Any]) -> nn.Module:
             """[b, c, h, w] to the same values in another order in memory."""
             return x.contiguous(memory_format=torch.channels_last)
 
-    channels, layers = params["channels"], [ChannelsLast()]
-    made: list[nn.Module] = list(layers)
+    channels, made = params["channels"], list[nn.Module]([ChannelsLast()])
     for width in (params["width"], 2 * params["width"], 4 * params["width"]):
         made += [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
-        made += [nn.BatchNorm2d(width, momentum=params.get("norm_momentum", NORM_MOMENTUM)), nn.ReLU()]
-        made += [nn.MaxPool2d(2)]
+        made += [nn.BatchNorm2d(width, momentum=params.get("norm_momentum", NORM_MOMENTUM))]
+        made += [nn.ReLU(), nn.MaxPool2d(2)]
         channels = width
     made += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, params["classes"])]
     return nn.Sequential(*made).to(memory_format=torch.channels_last)  # type: ignore[no-any-return,call-overload]

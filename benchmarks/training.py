@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import sklearn.datasets  # noqa: F401 - what every rank needs is imported before ranks are forked
+
 from benchmarks import models
 from benchmarks.models import Net
+from ensemble.train.optimizers import warm_up
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from ensemble.spec.identity import Precision
     from ensemble.spec.options import NamedOptions
     from pipelines import Batch
+
+warm_up()  # before they are forked, too
 
 # Batches that are prepared before the clock starts, and used in turn.
 BATCHES = 2
@@ -40,15 +44,10 @@ class TrainingSetup:
     batch_size: int
     device: str = "cpu"
 
-    def to_options(self, **more: Any) -> dict[str, Any]:
-        """Options for `run_ranks`."""
-        return {**dataclasses.asdict(self), **more}
-
     @classmethod
-    def from_options(cls, options: dict[str, Any]) -> TrainingSetup:
-        """The set-up that `to_options` returned."""
-        own = {field.name: options[field.name] for field in dataclasses.fields(cls)}
-        return cls(**{**own, "net": Net(**own["net"])})
+    def of(cls, given: dict[str, Any]) -> TrainingSetup:
+        """The set-up of which `given` is `dataclasses.asdict`, as ranks receive it."""
+        return cls(**{**given, "net": Net(**given["net"])})
 
     def batches(self, rank: int = 0, world: int = 1) -> list[Batch]:
         """A rank's part of the first global batches, on the device."""
@@ -56,12 +55,7 @@ class TrainingSetup:
         loader = pipe.loader(
             self.batch_size, epochs=1, rank=rank, world=world, drop_last=len(pipe) >= self.batch_size
         )
-        return [_copy(batch).to(self.device) for batch in loader]
-
-
-def _copy(batch: Batch) -> Batch:
-    """A copy that stays valid after the loader's next batch."""
-    return batch.clone()
+        return [batch.clone().to(self.device) for batch in loader]  # the loader's next batch overwrites this one
 
 
 class RecipeTrainer:
@@ -150,24 +144,10 @@ class RecipeTrainer:
             self._waited_s += time.perf_counter() - start
 
 
-class Trainer(RecipeTrainer):
-    """A network of the studies with its optimizer on one rank.
-
-    Args:
-        setup: what is trained.
-        precision, comm, compression: see `RecipeTrainer`.
-    """
-
-    def __init__(
-        self, setup: TrainingSetup, precision: Precision, comm: Communicator, compression: NamedOptions = "none"
-    ) -> None:
-        net = setup.net
-        super().__init__(
-            models.recipe(net),
-            net.params(setup.data),
-            models.OPTIMIZERS[net.kind],
-            precision,
-            setup.device,
-            comm,
-            compression,
-        )
+def make_trainer(
+    setup: TrainingSetup, precision: Precision, comm: Communicator, compression: NamedOptions = "none"
+) -> RecipeTrainer:
+    """A rank of a network of the studies; `precision`, `comm` and `compression` as `RecipeTrainer` has them."""
+    net, optimizer = setup.net, models.OPTIMIZERS[setup.net.kind]
+    params, recipe = net.params(setup.data), models.recipe(net)
+    return RecipeTrainer(recipe, params, optimizer, precision, setup.device, comm, compression)

@@ -1,200 +1,235 @@
-"""What the ranks of the compression study measure: exchanges of gradients in turn, training steps, and codecs."""
+"""What the compression study measures: codecs on one core, exchanges over links, and the accuracy of members."""
 
 from __future__ import annotations
 
-import math
 import statistics
-import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-import sklearn.datasets  # noqa: F401 - what every rank needs is imported before they are forked
 import torch
-from torch import Tensor
-from torch.nn import Parameter
 
 from benchmarks import models
-from benchmarks.compression.schemes import PLAIN
-from benchmarks.training import Trainer, TrainingSetup
-from ensemble.bench.timing import BARRIER_S, fitting_iterations, interface_sent, time_iterations
-from ensemble.comm.gradients import GradientExchange
-from ensemble.train.optimizers import warm_up
+from benchmarks.compression.schemes import PLAIN, mean_bits, parse_schemes
+from benchmarks.members import Accuracy, MemberResult, compare, declare_variants, train_members
+from benchmarks.models import Net
+from benchmarks.training import TrainingSetup
+from ensemble.bench.launch import hosts
+from ensemble.bench.launch.ranks import LOOPBACK, run_ranks
+from ensemble.bench.results import Report, format_bytes, quartiles
+from ensemble.spec import Ensemble
 
-if TYPE_CHECKING:
-    from ensemble.comm import Communicator
-
-warm_up()  # before they are forked, too
-
-_TIMED_STEPS = 3
-_MESSAGES = 16
-
-
-def message_shape(size: int) -> tuple[int, int]:
-    """The shape of a matrix of about `size` bytes, as square as powers of two allow."""
-    values = max(4, size // 4)
-    rows = 1 << ((values.bit_length() - 1) // 2)
-    return rows, values // rows
+UNLIMITED = "unlimited"
+WORKERS = 2  # of each member
+Schemes = Mapping[str, dict[str, Any]]
+_RANKS, _TIMEOUT_S = "benchmarks.compression.ranks:", 3600.0
+_CODEC_BYTES = 64 * 2**20  # of fp32, with which codecs are timed
 
 
-def measure(comm: Communicator, options: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
-    """Exchange gradients in each scheme in turn, and time a few training steps.
+@dataclass(frozen=True, kw_only=True)
+class CodecRow:
+    """One codec on one core.
+
+    Attributes:
+        scheme: the compression.  form: what runs it: "numba", "torch".
+        ratio: fp32 bytes over packed bytes.
+        encode_gbs, feedback_gbs, decode_gbs: 10^9 bytes of fp32 a second; feedback: with the error in place.
+        error: relative error of a message of normally distributed values.
+        mean_error, fed_error: of the mean of 16 messages of the same values, without and with error feedback.
+    """
+
+    scheme: str
+    form: str
+    ratio: float
+    encode_gbs: float
+    feedback_gbs: float
+    decode_gbs: float
+    error: float
+    mean_error: float
+    fed_error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeRow:
+    """One scheme over one link.
+
+    Attributes:
+        hosts, rate: hosts, a rank each, and the rate of their links, or "unlimited".
+        reached_bps: bit/s that the plain exchange of this message reached on a host's link: a little less than the
+            link's rate (headers), or much less where not the link but the machine limits it.
+        what: the message, such as "16 MiB", or the network whose gradient it was.
+        scheme: its compression.
+        time_ms: an exchange, the median of the slowest rank; low_ms, high_ms: its quartiles.
+        speedup: times as fast as the plain exchange.
+        sent_mb: 10^6 bytes a rank sent, by the communicator's count.  wire_mb: the same at the busiest host's
+            interface, with headers and acknowledgements; None on the loopback.
+        ratio: of the plain exchange's sent bytes to these.
+        error: relative error of the sum.
+        step_ms: a training step with this exchange, computed for real on the cores that all ranks share.
+    """
+
+    hosts: int
+    rate: str
+    reached_bps: float
+    what: str
+    scheme: str
+    time_ms: float
+    low_ms: float
+    high_ms: float
+    speedup: float
+    sent_mb: float
+    wire_mb: float | None
+    ratio: float
+    error: float
+    step_ms: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyRow(Accuracy):
+    """One scheme's accuracy on the test split.
+
+    Attributes:
+        model, data: what was trained.  scheme: their compression.
+        bits: of a gradient's value on the wire, on the average over the model; small parameters travel as fp32.
+    """
+
+    model: str
+    data: str
+    scheme: str
+    bits: float
+
+
+def study(
+    options: Namespace, nets: Sequence[Net], trained: Sequence[Net], report: Report
+) -> tuple[list[CodecRow], list[ExchangeRow], list[AccuracyRow]]:
+    """Measure what the command's options list.
 
     Args:
-        options: `schemes`, the options of each by its name; `payloads`, each either {"size": bytes}, a gradient
-            of normally distributed values in one matrix, or {"training": a `TrainingSetup`}, the network's own
-            gradient, and then training steps too; `rounds` in which schemes take turns; `iterations` at most, in
-            all; `seconds` for those of one scheme; `interface`.
+        options: of the study.
+        nets: whose gradients are exchanged, and which are trained for a few steps.
+        trained: whose accuracy is measured.
 
-    Returns:
-        for each payload, by scheme: `times` of this rank in seconds; `sent`, bytes an exchange by the
-        communicator's count; `wire`, the same at the host's interface; `error` of the sum against the exact one;
-        `steps` in seconds.
+    Raises:
+        SpecError: there is no such scheme or rate, or too little data.
+        PipelineError: the data cannot be read.
+        RanksError: a rank failed.
     """
-    return [_measure_payload(comm, what, options) for what in options["payloads"]]
+    for rate in options.rates:
+        if rate != UNLIMITED:
+            hosts.rate_bps(rate)
+    exchanged, compared = parse_schemes(options.schemes), parse_schemes(options.train_schemes)
+    declared = []
+    if "accuracy" in options.parts:  # raises before anything is measured
+        declared = [(net, declare_members(net, compared, options)) for net in trained]
+    codecs = list(_measure_codecs(options.rounds, exchanged, report)) if "codecs" in options.parts else []
+    exchanges = list(_measure_exchanges(options, nets, exchanged, report)) if "exchanges" in options.parts else []
+    accuracies: list[AccuracyRow] = []
+    for net, ensemble in declared:
+        results = train_members(ensemble, options.run_dir, report)
+        accuracies += accuracy_rows(net, options.data, compared, results)
+    return codecs, exchanges, accuracies
 
 
-def _measure_payload(
-    comm: Communicator, what: dict[str, Any], options: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
-    gradients, exact = _gradients(comm, what)
-    parameters = [Parameter(torch.zeros_like(gradient)) for gradient in gradients]
-    exact_norm = _norm(exact)
-    found: dict[str, dict[str, Any]] = {}
-    runs: dict[str, Callable[[], None]] = {}
-    for scheme, given in options["schemes"].items():
-        compression = None if given["name"] == PLAIN else given
-        exchange = GradientExchange(parameters, comm, compression=compression)
-        runs[scheme] = _exchange_once(exchange, parameters, gradients)
-        runs[scheme]()
-        errors = [_gradient_of(p).double() - whole for p, whole in zip(parameters, exact, strict=True)]
-        warm = time_iterations(runs[scheme], 2, comm)
-        found[scheme] = {"error": _norm(errors) / exact_norm, "times": [], "sent": 0.0, "wire": 0, "steps": []}
-        rounds, most = options["rounds"], options["iterations"]
-        found[scheme]["each"] = max(1, fitting_iterations(comm, max(warm), options["seconds"], 0, most) // rounds)
-    for _ in range(options["rounds"]):
-        for scheme, case in found.items():
-            sent, wire = comm.sent_bytes, interface_sent(options["interface"])
-            case["times"] += time_iterations(runs[scheme], case["each"], comm)
-            case["sent"] += comm.sent_bytes - sent
-            comm.barrier(BARRIER_S)  # the host's other ranks have sent theirs, too
-            case["wire"] += interface_sent(options["interface"]) - wire
-    for scheme, case in found.items():
-        case["sent"] /= len(case["times"])
-        case["wire"] /= len(case["times"])
-        if "training" in what:
-            case["steps"] = _time_steps(comm, what["training"], options["schemes"][scheme])
-    return found
+def _measure_codecs(rounds: int, schemes: Schemes, report: Report) -> Iterator[CodecRow]:
+    packed = {given["name"]: given for given in schemes.values() if given["name"] not in (PLAIN, "powersgd")}
+    forms = [(name, "torch" if name in ("fp16", "bf16") else "numba") for name in packed]
+    forms += [("qsgd4", "torch")] if "qsgd4" in packed else []
+    report(f"codecs: {format_bytes(_CODEC_BYTES)} on one core")
+    cases = [{"options": packed[name], "form": form} for name, form in forms]
+    options = {"cases": cases, "size": _CODEC_BYTES, "iterations": 3 * rounds}
+    (measured,) = run_ranks(_RANKS + "measure_codecs", options, placement=[0], timeout_s=_TIMEOUT_S)
+    for (name, form), found in zip(forms, measured, strict=True):
+        yield CodecRow(
+            scheme=name,
+            form=form,
+            ratio=_CODEC_BYTES / found["wire"],
+            encode_gbs=_CODEC_BYTES / found["encode_s"] / 1e9,
+            feedback_gbs=_CODEC_BYTES / found["feedback_s"] / 1e9,
+            decode_gbs=_CODEC_BYTES / found["decode_s"] / 1e9,
+            error=found["error"],
+            mean_error=found["mean_error"],
+            fed_error=found["fed_error"],
+        )
 
 
-def _gradient_of(parameter: Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+def _measure_exchanges(
+    options: Namespace, nets: Sequence[Net], schemes: Schemes, report: Report
+) -> Iterator[ExchangeRow]:
+    counts, rates, reason = options.hosts, options.rates, hosts.unavailable()
+    if reason is not None:
+        counts, rates = counts[-1:], [UNLIMITED]
+        report(f"{reason}; only {counts[0]} ranks on this machine's loopback")
+    for count in counts:
+        payloads: dict[str, dict[str, Any]] = {format_bytes(size): {"size": size} for size in options.sizes}
+        for net in nets if count == max(counts) else ():
+            setup = TrainingSetup(net=net, data=options.data, batch_size=models.BATCH_SIZE)
+            payloads[net.name] = {"setup": asdict(setup)}
+        given = {
+            "schemes": schemes,
+            "payloads": list(payloads.values()),
+            "rounds": options.rounds,
+            "iterations": options.iterations,
+            "interface": LOOPBACK if reason else hosts.INTERFACE,
+        }
+        for rate in rates:
+            report(f"exchanges: {count} hosts, {rate}: {', '.join(payloads)}")
+            with hosts.make_hosts(0 if reason else count, None if rate == UNLIMITED else rate) as made:
+                by_rank = run_ranks(
+                    _RANKS + "measure", given, placement=range(count), hosts=made, timeout_s=_TIMEOUT_S
+                )
+            for label, cases in zip(payloads, zip(*by_rank, strict=True), strict=True):
+                yield from exchange_rows(count, rate, label, cases, reason is None)
 
 
-def _norm(tensors: list[Tensor]) -> float:
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
-
-
-def _exchange_once(
-    exchange: GradientExchange, parameters: list[Parameter], gradients: list[Tensor]
-) -> Callable[[], None]:
-    def run() -> None:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        exchange.finish()
-        exchange.end_step(True)
-
-    return run
-
-
-def _gradients(comm: Communicator, what: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """This rank's gradients, and the exact sums of all ranks' in fp64."""
-    if "size" in what:
-        generator = torch.Generator().manual_seed(comm.rank)
-        gradients = [torch.randn(message_shape(what["size"]), generator=generator)]
-    else:
-        gradients = _network_gradients(comm, TrainingSetup.from_options(what["training"]))
-    exact = [gradient.double() for gradient in gradients]
-    for tensor in exact:
-        comm.all_reduce_(tensor)
-    return gradients, exact
-
-
-def _network_gradients(comm: Communicator, setup: TrainingSetup) -> list[Tensor]:
-    """A network's gradient in its first step, of this rank's part of a global batch."""
-    torch.manual_seed(0)
-    net = models.model(setup.net.params(setup.data))
-    batch = setup.batches(comm.rank, comm.world)[0]
-    torch.autograd.backward(models.loss(net, batch).sum() / batch.global_size)
-    return [parameter.grad.contiguous() for parameter in net.parameters() if parameter.grad is not None]
-
-
-def _time_steps(comm: Communicator, given: dict[str, Any], compression: dict[str, Any]) -> list[float]:
-    """Seconds of training steps."""
-    setup = TrainingSetup.from_options(given)
-    batches = setup.batches(comm.rank, comm.world)
-    trainer = Trainer(setup, "fp32", comm, PLAIN if compression["name"] == PLAIN else compression)
-    seconds = [trainer.step(batches[number % len(batches)])[0] for number in range(1 + _TIMED_STEPS)]
-    return seconds[1:]
-
-
-# --- codecs alone --------------------------------------------------------------------------------------------
-
-
-def measure_codecs(comm: Communicator, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Encode and decode on one core, without a network.
+def exchange_rows(
+    count: int, rate: str, label: str, by_rank: Sequence[dict[str, dict[str, Any]]], on_wire: bool
+) -> Iterator[ExchangeRow]:
+    """The rows of what each rank's `measure` returned.
 
     Args:
-        options: `cases`: of each the codec's options and `form` (None for the usual one), `size`: bytes of fp32,
-            `iterations`.
-
-    Returns:
-        for each case the codec's `wire` bytes; `encode_s`, `feedback_s` (with the error in place) and `decode_s`,
-        medians; `error`, relative, of one message; `mean_error` and `fed_error`, of the mean of 16 messages of
-        the same values, without and with error feedback.
+        count: of hosts.  label: what was exchanged.  on_wire: whether an interface counted the bytes.
     """
-    values = torch.randn(options["size"] // 4, generator=torch.Generator().manual_seed(0))
+    plain_s = plain_sent = 0.0
+    for scheme in by_rank[0]:  # the plain exchange is the first
+        found = [rank[scheme] for rank in by_rank]
+        times = max((rank["times"] for rank in found), key=statistics.median)
+        median_s, (low_s, high_s) = statistics.median(times), quartiles(times)
+        sent, steps = max(rank["sent"] for rank in found), [rank["steps"] for rank in found if rank["steps"]]
+        plain_s, plain_sent = plain_s or median_s, plain_sent or sent
+        yield ExchangeRow(
+            hosts=count,
+            rate=rate,
+            reached_bps=8 * plain_sent / plain_s,
+            what=label,
+            scheme=scheme,
+            time_ms=1e3 * median_s,
+            low_ms=1e3 * low_s,
+            high_ms=1e3 * high_s,
+            speedup=plain_s / median_s,
+            sent_mb=sent / 1e6,
+            wire_mb=max(rank["wire"] for rank in found) / 1e6 if on_wire else None,
+            ratio=plain_sent / sent,
+            error=found[0]["error"],
+            step_ms=1e3 * max(map(statistics.median, steps)) if steps else None,
+        )
+
+
+def declare_members(net: Net, schemes: Schemes, options: Namespace) -> Ensemble:
+    """The run: seeds draw weights and the codecs' random numbers."""
+    variants = [{"workers": WORKERS, "compression": given} for given in schemes.values()]
+    return declare_variants(f"compression-{net.name}", net, options, variants, WORKERS)
+
+
+def accuracy_rows(
+    net: Net, data: str | None, schemes: Schemes, results: Sequence[MemberResult]
+) -> list[AccuracyRow]:
+    """The rows of one network, of its members' results as `declare_members` numbers them."""
+    with torch.device("meta"):
+        shapes = [tuple(p.shape) for p in models.model(net.params(data)).parameters()]
+    compared = compare(results, list(schemes), PLAIN)
+    same: dict[str, Any] = {"model": net.name, "data": net.data(data)}
     return [
-        _measure_codec(case["options"], case["form"], values, options["iterations"]) for case in options["cases"]
+        AccuracyRow(**same, scheme=label, bits=mean_bits(given, shapes), **vars(compared[label]))
+        for label, given in schemes.items()
     ]
-
-
-def _measure_codec(options: dict[str, Any], form: str | None, values: Tensor, iterations: int) -> dict[str, Any]:
-    from ensemble.comm.codecs import make_codec
-
-    exchange = ("error_feedback", "min_size")
-    codec = make_codec({name: value for name, value in options.items() if name not in exchange}, form)
-    wire, out = torch.zeros(codec.wire_bytes(len(values)), dtype=torch.uint8), torch.zeros_like(values)
-    small = values[: min(len(values), 2**18)]
-    spent = values.clone()
-    return {
-        "wire": codec.wire_bytes(len(values)),
-        "encode_s": _median_s(lambda: codec.encode(values, wire, key=0), iterations),
-        "feedback_s": _median_s(lambda: codec.encode(spent, wire, key=0, error=spent), iterations),
-        "decode_s": _median_s(lambda: codec.decode(wire, out), iterations),
-        "error": _mean_error(codec, small, 1, False),
-        "mean_error": _mean_error(codec, small, _MESSAGES, False),
-        "fed_error": _mean_error(codec, small, _MESSAGES, True),
-    }
-
-
-def _mean_error(codec: Any, values: Tensor, messages: int, feedback: bool) -> float:
-    """Relative error of the mean of some messages of the same values."""
-    wire, out = torch.zeros(codec.wire_bytes(len(values)), dtype=torch.uint8), torch.zeros_like(values)
-    residual, total = torch.zeros_like(values), torch.zeros_like(values, dtype=torch.float64)
-    for key in range(messages):
-        residual = residual + values if feedback else values.clone()
-        codec.encode(residual, wire, key=key, error=residual)
-        codec.decode(wire, out)
-        total += out
-    return float((total / messages - values).norm() / values.norm())
-
-
-def _median_s(work: Callable[[], None], times: int) -> float:
-    work()
-    seconds = []
-    for _ in range(times):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)

@@ -9,25 +9,14 @@ from __future__ import annotations
 import importlib.util
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ensemble.bench.results import Interval, Spread, group_by
 
-PALETTE = (
-    "#3b82c4",
-    "#d97a2b",
-    "#2f9e77",
-    "#c2558f",
-    "#8a6fd1",
-    "#b08f1e",
-    "#24a0b3",
-    "#cc4f4f",
-    "#7a9a3a",
-    "#a3714a",
-)
+PALETTE = ("#3b82c4", "#d97a2b", "#2f9e77", "#c2558f", "#8a6fd1", "#b08f1e", "#24a0b3", "#cc4f4f", "#7a9a3a")
 NEUTRAL = "#8a94a3"
 Scale = Literal["linear", "log", "category", "hidden"]
 PREDICTED = "dash"
@@ -219,25 +208,11 @@ def _set_axes(drawn: Any, panel: Panel, where: dict[str, int]) -> None:
         values = sorted({x for series in panel.series for x in series.xs})
         text = [panel.x_text.get(x, "") for x in values] if panel.x_text is not None else None
         drawn.update_xaxes(type=panel.x_scale, tickvals=values, ticktext=text, **where)
-    drawn.update_yaxes(title_text=panel.y or None, title_standoff=6, **where)
-    tops = [y for series in panel.series for y in (*series.ys, *(series.high or ())) if y is not None]
-    if not panel.log_y:
-        ends = [y for series in panel.series for y in (*series.ys, *(series.low or ())) if y is not None]
-        low, high = min(0.0, 1.15 * min(ends, default=0.0)), max(0.0, 1.15 * max(tops, default=1.0))
-        drawn.update_yaxes(range=[low, high], tickformat=",", **where)
-        return
-    positive = [y for series in panel.series for y in (*series.ys, *(series.low or ())) if y is not None and y > 0]
-    low, high = min(positive, default=1.0) / 1.25, max(tops, default=1.0) * 1.25
-    ticks = list(round_ticks(low, high))
-    drawn.update_yaxes(type="log", range=[math.log10(low), math.log10(high)], **where)
-    drawn.update_yaxes(tickvals=ticks, ticktext=[f"{tick:,.10g}" for tick in ticks], **where)
-
-
-def round_ticks(low: float, high: float) -> Iterator[float]:
-    """A few round values between two, for a logarithmic axis."""
-    steps: tuple[float, ...] = (1,)
-    if high / low < 200:
-        steps = (1, 2, 5) if high / low > 8 else (1, 1.5, 2, 3, 4, 5, 6, 8)
-        steps = steps if high / low > 2.5 else (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9)
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    yield from (step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high)
+    drawn.update_yaxes(title_text=panel.y or None, title_standoff=6, tickformat=",", **where)
+    drawn_ys = [y for series in panel.series for y in (*series.ys, *(series.low or ()), *(series.high or ()))]
+    values = [y for y in drawn_ys if y is not None and (y > 0 or not panel.log_y)]
+    least, most = min(values, default=1.0), max(values, default=1.0)
+    if panel.log_y:
+        drawn.update_yaxes(type="log", range=[math.log10(least / 1.25), math.log10(most * 1.25)], **where)
+    else:
+        drawn.update_yaxes(range=[min(0.0, 1.15 * least), max(0.0, 1.15 * most)], **where)

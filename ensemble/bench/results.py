@@ -82,10 +82,10 @@ def median_row(rows: Sequence[RowT]) -> RowT:
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
     """The first and the third quartile; of a single value, that value twice."""
-    if len(values) == 1:
-        return values[0], values[0]
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, high
+    import numpy as np
+
+    low, high = np.quantile(values, (0.25, 0.75))
+    return float(low), float(high)
 
 
 def format_bytes(size: int) -> str:
@@ -110,23 +110,18 @@ class Interval:
     n: int
 
     @property
-    def low(self) -> float | None:
-        """The interval's lower end."""
-        return None if self.half is None else self.mean - self.half
-
-    @property
-    def high(self) -> float | None:
-        """The interval's upper end."""
-        return None if self.half is None else self.mean + self.half
-
-    @property
     def ends(self) -> tuple[float, float | None, float | None]:
         """The mean, the lower and the upper end."""
-        return self.mean, self.low, self.high
+        half = self.half
+        return (self.mean, None, None) if half is None else (self.mean, self.mean - half, self.mean + half)
 
-    def contains(self, value: float) -> bool | None:
-        """Whether a value lies in it; None where there is no interval."""
-        return None if self.half is None else abs(value - self.mean) <= self.half
+    def describe(self) -> str:
+        """In words, where it is the mean of paired differences in percentage points."""
+        mean, low, high = self.ends
+        if low is None or high is None:
+            return f"{mean:+.2f} points with one seed, which says nothing; take more --seeds"
+        seen = "no difference is seen" if low <= 0 <= high else "a difference is seen"
+        return f"{mean:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f} over {self.n} seeds: {seen}"
 
     def __str__(self) -> str:
         return f"{self.mean:.2f}" if self.half is None else f"{self.mean:.2f} ± {self.half:.2f}"
@@ -176,22 +171,16 @@ def flatten(row: Any, *intervals: str) -> dict[str, Any]:
     """A row for JSON: of a spread or an interval the middle as NAME, the ends as NAME_low and NAME_high.
 
     Args:
-        intervals: the fields that are intervals or None, which become the last keys.
+        intervals: the fields that are intervals or None.
     """
     result: dict[str, Any] = {}
     for name, value in vars(row).items():
-        if isinstance(value, Spread):
-            result |= _split(name, value)
-        elif name not in intervals:
+        if name in intervals or isinstance(value, Spread):
+            ends = (None, None, None) if value is None else value.ends
+            result |= zip((name, f"{name}_low", f"{name}_high"), ends, strict=True)
+        else:
             result[name] = value
-    for name in intervals:
-        result |= _split(name, getattr(row, name))
     return result
-
-
-def _split(name: str, value: Interval | Spread | None) -> dict[str, float | None]:
-    ends = (None, None, None) if value is None else value.ends
-    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
 
 
 def tabulate(rows: Sequence[Any], names: str = "", **headings: str) -> Rows:

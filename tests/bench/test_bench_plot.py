@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ensemble.bench.charts import figure, round_ticks, write
+from ensemble.bench.charts import figure, write
 from ensemble.bench.pipelines.figures import TITLE, notes, panels
 from ensemble.bench.pipelines.rows import Row, findings, pairs, table
 from ensemble.bench.results import median_row
@@ -99,13 +97,6 @@ def test_the_table_has_no_column_that_says_nothing_but_the_usual_ones() -> None:
     (shown,) = table([row(energy_j=None)])
     assert "energy_j" in shown and "link" not in shown and "wire_mb" not in shown
     assert "link" in table([row(), row(link="1gbit")])[0]
-
-
-@given(st.floats(1e-6, 1e6), st.floats(1.6, 1e6))
-def test_a_logarithmic_axis_has_a_few_round_ticks(low: float, times: float) -> None:
-    ticks = list(round_ticks(low, low * times))
-    assert 1 <= len(ticks) <= 12
-    assert ticks == sorted(ticks) and all(low <= tick <= low * times for tick in ticks)
 
 
 @pytest.mark.parametrize("varied", [{}, {"members": 16}, {"step_ms": 9.0}, {"cores": 2}])

@@ -14,13 +14,20 @@ from hypothesis import strategies as st
 
 from benchmarks import models
 from benchmarks.__main__ import main
-from benchmarks.compression import measure, rows
-from benchmarks.compression.figures import outcome, panels
-from benchmarks.compression.rows import CodecRow, Crossover, Results, crossover, exchange_rows, findings
-from benchmarks.compression.schemes import UNLIMITED, parse_scheme, parse_schemes
-from benchmarks.compression.study import accuracy_rows, declare_members
+from benchmarks.compression.expected import Crossover, crossover, crossovers, make_outcome
+from benchmarks.compression.measure import (
+    UNLIMITED,
+    AccuracyRow,
+    CodecRow,
+    ExchangeRow,
+    accuracy_rows,
+    declare_members,
+    exchange_rows,
+)
+from benchmarks.compression.ranks import measure_codecs
+from benchmarks.compression.schemes import mean_bits, parse_schemes
 from benchmarks.members import MemberResult
-from ensemble.bench.charts import Panel, write
+from ensemble.bench.charts import write
 from ensemble.bench.launch.hosts import unavailable
 from ensemble.comm import SingleRank
 from ensemble.spec import SpecError
@@ -32,16 +39,17 @@ positive = st.floats(1e-3, 1e3)
 
 
 def test_a_word_says_whether_errors_are_fed_back() -> None:
-    words = ["qsgd4", "qsgd4+ef", "qsgd4-ef", "onebit", "onebit-ef", "none"]
-    assert [(parse_scheme(word).label, parse_scheme(word).feedback) for word in words] == [
-        ("qsgd4", False),
-        ("qsgd4+ef", True),
-        ("qsgd4", False),
-        ("onebit+ef", True),
-        ("onebit", False),
-        ("none", False),
-    ]
-    assert [made.label for made in parse_schemes(["onebit", "onebit+ef", "fp16"])] == ["none", "onebit+ef", "fp16"]
+    words = {
+        "qsgd4": "qsgd4",
+        "qsgd4+ef": "qsgd4+ef",
+        "qsgd4-ef": "qsgd4",
+        "onebit": "onebit+ef",
+        "onebit-ef": "onebit",
+    }
+    for word, label in words.items():
+        (made,) = (options for name, options in parse_schemes([word]).items() if name == label)
+        assert made["error_feedback"] == label.endswith("+ef")
+    assert list(parse_schemes(["onebit", "onebit+ef", "fp16"])) == ["none", "onebit+ef", "fp16"]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +62,7 @@ def test_a_word_says_whether_errors_are_fed_back() -> None:
 )
 def test_an_unknown_word_is_refused(word: str, line: str) -> None:
     with pytest.raises(SpecError, match=line):
-        parse_scheme(word)
+        parse_schemes([word])
 
 
 @pytest.mark.parametrize(
@@ -62,11 +70,11 @@ def test_an_unknown_word_is_refused(word: str, line: str) -> None:
     [("none", 32), ("fp16", 16), ("qsgd4", 8 * 260 / 512), ("onebit", 2), ("powersgd", 32 * 4 * 1536 / 2**19)],
 )
 def test_bits_of_a_value_count_scales_and_means(word: str, bits: float) -> None:
-    assert parse_scheme(word).bits([(1024, 512)]) == pytest.approx(bits)
-    assert parse_scheme(word).bits([(100,)]) == 32  # small ones travel as they are
-    assert parse_scheme(word).bits([(1024, 512), (9999,)]) == pytest.approx(
-        (bits * 2**19 + 32 * 9999) / (2**19 + 9999)
-    )
+    *_, options = parse_schemes([word]).values()
+    assert mean_bits(options, [(1024, 512)]) == pytest.approx(bits)
+    assert mean_bits(options, [(100,)]) == 32  # small ones travel as they are
+    both = (bits * 2**19 + 32 * 9999) / (2**19 + 9999)
+    assert mean_bits(options, [(1024, 512), (9999,)]) == pytest.approx(both)
 
 
 # --- crossovers ----------------------------------------------------------------------------------------------
@@ -77,7 +85,7 @@ def test_the_crossover_of_power_laws_is_found_exactly(at: float, time: float, st
     rates = [at / 7, at / 2, at * 3, at * 20]
     points = [(rate, time * (rate / at) ** -steep, time * (rate / at) ** -flat) for rate in rates]
     verdict, bps, at_time = crossover(points)
-    assert verdict == "pays below"
+    assert verdict == "below"
     assert bps == pytest.approx(at, rel=1e-6) and at_time == pytest.approx(time, rel=1e-6)
 
 
@@ -93,7 +101,7 @@ def test_a_crossover_lies_where_the_sign_changes(points: list[tuple[float, float
     verdict, bps, _ = crossover(points)
     fastest = max(points)
     if bps is None:
-        assert verdict == ("pays always" if fastest[2] < fastest[1] else "never pays")
+        assert verdict == ("always" if fastest[2] < fastest[1] else "never")
         return
     above = [point for point in points if point[0] >= bps * (1 - 1e-9)]
     assert above and all(packed >= plain * (1 - 1e-6) for _, plain, packed in above)
@@ -106,18 +114,13 @@ def said(seconds: float, sent: float, error: float = 0.1, steps: tuple[float, ..
     return {"times": [seconds] * 3, "sent": sent, "wire": sent * 1.05, "error": error, "steps": list(steps)}
 
 
-def found_over(rates: dict[str, tuple[float, float]]) -> list[rows.ExchangeRow]:
+def found_over(rates: dict[str, tuple[float, float]]) -> list[ExchangeRow]:
     """Exchanges of 4 hosts: by rate the seconds of fp32 and of 4 bits."""
     return [
         row
         for rate, (plain_s, packed_s) in rates.items()
         for row in exchange_rows(
-            4,
-            rate,
-            "16 MiB",
-            4 * MIB,
-            [{"none": said(plain_s, 24 * MIB), "qsgd4": said(packed_s, 3 * MIB)}] * 4,
-            True,
+            4, rate, "16 MiB", [{"none": said(plain_s, 24 * MIB), "qsgd4": said(packed_s, 3 * MIB)}] * 4, True
         )
     ]
 
@@ -127,32 +130,28 @@ def test_exchanges_become_rows_of_the_slowest_rank() -> None:
         {"none": said(1.0, 8e6, steps=(2.0,)), "qsgd4": said(0.1, 1e6, steps=(1.0,))},
         {"none": said(2.0, 8e6, steps=(2.5,)), "qsgd4": said(0.2, 1e6, steps=(1.5,))},
     ]
-    plain, packed = exchange_rows(2, "200mbit", "lstm", 5, by_rank, True)
+    plain, packed = exchange_rows(2, "200mbit", "lstm", by_rank, True)
     assert (plain.time_ms, plain.speedup, plain.sent_mb, plain.step_ms) == (2000, 1, 8, 2500)
     assert (packed.time_ms, packed.speedup, packed.ratio, packed.step_ms) == (200, 10, 8, 1500)
     assert packed.reached_bps == pytest.approx(32e6) and packed.wire_mb == pytest.approx(1.05)
-    assert next(exchange_rows(2, "200mbit", "lstm", 5, by_rank, False)).wire_mb is None
+    assert next(exchange_rows(2, "200mbit", "lstm", by_rank, False)).wire_mb is None
 
 
-def test_findings_name_the_crossover() -> None:
-    found = Results(exchanges=found_over({"200mbit": (1.0, 0.1), UNLIMITED: (0.1, 0.2)}))
-    (only,) = found.crossovers()
+def test_the_crossover_of_a_message_is_found() -> None:
+    (only,) = crossovers(found_over({"200mbit": (1.0, 0.1), UNLIMITED: (0.1, 0.2)}))
     rate = 8 * 24 * MIB * 10 ** (math.log(10) / math.log(20))
     assert only == Crossover(
         hosts=4,
         what="16 MiB",
         scheme="qsgd4",
-        verdict="pays below",
+        verdict="below",
         bps=pytest.approx(rate),
         at_ms=pytest.approx(1000 * 10 ** -(math.log(10) / math.log(20))),
     )
-    assert list(findings(found)) == [
-        "16 MiB, 4 hosts, links 200mbit, against fp32: qsgd4 10.00 x (8.0 x fewer bytes)",
-        f"16 MiB, 4 hosts: qsgd4 pays below {rate / 1e9:.3g} Gbit/s",
-    ]
+    assert only.is_faster == f"below {rate / 1e9:.3g} Gbit/s"
 
 
-def whole() -> Results:
+def whole() -> tuple[list[CodecRow], list[ExchangeRow], list[AccuracyRow]]:
     net, trained = models.net_of("cnn"), parse_schemes(["qsgd4", "onebit-ef", "onebit"])
     percents = [90.0, 89.0, 80.0, 88.0, 91.0, 90.0, 80.5, 88.5]
     came = [*(MemberResult(percent) for percent in percents), *[MemberResult(None, "the loss is infinite")] * 4]
@@ -160,7 +159,6 @@ def whole() -> Results:
         scheme="qsgd4",
         form="numba",
         ratio=7.9,
-        bits=4.06,
         encode_gbs=9.0,
         feedback_gbs=5.0,
         decode_gbs=20.0,
@@ -168,37 +166,32 @@ def whole() -> Results:
         mean_error=0.05,
         fed_error=0.01,
     )
-    return Results(
-        codecs=[codec],
-        exchanges=found_over({"200mbit": (1.0, 0.1), UNLIMITED: (0.1, 0.2)}),
-        accuracies=accuracy_rows(net, None, trained, came),
-    )
+    exchanges = found_over({"200mbit": (1.0, 0.1), UNLIMITED: (0.1, 0.2)})
+    return [codec], exchanges, accuracy_rows(net, None, trained, came)
 
 
 def test_accuracy_is_paired_by_seed_and_says_who_failed() -> None:
-    by = {row.scheme: row for row in whole().accuracies}
+    by = {row.scheme: row for row in whole()[2]}
     assert by["onebit"].difference is not None and by["onebit"].difference.mean == pytest.approx(-10.25)
-    assert by["qsgd4"].accuracy is not None and by["qsgd4"].accuracy.n == 2
+    assert by["qsgd4"].seeds == 2
     assert by["qsgd4"].note == "1 of 3 seeds failed: the loss is infinite"
     assert by["none"].bits == 32 and by["onebit"].bits < by["qsgd4"].bits < 6
-    assert "cnn: onebit differs from fp32 by -10.25" in " ".join(findings(whole()))
+    found = make_outcome(*whole()).findings
+    assert [line.split(",")[0] for line in found if "onebit" in line] == [
+        "cnn: onebit at 2.65 bits a value less fp32 is -10.25 points"
+    ]
 
 
 def test_every_part_is_shown_written_and_drawn(tmp_path: Path) -> None:
-    found = whole()
-    shown = outcome(found)
+    shown = make_outcome(*whole())
     assert all(table for _, table in shown.tables) and len(shown.tables) == 4
     parts = [row["part"] for row in json.loads(json.dumps(shown.rows))]
     assert parts == ["codec", *["exchange"] * 4, "crossover", *["accuracy"] * 4]
-    drawn: list[Panel] = list(panels(found))
-    assert [panel.title.split(",")[0] for panel in drawn] == [
-        "Exchange of 16 MiB",
-        "Bytes that a host sends in an exchange",
-        "Codecs on one core",
-        "cnn on digits: accuracy less that of fp32",
-    ]
-    assert [mark.text for mark in drawn[0].marks] == ["qsgd4"]
-    write("Compression", [], drawn, tmp_path / "plot.html")
+    exchange, codecs, accuracy = shown.panels
+    assert (exchange.title, codecs.title) == ("Exchange of 16 MiB, ms", "Codecs on one core, GB/s of fp32")
+    assert accuracy.title == "cnn on digits: accuracy less that of fp32, points"
+    assert [mark.text for mark in exchange.marks] == ["qsgd4"]
+    write("Compression", [], shown.panels, tmp_path / "plot.html")
     assert (tmp_path / "plot.html").stat().st_size > 1e6
 
 
@@ -239,11 +232,9 @@ def test_a_small_run_counts_the_same_bytes_in_code_and_at_the_interface(
 
 
 def test_codecs_are_timed_and_their_errors_fed_back() -> None:
-    cases = [
-        {"options": parse_scheme(word).options, "form": form}
-        for word, form in (("onebit", None), ("qsgd4", "torch"))
-    ]
-    onebit, qsgd4 = measure.measure_codecs(SingleRank(), {"cases": cases, "size": 2**18, "iterations": 1})
+    schemes = parse_schemes(["onebit+ef", "qsgd4"])
+    cases = [{"options": schemes[name], "form": form} for name, form in (("onebit+ef", None), ("qsgd4", "torch"))]
+    onebit, qsgd4 = measure_codecs(SingleRank(), {"cases": cases, "size": 2**18, "iterations": 1})
     assert (onebit["wire"], qsgd4["wire"]) == (2**16 // 64 * 16, 2**16 // 512 * 260)
     # Fed back, errors of 16 messages cancel; biased ones stay otherwise.
     assert onebit["fed_error"] < onebit["mean_error"] / 2 and onebit["mean_error"] == pytest.approx(

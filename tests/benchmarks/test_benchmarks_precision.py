@@ -18,10 +18,9 @@ from benchmarks import members as bench_members
 from benchmarks import models
 from benchmarks.__main__ import main
 from benchmarks.members import MemberResult, compare, declare
-from benchmarks.precision import rows
-from benchmarks.precision.figures import panels
-from benchmarks.precision.rows import Row
-from benchmarks.training import Trainer, TrainingSetup
+from benchmarks.precision.expected import findings, panels
+from benchmarks.precision.measure import Row
+from benchmarks.training import TrainingSetup, make_trainer
 from ensemble.bench.results import Interval, flatten, interval, paired_interval
 from ensemble.comm import SingleRank
 from ensemble.spec import Member, SpecError
@@ -39,7 +38,7 @@ def test_an_interval_is_that_of_the_textbook() -> None:
     # The quantile of Student's t with 4 degrees of freedom is 2.776 (any table of it); s = sqrt(2.5).
     assert found.mean == 82.0 and found.n == 5
     assert found.half == pytest.approx(2.776 * math.sqrt(2.5 / 5), rel=2e-4)
-    assert (found.low, found.high) == (pytest.approx(82.0 - found.half), pytest.approx(82.0 + found.half))
+    assert found.ends == (82.0, pytest.approx(82.0 - found.half), pytest.approx(82.0 + found.half))
 
 
 @given(st.lists(st.tuples(*2 * [st.floats(0, 100)]), min_size=2, max_size=12))
@@ -49,25 +48,15 @@ def test_a_paired_interval_is_scipys(pairs: list[tuple[float, float]]) -> None:
         return  # scipy divides by a deviation of 0
     found, known = paired_interval(ours, theirs), stats.ttest_rel(ours, theirs).confidence_interval(0.95)
     assert found is not None
-    assert found.low == pytest.approx(known.low, rel=1e-6, abs=1e-6)
-    assert found.high == pytest.approx(known.high, rel=1e-6, abs=1e-6)
+    assert found.ends[1:] == pytest.approx((known.low, known.high), rel=1e-6, abs=1e-6)
 
 
 def test_one_seed_has_no_interval() -> None:
     found = interval([81.5])
-    assert (found.mean, found.half, found.low, found.contains(0.0), str(found)) == (
-        81.5,
-        None,
-        None,
-        None,
-        "81.50",
-    )
-    assert flatten(SimpleNamespace(a=1, metric=found), "metric") == {
-        "a": 1,
-        "metric": 81.5,
-        "metric_low": None,
-        "metric_high": None,
-    }
+    assert (found.ends, str(found)) == ((81.5, None, None), "81.50")
+    assert found.describe() == "+81.50 points with one seed, which says nothing; take more --seeds"
+    flat = {"a": 1, "metric": 81.5, "metric_low": None, "metric_high": None}
+    assert flatten(SimpleNamespace(a=1, metric=found), "metric") == flat
 
 
 # --- what members came to ------------------------------------------------------------------------------------
@@ -81,7 +70,7 @@ def test_precisions_are_compared_seed_by_seed() -> None:
     # Seeds are 10 points apart, precisions always about 0.6: that is seen only where pairs are compared.
     assert half.difference is not None and half.difference.half is not None
     assert half.difference.mean == pytest.approx(0.6) and half.difference.half < 0.3
-    assert full.difference is not None and full.difference.mean == 0.0
+    assert full.difference is None
 
 
 def test_a_seed_that_failed_is_said_and_leaves_its_pair_out() -> None:
@@ -94,23 +83,23 @@ def test_a_seed_that_failed_is_said_and_leaves_its_pair_out() -> None:
 
 
 def made(precision: str, difference: Interval | None, **more: float) -> Row:
-    metric = None if difference is None else Interval(80.0 + difference.mean, 0.5, 5)
+    accuracy = Interval(80.0, 0.5, 5)
     same = {"data": "imdb", "device": "cpu", "threads": 1, "batch_size": 64, "parameters": 100}
-    return Row(model="lstm", precision=precision, metric=metric, difference=difference, **same, **more)  # type: ignore[arg-type]
+    return Row(model="lstm", precision=precision, accuracy=accuracy, difference=difference, **same, **more)  # type: ignore[arg-type]
 
 
 def test_findings_say_what_half_precision_saves_and_whether_a_difference_is_seen() -> None:
-    full = made("fp32", Interval(0.0, 0.0, 5), samples_per_s=100.0, memory_mb=200.0, exchange_mb=4.0)
+    full = made("fp32", None, samples_per_s=100.0, memory_mb=200.0, exchange_mb=4.0)
     half = made("bf16", Interval(-0.2, 0.5, 5), samples_per_s=190.0, memory_mb=150.0, exchange_mb=2.0)
-    cost, metric = rows.findings([full, half])
+    cost, metric = findings([full, half])
     assert cost == "lstm: bf16 has 1.9 x the samples/s, 0.75 x the memory, 0.5 x the bytes sent of fp32"
     assert metric.endswith("-0.20 points, 95 % interval -0.70 to +0.30 over 5 seeds: no difference is seen")
     worse = dataclasses.replace(half, difference=Interval(-1.0, 0.5, 5))
-    assert list(rows.findings([full, worse]))[-1].endswith(": a difference is seen")
+    assert list(findings([full, worse]))[-1].endswith(": a difference is seen")
 
 
 def test_the_plot_shows_intervals_and_differences_below_zero() -> None:
-    full, half = made("fp32", Interval(0.0, 0.0, 5), samples_per_s=1.0), made("bf16", Interval(-0.2, 0.5, 5))
+    full, half = made("fp32", None, samples_per_s=1.0), made("bf16", Interval(-0.2, 0.5, 5))
     drawn = {panel.title: panel for panel in panels([full, half])}
     assert list(drawn) == [
         "Training, samples/s",
@@ -135,7 +124,7 @@ def test_every_network_learns_the_digits_in_half_precision(name: str) -> None:
     small = models.net_of(name, width=4, embed=8, hidden=8)
     setup = TrainingSetup(net=small, data=None, batch_size=32)
     batches = setup.batches()
-    trainer = Trainer(setup, "bf16", SingleRank())
+    trainer = make_trainer(setup, "bf16", SingleRank())
     before = [weight.clone() for weight in trainer.model.parameters()]
     seconds, waited = trainer.step(batches[0])
     assert 0 < waited < seconds
@@ -190,12 +179,12 @@ def test_the_command_writes_a_row_for_each_precision_and_nothing_else(
     for row in (full, half):
         assert row["samples_per_s"] == pytest.approx(1000 * row["batch_size"] / row["step_ms"])
         assert row["memory_mb"] > 0 and row["seeds"] == 2 and row["steps"] == 3
-        assert row["metric_low"] <= row["metric"] <= row["metric_high"]
+        assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
     # A ring of two sends its gradients once, and a little more: of small tensors, and the loss.
     gradients = 4e-6 * full["parameters"]
     assert gradients <= full["exchange_mb"] < 1.05 * gradients
     assert 0.5 * gradients <= half["exchange_mb"] < 0.6 * gradients
-    assert full["difference"] == 0.0
+    assert full["difference"] is None
     assert "lstm-small on digits: bf16 less fp32 is" in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["rows.json"], "a plot is asked for"
 

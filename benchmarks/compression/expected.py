@@ -1,0 +1,165 @@
+"""What compression is expected to save and to cost: the tables, findings and plot of the compression study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.compression.measure import AccuracyRow, CodecRow, ExchangeRow
+from benchmarks.compression.schemes import PLAIN
+from ensemble.bench.charts import Mark, Panel, Series, bar_panel, series_of
+from ensemble.bench.results import Outcome, flatten, group_by, tabulate
+
+_COLOURS = {
+    PLAIN: "#8a94a3",
+    "fp16": "#b58a3c",
+    "bf16": "#d9a62a",
+    "qsgd8": "#3c9d68",
+    "qsgd4": "#2f7bc4",
+    "qsgd2": "#7a5bc4",
+    "onebit": "#c4432f",
+    "powersgd": "#d97a2b",
+}
+_COLOURS |= {f"{name}+ef": colour for name, colour in _COLOURS.items()}
+_WITH, _WITHOUT = "with error feedback", "without error feedback"
+_FEEDBACK = {_WITHOUT: "#2f7bc4", _WITH: "#d97a2b"}
+_EXCHANGE_COLUMNS = "hosts rate what scheme time_ms speedup sent_mb wire_mb ratio error"
+_ACCURACY_COLUMNS = "model data scheme bits seeds accuracy difference note"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossover:
+    """The rate below which a scheme is faster than the plain exchange.
+
+    Attributes:
+        hosts, what, scheme: as of an `ExchangeRow`.
+        verdict: "below", "always", "never".
+        bps: bit/s of the plain exchange on a host's link at the crossover; None where no such rate was measured.
+        at_ms: of both exchanges at the crossover.
+    """
+
+    hosts: int
+    what: str
+    scheme: str
+    verdict: str
+    bps: float | None
+    at_ms: float | None
+
+    @property
+    def is_faster(self) -> str:
+        """Where the scheme is faster, for people."""
+        return self.verdict if self.bps is None else f"{self.verdict} {format_bps(self.bps)}"
+
+
+def make_outcome(
+    codecs: Sequence[CodecRow], exchanges: Sequence[ExchangeRow], accuracies: Sequence[AccuracyRow]
+) -> Outcome:
+    """What the study prints, writes and draws; the key `part` of a row determines its other keys."""
+    found = list(crossovers(exchanges))
+    timed_steps = " step_ms" if any(row.step_ms is not None for row in exchanges) else ""
+    crossed = tabulate(found, "hosts what scheme is_faster", is_faster="faster than fp32")
+    of_accuracy = tabulate(accuracies, _ACCURACY_COLUMNS, accuracy="accuracy, %", difference="less fp32")
+    parts = {"codec": codecs, "exchange": exchanges, "crossover": found}
+    rows = [{"part": part, **vars(row)} for part, own in parts.items() for row in own]
+    rows += [{"part": "accuracy", **flatten(row, "accuracy", "difference")} for row in accuracies]
+    return Outcome(
+        tables=[
+            ("Codecs on one core (GB/s of fp32)", tabulate(codecs)),
+            ("Exchanges", tabulate(exchanges, _EXCHANGE_COLUMNS + timed_steps)),
+            ("Where compression pays, by the link's rate (of those measured)", crossed),
+            ("Accuracy against bits", of_accuracy),
+        ],
+        rows=rows,
+        findings=list(findings(accuracies)),
+        title="Compression",
+        notes=("gradients exchanged by scatter-reduce and all-gather", "links shaped by tbf, a rank a host"),
+        panels=[*_exchange_panels(exchanges, found), *_codec_panels(codecs), *_accuracy_panels(accuracies)],
+    )
+
+
+def findings(rows: Sequence[AccuracyRow]) -> Iterator[str]:
+    """Schemes whose accuracy differs from that of fp32."""
+    for row in rows:
+        found = row.difference
+        if found is not None and found.half is not None and abs(found.mean) > found.half:
+            yield f"{row.model}: {row.scheme} at {row.bits:.3g} bits a value less fp32 is {found.describe()}"
+
+
+def format_bps(bps: float) -> str:
+    """A rate with its unit."""
+    return f"{bps / 1e9:.3g} Gbit/s" if bps >= 1e9 else f"{bps / 1e6:.3g} Mbit/s"
+
+
+def crossovers(rows: Sequence[ExchangeRow]) -> Iterator[Crossover]:
+    """For each number of hosts, message and scheme, where several rates were measured."""
+    plain = {(row.hosts, row.what, row.rate): row.time_ms for row in rows if row.scheme == PLAIN}
+    for (hosts, what, scheme), own in group_by(rows, lambda row: (row.hosts, row.what, row.scheme)).items():
+        points = [(row.reached_bps, plain[hosts, what, row.rate], row.time_ms) for row in own]
+        if scheme != PLAIN and len(points) > 1:
+            verdict, bps, at_ms = crossover(points)
+            yield Crossover(hosts=hosts, what=what, scheme=scheme, verdict=verdict, bps=bps, at_ms=at_ms)
+
+
+def crossover(points: Sequence[tuple[float, float, float]]) -> tuple[str, float | None, float | None]:
+    """Where a compressed exchange stops being faster, by interpolation between rates, on logarithmic scales.
+
+    Args:
+        points: (rate, plain exchange's time, compressed exchange's time), two or more of different rates.
+
+    Returns:
+        verdict, rate and time as `Crossover` has them; of several crossings the one at the highest rate.
+    """
+    ordered = [
+        (math.log(plain / packed), math.log(rate), math.log(plain)) for rate, plain, packed in sorted(points)
+    ]
+    last = max((number for number, (gain, _, _) in enumerate(ordered) if gain > 0), default=-1)
+    if last in (-1, len(ordered) - 1):
+        return "never" if last == -1 else "always", None, None
+    (gain, rate, time), (next_gain, next_rate, next_time) = ordered[last : last + 2]
+    share = gain / (gain - next_gain)
+    return "below", math.exp(rate + share * (next_rate - rate)), math.exp(time + share * (next_time - time))
+
+
+def _exchange_panels(rows: Sequence[ExchangeRow], found: Sequence[Crossover]) -> Iterator[Panel]:
+    """The time of each message over the rate."""
+    for (hosts, what), here in group_by(rows, lambda row: (row.hosts, row.what)).items():
+        text = {row.reached_bps: format_bps(row.reached_bps) for row in here}
+        by_rate = sorted(here, key=lambda row: row.reached_bps)
+        own = [each for each in found if (each.hosts, each.what) == (hosts, what)]
+        if len(text) > 1:
+            yield Panel(
+                title=f"Exchange of {what}, ms",
+                at=f"{hosts} hosts; marked: where a scheme stops being faster than fp32 ({PLAIN})",
+                x="rate of each host's link, as fp32 reached it",
+                y="ms",
+                series=series_of(by_rate, "reached_bps", "time_ms", "scheme", _COLOURS),
+                x_scale="log",
+                log_y=True,
+                marks=[Mark(each.bps, each.at_ms, each.scheme) for each in own if each.bps and each.at_ms],
+                x_text=text,
+            )
+
+
+def _codec_panels(rows: Sequence[CodecRow]) -> Iterator[Panel]:
+    def bars(name: str, field: str, colour: str) -> list[Series]:
+        return series_of(rows, lambda row: f"{row.scheme}, {row.form}", field, lambda _: name, colour=colour)
+
+    if rows:
+        series = [*bars("encode", "encode_gbs", "#2f7bc4"), *bars("decode", "decode_gbs", "#3c9d68")]
+        yield bar_panel("Codecs on one core, GB/s of fp32", series, y="GB/s", log_y=True)
+
+
+def _accuracy_panels(rows: Sequence[AccuracyRow]) -> Iterator[Panel]:
+    """Each model's accuracy less that of fp32, by scheme and bits."""
+    for model, own in group_by(rows, lambda row: row.model).items():
+        series = series_of(
+            own,
+            lambda row: f"{row.scheme.removesuffix('+ef')}: {row.bits:.3g} bit",
+            "difference",
+            lambda row: _WITH if row.scheme.endswith("+ef") else _WITHOUT,
+            _FEEDBACK,
+        )
+        plain = next((row.accuracy for row in own if row.scheme == PLAIN), None)
+        at = f"fp32: {plain} %; test split, paired by seed, 95 % interval; bits of a gradient's value on the wire"
+        yield bar_panel(f"{model} on {own[0].data}: accuracy less that of fp32, points", series, at=at, y="points")
