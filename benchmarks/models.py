@@ -43,7 +43,7 @@ DIGITS_EPOCHS = 4  # times as many: there are few digits
 
 #: Numbers of a `Net` that a user may change.
 NUMBERS = {
-    "width": "channels of the CNN's first layer",
+    "width": "channels of the CNN's first layer, of which the next two have twice and four times as many",
     "pixels": "of a side of its images",
     "words": "rows of the LSTM's embedding",
     "embed": "values of a word",
@@ -59,10 +59,7 @@ class Net:
 
     Attributes:
         name: of the size, in tables.  kind: "cnn" or "lstm".
-        width: channels of the CNN's first convolution; the next two have twice and four times as many.
-        pixels: of a side of its images.
-        words: rows of the LSTM's embedding.  embed: values of a word.
-        hidden, layers: of the LSTM.  length: words of a text; longer ones lose their beginning.
+        width, pixels, words, embed, hidden, layers, length: see `NUMBERS`; longer texts lose their beginning.
     """
 
     name: str

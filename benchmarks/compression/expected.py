@@ -57,7 +57,6 @@ def make_outcome(
 ) -> Outcome:
     """What the study prints, writes and draws; the key `part` of a row determines its other keys."""
     found = list(crossovers(exchanges))
-    timed_steps = " step_ms" if any(row.step_ms is not None for row in exchanges) else ""
     crossed = tabulate(found, "hosts what scheme is_faster", is_faster="faster than fp32")
     of_accuracy = tabulate(accuracies, _ACCURACY_COLUMNS, accuracy="accuracy, %", difference="less fp32")
     parts = {"codec": codecs, "exchange": exchanges, "crossover": found}
@@ -66,7 +65,7 @@ def make_outcome(
     return Outcome(
         tables=[
             ("Codecs on one core (GB/s of fp32)", tabulate(codecs)),
-            ("Exchanges", tabulate(exchanges, _EXCHANGE_COLUMNS + timed_steps)),
+            ("Exchanges", tabulate(exchanges, _EXCHANGE_COLUMNS)),
             ("Where compression pays, by the link's rate (of those measured)", crossed),
             ("Accuracy against bits", of_accuracy),
         ],

@@ -17,7 +17,7 @@ from benchmarks.models import Net
 from benchmarks.training import TrainingSetup
 from ensemble.bench.launch import hosts
 from ensemble.bench.launch.ranks import LOOPBACK, run_ranks
-from ensemble.bench.results import Report, format_bytes, quartiles
+from ensemble.bench.results import Report, format_bytes
 from ensemble.spec import Ensemble
 
 UNLIMITED = "unlimited"
@@ -60,13 +60,12 @@ class ExchangeRow:
             link's rate (headers), or much less where not the link but the machine limits it.
         what: the message, such as "16 MiB", or the network whose gradient it was.
         scheme: its compression.
-        time_ms: an exchange, the median of the slowest rank; low_ms, high_ms: its quartiles.
+        time_ms: an exchange, the median of the slowest rank.
         speedup: times as fast as the plain exchange.
         sent_mb: 10^6 bytes a rank sent, by the communicator's count.  wire_mb: the same at the busiest host's
             interface, with headers and acknowledgements; None on the loopback.
         ratio: of the plain exchange's sent bytes to these.
         error: relative error of the sum.
-        step_ms: a training step with this exchange, computed for real on the cores that all ranks share.
     """
 
     hosts: int
@@ -75,14 +74,11 @@ class ExchangeRow:
     what: str
     scheme: str
     time_ms: float
-    low_ms: float
-    high_ms: float
     speedup: float
     sent_mb: float
     wire_mb: float | None
     ratio: float
     error: float
-    step_ms: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +103,7 @@ def study(
 
     Args:
         options: of the study.
-        nets: whose gradients are exchanged, and which are trained for a few steps.
+        nets: whose gradients are exchanged.
         trained: whose accuracy is measured.
 
     Raises:
@@ -193,9 +189,10 @@ def exchange_rows(
     plain_s = plain_sent = 0.0
     for scheme in by_rank[0]:  # the plain exchange is the first
         found = [rank[scheme] for rank in by_rank]
-        times = max((rank["times"] for rank in found), key=statistics.median)
-        median_s, (low_s, high_s) = statistics.median(times), quartiles(times)
-        sent, steps = max(rank["sent"] for rank in found), [rank["steps"] for rank in found if rank["steps"]]
+        median_s, sent = (
+            max(statistics.median(rank["times"]) for rank in found),
+            max(rank["sent"] for rank in found),
+        )
         plain_s, plain_sent = plain_s or median_s, plain_sent or sent
         yield ExchangeRow(
             hosts=count,
@@ -204,14 +201,11 @@ def exchange_rows(
             what=label,
             scheme=scheme,
             time_ms=1e3 * median_s,
-            low_ms=1e3 * low_s,
-            high_ms=1e3 * high_s,
             speedup=plain_s / median_s,
             sent_mb=sent / 1e6,
             wire_mb=max(rank["wire"] for rank in found) / 1e6 if on_wire else None,
             ratio=plain_sent / sent,
             error=found[0]["error"],
-            step_ms=1e3 * max(map(statistics.median, steps)) if steps else None,
         )
 
 

@@ -1,4 +1,4 @@
-"""What ranks of the compression study measure: exchanges of gradients in turn, training steps, and codecs."""
+"""What ranks of the compression study measure: exchanges of gradients in turn, and codecs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from benchmarks import models
 from benchmarks.compression.schemes import PLAIN
-from benchmarks.training import TrainingSetup, make_trainer
+from benchmarks.training import TrainingSetup
 from ensemble.bench.timing import BARRIER_S, fitting_iterations, interface_sent, time_iterations
 from ensemble.comm.gradients import GradientExchange
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ensemble.comm import Communicator
 
 _ITERATION_S = 0.25  # of an exchange; of one that takes longer there are fewer iterations
-_TIMED_STEPS = 3
 _MESSAGES = 16
 
 
@@ -33,18 +32,16 @@ def _message_shape(size: int) -> tuple[int, int]:
 
 
 def measure(comm: Communicator, options: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
-    """Exchange gradients in each scheme in turn, and time a few training steps.
+    """Exchange gradients in each scheme in turn.
 
     Args:
         options: `schemes`, the options of each by its name; `payloads`, each either {"size": bytes}, a gradient
             of normally distributed values in one matrix, or {"setup": of a `TrainingSetup`}, the network's own
-            gradient, and then training steps too; `rounds` in which schemes take turns; `iterations` at most, in
-            all; `interface`.
+            gradient; `rounds` in which schemes take turns; `iterations` at most, in all; `interface`.
 
     Returns:
         for each payload, by scheme: `times` of this rank in seconds; `sent`, bytes an exchange by the
-        communicator's count; `wire`, the same at the host's interface; `error` of the sum against the exact one;
-        `steps` in seconds.
+        communicator's count; `wire`, the same at the host's interface; `error` of the sum against the exact one.
     """
     return [_measure_payload(comm, what, options) for what in options["payloads"]]
 
@@ -64,7 +61,7 @@ def _measure_payload(
         runs[scheme]()
         errors = [p.grad - whole for p, whole in zip(parameters, exact, strict=True) if p.grad is not None]
         warm = time_iterations(runs[scheme], 2, comm)
-        found[scheme] = {"error": _norm(errors) / exact_norm, "times": [], "sent": 0.0, "wire": 0, "steps": []}
+        found[scheme] = {"error": _norm(errors) / exact_norm, "times": [], "sent": 0.0, "wire": 0}
         most = options["iterations"]
         fitting = fitting_iterations(comm, max(warm), most * _ITERATION_S, 0, most)
         found[scheme]["each"] = max(1, fitting // options["rounds"])
@@ -75,11 +72,9 @@ def _measure_payload(
             case["sent"] += comm.sent_bytes - sent
             comm.barrier(BARRIER_S)  # the host's other ranks have sent theirs, too
             case["wire"] += interface_sent(options["interface"]) - wire
-    for scheme, case in found.items():
+    for case in found.values():
         case["sent"] /= len(case["times"])
         case["wire"] /= len(case["times"])
-        if "setup" in what:
-            case["steps"] = _time_steps(comm, what["setup"], options["schemes"][scheme])
     return found
 
 
@@ -114,15 +109,6 @@ def _gradients(comm: Communicator, what: dict[str, Any]) -> tuple[list[Tensor], 
     for tensor in exact:
         comm.all_reduce_(tensor)
     return gradients, exact
-
-
-def _time_steps(comm: Communicator, given: dict[str, Any], compression: dict[str, Any]) -> list[float]:
-    """Seconds of training steps."""
-    setup = TrainingSetup.of(given)
-    batches = setup.batches(comm.rank, comm.world)
-    trainer = make_trainer(setup, "fp32", comm, PLAIN if compression["name"] == PLAIN else compression)
-    seconds = [trainer.step(batches[number % len(batches)])[0] for number in range(1 + _TIMED_STEPS)]
-    return seconds[1:]
 
 
 # --- codecs alone --------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import statistics
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +18,7 @@ from benchmarks.training import TrainingSetup, make_trainer
 from ensemble.bench.launch.ranks import run_ranks
 from ensemble.bench.results import Report
 from ensemble.comm import SingleRank
+from ensemble.meter.memory import peak_memory_gb, reset_peak_memory
 from ensemble.spec.identity import PRECISIONS
 from ensemble.spec.validation import check_choice
 
@@ -87,31 +87,30 @@ def study(options: Namespace, timed: Sequence[Net], trained: Sequence[Net], repo
         for net in trained
         if compared
     }
-    rows = []
-    for name, net in nets.items():
-        steps: dict[str, dict[str, Any]] = {}
-        if net in timed:
-            report(f"{name}: timing steps of {size} samples")
-            steps = _measure_steps(TrainingSetup(net=net, data=data, batch_size=size, device=device), options)
-        accuracies: dict[str, Accuracy] = {}
-        if net in trained:
-            accuracies = dict.fromkeys(options.precisions, Accuracy(note=_FP16_ON_CPU))
-        if name in declared:
-            results = train_members(declared[name], options.run_dir, report)
-            accuracies |= compare(results, compared, FP32)
-        for precision in options.precisions:
-            row = Row(
-                model=name,
-                precision=precision,
-                data=net.data(data),
-                device=device,
-                threads=options.threads,
-                batch_size=size,
-                parameters=net.parameters(data),
-                **vars(accuracies.get(precision, Accuracy())),
-            )
-            rows.append(dataclasses.replace(row, **steps.get(precision, {})))
-    return rows
+    steps: dict[tuple[str, str], dict[str, Any]] = {}
+    for net in timed:
+        report(f"{net.name}: timing steps of {size} samples")
+        setup = TrainingSetup(net=net, data=data, batch_size=size, device=device)
+        steps |= {(net.name, precision): fields for precision, fields in _measure_steps(setup, options).items()}
+    found = {(net.name, "fp16"): Accuracy(note=_FP16_ON_CPU) for net in trained}
+    for name, ensemble in declared.items():
+        compared_by_seed = compare(train_members(ensemble, options.run_dir, report), compared, FP32)
+        found |= {(name, precision): accuracy for precision, accuracy in compared_by_seed.items()}
+    return [
+        Row(
+            model=name,
+            precision=precision,
+            data=net.data(data),
+            device=device,
+            threads=options.threads,
+            batch_size=size,
+            parameters=net.parameters(data),
+            **steps.get((name, precision), {}),
+            **vars(found.get((name, precision), Accuracy())),
+        )
+        for name, net in nets.items()
+        for precision in options.precisions
+    ]
 
 
 def _measure_steps(setup: TrainingSetup, options: Namespace) -> dict[str, dict[str, Any]]:
@@ -120,102 +119,67 @@ def _measure_steps(setup: TrainingSetup, options: Namespace) -> dict[str, dict[s
     ranks: dict[str, Any] = {"device": setup.device, "threads": options.threads}
     given = {"setup": asdict(setup), "precisions": options.precisions, "steps": options.steps}
     [timed] = run_ranks(here + "time_steps", given, placement=[0], **ranks)
-    found = {name: {"note": figures["refused"]} for name, figures in timed.items() if "refused" in figures}
-    possible = [precision for precision in options.precisions if precision not in found]
-    if not possible:
-        return found
-    on_cpu = {"setup": asdict(dataclasses.replace(setup, device="cpu")), "precisions": possible}
-    sent = run_ranks(here + "exchanged_bytes", on_cpu, placement=[0, 0])[0]
     # Each rank trains one precision by itself, on the current device: the ranks exchange nothing.
-    given = {"setup": asdict(setup), "precisions": possible}
-    peaks = run_ranks(here + "peak_memory", given, placement=[0] * len(possible), threads=options.threads)
-    for precision, peak in zip(possible, peaks, strict=True):
-        median_s = timed[precision]["median_s"]
-        found[precision] = {
-            "step_ms": 1000 * median_s,
-            "samples_per_s": setup.batch_size / median_s,
-            "steps": len(timed[precision]["seconds"]),
+    alone = [0] * len(options.precisions)
+    peaks = run_ranks(here + "peak_memory", given, placement=alone, threads=options.threads)
+    on_cpu = {**given, "setup": asdict(dataclasses.replace(setup, device="cpu"))}
+    sent = run_ranks(here + "exchanged_bytes", on_cpu, placement=[0, 0])[0]
+    return {
+        precision: {
+            "step_ms": 1000 * statistics.median(timed[precision]),
+            "samples_per_s": setup.batch_size / statistics.median(timed[precision]),
+            "steps": len(timed[precision]),
             "memory_mb": peak / 1e6,
             "exchange_mb": sent[precision] / 1e6,
         }
-    return found
+        for precision, peak in zip(options.precisions, peaks, strict=True)
+    }
 
 
 # --- what ranks measure --------------------------------------------------------------------------------------
 
 
-def time_steps(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
-    """Time training steps: {precision: {"seconds": [...], "median_s": s} or {"refused": reason}}.
+def time_steps(comm: Communicator, options: dict[str, Any]) -> dict[str, list[float]]:
+    """Seconds of training steps in each precision.
 
     Precisions take steps in turn, in one order and then the reverse, so that other load affects all alike.
 
     Args:
         options: `setup`, of a `TrainingSetup`, and `precisions`, `steps` of each.
     """
-    from ensemble.train.job import TrainingError
-
     setup = TrainingSetup.of(options["setup"])
     batches = setup.batches()
-    found: dict[str, dict[str, Any]] = {}
-    trainers = {}
-    for precision in options["precisions"]:
-        trainers[precision] = make_trainer(setup, precision, comm)
-        try:
-            for number in range(_WARM_UP_STEPS):
-                trainers[precision].step(batches[number % len(batches)])
-        except TrainingError as error:
-            found[precision] = {"refused": str(error)}
-            del trainers[precision]
-        else:
-            found[precision] = {"seconds": []}
-    for number in range(options["steps"]):
+    trainers = {precision: make_trainer(setup, precision, comm) for precision in options["precisions"]}
+    found: dict[str, list[float]] = {precision: [] for precision in trainers}
+    for number in range(_WARM_UP_STEPS + options["steps"]):
         for precision in list(trainers)[:: -1 if number % 2 else 1]:
-            seconds = found[precision]["seconds"]
-            if len(seconds) < _LEAST_STEPS or sum(seconds) < _LIMIT_S:
-                seconds.append(trainers[precision].step(batches[number % len(batches)])[0])
-    for figures in found.values():
-        if "seconds" in figures:
-            figures["median_s"] = statistics.median(figures["seconds"])
-    return found
+            timed = found[precision][_WARM_UP_STEPS:]
+            if len(timed) < _LEAST_STEPS or sum(timed) < _LIMIT_S:
+                found[precision].append(trainers[precision].step(batches[number % len(batches)])[0])
+    return {precision: seconds[_WARM_UP_STEPS:] for precision, seconds in found.items()}
 
 
 def peak_memory(comm: Communicator, options: dict[str, Any]) -> float:
     """Bytes at the peak of a few training steps above those of the process before it made the network.
 
-    On the CPU it is the resident set, with the kernels' own memory; on CUDA what torch has allocated.
+    On the CPU it is what this process alone holds, with the kernels' own memory; on CUDA what torch has allocated.
 
     Args:
         options: `setup`, of a `TrainingSetup`, and `precisions`: rank r trains with number r, alone.
     """
-    alone = SingleRank()
     setup = TrainingSetup.of(options["setup"])
     batches = setup.batches()
-    _load_libraries(setup)
-    cuda = setup.device == "cuda"
-    before = torch.cuda.memory_allocated() if cuda else _status_bytes("VmRSS")
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak (proc_pid_clear_refs(5))
-    trainer = make_trainer(setup, options["precisions"][comm.rank], alone)
-    for number in range(_MEMORY_STEPS):
-        trainer.step(batches[number % len(batches)])
-    peak = torch.cuda.max_memory_allocated() if cuda else _status_bytes("VmHWM")
-    return float(peak - before)
-
-
-def _load_libraries(setup: TrainingSetup) -> None:
-    """Train a very small network for a step, so that what torch loads at its first step is not measured."""
+    # A very small network trains a step before: what torch loads at its first step is not measured.
     net = dataclasses.replace(setup.net, width=2, words=10, embed=2, hidden=2)
     small = dataclasses.replace(setup, net=net, data=None, batch_size=2)
-    make_trainer(small, "fp32", SingleRank()).step(small.batches()[0])
-
-
-def _status_bytes(name: str) -> int:
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {name}")
+    make_trainer(small, FP32, SingleRank()).step(small.batches()[0])
+    cuda = setup.device == "cuda"
+    (torch.cuda.reset_peak_memory_stats if cuda else reset_peak_memory)()
+    before = torch.cuda.memory_allocated() if cuda else peak_memory_gb() * 2**30
+    trainer = make_trainer(setup, options["precisions"][comm.rank], SingleRank())
+    for number in range(_MEMORY_STEPS):
+        trainer.step(batches[number % len(batches)])
+    return (torch.cuda.max_memory_allocated() if cuda else peak_memory_gb() * 2**30) - before
 
 
 def exchanged_bytes(comm: Communicator, options: dict[str, Any]) -> dict[str, float]:

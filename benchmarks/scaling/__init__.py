@@ -45,7 +45,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(part, "--batches", None, shown, type=counts)
     option(part, "--rates", "0.05,0.1,0.2,0.4,0.8", "learning rates of SGD's grid", type=rates)
     option(part, "--lars-rates", "0.5,1,2,4", "rates of LARS's grid, at trust 0.02", type=rates)
-    option(part, "--micro-batch", None, "larger batches are trained in parts of so many samples", type=count)
     training_options(part, seeds=5, epochs=12, samples=10_000, held_out=2000)
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from benchmarks.scaling.measure import LARS, LARS_DECAY, REAL, SGD, STRONG, BatchRow, WorkerRow
-from ensemble.bench.charts import PREDICTED, Field, Mark, Panel, Series, series_of
+from ensemble.bench.charts import PREDICTED, Mark, Panel, Series, series_of
 from ensemble.bench.results import Outcome, flatten, group_by, tabulate
 
 # Percentage points that SGD loses against a smaller batch where it is said to begin to lose.
 LOSS = 2.0
 _COLOURS = {SGD: "#8a94a3", LARS: "#2f7bc4", LARS_DECAY: "#d97a2b"}
-_MODEL = "compute / n + communication(n)"
-_LINES = {"measured": "#2f7bc4", _MODEL: "#2f7bc4", "linear": "#c0c5cc"}
-_LINES |= {"computing": "#3c9d68", "synchronization": "#d97a2b"}
 _WORKER_COLUMNS = "scaling compute workers hosts batch_size examples_per_s step_ms compute_ms sync_ms "
 _WORKER_COLUMNS += "communication_ms predicted_ms efficiency sent_mb"
 _BATCH_COLUMNS = "batch_size steps optimizer lr grid accuracy difference"
@@ -66,30 +63,25 @@ def worker_findings(rows: Sequence[WorkerRow]) -> Iterator[str]:
 
 
 def worker_panels(rows: Sequence[WorkerRow]) -> Iterator[Panel]:
-    """Examples/s, and a step's parts beside the model, of each curve."""
+    """Examples/s beside the model, of each curve."""
     for (scaling, compute), curve in _curves(rows).items():
         first = curve[0]
         kind = f"{first.cores} cores compute" if compute == REAL else f"accelerators of {compute} are emulated"
         batch = "one batch of {} for all" if scaling == STRONG else "a batch of {} for each"
         at = f"{first.model}, {batch.format(first.batch_size)}, {kind}"
-        linear = {row.workers: row.workers * first.examples_per_s for row in curve}
-        speed = [
-            *_line(curve, "measured", "examples_per_s"),
-            *_line(curve, _MODEL, lambda row: 1000 * row.batch_size / row.predicted_ms, dash=PREDICTED),
-            Series(name="linear", xs=[*linear], ys=[*linear.values()], colour=_LINES["linear"], dash="dot"),
+        xs = [row.workers for row in curve]
+        series = [
+            Series(name="measured", xs=xs, ys=[row.examples_per_s for row in curve], colour="#2f7bc4"),
+            Series(
+                name="compute / n + communication(n)",
+                xs=xs,
+                ys=[1000 * row.batch_size / row.predicted_ms for row in curve],
+                colour="#2f7bc4",
+                dash=PREDICTED,
+            ),
+            Series(name="linear", xs=xs, ys=[first.examples_per_s * n for n in xs], colour="#c0c5cc", dash="dot"),
         ]
-        parts = [
-            *_line(curve, "measured", "step_ms"),
-            *_line(curve, _MODEL, "predicted_ms", dash=PREDICTED),
-            *_line(curve, "computing", "compute_ms"),
-            *_line(curve, "synchronization", "sync_ms"),
-        ]
-        yield Panel(title=f"Examples/s, {scaling} scaling", at=at, x="workers", y="examples/s", series=speed)
-        yield Panel(title=f"A step in parts, {scaling} scaling", at=at, x="workers", y="ms", series=parts)
-
-
-def _line(curve: Sequence[WorkerRow], name: str, y: Field, dash: str = "solid") -> list[Series]:
-    return series_of(curve, "workers", y, lambda row: name, _LINES, dash=dash)
+        yield Panel(title=f"Examples/s, {scaling} scaling", at=at, x="workers", y="examples/s", series=series)
 
 
 # --- batches -------------------------------------------------------------------------------------------------

@@ -260,7 +260,7 @@ def study_batches(net: Net, options: Namespace, report: Report) -> list[BatchRow
     keys = list(itertools.product(batches, OPTIMIZERS))
     rates_of = {name: options.rates if name == SGD else options.lars_rates for name in OPTIMIZERS}
     cases = [(batch, name, lr) for batch, name in keys for lr in rates_of[name]]
-    members = [make_member(net, options, name, batch, lr, 0) for batch, name, lr in cases]
+    members = [make_member(net, options.data, name, batch, lr, 0) for batch, name, lr in cases]
     grids: dict[tuple[int, str], dict[float, float | None]] = {key: {} for key in keys}
     for (batch, name, lr), result in zip(cases, train("scaling-grid", members, splits.valid), strict=True):
         grids[batch, name][lr] = result.accuracy
@@ -269,7 +269,9 @@ def study_batches(net: Net, options: Namespace, report: Report) -> list[BatchRow
     chosen = [
         (batch, seed, name) for batch in batches for seed in seeds for name in OPTIMIZERS if (batch, name) in best
     ]
-    members = [make_member(net, options, name, batch, best[batch, name], seed) for batch, seed, name in chosen]
+    members = [
+        make_member(net, options.data, name, batch, best[batch, name], seed) for batch, seed, name in chosen
+    ]
     results = train("scaling-seeds", members, splits.test) if members else []
     rows = []
     for batch in batches:
@@ -291,12 +293,11 @@ def study_batches(net: Net, options: Namespace, report: Report) -> list[BatchRow
     return rows
 
 
-def make_member(net: Net, options: Namespace, optimizer: str, batch: int, lr: float, seed: int) -> Member:
-    """The member with this optimizer, global batch, learning rate and seed; larger ones are trained in parts."""
-    parts = 1 if options.micro_batch is None else -(-batch // options.micro_batch)
-    norm = min(1.0, models.NORM_MOMENTUM * batch / parts / _NORM_BATCH)
-    params = {**net.params(options.data), "lr": lr, "norm_momentum": norm}
-    return Member(params, batch_size=batch, seed=seed, optimizer=OPTIMIZERS[optimizer], accumulate=parts)
+def make_member(net: Net, data: str | None, optimizer: str, batch: int, lr: float, seed: int) -> Member:
+    """The member with this optimizer, global batch, learning rate and seed."""
+    norm = min(1.0, models.NORM_MOMENTUM * batch / _NORM_BATCH)
+    params = {**net.params(data), "lr": lr, "norm_momentum": norm}
+    return Member(params, batch_size=batch, seed=seed, optimizer=OPTIMIZERS[optimizer])
 
 
 def best_rate(grid: dict[float, float | None]) -> float | None:
