@@ -7,7 +7,7 @@ import statistics
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -25,7 +25,7 @@ from ensemble.spec.validation import check_choice
 if TYPE_CHECKING:
     from ensemble.comm import Communicator
 
-FP32 = "fp32"
+FP32: Final = "fp32"
 _FP16_ON_CPU = "fp16 has no fast kernels on the CPU: accuracy is left out"
 # In a precision's first two steps kernels are chosen and memory is allocated.
 _WARM_UP_STEPS = 2
