@@ -6,11 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from benchmarks import schedule
 from benchmarks.compression import options as compression
 from benchmarks.energy import options as energy
 from benchmarks.precision import options as precision
 from benchmarks.scaling import options as scaling
-from benchmarks.schedule import options as schedule
 from ensemble.cli import parser as cli
 from ensemble.cli.bench import add_studies
 
