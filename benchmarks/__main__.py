@@ -6,9 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from benchmarks import schedule
+from benchmarks import energy, schedule
 from benchmarks.compression import options as compression
-from benchmarks.energy import options as energy
 from benchmarks.precision import options as precision
 from benchmarks.scaling import options as scaling
 from ensemble.cli import parser as cli

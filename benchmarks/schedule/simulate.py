@@ -67,8 +67,8 @@ class Preparation:
     startup_s: float = 0.0
 
 
-#: Decides who starts now, at a time in seconds, as the controller does: returns the starts of `board.waiting`. One without
-#: a cohort prepares for itself; new cohorts are numbered from `board.next_cohort`. `board.free` is left unchanged.
+#: Decides who starts now, at a time in seconds, as the controller does. A start without a cohort prepares for
+#: itself; new cohorts are numbered from `board.next_cohort`. `board.free` is left unchanged.
 Policy = Callable[[PlacementState, float], Sequence[Start]]
 
 
