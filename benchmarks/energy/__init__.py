@@ -47,9 +47,9 @@ def _add_shapley_options(parser: argparse.ArgumentParser) -> None:
 
 def _study_shapley(options: argparse.Namespace, report: Report) -> Outcome:
     from benchmarks.energy import shapley
-    from benchmarks.energy.beds import GpuBed
+    from benchmarks.energy.beds import RealGpuBed
 
-    with GpuBed(options.cool_s) if options.gpu else shapley.open_synthetic_bed() as bed:
+    with RealGpuBed(options.cool_s) if options.gpu else shapley.open_synthetic_bed() as bed:
         return shapley.study(bed, options.window_s or (60 if options.gpu else 1), options.repeats, report)
 
 

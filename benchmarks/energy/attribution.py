@@ -119,8 +119,8 @@ def main() -> int:
     per_cpu_s, whole = 1 / _FULL_GPU, kind == WHOLE
     members, loads = [], {}
     for name, duty, gpu, share, intensity in _ON_GPUS if whole else _ON_GPUS[:3]:
-        own = {"gpu_share": share if whole else 1.0, "gpu_s": per_cpu_s}
-        members.append(Member(name=name, duty=duty * _FULL_GPU, **own))
+        gpu_share = share if whole else 1.0
+        members.append(Member(name=name, duty=duty * _FULL_GPU, gpu_share=gpu_share, gpu_s=per_cpu_s))
         instance = None if whole else _INSTANCE
         loads[name] = Load(
             gpu=gpu, share=instance or share, per_cpu_s=per_cpu_s, intensity=intensity, instance=instance

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.energy.member import NODE, Member
@@ -59,53 +59,17 @@ class ProcessorBed(Bed):
 
 
 class GpuBed(Bed):
-    """The first GPU of this machine, the only one that members see: its own energy is what is metered.
+    """The GPUs that this process sees: their own energy is what is metered."""
 
-    Raises:
-        SpecError: there is none.
-    """
-
-    name = "gpu"
-    settle_s = 5.0
-
-    def __init__(self, cool_s: float = 0.0) -> None:
-        super().__init__()
-        self.cool_s = cool_s  # a GPU that is warm draws more
-        found = list_gpus()
-        if not found:
-            raise SpecError("--gpu: no NVIDIA driver on this machine reports a GPU")
-        self._hide_other_gpus(found[0].id)
-        self._watch_gpus()
-        loads = (("busy", 1.0, 0.5), ("half", 0.5, 0.25), ("light", 0.1, 0.25))
-        self.members = [
-            Member(name=name, duty=duty, gpu=found[0].id, gpu_share=share, trains=True)
-            for name, duty, share in loads
-        ]
-        self._energy = self._find_idle()
-
-    def _watch_gpus(self) -> None:
+    def __init__(self, energy: Energy) -> None:
         from ensemble.executors.host import describe_host
         from ensemble.meter.gpu_activity import GpuActivity, RunProcess
 
-        self.node = describe_host(NODE).as_event()
+        super().__init__()
+        self.node, self._energy = describe_host(NODE).as_event(), energy
         self._activity = GpuActivity(list_gpus())
         self.stack.callback(self._activity.close)
         self._run: dict[int, RunProcess] = {}
-        self._energy = Energy()
-
-    def _hide_other_gpus(self, gpu: str) -> None:
-        before = os.environ.get(_CUDA)
-        self.stack.callback(os.environ.update, {} if before is None else {_CUDA: before})
-        self.stack.callback(os.environ.pop, _CUDA)
-        os.environ[_CUDA] = gpu
-
-    def _find_idle(self) -> Energy:
-        """The GPU's idle power, measured now if it is at rest; it is the same for all windows."""
-        meter = self.open_meter()
-        meter.start()
-        watts = meter.describe()["idle"]["watts"]
-        meter.close()
-        return Energy(idle_w={"gpu": sum(watts.values())}) if watts else Energy(measure_idle_s=0)
 
     def open_meter(self) -> PowerMeter:
         """See `Bed`."""
@@ -125,29 +89,57 @@ class GpuBed(Bed):
         self._activity.add_to(power, self._run)
 
 
+class RealGpuBed(GpuBed):
+    """The first GPU of this machine, the only one that members see.
+
+    Raises:
+        SpecError: there is none.
+    """
+
+    name = "gpu"
+    settle_s = 5.0
+
+    def __init__(self, cool_s: float = 0.0) -> None:
+        found, before = list_gpus(), os.environ.get(_CUDA)
+        if not found:
+            raise SpecError("--gpu: no NVIDIA driver on this machine reports a GPU")
+        gpu = os.environ[_CUDA] = found[0].id
+        super().__init__(Energy())
+        self.stack.callback(os.environ.update, {} if before is None else {_CUDA: before})
+        self.stack.callback(os.environ.pop, _CUDA)
+        self.cool_s = cool_s  # a GPU that is warm draws more
+        loads = (("busy", 1.0, 0.5), ("half", 0.5, 0.25), ("light", 0.1, 0.25))
+        self.members = [
+            Member(name=name, duty=duty, gpu=gpu, gpu_share=share, trains=True) for name, duty, share in loads
+        ]
+        self._energy = self._find_idle()
+
+    def _find_idle(self) -> Energy:
+        """The GPU's idle power, measured now if it is at rest; it is the same for all windows."""
+        meter = self.open_meter()
+        meter.start()
+        watts = meter.describe()["idle"]["watts"]
+        meter.close()
+        return Energy(idle_w={"gpu": sum(watts.values())}) if watts else Energy(measure_idle_s=0)
+
+
 class SyntheticGpuBed(GpuBed):
     """Synthetic GPUs behind the stand-in for NVIDIA's library, with which this process must have been started.
 
     Args:
+        members: on physical GPUs, or each on the instance of its number.
         loads: of the members by name.
         state: file of the stand-in's state.
     """
 
-    name = "synthetic GPUs"
-
     def __init__(self, members: Sequence[Member], loads: dict[str, Load], state: Path) -> None:
-        Bed.__init__(self)
-        self._watch_gpus()
-        known = list_gpus()
-        devices = (load.gpu if load.instance is None else number for number, load in enumerate(loads.values()))
-        self.members = [
-            dataclasses.replace(member, gpu=known[device].id)
-            for member, device in zip(members, devices, strict=True)
-        ]
+        super().__init__(Energy(idle_w={"gpu": GPU_IDLE_W}))
+        ids = self.node["gpu_ids"]
+        on = (load.gpu if load.instance is None else number for number, load in enumerate(loads.values()))
+        self.members = [replace(each, gpu=ids[device]) for each, device in zip(members, on, strict=True)]
         self._loads = loads
-        number = 1 + max(load.gpu for load in loads.values())
-        self._gpus = self.stack.enter_context(SyntheticGpus(state, number))
-        self._energy = Energy(idle_w={"gpu": GPU_IDLE_W})
+        gpus = SyntheticGpus(state, 1 + max(load.gpu for load in loads.values()))
+        self._gpus = self.stack.enter_context(gpus)
 
     def add(self, member: Member, pid: int) -> None:
         """See `Bed`."""

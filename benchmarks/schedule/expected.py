@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.schedule.fleet import FleetRow
 from benchmarks.schedule.real import IN_TURN, OURS, ArmRow
 from benchmarks.schedule.throughput import ThroughputRow
-from ensemble.bench.charts import PREDICTED, Panel, Series, bar_panel, series_of
+from ensemble.bench.charts import PREDICTED, Panel, bar_panel, series_of
 from ensemble.bench.results import group_by
 
 # Guan, Mokadam, Shen, Lim and Patton, "FLEET: Flexible Efficient Ensemble Training", MLSys 2020.
@@ -74,10 +74,9 @@ def fleet_panels(rows: Sequence[FleetRow]) -> Iterator[Panel]:
 
 
 def _speedups(at: str, x: str, rows: Sequence[FleetRow], name: str) -> Panel:
-    drawn: list[Series] = []
-    for field, shown, colour in (("default", "default", _DEFAULT), ("equal", "equal widths", _EQUAL)):
-        over = f"over {shown}"
-        drawn += series_of(rows, name, f"over_{field}", lambda row, over=over: over, {over: colour})
+    colours = {"over default": _DEFAULT, "over equal widths": _EQUAL}
+    drawn = series_of(rows, name, "over_default", lambda row: "over default", colours)
+    drawn += series_of(rows, name, "over_equal", lambda row: "over equal widths", colours)
     return Panel(title="Simulated speed-up", at=at, x=x, y="times", series=drawn)
 
 

@@ -118,10 +118,11 @@ def draw_table() -> tuple[tuple[float, float, int], ...]:
 def draw_members(seed: int, count: int, widest: int) -> list[Trainee]:
     """Members drawn from the table with replacement; their rates are known up to `widest` workers."""
     chosen = np.random.default_rng(seed).integers(0, len(draw_table()), count)
-    return [_make_trainee(number, *draw_table()[row], widest) for number, row in enumerate(chosen)]
+    return [_make_trainee(number, draw_table()[row], widest) for number, row in enumerate(chosen)]
 
 
-def _make_trainee(number: int, samples_per_s: float, serial: float, epochs: int, widest: int) -> Trainee:
+def _make_trainee(number: int, row: tuple[float, float, int], widest: int) -> Trainee:
+    samples_per_s, serial, epochs = row
     identity = Identity(
         member=f"member-{number}",
         number=number,

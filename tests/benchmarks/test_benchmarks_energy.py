@@ -187,9 +187,9 @@ def test_a_split_by_what_was_used_is_closest_to_the_shapley_value(
 
 _ON_A_GPU = """
 import json
-from benchmarks.energy.beds import GpuBed
+from benchmarks.energy.beds import RealGpuBed
 from benchmarks.energy.shapley import measure_window
-with GpuBed() as bed:
+with RealGpuBed() as bed:
     bed.settle_s = 0.0
     window = measure_window(bed, bed.members[:1], 1.0)
 print(json.dumps([window.watts * window.seconds, window.members, window.attributed_j]))
