@@ -233,7 +233,8 @@ class SyntheticProcessors(SyntheticNode):
         model, members = self._model, used.keys() - {DRIVER, OTHER}
         per_core = 1 / (elapsed_s * model.core_s)
         loads = {name: used[name] * self._loads[name].intensity * per_core for name in members}
-        load, shared_w = sum(loads.values()), model.dynamic_w(sum(loads.values()))
+        load = sum(loads.values())
+        shared_w = model.dynamic_w(load)
         shares = {name: load.share for name, load in self._loads.items()}
         for kind, per_core_w in (("cpu", model.core_w), ("dram", model.dram_w)):
             dynamic_j = {name: shared_w[kind] * elapsed_s * own / load for name, own in loads.items() if load > 0}
