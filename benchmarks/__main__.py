@@ -6,9 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from benchmarks import compression, precision, scaling
-from benchmarks.energy import options as energy
-from benchmarks.schedule import options as schedule
+from benchmarks import compression, energy, precision, scaling, schedule
 from ensemble.cli import parser as cli
 from ensemble.cli.bench import add_studies
 

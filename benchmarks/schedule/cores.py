@@ -70,7 +70,7 @@ class Flow:
     Attributes:
         uses: by node.  cap: its rate where cores are plenty.
         done: units, as of the time `at`.  rate: since then.  target: units at which an event is due.
-        version: counts the events that were scheduled.  ended: whether it has ended.
+        event: number of its next event; -1: there is none.
         tightest: the lowest node limit, that node, and the second lowest limit; None where not known.
     """
 
@@ -80,8 +80,7 @@ class Flow:
     target: float = math.inf
     rate: float = 0.0
     at: float = 0.0
-    version: int = 0
-    ended: bool = False
+    event: int = -1
     tightest: tuple[float, int, float] | None = None
 
 
@@ -102,14 +101,14 @@ class SharedCores:
         """Add a flow."""
         for node in flow.uses:
             self._flows[node][flow] = None
-        flow.ended, flow.tightest = False, None
+        flow.tightest = None
 
     def remove(self, flow: Flow) -> None:
         """Remove a flow, which then uses no cores."""
         for node in flow.uses:
             if self._flows[node].pop(flow, False) is None:
                 self._dirty[node] = None
-        flow.ended = True
+        flow.event = -1
         self._changed.pop(flow, None)
 
     def mark(self, flow: Flow) -> None:
@@ -123,9 +122,9 @@ class SharedCores:
         Args:
             progress: is called with a flow before its rate changes.
         """
-        sweeps = 0
-        while self._dirty and sweeps < _MAX_SWEEPS:
-            sweeps += 1
+        for _ in range(_MAX_SWEEPS):
+            if not self._dirty:
+                break
             dirty, self._dirty = self._dirty, {}
             for node in dirty:
                 self._share(node)

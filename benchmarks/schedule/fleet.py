@@ -5,41 +5,72 @@ Three policies on the same members, nodes and preparation (Guan, Mokadam, Shen, 
 - *default*: each member alone on the next free device, with a pipeline of its own;
 - *equal widths*: members of one worker in cohorts that share a stream, at the pace of the slowest;
 - *ours*: widths and flotillas by `ensemble.schedule.flotilla`, placed by `ensemble.schedule.place`.
+
+FLEET's own members (100 networks on SummitDev) are not public. Those here are drawn from a table of 500 of chosen,
+not measured, ranges: a factor of nine between the fastest and the slowest, and of three between the first to
+converge and the last.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import math
 import statistics
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
-from benchmarks.schedule import members
-from benchmarks.schedule.policies import Flotillas, InCohorts, OneByOne, rated_members
+import numpy as np
+
+from benchmarks.schedule.policies import Flotillas, in_cohorts, one_by_one
 from benchmarks.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from ensemble.bench.results import Report, Spread
 from ensemble.schedule import Capacity, Node
+from ensemble.spec import Identity
 
-_PAPER_DEFAULT, _PAPER_EQUAL = (1.12, 1.92), (1.23, 1.97)
 DEFAULT, EQUAL, OURS = "default", "equal widths", "ours"
-#: FLEET's machine, SummitDev: nodes with four P100 and twenty POWER8 cores.
-DEVICES, CORES = 4, 20
-LARGE_DEVICES, LARGE_CORES = 8, 40
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Median, least and most."""
-    return Spread(statistics.median(values), min(values), max(values))
+SAMPLES = 30_000  # of an epoch
+_MOST_EPOCHS = 90
+_CPUS, _MEMORY_GB = 0.01, 1.0  # of a member beside its device: they limit no node
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetRow:
+class Fleet:
+    """Members, nodes and preparation.
+
+    Attributes:
+        members, nodes, devices, cores: how many; devices and cores of each node. Those of FLEET's machine,
+            SummitDev, are four P100 and twenty POWER8 cores.
+        prep_ms: core-milliseconds to prepare a sample.
+        streams: most at one time, of ours.
+    """
+
+    members: int
+    nodes: int
+    devices: int = 4
+    cores: int = 20
+    prep_ms: float = 0.0
+    streams: int = 2
+
+    def simulate(self, trainees: Sequence[Trainee], policy: Policy) -> Simulated:
+        """Feeders have the cores of their nodes, a member's own pipeline those of its device."""
+        gpus = ("gpu",) * self.devices
+        nodes = [Node(f"node-{n}", float(self.cores), gpus, 512.0, f"node-{n}") for n in range(self.nodes)]
+        preparation = Preparation(cpu_s=self.prep_ms / 1000, workers=self.cores, alone=self.cores // self.devices)
+        return simulate(trainees, nodes, policy, preparation, samples=SAMPLES, devices="cuda")
+
+    def capacity(self) -> Capacity:
+        """The places that the scheduler plans with."""
+        limit = self.nodes * self.cores / self.prep_ms * 1000 if self.prep_ms else float("inf")
+        slots = (self.devices,) * self.nodes
+        return Capacity(slots=slots, widest=self.devices, streams=self.streams, prep_samples_per_s=limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetRow(Fleet):
     """One fleet over its seeds.
 
     Attributes:
-        members, nodes, devices, cores: how many; devices and cores of each node.
-        prep_ms: core-milliseconds to prepare a sample.  streams: most at one time, of ours.  seeds: drawn.
+        seeds: drawn.
         over_default, over_equal: their makespan over ours, by seed.
         default_h, equal_h, ours_h: makespans in hours, medians.
         default_busy, equal_busy, ours_busy: share of all device-time in which members trained, medians.
@@ -47,12 +78,6 @@ class FleetRow:
             decision about who starts after a member's end, CPU-milliseconds.
     """
 
-    members: int
-    nodes: int
-    devices: int
-    cores: int
-    prep_ms: float
-    streams: int
     seeds: int
     over_default: Spread
     over_equal: Spread
@@ -67,91 +92,92 @@ class FleetRow:
     react_worst_ms: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fleet:
-    """Nodes, members and preparation."""
-
-    members: int
-    nodes: int
-    devices: int
-    cores: int
-    prep_ms: float
-    streams: int
-
-    def cluster(self) -> list[Node]:
-        """The nodes."""
-        gpus = ("gpu",) * self.devices
-        return [Node(f"node-{n}", float(self.cores), gpus, 512.0, f"node-{n}") for n in range(self.nodes)]
-
-    def preparation(self) -> Preparation:
-        """Feeders have the cores of their nodes, a member's own pipeline those of its device."""
-        own = self.cores // self.devices
-        return Preparation(cpu_s=self.prep_ms / 1000, workers=self.cores, alone=own, spread=True)
-
-    def room(self) -> Capacity:
-        """The places that the scheduler plans with."""
-        limit = self.nodes * self.cores / self.prep_ms * 1000 if self.prep_ms else float("inf")
-        slots = (self.devices,) * self.nodes
-        return Capacity(slots=slots, widest=self.devices, streams=self.streams, prep_samples_per_s=limit)
+def list_fleets(devices: int, costs: Sequence[float]) -> list[Fleet]:
+    """As many members as devices: each cost of preparation (ms) with two streams, the first with one and four."""
+    varied = [(cost, 2) for cost in costs] + [(costs[0], 1), (costs[0], 4)]
+    sizes = {"members": devices, "nodes": -(-devices // 4)}
+    return [Fleet(**sizes, prep_ms=cost, streams=streams) for cost, streams in varied]
 
 
-def study(fleets: Sequence[Fleet], seeds: int, report: Report) -> list[FleetRow]:
-    """Simulate every fleet over so many seeds."""
-    return [_simulate_fleet(fleet, seeds, report) for fleet in fleets]
+def large_fleet(members: int, prep_ms: float) -> Fleet:
+    """On eight devices for each ten members."""
+    return Fleet(members=members, nodes=max(1, members // 10), devices=8, cores=40, prep_ms=prep_ms)
 
 
-def _simulate_fleet(fleet: Fleet, seeds: int, report: Report) -> FleetRow:
+@functools.cache
+def draw_table() -> tuple[tuple[float, float, int], ...]:
+    """500 unequal members: each one's rate on one device in samples a second, log-uniform; the part of its step
+    that more workers do not shorten (Amdahl's law), uniform; the epochs after which it has converged, uniform.
+    """
+    rng = np.random.default_rng(2020)
+    rates = np.exp(rng.uniform(math.log(20.0), math.log(180.0), 500)).round(2)
+    serial, epochs = rng.uniform(0.02, 0.10, 500).round(4), rng.integers(30, _MOST_EPOCHS + 1, 500)
+    return tuple(zip(rates.tolist(), serial.tolist(), epochs.tolist(), strict=True))
+
+
+def draw_members(seed: int, count: int, widest: int) -> list[Trainee]:
+    """Members drawn from the table with replacement; their rates are known up to `widest` workers."""
+    chosen = np.random.default_rng(seed).integers(0, len(draw_table()), count)
+    return [_make_trainee(number, draw_table()[row], widest) for number, row in enumerate(chosen)]
+
+
+def _make_trainee(number: int, row: tuple[float, float, int], widest: int) -> Trainee:
+    samples_per_s, serial, epochs = row
+    identity = Identity(
+        member=f"member-{number}",
+        number=number,
+        params={},
+        seed=number,
+        workers=1,
+        threads=1,
+        precision="fp32",
+        epochs=_MOST_EPOCHS,  # all that the scheduler knows
+        batch_size=64,
+        cpus_per_worker=_CPUS,
+        gpus_per_worker=1.0,
+        memory_gb=_MEMORY_GB,
+        auto=["workers"],
+    )
+    widths = [1 << power for power in range(widest.bit_length())]
+    by_width = {width: samples_per_s / (serial + (1 - serial) / width) for width in widths}
+    return Trainee(identity=identity, samples_per_s=by_width, epochs=epochs)
+
+
+def measure(fleet: Fleet, seeds: int, report: Report) -> FleetRow:
+    """Simulate a fleet with members of so many seeds."""
     found: dict[str, list[Simulated]] = {DEFAULT: [], EQUAL: [], OURS: []}
     plans, reactions = list[float](), list[float]()
     for seed in range(seeds):
-        trainees = members.draw_members(seed, fleet.members, fleet.devices)
-        ours = Flotillas(rated_members(trainees), fleet.room(), members.SAMPLES)
-        policies: dict[str, Policy] = {DEFAULT: OneByOne(), EQUAL: InCohorts(), OURS: ours}
+        trainees = draw_members(seed, fleet.members, fleet.devices)
+        ours = Flotillas(trainees, fleet.capacity(), SAMPLES)
+        policies: dict[str, Policy] = {DEFAULT: one_by_one, EQUAL: in_cohorts, OURS: ours.starts}
         for name, policy in policies.items():
-            start = time.perf_counter()
-            found[name].append(_simulate_policy(fleet, trainees, policy))
-            if fleet.members > 1000:
-                report(f"{fleet.members} members, {name}: simulated in {time.perf_counter() - start:.0f} s")
+            found[name].append(fleet.simulate(trainees, policy))
         plans += ours.plans_s
         reactions += ours.starts_s[1:]
-    base = found[OURS]
-    over = {
-        name: spread([a.makespan_s / b.makespan_s for a, b in zip(found[name], base, strict=True)])
-        for name in (DEFAULT, EQUAL)
-    }
-    report(f"{fleet.members} members, {fleet.prep_ms:g} ms a sample, {fleet.streams} streams: {over[DEFAULT]}")
-    hours = {name: statistics.median(one.makespan_s for one in runs) / 3600 for name, runs in found.items()}
-    slots = fleet.nodes * fleet.devices
-    busy = {name: statistics.median(r.busy_s / slots / r.makespan_s for r in runs) for name, runs in found.items()}
+
+    def over(name: str) -> Spread:
+        ratios = [a.makespan_s / b.makespan_s for a, b in zip(found[name], found[OURS], strict=True)]
+        return Spread(statistics.median(ratios), min(ratios), max(ratios))
+
+    def busy(name: str) -> float:
+        slots = fleet.nodes * fleet.devices
+        return statistics.median(run.busy_s / slots / run.makespan_s for run in found[name])
+
+    hours = {name: statistics.median(run.makespan_s for run in runs) / 3600 for name, runs in found.items()}
+    report(f"{fleet.members} members, {fleet.prep_ms:g} ms a sample, {fleet.streams} streams: {over(DEFAULT)}")
     return FleetRow(
-        **dataclasses.asdict(fleet),
+        **asdict(fleet),
         seeds=seeds,
-        over_default=over[DEFAULT],
-        over_equal=over[EQUAL],
+        over_default=over(DEFAULT),
+        over_equal=over(EQUAL),
         default_h=hours[DEFAULT],
         equal_h=hours[EQUAL],
         ours_h=hours[OURS],
-        default_busy=busy[DEFAULT],
-        equal_busy=busy[EQUAL],
-        ours_busy=busy[OURS],
+        default_busy=busy(DEFAULT),
+        equal_busy=busy(EQUAL),
+        ours_busy=busy(OURS),
         plan_s=max(plans),
         react_ms=1000 * statistics.median(reactions or [0.0]),
         react_worst_ms=1000 * max(reactions, default=0.0),
     )
-
-
-def _simulate_policy(fleet: Fleet, trainees: Sequence[Trainee], policy: Policy) -> Simulated:
-    return simulate(
-        trainees, fleet.cluster(), policy, fleet.preparation(), samples=members.SAMPLES, devices="cuda"
-    )
-
-
-def findings(rows: Sequence[FleetRow]) -> Iterator[str]:
-    """Speed-ups beside the paper's, and whether planning is quick."""
-    for row in rows:
-        what = f"{row.members} members on {row.nodes * row.devices} devices, {row.prep_ms:g} ms a sample"
-        yield (
-            f"{what}, {row.streams} streams: {row.over_default} x over default (FLEET "
-            f"{_PAPER_DEFAULT[0]} to {_PAPER_DEFAULT[1]}), {row.over_equal} x over equal widths (FLEET "
-            f"{_PAPER_EQUAL[0]} to {_PAPER_EQUAL[1]}); planned in {row.plan_s:.2g} s at most"
-        )

@@ -5,88 +5,64 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from benchmarks.schedule.simulate import Trainee
 from ensemble.schedule import Capacity, HeldSlots, PlacementState, RatedMember, Start, allocate, decide_starts
 from ensemble.schedule.flotilla import interpolate_rate
 from ensemble.spec import Identity
 
-
-class OneByOne:
-    """Starts each member by itself, with a pipeline of its own, as soon as a place is free.
-
-    Args:
-        most: members at one time; None for as many as find a place.
-    """
-
-    def __init__(self, most: int | None = None) -> None:
-        self._most = most
-
-    def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
-        """See `Policy`."""
-        free = len(board.waiting) if self._most is None else max(0, self._most - len(board.running))
-        found = decide_starts(dataclasses.replace(board, waiting=board.waiting[:free], streaming=True))
-        return [dataclasses.replace(start, cohort=None) for start in found]
+_MOST_REPLANNED = 1000  # waiting members up to which a change among them makes a new plan
 
 
-class InCohorts:
-    """Starts members with their declared workers, in cohorts of as many as fit.
+def one_by_one(board: PlacementState, now_s: float) -> Sequence[Start]:
+    """Starts each member by itself, with a pipeline of its own, as soon as a place is free; see `Policy`."""
+    found = decide_starts(dataclasses.replace(board, streaming=True))
+    return [dataclasses.replace(start, cohort=None) for start in found]
 
-    Args:
-        shared: whether those of a cohort read one stream; else each prepares for itself.
-    """
 
-    def __init__(self, shared: bool = True) -> None:
-        self._shared = shared
-
-    def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
-        """See `Policy`."""
-        found = decide_starts(board)
-        return found if self._shared else [dataclasses.replace(start, cohort=None) for start in found]
+def in_cohorts(board: PlacementState, now_s: float) -> Sequence[Start]:
+    """Starts members with their declared workers, in cohorts of as many as fit; see `Policy`."""
+    return decide_starts(board)
 
 
 class Flotillas:
     """Starts flotillas with widths chosen from measured rates, as the controller's planner does.
 
     Args:
-        rated: each member's measured rates and declared epochs; when it converges is unknown.
+        trainees: of which their rates and declared epochs are known, and not when they converge.
         room: the places.
         samples: of an epoch.
-        most: waiting members up to which a change among them makes a new plan.
 
     Attributes:
         plans_s: CPU-seconds of each planning, which other load does not change.
         starts_s: CPU-seconds of each decision about who starts, without planning.
     """
 
-    def __init__(self, rated: Mapping[str, RatedMember], room: Capacity, samples: int, most: int = 1000) -> None:
-        self._rated, self._room, self._samples, self._most = rated, room, samples, most
+    def __init__(self, trainees: Sequence[Trainee], room: Capacity, samples: int) -> None:
+        self._room, self._samples = room, samples
+        self._rated = {
+            own.member: RatedMember(member=own.member, samples_per_s=trainee.samples_per_s, epochs=own.epochs)
+            for own, trainee in ((trainee.identity, trainee) for trainee in trainees)
+        }
         self._planned_for: set[str] = set()
         self._flotillas: deque[list[Identity]] = deque()
-        self._start_s: dict[str, float] = {}
-        self._cohorts: dict[str, int] = {}
+        self._started: dict[str, tuple[float, int]] = {}  # when, and in which cohort
         self.plans_s: list[float] = []
         self.starts_s: list[float] = []
 
     def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
         """See `Policy`."""
         start = time.thread_time()
-        known = len(self._planned_for) == len(board.waiting) and not self._has_unplanned(board)
-        if not known and (not self._planned_for or self._has_unplanned(board) or len(board.waiting) <= self._most):
+        waiting = {identity.member for identity in board.waiting}
+        if waiting - self._planned_for or (waiting != self._planned_for and len(waiting) <= _MOST_REPLANNED):
             self._plan(board, now_s)
             self.plans_s.append(time.thread_time() - start)
         planned = time.thread_time()
         found = self._start_flotillas(board)
-        for each in found:
-            self._start_s[each.placement.member] = now_s
-            self._cohorts[each.placement.member] = each.cohort or 0
+        self._started |= {each.placement.member: (now_s, each.cohort or 0) for each in found}
         self.starts_s.append(time.thread_time() - planned)
         return found
-
-    def _has_unplanned(self, board: PlacementState) -> bool:
-        """Whether a waiting member is in no flotilla."""
-        return any(identity.member not in self._planned_for for identity in board.waiting)
 
     def _plan(self, board: PlacementState, now_s: float) -> None:
         waiting = {identity.member: identity for identity in board.waiting}
@@ -104,9 +80,9 @@ class Flotillas:
         found = []
         for placement in board.running:
             known, workers = self._rated[placement.member], placement.identity.workers
+            start_s, cohort = self._started[placement.member]
             whole_s = known.epochs * self._samples / interpolate_rate(known.samples_per_s, workers)
-            left_s = max(0.0, self._start_s[placement.member] + whole_s - now_s)
-            found.append(HeldSlots(number[placement.node], workers, left_s, self._cohorts[placement.member]))
+            found.append(HeldSlots(number[placement.node], workers, max(0.0, start_s + whole_s - now_s), cohort))
         return found
 
     def _start_flotillas(self, board: PlacementState) -> list[Start]:
@@ -124,13 +100,3 @@ class Flotillas:
             cohort += 1
         free.release(*(start.placement for start in found))
         return found
-
-
-def rated_members(trainees: Sequence[Trainee]) -> dict[str, RatedMember]:
-    """The members as a scheduler that has measured their rates knows them."""
-    return {
-        one.identity.member: RatedMember(
-            member=one.identity.member, samples_per_s=one.samples_per_s, epochs=one.identity.epochs
-        )
-        for one in trainees
-    }

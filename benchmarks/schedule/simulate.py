@@ -14,10 +14,11 @@ The simulation leaves out the network, the ring (a member is never ahead of anot
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from benchmarks.schedule.cores import Flow, SharedCores, Use
 from ensemble.schedule.flotilla import interpolate_rate
@@ -50,52 +51,44 @@ class Trainee:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """The cost of preparing batches.
+    """The cost of preparing batches; the feeders of a stream each prepare a part for all nodes.
 
     Attributes:
         cpu_s: core-seconds of a sample.
         workers: preparation processes of a feeder, on each node.
         alone: preparation processes of a member that prepares for itself, for each of its workers; 0: its own
             process prepares, before each step.
-        spread: whether the feeders of a stream each prepare a part for all nodes; else each prepares everything.
         startup_s: core-seconds before a feeder's first batch.
     """
 
     cpu_s: float = 0.0
     workers: int = 1
     alone: int = 0
-    spread: bool = True
     startup_s: float = 0.0
 
 
-class Policy(Protocol):
-    """Decides who starts now, as the controller does."""
-
-    def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
-        """The members of `board.waiting` that start. One without a cohort prepares for itself; new cohorts are
-        numbered from `board.next_cohort`. `board.free` is left unchanged.
-        """
+#: Decides who starts now, at a time in seconds, as the controller does. A start without a cohort prepares for
+#: itself; new cohorts are numbered from `board.next_cohort`. `board.free` is left unchanged.
+Policy = Callable[[PlacementState, float], Sequence[Start]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Simulated:
     """The result of a simulation.
 
     Attributes:
         spans: (placed, ended) of each member, seconds.
         workers: of each member.
-        samples: that each member consumed.
         busy_s: worker-seconds of training at the rates of members alone, without waits.
         cpu_s: core-seconds used.
         prepared: samples prepared, wherever.
     """
 
-    spans: Mapping[str, tuple[float, float]]
-    workers: Mapping[str, int]
-    samples: Mapping[str, int]
-    busy_s: float
-    cpu_s: float
-    prepared: float
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+    workers: dict[str, int] = field(default_factory=dict)
+    busy_s: float = 0.0
+    cpu_s: float = 0.0
+    prepared: float = 0.0
 
     @property
     def makespan_s(self) -> float:
@@ -105,17 +98,24 @@ class Simulated:
 
 @dataclass(eq=False)
 class _Running:
+    """A member that has a place; `own_rate` with batches ready and cores free, `end` in samples of its stream."""
+
     trainee: Trainee
     start: Start
     start_s: float
-    first: float = 0.0  # position of the stream at its first sample
+    own_rate: float
+    end: float = math.inf
+
+    @property
+    def member(self) -> str:
+        return self.start.placement.member
 
     @property
     def workers(self) -> int:
         return self.start.placement.identity.workers
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class _Stream(Flow):
     """Members at one position; `done` counts samples of the stream.
 
@@ -125,20 +125,20 @@ class _Stream(Flow):
         reading: members that train.
     """
 
-    shared: bool = False
+    shared: bool
     flowing: bool = False
     feeders: int = 0
-    coming: set[str] = field(default_factory=set)
+    coming: dict[str, _Running] = field(default_factory=dict)
     joining: list[_Running] = field(default_factory=list)
     reading: dict[str, _Running] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class _StartUp(Flow):
     """Core-seconds before a member's first batch, or a feeder's."""
 
-    stream: _Stream | None = None
-    of: _Running | None = None
+    stream: _Stream
+    of: _Running | None
 
 
 def simulate(
@@ -159,7 +159,8 @@ def simulate(
     Raises:
         ValueError: the policy starts nothing while members wait and nothing runs, or starts a member twice.
     """
-    return _Simulation(trainees, nodes, policy, preparation, samples, devices).run()
+    chosen = resolve_devices(devices, has_gpus=any(node.gpus for node in nodes))
+    return _Simulation(trainees, nodes, policy, preparation, samples, chosen).run()
 
 
 class _Simulation:
@@ -170,57 +171,43 @@ class _Simulation:
         policy: Policy,
         preparation: Preparation,
         samples: int,
-        devices: Literal["auto", "cpu", "cuda"],
+        devices: str,
     ) -> None:
-        self._trainees = {each.identity.member: each for each in trainees}
-        self._nodes, self._policy = list(nodes), policy
-        self._devices = resolve_devices(devices, has_gpus=any(node.gpus for node in nodes))
+        self._nodes, self._policy, self._devices = list(nodes), policy, devices
         self._prep, self._samples = preparation, samples
-        self._waiting: dict[str, Identity] = {each.identity.member: each.identity for each in trainees}
+        self._waiting = {each.identity.member: each for each in trainees}
         self._cores = SharedCores([node.cpus for node in nodes])
-        self._free = FreeCapacity(self._nodes, self._devices)
+        self._free = FreeCapacity(self._nodes, devices)
         self._number = {node.name: number for number, node in enumerate(nodes)}
         self._running: dict[str, _Running] = {}
         self._streams: dict[int | str, _Stream] = {}
-        self._due: list[tuple[float, int, int, Flow]] = []
-        self._pushed = 0
+        self._due: list[tuple[float, int, Flow]] = []
+        self._events: Iterator[int] = itertools.count()
         self._now = 0.0
         self._cohort = 0
-        self._spans: dict[str, tuple[float, float]] = {}
-        self._consumed: dict[str, int] = {}
-        self._width: dict[str, int] = {}
-        self._busy_s = self._cpu_s = self._prepared = 0.0
+        self._found = Simulated()
 
     def run(self) -> Simulated:
         freed = True
         while self._waiting or self._running:
-            if freed:
+            if freed and self._waiting:
                 self._decide()
             self._update_rates()
             freed = self._advance()
-        return Simulated(
-            spans=self._spans,
-            workers=self._width,
-            samples=self._consumed,
-            busy_s=self._busy_s,
-            cpu_s=self._cpu_s,
-            prepared=self._prepared,
-        )
+        return self._found
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        if not self._waiting:
-            return
         board = PlacementState(
             nodes=self._nodes,
             devices=self._devices,
-            waiting=list(self._waiting.values()),
+            waiting=[each.identity for each in self._waiting.values()],
             running=[each.start.placement for each in self._running.values()],
             next_cohort=self._cohort,
             free=self._free,
         )
-        starts = list(self._policy.starts(board, self._now))
+        starts = list(self._policy(board, self._now))
         if not starts and not self._running:
             raise ValueError(f"{len(self._waiting)} members wait, nothing runs and nothing is started")
         for stream in dict.fromkeys(self._start(start) for start in starts):
@@ -228,24 +215,24 @@ class _Simulation:
         self._cohort = max([self._cohort, *(start.cohort + 1 for start in starts if start.cohort is not None)])
 
     def _start(self, start: Start) -> _Stream:
-        member = start.placement.member
-        if self._waiting.pop(member, None) is None:
+        member, workers = start.placement.member, start.placement.identity.workers
+        trainee = self._waiting.pop(member, None)
+        if trainee is None:
             raise ValueError(f"{member} is started, but does not wait")
-        running = self._running[member] = _Running(self._trainees[member], start, self._now)
+        running = _Running(trainee, start, self._now, interpolate_rate(trainee.samples_per_s, workers))
+        self._running[member] = running
         self._free.reserve(start.placement)
-        shared = start.cohort is not None
         key = member if start.cohort is None else start.cohort
-        if key not in self._streams:
-            self._streams[key] = _Stream(shared=shared)
-        stream, node = self._streams[key], self._number[start.placement.node]
+        stream = self._streams.setdefault(key, _Stream(shared=start.cohort is not None))
+        node = self._number[start.placement.node]
         if node not in stream.uses:
             stream.uses[node] = Use(node)  # set by `_set_uses`
-            if shared and self._prep.startup_s > 0:
+            if stream.shared and self._prep.startup_s > 0:
                 stream.feeders += 1
                 self._start_up(node, self._prep.startup_s, stream, None)
-        if running.trainee.startup_s > 0:
-            stream.coming.add(member)
-            self._start_up(node, running.trainee.startup_s, stream, running)
+        if trainee.startup_s > 0:
+            stream.coming[member] = running
+            self._start_up(node, trainee.startup_s, stream, running)
         else:
             stream.joining.append(running)
         return stream
@@ -262,13 +249,13 @@ class _Simulation:
     def _update_rates(self) -> None:
         """Set the rates from now on, and the time at which each flow reaches its target."""
         for flow in self._cores.update_rates(self._progress):
-            flow.version += 1
+            flow.event = -1
             left = flow.target - flow.done
             if left > 0 and (flow.rate <= 0 or math.isinf(left)):
                 continue
-            self._pushed += 1
+            flow.event = next(self._events)
             at = self._now + (left / flow.rate if left > 0 else 0.0)
-            heapq.heappush(self._due, (at, self._pushed, flow.version, flow))
+            heapq.heappush(self._due, (at, flow.event, flow))
 
     def _progress(self, flow: Flow) -> None:
         """Advance a flow to the present at its former rate."""
@@ -276,10 +263,10 @@ class _Simulation:
         if gone <= 0:
             return
         flow.done = min(flow.done + gone, flow.target)
-        self._cpu_s += gone * sum(use.cost for use in flow.uses.values())
+        self._found.cpu_s += gone * sum(use.cost for use in flow.uses.values())
         if isinstance(flow, _Stream):
-            self._prepared += gone * (1 if self._prep.spread else len(flow.uses))
-            self._busy_s += gone * sum(each.workers / self._own_rate(each) for each in flow.reading.values())
+            self._found.prepared += gone
+            self._found.busy_s += gone * sum(each.workers / each.own_rate for each in flow.reading.values())
 
     def _advance(self) -> bool:
         """Handle the next event and all others at that time; returns whether a place became free.
@@ -289,49 +276,37 @@ class _Simulation:
         """
         freed = happened = False
         while self._due:
-            at, _, version, flow = self._due[0]
-            if version == flow.version and not flow.ended and happened and at > self._now * (1 + 1e-12):
+            at, event, flow = self._due[0]
+            if event == flow.event and happened and at > self._now * (1 + 1e-12):
                 break
             heapq.heappop(self._due)
-            if version != flow.version or flow.ended:
-                continue
-            happened, self._now = True, max(self._now, at)
-            self._progress(flow)
-            flow.done = flow.target
-            freed |= self._handle_target(flow)
+            if event == flow.event:
+                happened, self._now = True, max(self._now, at)
+                self._progress(flow)
+                flow.done = flow.target
+                freed |= self._handle_target(flow)
         if not happened:
             raise ValueError("nothing moves any more: a member or a feeder has no rate")
         return freed
 
     def _handle_target(self, flow: Flow) -> bool:
         if isinstance(flow, _StartUp):
-            stream = flow.stream
-            assert stream is not None
             self._cores.remove(flow)
             if flow.of is None:
-                stream.feeders -= 1
+                flow.stream.feeders -= 1
             else:
-                stream.coming.discard(flow.of.trainee.identity.member)
-                stream.joining.append(flow.of)
-            self._stream_ready(stream)
+                flow.stream.joining.append(flow.stream.coming.pop(flow.of.member))
+            self._stream_ready(flow.stream)
             return False
         assert isinstance(flow, _Stream)
-        over = [running for running in flow.reading.values() if flow.done >= self._end_position(running) - _SLACK]
+        over = [running for running in flow.reading.values() if flow.done >= running.end - _SLACK]
         for running in over:
-            member = running.trainee.identity.member
-            del flow.reading[member], self._running[member]
+            del flow.reading[running.member], self._running[running.member]
             self._free.release(running.start.placement)
-            self._spans[member] = (running.start_s, self._now)
-            self._consumed[member] = running.trainee.epochs * self._samples
-            self._width[member] = running.workers
+            self._found.spans[running.member] = (running.start_s, self._now)
+            self._found.workers[running.member] = running.workers
         self._update_stream(flow)
         return bool(over)
-
-    def _end_position(self, running: _Running) -> float:
-        return running.first + running.trainee.epochs * self._samples
-
-    def _own_rate(self, running: _Running) -> float:
-        return interpolate_rate(running.trainee.samples_per_s, running.workers)
 
     # -- streams ------------------------------------------------------------------------------------------------
 
@@ -348,8 +323,8 @@ class _Simulation:
         if stream.joining and (not stream.reading or abs(stream.done - boundary) < _SLACK):
             stream.done = boundary
             for running in stream.joining:
-                running.first = boundary
-                stream.reading[running.trainee.identity.member] = running
+                running.end = boundary + running.trainee.epochs * self._samples
+                stream.reading[running.member] = running
             stream.joining.clear()
         self._cores.remove(stream)
         if not stream.reading and not stream.coming:
@@ -358,7 +333,7 @@ class _Simulation:
         stream.cap, stream.target = 0.0, math.inf
         if stream.reading:
             stream.cap = min(self._member_limit(stream, running) for running in stream.reading.values())
-            stream.target = min(self._end_position(running) for running in stream.reading.values())
+            stream.target = min(running.end for running in stream.reading.values())
         if stream.joining:
             stream.target = min(stream.target, boundary)
         self._cores.add(stream)
@@ -366,22 +341,18 @@ class _Simulation:
 
     def _member_limit(self, stream: _Stream, running: _Running) -> float:
         """A member's rate where cores are free."""
-        alone = self._own_rate(running)
         if not stream.shared and self._prep.alone == 0:
-            return 1.0 / (1.0 / alone + self._prep.cpu_s / running.workers)
-        return alone
+            return 1.0 / (1.0 / running.own_rate + self._prep.cpu_s / running.workers)
+        return running.own_rate
 
     def _set_uses(self, stream: _Stream) -> None:
         """Core-seconds of each node for a sample of the stream."""
-        prep, here = self._prep, [*stream.reading.values(), *stream.joining]
-        here += [self._running[member] for member in stream.coming]
+        prep, here = self._prep, [*stream.reading.values(), *stream.joining, *stream.coming.values()]
         nodes = dict.fromkeys(self._number[each.start.placement.node] for each in here)
-        if prep.spread:  # feeders that share the work stay until the stream ends
-            nodes |= dict.fromkeys(stream.uses)
-        uses = {node: Use(node) for node in nodes}
+        uses = {node: Use(node) for node in nodes | dict.fromkeys(stream.uses)}  # feeders stay until it ends
         if stream.shared:
             for use in uses.values():
-                use.add_processes(prep.cpu_s / (len(uses) if prep.spread else 1), prep.workers)
+                use.add_processes(prep.cpu_s / len(uses), prep.workers)
         for running in stream.reading.values():
             use, own_s = uses[self._number[running.start.placement.node]], running.trainee.cpu_s
             if not stream.shared and prep.alone == 0:
@@ -389,6 +360,6 @@ class _Simulation:
             elif not stream.shared:
                 use.add_processes(prep.cpu_s, prep.alone * running.workers)
             # a member waits while its device computes; the rest of a step is its own process's
-            wait_s = max(0.0, 1.0 / self._own_rate(running) - running.trainee.cpu_s / running.workers)
+            wait_s = max(0.0, 1.0 / running.own_rate - running.trainee.cpu_s / running.workers)
             use.add_processes(own_s, running.workers, wait_s)
         stream.uses = uses

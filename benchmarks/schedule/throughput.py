@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 LIST, SEARCH = "list", "search"
 MODES = (LIST, SEARCH)
 ROUND = 256  # events that are delivered together, at most
-# Figures of Ray Tune, its loggers on and off, from its users' reports (github.com/ray-project/ray).
-_RAY_TUNE = "Ray Tune: 50 to 100 results/s with its loggers, 500 without"
+REPORTS = 9  # of each member
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +43,10 @@ class ThroughputRow:
         members: that report at the same time.  round: the most events that are delivered together.
         reports: `epoch` events, each with its metrics.  events: all that were logged.
         wall_s: from the first member's start to the last one's end.  cpu_s: of the controller meanwhile.
-        reports_per_s, events_per_s: of that time.  per_cpu_s: reports for each CPU-second: those
-            that a controller with a core of its own would record in a second, disks aside.
-        answer_ms: the median and answer_p99_ms the 99th percentile of the time from a report's delivery to its
-            verdict; None in list mode, in which nothing is answered.
-        log_mb: the event log.
+        reports_per_s: of that time.  per_cpu_s: reports for each CPU-second: those that a controller with a core
+            of its own would record in a second, disks aside.
+        answer_ms: the median time from a report's delivery to its verdict; None in list mode, in which nothing is
+            answered.
         runs: of which the figures are medians.
     """
 
@@ -61,11 +58,8 @@ class ThroughputRow:
     wall_s: float
     cpu_s: float
     reports_per_s: float
-    events_per_s: float
     per_cpu_s: float
     answer_ms: float | None
-    answer_p99_ms: float | None
-    log_mb: float
     runs: int = 1
 
 
@@ -207,9 +201,8 @@ def declare(mode: str, members: int, epochs: int) -> Ensemble:
     from pipelines import Pipeline, sources
 
     space = {"lr": loguniform(1e-4, 1.0), "momentum": uniform(0.0, 0.99)}
-    either: dict[str, Any] = {"search": Search(space, trials=members, sampler="tpe", pruner="hyperband")}
-    if mode == LIST:
-        either = {"members": [{"lr": 0.1 / (1 + number)} for number in range(members)]}
+    search = Search(space, trials=members, sampler="tpe", pruner="hyperband")
+    listed = [{"lr": 0.1 / (1 + number)} for number in range(members)]
     return Ensemble(
         name=f"throughput-{mode}",
         recipe=Recipe(model=dict, loss=dict),
@@ -217,7 +210,8 @@ def declare(mode: str, members: int, epochs: int) -> Ensemble:
         epochs=epochs,
         sharing="independent",
         resources=Resources(cpus_per_worker=1.0, gpus_per_worker=0.0, memory_gb=0.01),
-        **either,
+        members=listed if mode == LIST else None,
+        search=search if mode == SEARCH else None,
     )
 
 
@@ -230,15 +224,12 @@ def measure(mode: str, members: int, epochs: int) -> ThroughputRow:
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         run_dir = RunDir.create(Path(directory) / "run", ensemble)
         executor = InMemoryExecutor(members)
-        log = EventLog(run_dir.events)
-        controller = Controller(run_dir, ensemble, executor, log, fold([]))
+        controller = Controller(run_dir, ensemble, executor, EventLog(run_dir.events), fold([]))
         controller.open()
         controller.run()
-        wall_s, cpu_s = executor.ended_s - executor.began_s, executor.ended_cpu_s - executor.began_cpu_s
         events = read_events(run_dir.events)
-        reports = sum(event["type"] == "epoch" for event in events)
-        size = os.path.getsize(run_dir.events)
-    answers = sorted(executor.answers_s)
+    wall_s, cpu_s = executor.ended_s - executor.began_s, executor.ended_cpu_s - executor.began_cpu_s
+    reports = sum(event["type"] == "epoch" for event in events)
     return ThroughputRow(
         mode=mode,
         members=members,
@@ -248,30 +239,17 @@ def measure(mode: str, members: int, epochs: int) -> ThroughputRow:
         wall_s=wall_s,
         cpu_s=cpu_s,
         reports_per_s=reports / wall_s,
-        events_per_s=len(events) / wall_s,
         per_cpu_s=reports / cpu_s,
-        answer_ms=1000 * statistics.median(answers) if answers else None,
-        answer_p99_ms=1000 * answers[len(answers) * 99 // 100] if answers else None,
-        log_mb=size / 1e6,
+        answer_ms=1000 * statistics.median(executor.answers_s) if executor.answers_s else None,
     )
 
 
-def study(modes: Sequence[str], *, members: int, epochs: int, repeats: int, report: Report) -> list[ThroughputRow]:
+def study(members: int, repeats: int, report: Report) -> list[ThroughputRow]:
     """Medians of `repeats` runs in each mode, the modes in turn."""
-    found: dict[str, list[ThroughputRow]] = {mode: [] for mode in modes}
+    found: dict[str, list[ThroughputRow]] = {mode: [] for mode in MODES}
     for number in range(repeats):
-        for mode in modes:
-            row = measure(mode, members, epochs)
-            found[mode].append(row)
-            report(f"throughput, {mode}, run {number + 1} of {repeats}: {row.reports_per_s:,.0f} reports/s")
+        for mode, rows in found.items():
+            rows.append(measure(mode, members, REPORTS))
+            rate = f"{rows[-1].reports_per_s:,.0f} reports/s"
+            report(f"throughput, {mode}, run {number + 1} of {repeats}: {rate}")
     return [median_row(rows) for rows in found.values()]
-
-
-def findings(rows: Sequence[ThroughputRow]) -> Iterator[str]:
-    """The rate of each mode, beside what Ray Tune's users report."""
-    for row in rows:
-        answered = "" if row.answer_ms is None else f", answered after {row.answer_ms:.3g} ms (median)"
-        yield (
-            f"{row.mode}: {row.reports_per_s:,.0f} reports/s, all recorded, {row.per_cpu_s:,.0f} for each "
-            f"CPU-second{answered}; {_RAY_TUNE}"
-        )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from pipelines import Pipeline
 
 CLASSES, CROP, POOLED = 10, 0.875, 8
-_PIXELS, _CIFAR_PIXELS = 384, 32  # of a side
+_PIXELS = 384  # of a side
 PREP_WORKERS = 1  # of a feeder
 LEAST_MS, RATIO = 40.0, 4.0
 _MEAN, _STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
@@ -50,21 +49,15 @@ def make_photographs(count: int, pixels: int, seed: int = 0) -> list[bytes]:
     return [made[number % len(made)] for number in range(count)]
 
 
-def make_pipeline(samples: int, data: str | None = None) -> Pipeline:
-    """Photographs, or the images of DIR/cifar10/train.parquet, decoded, cropped, flipped, scaled to float32."""
+def make_pipeline(samples: int) -> Pipeline:
+    """Photographs, decoded, cropped, flipped, scaled to float32."""
     from pipelines import Pipeline, sources, stages
 
-    pixels = _PIXELS if data is None else _CIFAR_PIXELS
-    if data is None:
-        labels = np.arange(samples, dtype=np.int64) % CLASSES
-        source: Any = sources.arrays(image=make_photographs(samples, pixels), label=labels)
-    else:
-        source = sources.parquet(str(Path(data) / "cifar10" / "train.parquet"), columns=("image", "label"))
-        source = source.take(samples)
+    label = np.arange(samples, dtype=np.int64) % CLASSES
     return (
-        Pipeline(source, seed=0)
+        Pipeline(sources.arrays(image=make_photographs(samples, _PIXELS), label=label), seed=0)
         .map(stages.decode_jpeg("image"))
-        .map(stages.random_crop("image", size=int(pixels * CROP)))
+        .map(stages.random_crop("image", size=int(_PIXELS * CROP)))
         .map(stages.random_flip("image"))
         .map(stages.scale("image", mean=_MEAN, std=_STD))
     )
@@ -101,23 +94,11 @@ def loss(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def declare(
-    name: str,
-    train: Pipeline,
-    steps: Sequence[float],
-    *,
-    epochs: int,
-    batch_size: int,
-    cores: float,
-    at_once: bool,
-    sharing: str,
+    train: Pipeline, steps: Sequence[float], *, epochs: int, batch_size: int, cores: float, sharing: str
 ) -> Ensemble:
-    """An ensemble with a member for each step time.
-
-    Args:
-        cores: of this machine; members that train at once share them equally.  at_once: whether they do.
-    """
+    """An ensemble with a member for each step time (ms), each with so many cores."""
     return Ensemble(
-        name=name,
+        name="schedule",
         recipe=Recipe(model=model, loss=loss),
         members=[{"step_ms": step, "batch_size": batch_size, "lr": 0.01} for step in steps],
         train=train,
@@ -126,7 +107,5 @@ def declare(
         sharing=sharing,
         prep_workers=PREP_WORKERS,
         devices="cpu",
-        resources=Resources(
-            workers=1, cpus_per_worker=cores / len(steps) if at_once else cores, gpus_per_worker=0.0, memory_gb=0.1
-        ),
+        resources=Resources(workers=1, cpus_per_worker=cores, gpus_per_worker=0.0, memory_gb=0.1),
     )

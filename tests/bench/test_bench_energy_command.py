@@ -48,11 +48,11 @@ def test_a_mistake_in_an_option_is_told_before_a_part_runs(
 @pytest.mark.parametrize(
     ("options", "module", "folders", "fatal"),
     [
-        ("benchmarks attribution --seconds 60 --repeats 1", "benchmarks.energy.busy", 1, signal.SIGTERM),
+        ("benchmarks attribution --seconds 60 --repeats 1", "benchmarks.energy.member", 1, signal.SIGTERM),
         pytest.param(
             "benchmarks attribution --seconds 1 --repeats 60",
-            "benchmarks.energy.gpu_attribution",
-            2,
+            "benchmarks.energy.attribution",
+            1,
             signal.SIGINT,
             marks=pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for NVIDIA's stand-in"),
         ),

@@ -12,7 +12,6 @@ import pytest
 import simplejpeg
 
 from ensemble.bench.energy.sharing import (
-    Result,
     compare,
     findings,
     json_rows,
@@ -79,10 +78,10 @@ def test_generated_photographs_are_distinct_jpegs_of_a_photographs_size(photos: 
 def test_both_sides_take_the_same_samples_in_turn_and_sharing_prepares_once(photos: str) -> None:
     lines: list[str] = []
     result = study(photos, **SMALL, steps=["emulated"], step_ms=30.0, repeats=2, report=lines.append)
-    assert [row.design for row in result.rows] == ["node", "independent"]
-    assert {(row.samples, row.members, row.runs) for row in result.rows} == {(3 * SAMPLES, 3, 2)}
-    (found,) = result.comparisons
-    assert found.runs == 2
+    (found,) = result
+    rows = (found.shared, found.own)
+    assert [row.design for row in rows] == ["node", "independent"]
+    assert {(row.samples, row.members, row.runs) for row in rows} == {(3 * SAMPLES, 3, 2)}
     assert found.prep_cpu.median < 0.75, "one that prepares for three members, against three"
     assert [line.split(",")[1].strip() for line in lines] == [
         "1/2 node",
@@ -92,7 +91,7 @@ def test_both_sides_take_the_same_samples_in_turn_and_sharing_prepares_once(phot
     ]
     (_, sides), (_, ratios) = tables(result)
     assert len(sides) == 2 and len(ratios) == 5 and len(json_rows(result)) == 3
-    assert panels(result)[0].series[0].ys == [result.rows[0].cpu_s]
+    assert panels(result)[0].series[0].ys == [found.shared.cpu_s]
 
 
 @pytest.mark.more
@@ -105,14 +104,15 @@ def test_a_counter_of_energy_gives_measured_mean_watts_and_their_ratio(photos: s
         return open_constant_meter(powercap, counted[-1])
 
     result = study(photos, **options, open_meter=open_meter)
-    for row, (*_, began_j, ended_j) in zip(result.rows, counted, strict=True):
+    (found,) = result
+    for row, (*_, began_j, ended_j) in zip((found.shared, found.own), counted, strict=True):
         assert row.energy_origin == "measured"
         assert row.energy_j == pytest.approx(ended_j - began_j, abs=1e-3)
         assert row.watts == pytest.approx(row.energy_j / row.wall_s)
         assert row.idle_j is not None and 0 < row.idle_j < row.energy_j
-    (found,) = result.comparisons
-    shared, own = result.rows
-    assert found.watts is not None and found.watts.median == pytest.approx(shared.watts / own.watts)
+    assert found.shared.watts is not None and found.own.watts is not None
+    ratio = found.shared.watts / found.own.watts
+    assert found.watts is not None and found.watts.median == pytest.approx(ratio)
     assert found.energy is not None
     (title, _), (_, ratios) = tables(result)
     assert "energy measured" in title
@@ -136,11 +136,10 @@ def test_nothing_follows_about_watts_that_were_not_measured(origins: tuple[str, 
     shared, own = sides[0], dataclasses.replace(sides[1], design="independent", cpu_s=4.0)
     found = compare([(shared, own)])
     assert (found.watts, found.energy, found.energy_origin) == (None, None, weakest)
-    result = Result([shared, own], [found])
-    lines = "\n".join(findings(result))
+    lines = "\n".join(findings([found]))
     assert "nothing follows about watts" in lines and "times the mean watts" not in lines
     assert "4.00 (4.00 to 4.00) times less CPU time" in lines
-    assert len(panels(result)) == 1
+    assert len(panels([found])) == 1
 
 
 def test_the_tables_fit_a_terminal_of_80_columns() -> None:
@@ -151,8 +150,7 @@ def test_the_tables_fit_a_terminal_of_80_columns() -> None:
     many = {"wall_s": 12345.6, "cpu_s": 12345.6, "prep_cpu_s": 12345.6, "energy_j": 123456.7}
     shared = [make_row(step=step, **many) for step in ("model on cuda", "emulated")]
     own = [dataclasses.replace(row, design="independent") for row in shared]
-    result = Result([*shared, *own], [compare([pair]) for pair in zip(shared, own, strict=True)])
-    for title, rows in tables(result):
+    for title, rows in tables([compare([pair]) for pair in zip(shared, own, strict=True)]):
         assert len(title) <= 80
         console = Console(width=200)
         with console.capture() as drawn:

@@ -16,18 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.__main__ import main
-from benchmarks.energy import attribution, gpu_attribution
-from benchmarks.energy.busy import Config
-from benchmarks.energy.coalitions import SyntheticBed, Window
-from benchmarks.energy.members import Member
-from benchmarks.energy.shapley import Coalition, list_coalitions, shapley_values
-from benchmarks.energy.splits import SPLITS, split_energy, study
-from benchmarks.energy.synthetic_gpus import take_turns
-from benchmarks.energy.synthetic_node import CONCAVE, LINEAR
-from benchmarks.energy.truth import IDLE
+from benchmarks.energy import attribution
+from benchmarks.energy.member import Member
+from benchmarks.energy.processes import Measured
+from benchmarks.energy.shapley import SPLITS, Coalition, Window, list_coalitions, shapley_values, split_energy
+from benchmarks.energy.synthetic import CONCAVE, IDLE, IDLE_W, LINEAR, take_turns
 from ensemble.bench.energy import nvml_stand_in
 from ensemble.meter import ledger
 from ensemble.meter.power import list_gpus
+from pipelines.child_processes import child_environment
 
 PLAYERS = ("a", "b", "c", "d")
 VALUE = st.floats(-1e6, 1e6)
@@ -57,13 +54,6 @@ def test_a_shapley_value_is_the_mean_over_all_orders(game: dict[Coalition, float
     assert shapley_values(game) == pytest.approx(means, abs=1e-6)
 
 
-def test_a_coalition_without_a_value_is_named() -> None:
-    game = dict.fromkeys(list_coalitions("ab"), 1.0)
-    del game[frozenset("b")]
-    with pytest.raises(ValueError, match=r"\['b'\]"):
-        shapley_values(game)
-
-
 # --- the synthetic node --------------------------------------------------------------------------------------
 
 
@@ -74,26 +64,26 @@ def test_two_who_share_a_concave_node_cost_less_than_each_alone() -> None:
 
 
 @pytest.fixture(scope="module")
-def measured() -> attribution.Measured:
+def measured() -> Measured:
     """Some seconds of four members on a linear node, whose counters wrap around meanwhile."""
-    return attribution.measure(6.0)
+    return attribution.measure_processors(6.0)
 
 
 @pytest.mark.more
-def test_members_of_a_linear_node_are_charged_what_they_truly_used(measured: attribution.Measured) -> None:
+def test_members_of_a_linear_node_are_charged_what_they_truly_used(measured: Measured) -> None:
     rows = {row.name: row for row in attribution.compare("", measured)}
     watts = LINEAR.core_w + LINEAR.dram_w
     for member in attribution.MEMBERS:
         row = rows[member.name]
         assert row.true_j == pytest.approx(row.idle_j + watts * row.cpu_s)
         assert abs(row.error_pct) < 3.0
-    half_of_idle_w = (LINEAR.cpu_idle_w + LINEAR.dram_idle_w) / 2
+    half_of_idle_w = sum(IDLE_W.values()) / 2
     assert rows[IDLE].attributed_j > 6.0 * half_of_idle_w  # members reserve the other half of the cores
 
 
 @pytest.mark.slow
 def test_work_that_draws_more_on_a_core_is_charged_as_any_other_of_that_cpu_time() -> None:
-    measured = attribution.measure(4.0, attribution.UNLIKE)
+    measured = attribution.measure_processors(4.0, attribution.UNLIKE)
     rows = {row.name: row for row in attribution.compare("", measured)}
     true, attributed = (
         {name: getattr(rows[name], of) - rows[name].idle_j for name in ("dense", "sparse")}
@@ -106,19 +96,18 @@ def test_work_that_draws_more_on_a_core_is_charged_as_any_other_of_that_cpu_time
 
 @pytest.mark.more
 def test_what_is_attributed_adds_up_to_the_meters_joules_and_these_to_the_truth(
-    measured: attribution.Measured,
+    measured: Measured,
 ) -> None:
-    found = ledger(measured.events)
-    assert attribution.is_exact(found, measured.events)
-    assert found.total.energy_j == pytest.approx(measured.truth.energy_j, rel=0.02)
+    assert attribution.is_exact(measured.events)
+    assert ledger(measured.events).total.energy_j == pytest.approx(measured.truth.energy_j, rel=0.02)
 
 
 @pytest.mark.more
-def test_a_lost_joule_is_seen(measured: attribution.Measured) -> None:
+def test_a_lost_joule_is_seen(measured: Measured) -> None:
     events = [*measured.events]
     last = max(number for number, event in enumerate(events) if event["type"] == "power")
-    parts = [{**part, "energy_j": part["energy_j"] + 1.0} for part in events[last]["parts"]]
-    assert not attribution.is_exact(ledger(events), [*events[:last], {**events[last], "parts": parts}])
+    events[last] = {**events[last], "parts": [*events[last]["parts"], {"energy_j": 1.0}]}
+    assert not attribution.is_exact(events)
 
 
 # --- the synthetic GPUs --------------------------------------------------------------------------------------
@@ -142,7 +131,7 @@ def test_a_gpu_computes_while_any_process_has_work(demands: list[float]) -> None
 @pytest.mark.more
 @needs_compiler
 def test_on_gpus_members_are_charged_by_sm_utilization_what_they_truly_used() -> None:
-    rows, is_exact = gpu_attribution.run_with_stand_in(gpu_attribution.WHOLE, 4.0)
+    rows, is_exact = attribution.run_gpus(attribution.WHOLE, 4.0)
     assert is_exact
     error = {(row.scenario, row.name): abs(row.error_pct) for row in rows}
     for name in ("busy", "half"):
@@ -154,7 +143,7 @@ def test_on_gpus_members_are_charged_by_sm_utilization_what_they_truly_used() ->
 @pytest.mark.slow
 @needs_compiler
 def test_in_mig_mode_busy_time_is_closer_to_the_truth_than_the_share() -> None:
-    rows, is_exact = gpu_attribution.run_with_stand_in(gpu_attribution.MIG, 4.0)
+    rows, is_exact = attribution.run_gpus(attribution.MIG, 4.0)
     assert is_exact
     error = {(row.scenario, row.name): abs(row.error_pct) for row in rows}
     assert {scenario for scenario, _ in error} == {"MIG, busy time", "MIG, share"}
@@ -169,7 +158,7 @@ def test_in_mig_mode_busy_time_is_closer_to_the_truth_than_the_share() -> None:
 def make_windows(watts: dict[str, float], attributed: dict[str, float]) -> list[Window]:
     """Windows of ten seconds of the coalitions "", "a", "b", "ab"."""
     return [
-        Window("synthetic", 0, tuple(names), 10.0, 10.0 * power, {name: attributed[name] for name in names})
+        Window(tuple(names), 10.0, power, {name: attributed[name] for name in names})
         for names, power in watts.items()
     ]
 
@@ -186,31 +175,24 @@ def test_splits_share_what_is_beyond_idle_and_are_compared_with_the_shapley_valu
 
 
 @pytest.mark.more
-def test_a_split_by_what_was_used_is_closer_to_the_shapley_value_and_windows_are_measured_once(
-    tmp_path: Path,
+def test_a_split_by_what_was_used_is_closest_to_the_shapley_value(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines: list[str] = []
-    with SyntheticBed.open() as bed:
-        partly = study(bed, 1.0, 1, tmp_path, 4.0, lines.append)
-        measured_first = len(lines)
-        assert 0 < measured_first < 8
-        assert f"{measured_first} of 8 windows" in partly.findings[0]
-        whole = study(bed, 1.0, 1, tmp_path, None, lines.append)
-    assert len(lines) == 8
-    worst = {
-        split: max(abs(row["error_pct"]) for row in whole.rows if row.get("split") == split) for split in SPLITS
-    }
-    assert worst["ours"] < worst["share x time"] < worst["even"]
+    assert main(["shapley", "--repeats", "1", "--json", str(tmp_path / "rows.json"), "--plot", "-"]) == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    errors = {split: [abs(row["error_pct"]) for row in rows if row.get("split") == split] for split in SPLITS}
+    assert max(errors["ours"]) < max(errors["share x time"]) < max(errors["even"])
+    assert sum("coalition" in row for row in rows) == 8 and "shapley: ours: median" in capsys.readouterr().err
 
 
 _ON_A_GPU = """
 import json
-from benchmarks.energy.coalitions import measure_window
-from benchmarks.energy.gpu_bed import GpuBed
-with GpuBed.open(cool_s=0.0) as bed:
+from benchmarks.energy.beds import RealGpuBed
+from benchmarks.energy.shapley import measure_window
+with RealGpuBed() as bed:
     bed.settle_s = 0.0
-    window = measure_window(bed, bed.members[:1], 1.0, repeat=0)
-print(json.dumps([window.energy_j, window.members, window.attributed_j]))
+    window = measure_window(bed, bed.members[:1], 1.0)
+print(json.dumps([window.watts * window.seconds, window.members, window.attributed_j]))
 """
 
 
@@ -237,7 +219,6 @@ def test_the_study_prints_tables_and_writes_rows_and_a_plot(
     files = ["--json", str(rows), "--plot", str(plot)]
     assert main(["attribution", "--seconds", "1", "--repeats", "1", *files]) == 0
     found = json.loads(rows.read_text())
-    assert {row["part"] for row in found} == {"attribution"}
     assert {row["name"] for row in found} >= {member.name for member in attribution.MEMBERS}
     shown = capsys.readouterr()
     assert "Attributed joules" in shown.out
@@ -245,42 +226,11 @@ def test_the_study_prints_tables_and_writes_rows_and_a_plot(
     assert plot.stat().st_size > 1000
 
 
-def test_shapley_values_can_be_measured_in_several_calls(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--window-s", "1", "--repeats", "1", "--most-s", "2", "--run-dir", str(tmp_path), "--plot", "-"]
-    measured = []
-    for _ in range(2):
-        assert main(["shapley", *options]) == 0
-        assert "of 8 windows are measured" in capsys.readouterr().err
-        measured.append((tmp_path / "coalitions.jsonl").read_text())
-    assert measured[1].startswith(measured[0]) and len(measured[1]) > len(measured[0]) > 0
-
-
 def test_a_machine_without_a_gpu_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     if list_gpus():
         pytest.skip("this machine has a GPU")
     assert main(["shapley", "--gpu"]) == 2
     assert "no NVIDIA driver" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--most-s 3", "--most-s needs --run-dir"),
-        ("--most-s 3 --run-dir {tmp} --window-s 5", "--most-s 3 is too short"),
-        ("--run-dir /proc/none", "--run-dir: "),
-        ("--run-dir {tmp}/damaged", "no window"),
-    ],
-)
-def test_a_mistake_in_an_option_is_told_in_a_line(
-    options: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "coalitions.jsonl").write_text('{"bed": "synth')
-    assert main(["shapley", *options.format(tmp=tmp_path).split()]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
 
 
 @pytest.mark.parametrize("seconds", ["-2", "nan", "soon"])
@@ -296,19 +246,9 @@ def test_an_unknown_option_points_to_the_help_of_the_study(capsys: pytest.Captur
     assert "`python -m benchmarks shapley --help`" in capsys.readouterr().err
 
 
-def test_without_a_whole_repeat_there_is_no_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plot, kept = tmp_path / "plot.html", tmp_path / "kept"
-    options = ["--window-s", "1", "--most-s", "2", "--run-dir", str(kept)]
-    assert main(["shapley", *options, "--plot", str(plot)]) == 0
-    shown = capsys.readouterr().err
-    assert f"--run-dir {kept}" in shown and "no plot" in shown
-    assert not plot.exists()
-
-
 def test_a_member_ends_with_its_input() -> None:
-    config = Config(name="m", node="n", duty=0.5, core=min(os.sched_getaffinity(0)))
-    command = [sys.executable, "-m", "benchmarks.energy.busy", config.to_json()]
-    done = subprocess.run(command, input=b"work\n", capture_output=True, timeout=300, check=False)
+    command = Member(name="m", duty=0.5).command(min(os.sched_getaffinity(0)))
+    done = subprocess.run(command, input=b"work\n", capture_output=True, env=child_environment(), timeout=300)
     assert done.returncode == 0
     roles = [json.loads(line)["role"] for line in done.stdout.splitlines() if line != b"ok"]
     assert roles == ["startup", "train"]

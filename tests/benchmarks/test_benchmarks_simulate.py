@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
 
-from benchmarks.schedule.policies import Flotillas, InCohorts, OneByOne, rated_members
+from benchmarks.schedule.policies import Flotillas, in_cohorts, one_by_one
 from benchmarks.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from ensemble.schedule import Capacity, Node, PlacementState, Start
 from ensemble.spec import Identity
@@ -31,21 +31,9 @@ def cluster(nodes: int, gpus: int = 2, cores: float = 4.0) -> list[Node]:
     return [Node(f"node-{n}", cores, ("gpu",) * gpus, 64.0, f"node-{n}") for n in range(nodes)]
 
 
-def flotillas(trainees: Sequence[Trainee], nodes: Sequence[Node], streams: int = 2) -> Flotillas:
-    room = Capacity(slots=tuple(len(node.gpus) for node in nodes), streams=streams)
-    return Flotillas(rated_members(trainees), room, SAMPLES)
-
-
-class Watched:
-    """A policy of which every start is kept."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy, self.starts_seen = policy, list[Start]()
-
-    def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
-        found = self.policy.starts(board, now_s)
-        self.starts_seen += found
-        return found
+def flotillas(trainees: Sequence[Trainee], nodes: Sequence[Node]) -> Policy:
+    room = Capacity(slots=tuple(len(node.gpus) for node in nodes), streams=2)
+    return Flotillas(trainees, room, SAMPLES).starts
 
 
 @st.composite
@@ -60,7 +48,6 @@ def runs(draw: st.DrawFn) -> tuple[list[Trainee], int, Preparation]:
         cpu_s=draw(st.floats(0, 0.1)),
         workers=2,
         alone=draw(st.integers(0, 2)),
-        spread=draw(st.booleans()),
         startup_s=draw(st.floats(0, 1)),
     )
     return trainees, draw(st.integers(1, 3)), prep
@@ -70,7 +57,7 @@ def runs(draw: st.DrawFn) -> tuple[list[Trainee], int, Preparation]:
 def test_all_members_complete_their_epochs_and_no_device_is_held_twice(
     run: tuple[list[Trainee], int, Preparation],
 ) -> None:
-    check_run(*run, OneByOne(), OneByOne(1), InCohorts())
+    check_run(*run, one_by_one, in_cohorts)
 
 
 @examples(6)  # the plan of an example takes a fifth of a second
@@ -81,14 +68,24 @@ def test_members_of_flotillas_complete_their_epochs_and_no_device_is_held_twice(
     check_run(*run, flotillas(run[0], cluster(run[1])))
 
 
+def watch(policy: Policy, seen: list[Start]) -> Policy:
+    """The policy, of which every start is kept."""
+
+    def starts(board: PlacementState, now_s: float) -> Sequence[Start]:
+        seen.extend(found := policy(board, now_s))
+        return found
+
+    return starts
+
+
 def check_run(trainees: list[Trainee], nodes: int, prep: Preparation, *policies: Policy) -> None:
     for policy in policies:
-        watched = Watched(policy)
-        found = simulate(trainees, cluster(nodes), watched, prep, samples=SAMPLES)
-        assert found.samples == {t.identity.member: t.epochs * SAMPLES for t in trainees}
+        starts_seen: list[Start] = []
+
+        found = simulate(trainees, cluster(nodes), watch(policy, starts_seen), prep, samples=SAMPLES)
         conserved(found, trainees, prep, nodes)
         held: dict[tuple[str, int | None], list[tuple[float, float]]] = {}
-        for start in watched.starts_seen:
+        for start in starts_seen:
             for device in start.placement.devices:
                 held.setdefault((start.placement.node, device), []).append(found.spans[start.placement.member])
         for spans in held.values():
@@ -119,7 +116,7 @@ def test_equal_members_with_free_preparation_gain_nothing_from_being_planned(
     trainees, nodes = [trainee(n, rate, epochs) for n in range(count)], cluster(2)
     one, equal = (
         simulate(trainees, nodes, policy, Preparation(), samples=SAMPLES).makespan_s
-        for policy in (OneByOne(), InCohorts())
+        for policy in (one_by_one, in_cohorts)
     )
     waves = -(-count // 4)
     assert one == pytest.approx(waves * epochs * SAMPLES / rate)
@@ -131,42 +128,38 @@ def test_equal_members_with_free_preparation_gain_nothing_from_being_planned(
 
 def test_a_cohort_goes_at_the_pace_of_its_slowest_and_faster_when_that_has_ended() -> None:
     trainees = [trainee(0, 50.0, 1), trainee(1, 100.0, 3)]
-    found = simulate(trainees, cluster(1), InCohorts(), Preparation(), samples=SAMPLES)
+    found = simulate(trainees, cluster(1), in_cohorts, Preparation(), samples=SAMPLES)
     assert found.spans == {"member-0": (0.0, 2.0), "member-1": (0.0, pytest.approx(4.0))}
-    alone = simulate(trainees, cluster(1), OneByOne(), Preparation(), samples=SAMPLES)
+    alone = simulate(trainees, cluster(1), one_by_one, Preparation(), samples=SAMPLES)
     assert alone.spans["member-1"][1] == pytest.approx(3.0)
 
 
 def test_preparation_limits_those_who_share_once_and_those_who_do_not_each() -> None:
     trainees = [trainee(n) for n in range(4)]  # 100 samples/s each
     prep = Preparation(cpu_s=0.05, workers=2, alone=2)  # 40 samples/s of two processes
-    shared = simulate(trainees, cluster(1, gpus=4, cores=2), InCohorts(), prep, samples=SAMPLES)
+    shared = simulate(trainees, cluster(1, gpus=4, cores=2), in_cohorts, prep, samples=SAMPLES)
     assert shared.makespan_s == pytest.approx(300 / 40) and shared.prepared == pytest.approx(300)
-    own = simulate(trainees, cluster(1, gpus=4, cores=2), OneByOne(), prep, samples=SAMPLES)
+    own = simulate(trainees, cluster(1, gpus=4, cores=2), one_by_one, prep, samples=SAMPLES)
     assert own.makespan_s == pytest.approx(4 * 300 / 40) and own.prepared == pytest.approx(1200)
-    spread = simulate(trainees, cluster(2, gpus=2, cores=2), InCohorts(), prep, samples=SAMPLES)
+    spread = simulate(trainees, cluster(2, gpus=2, cores=2), in_cohorts, prep, samples=SAMPLES)
     assert spread.makespan_s == pytest.approx(300 / 80)
 
 
 def test_processes_that_always_compute_share_the_cores_evenly() -> None:
     members = [trainee(n, 100.0, 1, cpu_s=0.01) for n in range(3)]
-    found = simulate(members, cluster(1, gpus=3, cores=2.0), OneByOne(), Preparation(), samples=SAMPLES)
+    found = simulate(members, cluster(1, gpus=3, cores=2.0), one_by_one, Preparation(), samples=SAMPLES)
     assert [end for _, end in found.spans.values()] == pytest.approx([1.5] * 3)
 
 
 def test_a_process_that_waits_in_between_is_slowed_though_the_core_would_do_for_it() -> None:
     # one core: a member that computes all the time, and one that wants a quarter of it
     busy, modest = trainee(0, 100.0, 1, cpu_s=0.01), trainee(1, 100.0, 1, cpu_s=0.0025)
-    found = simulate([busy, modest], cluster(1, cores=1.0), OneByOne(), Preparation(), samples=SAMPLES)
+    found = simulate([busy, modest], cluster(1, cores=1.0), one_by_one, Preparation(), samples=SAMPLES)
     # while both are there, each gets half: 7.5 + 2 * 2.5 ms a sample
     assert found.spans["member-1"][1] == pytest.approx(1.25, rel=1e-3)
     assert found.spans["member-0"][1] == pytest.approx(1.25, rel=1e-3), "all of the core is used"
 
 
 def test_a_policy_that_starts_nothing_is_found_out() -> None:
-    class Idle:
-        def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
-            return ()
-
     with pytest.raises(ValueError, match="nothing is started"):
-        simulate([trainee(0)], cluster(1), Idle(), Preparation(), samples=SAMPLES)
+        simulate([trainee(0)], cluster(1), lambda board, now_s: (), Preparation(), samples=SAMPLES)

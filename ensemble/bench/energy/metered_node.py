@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import selectors
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,8 +28,6 @@ from ensemble.controller.session_state import SessionState
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.process_pool import ProcessPool, dispatch
 from ensemble.executors.spawn import ForkServer
-from ensemble.meter.ledger import present
-from ensemble.reporting.status import status_rows
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import EventLog, RunDir, RunState, RunStatus
@@ -48,23 +46,6 @@ PARTS = (SAMPLE, FEEDER, RANKS, RECEIVE, LOG, ACCOUNT)
 
 Event = dict[str, Any]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeteredConfig:
-    """What is metered.
-
-    Attributes:
-        members: processes, one for each.
-        seconds: for which each of `ages_s` is measured.
-        ages_s: seconds since the beginning of the run; figures are thinned more and more with its age.
-        state: the file of NVML's stand-in, in which the members are put on its GPUs; None where there is none.
-    """
-
-    members: int
-    seconds: float
-    ages_s: Sequence[float]
-    state: str | None = None
 
 
 class Spent:
@@ -120,10 +101,6 @@ class Figures:
         self._status.update()
         self._status.account.sum_up()
 
-    def show(self) -> None:
-        """Make the rows of a `status`, as somebody asks for them who has read the log."""
-        status_rows(self._status.state, present(self._status.account))
-
     def close(self) -> None:
         """Close the log."""
         self._log.close()
@@ -176,15 +153,19 @@ def list_on_gpus(workers: ProcessPool) -> str:
 
 
 class MeteredNode:
-    """The loop of a local executor and a controller, in which every part is timed."""
+    """The loop of a local executor and a controller, in which every part is timed.
 
-    def __init__(self, config: MeteredConfig, folder: Path) -> None:
-        self._config, self._folder = config, folder
+    Args:
+        members: processes, one for each.
+    """
+
+    def __init__(self, members: int, folder: Path) -> None:
+        self._folder = folder
         self._selector, self._queue = selectors.DefaultSelector(), list[Event]()
-        ensemble, identities = declare(config.members)
+        ensemble, identities = declare(members)
         self._services = NodeServices(NODE, ensemble, self._selector, self._queue.append)
         self.node = self._services.describe()
-        self._services.start_feeder(0, config.members, 64)
+        self._services.start_feeder(0, members, 64)
         self._feeder = set(self._selector.get_map())
         self._workers = ProcessPool(NODE, self._selector, self._queue.append, self._start_fork_server)
         self._workers.directory = self._services.directory
@@ -195,11 +176,14 @@ class MeteredNode:
     def _start_fork_server(self) -> ForkServer:
         return ForkServer(self._services.directory, "ensemble.bench.energy.metered_ranks")
 
-    def run(self) -> dict[str, Any]:
-        """Measure at each age of the run.
+    def run(self, seconds: float, ages: Mapping[str, float]) -> dict[str, Any]:
+        """Measure for so many seconds at each age of the run.
+
+        Args:
+            ages: by name, seconds since the beginning of the run.
 
         Returns:
-            What `ensemble.bench.energy.overhead` reads.
+            Fields of `ensemble.bench.energy.overhead.Overhead`, and of each age the CPU-seconds a second by part.
         """
         try:
             for number, job in enumerate(self._jobs):
@@ -208,13 +192,12 @@ class MeteredNode:
                 while time.monotonic() < until or len(self._workers.list_pids()) <= number:
                     dispatch(self._selector, max(0.0, until - time.monotonic()))
             self._wait("feeder", 1)
-            if self._config.state is not None:
-                Path(self._config.state).write_text(list_on_gpus(self._workers), encoding="utf-8")
-            return {
-                "ages": [self._measure(age_s) for age_s in self._config.ages_s],
-                "gpus": len(self.node.gpu_ids),
-                "source": self.node.power["source"],
-            }
+            if "STAND_IN_STATE" in os.environ:
+                Path(os.environ["STAND_IN_STATE"]).write_text(list_on_gpus(self._workers), encoding="utf-8")
+            measured = {name: self._measure(seconds, age_s) for name, age_s in ages.items()}
+            keys = ("cpu_s", "events_per_s", "logged_per_s")
+            by_age = {key: {name: each[key] for name, each in measured.items()} for key in keys}
+            return {**by_age, "gpus": len(self.node.gpu_ids), "source": self.node.power["source"]}
         finally:
             self._workers.close()
             self._services.close()
@@ -232,20 +215,21 @@ class MeteredNode:
                     raise RuntimeError(f"a process of the study has ended: {event}")
         return found
 
-    def _measure(self, age_s: float) -> dict[str, Any]:
+    def _measure(self, seconds: float, age_s: float) -> dict[str, Any]:
         """CPU-seconds by part and second, of a run of that age."""
-        figures = Figures(self._folder / f"age-{age_s:g}", time.monotonic() - age_s, self._first)
+        first = list(first_events(self.node, self._jobs))
+        figures = Figures(self._folder / f"age-{age_s:g}", time.monotonic() - age_s, first)
         spent, handled = Spent(), 0
-        shares = {job.identity.member: number / len(self._jobs) for number, job in enumerate(self._jobs)}
-        for member, share in shares.items():
-            self._workers.send(member, "age", age_s=age_s, share=share)
+        for number, job in enumerate(self._jobs):
+            share = number / len(self._jobs)
+            self._workers.send(job.identity.member, "age", age_s=age_s, share=share)
         self._wait("aged", len(self._jobs))
         gc.collect()  # of what the process has imported and prepared
         self._services.sample()
         dispatch(self._selector, 0)  # what has arrived meanwhile
         self._queue.clear()
         began, before_s = time.monotonic(), time.thread_time()
-        while (now := time.monotonic()) < began + self._config.seconds:
+        while (now := time.monotonic()) < began + seconds:
             spent.call(SAMPLE, self._services.sample)
             timeout_s = max(0.0, self._services.next_sample - now)
             for key, _ in self._selector.select(0 if self._queue else timeout_s):
@@ -259,30 +243,24 @@ class MeteredNode:
         all_s, wall_s = time.thread_time() - before_s, time.monotonic() - began
         spent.cpu_s[RECEIVE] = all_s - sum(spent.cpu_s.values())
         spent.call(ACCOUNT, figures.account)
-        shown = Spent()
-        shown.call("status", figures.show)
         figures.close()
-        for member in shares:
-            self._workers.send(member, "meter")
+        for job in self._jobs:
+            self._workers.send(job.identity.member, "meter")
         spent.cpu_s[RANKS] = sum(each["cpu_s"] for each in self._wait("metered", len(self._jobs)))
         return {
-            "age_s": age_s,
             "cpu_s": {part: spent.cpu_s[part] / wall_s for part in PARTS},
             "events_per_s": handled / wall_s,
             "logged_per_s": figures.logged / wall_s,
-            "status_s": sum(shown.cpu_s.values()),
         }
-
-    @property
-    def _first(self) -> list[Event]:
-        return list(first_events(self.node, self._jobs))
 
 
 def main() -> None:
     """Measure and print the result."""
     end_with_parent()
+    config = json.loads(sys.argv[1])
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        print(json.dumps(MeteredNode(MeteredConfig(**json.loads(sys.argv[1])), Path(folder)).run()))
+        node = MeteredNode(config["members"], Path(folder))
+        print(json.dumps(node.run(config["seconds"], config["ages"])))
 
 
 if __name__ == "__main__":

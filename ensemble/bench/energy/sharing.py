@@ -22,21 +22,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from ensemble.bench.charts import Panel, Series, bar_panel
-from ensemble.bench.energy.parts import PartOutcome
+from ensemble.bench.charts import Panel, bar_panel, series_of
 from ensemble.bench.pipelines import study as pipelines_study
-from ensemble.bench.pipelines.config import EMULATED, MODEL, Config
+from ensemble.bench.pipelines.config import EMULATED, MODEL
 from ensemble.bench.pipelines.rows import Row, format_count, load_warnings
-from ensemble.bench.results import Report, Rows, Spread, flatten, median_row, tabulate
-from ensemble.meter import PowerMeter
+from ensemble.bench.results import Outcome, Report, Rows, Spread, flatten, median_row, tabulate
 from ensemble.meter.origin import ORIGINS
-from ensemble.spec import Energy, SpecError
+from ensemble.spec import SpecError
 
 SHARED, OWN = "node", "independent"
 _PHOTO_PX = (375, 500)
 _QUALITY = 95
-_SIDES = {SHARED: "shared", OWN: "own"}
+_SIDES = {SHARED: "one shared pipeline", OWN: "a pipeline each"}
+_COLOURS = {_SIDES[SHARED]: "#2f7bc4", _SIDES[OWN]: "#d97a2b"}
 _RATIOS = {
     "seconds": "wall",
     "CPU-seconds": "cpu",
@@ -44,39 +44,27 @@ _RATIOS = {
     "watts": "watts",
     "joules": "energy",
 }
-_LOOKS = {SHARED: ("#2f7bc4", "one shared pipeline"), OWN: ("#d97a2b", "a pipeline each")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A shared pipeline's figures over those of own pipelines: of each repeat's ratio the median and both ends.
+    """A shared pipeline beside own pipelines: medians, and of each repeat's ratio the median and both ends.
 
     Attributes:
-        step, step_ms, members, cores, runs: as in `ensemble.bench.pipelines.rows.Row`; runs of each side.
+        shared, own: the medians of each side.
         wall, cpu, prep_cpu: ratios of seconds, CPU-seconds, and CPU-seconds of preparation.
         watts, energy: ratios of mean power and of energy; None unless both were measured.
         energy_origin: of both sides' energy; the weaker of two.
     """
 
-    step: str
-    step_ms: float
-    members: int
-    cores: int
-    runs: int
+    shared: Row
+    own: Row
     wall: Spread
     cpu: Spread
     prep_cpu: Spread
     watts: Spread | None
     energy: Spread | None
     energy_origin: str
-
-
-@dataclass(frozen=True)
-class Result:
-    """Both sides' medians for each step, and their ratios."""
-
-    rows: list[Row]
-    comparisons: list[Comparison]
 
 
 def study(
@@ -87,12 +75,10 @@ def study(
     step_ms: float = 100.0,
     steps: Sequence[str] = (MODEL, EMULATED),
     samples: int = 1000,
-    size: int = 224,
-    batch_size: int = 32,
     repeats: int = 3,
-    open_meter: Callable[[], PowerMeter] = lambda: PowerMeter("local", energy=Energy(measure_idle_s=0)),
     report: Report = lambda _: None,
-) -> Result:
+    **more: Any,
+) -> list[Comparison]:
     """Run both sides with each step, `repeats` times in turn.
 
     Args:
@@ -102,8 +88,7 @@ def study(
         step_ms: the emulated accelerator's milliseconds for a batch.
         steps: "model", a step of a small net, and "emulated", a wait that uses no CPU, as a GPU is to the CPU.
         samples: that each member consumes at least, after its first batch; whole epochs of the archive.
-        open_meter: returns the meter of the machine's energy in one run; it must not measure idle power, because
-            the run has begun when it starts.
+        more: of `pipelines.study.study`, such as `size`.
 
     Raises:
         SpecError: this process may not use so many cores, or the runs are too short.
@@ -116,52 +101,22 @@ def study(
             report(f"sharing, {line.replace('1/1', of, 1)}")
 
         for step in steps:
-            designs = (SHARED, OWN) if repeat % 2 else (OWN, SHARED)
             found = pipelines_study.study(
                 data,
                 [members],
-                designs=designs,
-                batch_size=batch_size,
+                designs=(SHARED, OWN) if repeat % 2 else (OWN, SHARED),
                 samples=samples,
                 samples_alone=samples,
-                size=size,
                 step=step,
                 step_ms=(step_ms,),
                 cores=(cores,),
                 repeats=1,
-                open_meter=open_meter,
                 report=report_run,
+                **more,
             )
             at = {row.design: row for row in found}
             runs[step].append((at[SHARED], at[OWN]))
-    rows = [median_row(side) for pairs in runs.values() for side in zip(*pairs, strict=True)]
-    return Result(rows, [compare(pairs) for pairs in runs.values()])
-
-
-def check(data: str | None, members: int, cores: int | None) -> None:
-    """Find mistakes before anything is measured.
-
-    Args:
-        data, members, cores: as of `study`; None for generated photographs.
-
-    Raises:
-        SpecError, PipelineError: as `study`.
-    """
-    pipelines_study.check_options((SHARED, OWN), [members], [cores], 1, [None])
-    if data is not None:
-        config = Config(
-            design=SHARED,
-            members=members,
-            prep_workers=1,
-            cores=cores,
-            batch_size=1,
-            samples=1,
-            step=MODEL,
-            step_ms=0.0,
-            data=data,
-            size=224,
-        )
-        _ = config.pipeline().fields  # prepares the first photograph
+    return [compare(pairs) for pairs in runs.values()]
 
 
 def compare(pairs: Sequence[tuple[Row, Row]]) -> Comparison:
@@ -179,13 +134,10 @@ def compare(pairs: Sequence[tuple[Row, Row]]) -> Comparison:
         found = [value(shared) / value(own) for shared, own in pairs]
         return Spread(statistics.median(found), min(found), max(found))
 
-    first = pairs[0][0]
+    shared, own = (median_row(side) for side in zip(*pairs, strict=True))
     return Comparison(
-        step=first.step,
-        step_ms=statistics.median(row.step_ms for pair in pairs for row in pair),
-        members=first.members,
-        cores=first.cores,
-        runs=len(pairs),
+        shared=shared,
+        own=own,
         wall=ratio(lambda row: row.wall_s),
         cpu=ratio(lambda row: row.cpu_s),
         prep_cpu=ratio(lambda row: row.prep_cpu_s),
@@ -195,42 +147,19 @@ def compare(pairs: Sequence[tuple[Row, Row]]) -> Comparison:
     )
 
 
-def outcome(
-    data: str | None,
-    *,
-    members: int,
-    cores: int | None,
-    steps: Sequence[str],
-    step_ms: float,
-    samples: int,
-    repeats: int,
-    report: Report,
-) -> PartOutcome:
-    """Run the study on an archive of photographs, or on generated ones; see `study`.
-
-    Raises:
-        SpecError, PipelineError: see `study`.
-    """
+def outcome(data: str | None, **options: Any) -> Outcome:
+    """Run the study on an archive of photographs, or on generated ones; see `study`."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         photographs = "photographs of " + Path(data).name if data else ""
         if data is None:
             data = str(Path(folder) / "photographs.tar")
             photographs = write_photographs(Path(data))
-            report(f"sharing: no --data: {photographs}")
-        found = study(
-            data,
-            members=members,
-            cores=cores,
-            steps=steps,
-            step_ms=step_ms,
-            samples=samples,
-            repeats=repeats,
-            report=report,
-        )
-    return PartOutcome(
+        found = study(data, **options)
+    return Outcome(
         tables=tables(found),
         rows=json_rows(found),
         findings=[*findings(found), f"sharing: {photographs}"],
+        title="Sharing",
         notes=[f"sharing: {photographs}"],
         panels=panels(found),
     )
@@ -268,18 +197,22 @@ def write_photographs(path: Path, count: int = 250) -> str:
 # --- tables and findings ---------------------------------------------------------------------------------------
 
 
-def tables(result: Result) -> list[tuple[str, Rows]]:
+def _sides(found: Sequence[Comparison]) -> list[Row]:
+    return [row for each in found for row in (each.shared, each.own)]
+
+
+def tables(found: Sequence[Comparison]) -> list[tuple[str, Rows]]:
     """Both sides, and their ratios, a column for each step: none is wider than a terminal."""
-    columns = "wall_s cpu_s prep_cpu_s watts energy_j"
+    rows = _sides(found)
     sides = [
-        {"step": row.step, "side": _SIDES[row.design], "runs": row.runs, **figures}
-        for row, figures in zip(result.rows, tabulate(result.rows, columns), strict=True)
+        {"step": row.step, "side": "shared" if row.design == SHARED else "own", **figures}
+        for row, figures in zip(rows, tabulate(rows, "runs wall_s cpu_s prep_cpu_s watts energy_j"), strict=True)
     ]
     ratios: Rows = [
-        {"shared / own": name, **{each.step: _format_ratio(getattr(each, key)) for each in result.comparisons}}
+        {"shared / own": name, **{each.shared.step: str(getattr(each, key) or "-") for each in found}}
         for name, key in _RATIOS.items()
     ]
-    first, origins = result.rows[0], dict.fromkeys(each.energy_origin for each in result.comparisons)
+    first, origins = rows[0], dict.fromkeys(each.energy_origin for each in found)
     work = f"{format_count(first.members, 'member')}, {first.samples // first.members:,} samples each"
     return [
         (f"One shared pipeline, and own ones: {work}; energy {' and '.join(origins)}", sides),
@@ -287,29 +220,34 @@ def tables(result: Result) -> list[tuple[str, Rows]]:
     ]
 
 
-def _format_ratio(ratio: Spread | None) -> str:
-    return "-" if ratio is None else str(ratio)
-
-
-def json_rows(result: Result) -> Rows:
+def json_rows(found: Sequence[Comparison]) -> Rows:
     """All rows, for a file."""
-    sides = [{"of": row.design, **dataclasses.asdict(row), "watts": row.watts} for row in result.rows]
-    return sides + [{"of": "shared / own", **flatten(each, "watts", "energy")} for each in result.comparisons]
+    rows: Rows = [{"of": row.design, **dataclasses.asdict(row), "watts": row.watts} for row in _sides(found)]
+    for each in found:
+        ratios = {
+            name: value
+            for name, value in flatten(each, "watts", "energy").items()
+            if name not in ("shared", "own")
+        }
+        row = each.shared
+        rows.append({"of": "shared / own", "step": row.step, "members": row.members, "runs": row.runs, **ratios})
+    return rows
 
 
-def findings(result: Result) -> Iterator[str]:
+def findings(found: Sequence[Comparison]) -> Iterator[str]:
     """What follows for CPU time and for power, a line each, and what does not."""
-    for each in result.comparisons:
-        step = f"{each.step_ms:.3g} ms {each.step}"
+    for each in found:
+        row = each.shared
+        step = f"{row.step_ms:.3g} ms {row.step}"
         less = Spread(1 / each.cpu.median, 1 / each.cpu.high, 1 / each.cpu.low)
         yield (
-            f"sharing, {format_count(each.members, 'member')} on {format_count(each.cores, 'core')}, step {step}: "
+            f"sharing, {format_count(row.members, 'member')} on {format_count(row.cores, 'core')}, step {step}: "
             f"{less} times less CPU time for the same samples, in {each.wall} times the time"
         )
-        if each.watts is not None and each.energy is not None:
+        if each.watts is not None:
             ratios = f"{each.watts} times the mean watts and {each.energy} times the joules"
             yield f"sharing, step {step}: {ratios}, measured"
-    origins = {each.energy_origin for each in result.comparisons}
+    origins = {each.energy_origin for each in found}
     if "estimated" in origins:
         yield (
             "sharing: watts and joules are estimated from CPU time, so nothing follows about watts; SC18's 5 to "
@@ -317,24 +255,17 @@ def findings(result: Result) -> Iterator[str]:
         )
     if "unavailable" in origins:
         yield "sharing: this machine reports no energy: nothing follows about watts"
-    yield from (f"sharing: {line}" for line in load_warnings(result.rows))
+    yield from (f"sharing: {line}" for line in load_warnings(_sides(found)))
 
 
-def panels(result: Result) -> list[Panel]:
+def panels(found: Sequence[Comparison]) -> list[Panel]:
     """Bars of CPU-seconds, and of mean watts where they were measured."""
-    found = [bar_panel("Sharing: CPU-seconds for equal work", _bars(result, lambda row: row.cpu_s))]
-    if all(each.watts is not None for each in result.comparisons):
-        found.append(
-            bar_panel("Sharing: mean watts for equal work, measured", _bars(result, lambda row: row.watts))
+    shown = {"cpu_s": "CPU-seconds for equal work"}
+    if all(each.watts is not None for each in found):
+        shown["watts"] = "mean watts for equal work, measured"
+    return [
+        bar_panel(
+            f"Sharing: {title}", series_of(_sides(found), "step", name, lambda row: _SIDES[row.design], _COLOURS)
         )
-    return found
-
-
-def _bars(result: Result, value: Callable[[Row], float | None]) -> list[Series]:
-    bars = []
-    for design, (colour, name) in _LOOKS.items():
-        rows = [row for row in result.rows if row.design == design]
-        bars.append(
-            Series(name=name, xs=[row.step for row in rows], ys=[value(row) for row in rows], colour=colour)
-        )
-    return bars
+        for name, title in shown.items()
+    ]

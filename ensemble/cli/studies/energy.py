@@ -38,28 +38,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
     from ensemble.bench.energy import overhead, sharing
-    from ensemble.bench.energy.parts import join_parts
 
     for part in options.parts:
         check_choice("--parts", part, PARTS)
-    found = {}
+    for step in options.steps:
+        check_choice("--steps", step, (MODEL, EMULATED))
+    found: dict[str, Outcome] = {}
     if SHARING in options.parts:
-        for step in options.steps:
-            check_choice("--steps", step, (MODEL, EMULATED))
-        sharing.check(options.data, options.members, options.cores)
-        found[SHARING] = sharing.outcome(
-            options.data,
-            members=options.members,
-            cores=options.cores,
-            steps=options.steps,
-            step_ms=options.step_ms,
-            samples=options.samples,
-            repeats=options.repeats,
-            report=report,
-        )
+        names = ("data", "members", "cores", "steps", "step_ms", "samples", "repeats")
+        found[SHARING] = sharing.outcome(**{name: getattr(options, name) for name in names}, report=report)
     if OVERHEAD in options.parts:
         found[OVERHEAD] = overhead.study(options.metered_members, options.metered_s, report)
-    return join_parts(found)
+    parts = found.values()
+    return Outcome(
+        tables=[table for part in parts for table in part.tables],
+        rows=[{"part": name, **row} for name, part in found.items() for row in part.rows],
+        findings=[line for part in parts for line in part.findings],
+        title="The account of energy",
+        notes=[note for part in parts for note in part.notes],
+        panels=[panel for part in parts for panel in part.panels],
+    )
 
 
 STUDY = Study(

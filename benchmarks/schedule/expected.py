@@ -1,0 +1,88 @@
+"""What was expected of the schedule study: its findings beside others' figures, and its panels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.schedule.fleet import FleetRow
+from benchmarks.schedule.real import IN_TURN, OURS, ArmRow
+from benchmarks.schedule.throughput import ThroughputRow
+from ensemble.bench.charts import PREDICTED, Panel, bar_panel, series_of
+from ensemble.bench.results import group_by
+
+# Guan, Mokadam, Shen, Lim and Patton, "FLEET: Flexible Efficient Ensemble Training", MLSys 2020.
+_FLEET_DEFAULT, _FLEET_EQUAL = "FLEET 1.12 to 1.92", "FLEET 1.23 to 1.97"
+# Figures of Ray Tune, its loggers on and off, from its users' reports (github.com/ray-project/ray).
+_RAY_TUNE = "Ray Tune: 50 to 100 results/s with its loggers, 500 without"
+_OURS, _EQUAL, _DEFAULT = "#2f7bc4", "#d97a2b", "#8a94a3"
+
+
+def judge_arms(rows: Sequence[ArmRow]) -> Iterator[str]:
+    """Ours against the other arms, and the simulator's errors."""
+    for row in rows:
+        if row.arm != OURS:
+            yield f"ours trains all in 1/{row.ttta_s / rows[0].ttta_s:.3g} of the time of {row.arm}"
+        yield f"the simulator is {100 * abs(row.error):.0f}% off for {row.arm}"
+
+
+def judge_fleets(rows: Sequence[FleetRow]) -> Iterator[str]:
+    """Speed-ups beside the paper's, and whether planning is quick."""
+    for row in rows:
+        yield (
+            f"{row.members} members on {row.nodes * row.devices} devices, {row.prep_ms:g} ms a sample, "
+            f"{row.streams} streams: {row.over_default} x over default ({_FLEET_DEFAULT}), "
+            f"{row.over_equal} x over equal widths ({_FLEET_EQUAL}); planned in {row.plan_s:.2g} s at most"
+        )
+
+
+def judge_modes(rows: Sequence[ThroughputRow]) -> Iterator[str]:
+    """The rate of each mode, beside what Ray Tune's users report."""
+    for row in rows:
+        answered = "" if row.answer_ms is None else f", answered after {row.answer_ms:.3g} ms (median)"
+        yield (
+            f"{row.mode}: {row.reports_per_s:,.0f} reports/s, all recorded, {row.per_cpu_s:,.0f} for each "
+            f"CPU-second{answered}; {_RAY_TUNE}"
+        )
+
+
+def arm_panels(rows: Sequence[ArmRow]) -> Iterator[Panel]:
+    """TTTa of each arm beside the simulator's, and over the median member."""
+    if rows:
+        at = f"{rows[0].members} members, {rows[0].cores} cores, executor {rows[0].executor}"
+        measured = series_of(rows, "arm", "ttta_s", lambda row: "measured", {"measured": _OURS})
+        predicted = series_of(
+            rows, "arm", "simulated_s", lambda row: "simulated", {"simulated": _OURS}, dash=PREDICTED
+        )
+        yield bar_panel("Time to train all", [*measured, *predicted], at=at, y="seconds")
+        colours = {row.arm: _EQUAL for row in rows} | {OURS: _OURS, IN_TURN: _DEFAULT}
+        ratios = series_of(rows, "arm", "over_median", "arm", colours)
+        yield bar_panel("Time to train all over the median member", ratios, at=at)
+
+
+def fleet_panels(rows: Sequence[FleetRow]) -> Iterator[Panel]:
+    """Speed-ups by the cost of preparation, and by the number of streams."""
+    for members, found in group_by(rows, lambda row: row.members).items():
+        first = found[0]
+        at = f"{members} members, {first.nodes} nodes of {first.devices} devices"
+        by_cost = [row for row in found if row.streams == first.streams]
+        yield _speedups(
+            f"{at}, {first.streams} streams", "core-milliseconds to prepare a sample", by_cost, "prep_ms"
+        )
+        by_streams = sorted((row for row in found if row.prep_ms == first.prep_ms), key=lambda row: row.streams)
+        if len(by_streams) > 1:
+            yield _speedups(f"{at}, {first.prep_ms:g} ms a sample", "streams at one time", by_streams, "streams")
+
+
+def _speedups(at: str, x: str, rows: Sequence[FleetRow], name: str) -> Panel:
+    colours = {"over default": _DEFAULT, "over equal widths": _EQUAL}
+    drawn = series_of(rows, name, "over_default", lambda row: "over default", colours)
+    drawn += series_of(rows, name, "over_equal", lambda row: "over equal widths", colours)
+    return Panel(title="Simulated speed-up", at=at, x=x, y="times", series=drawn)
+
+
+def mode_panels(rows: Sequence[ThroughputRow]) -> Iterator[Panel]:
+    """Reports a second in each mode."""
+    if rows:
+        bars = series_of(rows, "mode", "reports_per_s", lambda row: "measured")
+        at = f"{rows[0].members} members, up to {rows[0].round} events together"
+        yield bar_panel("Reports that the controller records", bars, at=at, y="reports/s")
