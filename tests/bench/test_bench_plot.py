@@ -53,7 +53,7 @@ def test_panels_are_over_what_was_varied_at_one_value_of_the_rest() -> None:
 
 def test_sharing_is_set_against_none_in_samples_and_in_cpu() -> None:
     drawn = panels([row(d, m) for d in BOTH for m in (1, 16)])
-    (panel,) = (p for p in drawn if p.title.startswith("One shared"))
+    (panel,) = (p for p in drawn if p.title.startswith("Gain"))
     assert [(series.xs, series.ys) for series in panel.series] == [([1, 16], [1.0, 16.0])] * 2
 
 
