@@ -23,7 +23,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ensemble.bench.launch.backends import UNDER_MPI, RankLocation, call, import_function
+from ensemble.bench.launch.backends import UNDER_MPI, call, import_function
 from ensemble.bench.launch.hosts import tool
 from ensemble.bench.launch.ranks import RankJob, last_line
 
@@ -221,7 +221,10 @@ def _call_function(job: RankJob, rank: int) -> Any:
         number = job.placement[:rank].count(job.placement[rank])
         torch.cuda.set_device(number)
         device = f"cuda:{number}"
-    location = RankLocation(
+    return call(
+        import_function(job.function),
+        job.options,
+        job.backend,
         rank=rank,
         world=job.world,
         interface=job.interface,
@@ -229,7 +232,6 @@ def _call_function(job: RankJob, rank: int) -> Any:
         directory=job.directory,
         timeout_s=job.timeout_s,
     )
-    return call(job.backend, location, import_function(job.function), job.options)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,9 @@ def _measure(side: str, count: int, settings: dict[str, object], epochs: int) ->
             if is_steady:
                 steady.append(reading)
             if any(process.poll() is not None for process in processes):
-                said = "".join(path.read_text(errors="replace") for path in Path(folder).glob("*.txt"))
+                said = "".join(
+                    path.read_text(encoding="utf-8", errors="replace") for path in Path(folder).glob("*.txt")
+                )
                 raise PipelineError(f"{side}: a process that trained has ended: {said[-2000:]}")
             if time.monotonic() > until:
                 raise PipelineError(f"{side} have not trained {epochs} epochs after {_TIMEOUT_S:g} s")
@@ -213,8 +215,14 @@ def _count_epochs(count: int, folder: Path) -> list[int]:
         events, _ = read_events_from(file, 0)
         trained = list(Counter(event["member"] for event in events if event["type"] == "epoch").values())
     else:
-        trained = [path.read_text(errors="replace").count("epoch\n") for path in folder.glob("*.txt")]
+        trained = [
+            path.read_text(encoding="utf-8", errors="replace").count("epoch\n") for path in folder.glob("*.txt")
+        ]
     return [*trained, *[0] * count][:count]
+
+
+def _read_outputs(folder: Path) -> list[str]:
+    return [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("*.txt")]
 
 
 def outcome(rows: Sequence[MemoryRow]) -> Outcome:

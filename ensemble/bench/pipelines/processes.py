@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-import selectors
+import select
 import subprocess
 import sys
 import tempfile
@@ -53,7 +53,6 @@ class StudyProcesses:
         self._producers: set[int] = set()
         self._parents: set[int] = set()  # whose descendants prepare samples
         self._buffers: dict[int, bytes] = {}
-        self._selector = self._stack.enter_context(selectors.DefaultSelector())
         self._nodes: list[subprocess.Popen[bytes]] = []
         try:
             for node in range(config.nodes):
@@ -68,10 +67,7 @@ class StudyProcesses:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
         self._nodes.append(self._stack.enter_context(process))
         assert process.stdout is not None
-        self._selector.register(process.stdout, selectors.EVENT_READ)
-        ended = os.pidfd_open(process.pid)
-        self._stack.callback(os.close, ended)
-        self._selector.register(ended, selectors.EVENT_READ)
+        self._buffers[process.stdout.fileno()] = b""
 
     def __enter__(self) -> StudyProcesses:
         return self
@@ -94,30 +90,22 @@ class StudyProcesses:
             PipelineError: a process died.
         """
         while self._received[kind] < count:
-            for key, _ in self._selector.select():
-                if isinstance(key.fileobj, int):
-                    self._drain()
+            for stdout in select.select([*self._buffers], [], [])[0]:
+                if not self._read(stdout):
+                    self.finish()
                     raise self._error("a node's processes have ended")
-                if not self._read(key.fd):
-                    self._selector.unregister(key.fileobj)
 
     def finish(self) -> None:
         """End all processes and read their last messages."""
         self._close_inputs()
-        self._drain()
-
-    def _drain(self) -> None:
-        """Read messages until all processes have ended; raises where one says that a process died."""
-        self._close_inputs()
-        for process in self._nodes:
-            assert process.stdout is not None
-            while self._read(process.stdout.fileno()):
+        for stdout in self._buffers:
+            while self._read(stdout):
                 pass
 
     def _read(self, stdout: int) -> bool:
-        """Read messages from a node; returns False at the end of its output."""
+        """Read messages from a node, such as that a process died; returns False at the end of its output."""
         data = os.read(stdout, 1 << 16)
-        *lines, self._buffers[stdout] = (self._buffers.get(stdout, b"") + data).split(b"\n")
+        *lines, self._buffers[stdout] = (self._buffers[stdout] + data).split(b"\n")
         for line in lines:
             self._handle(*line.decode().split(" ", 2))
         return bool(data)
