@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.bench.charts import figure, round_ticks, write
+from ensemble.bench.charts import figure, round_ticks
 from ensemble.bench.pipelines.figures import TITLE, notes, panels
 from ensemble.bench.pipelines.rows import Row, findings, pairs, table
 from ensemble.bench.results import median_row
@@ -112,15 +111,6 @@ def test_a_logarithmic_axis_has_a_few_round_ticks(low: float, times: float) -> N
 def test_whatever_was_varied_can_be_drawn(varied: dict[str, Any]) -> None:
     rows = [row(d, **more) for d in BOTH for more in ({}, varied)]
     assert figure(TITLE, notes(rows), panels(rows)).data
-
-
-def test_a_plot_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
-    from plotly.offline import get_plotlyjs
-
-    rows = [row(d, link=link) for d in BOTH for link in ("100mbit", "1gbit")]
-    write(TITLE, notes(rows), panels(rows), tmp_path / "plot.html")
-    page = (tmp_path / "plot.html").read_text().replace(get_plotlyjs(), "")
-    assert "Plotly.newPlot" in page and "http" not in page
 
 
 def test_medians_leave_out_what_was_not_had() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ensemble.bench import charts
 from ensemble.bench.charts import Panel, Series, series_of
@@ -64,8 +65,10 @@ def findings(results: Results) -> Iterator[str]:
         best, first, last = min(fused, key=lambda row: row.time_ms), fused[0], fused[-1]
         line = f"fusion, {link}: best {best.time_ms:.0f} ms at {format_bytes(best.threshold)}; "
         line += f"{first.time_ms:.0f} ms at {format_bytes(first.threshold)}, {last.time_ms:.0f} at the largest"
-        for row in (row for row in fused if row.chosen):
-            line += f"; tuned {format_bytes(row.threshold)}, {row.time_ms / best.time_ms - 1:.0%} above the best"
+        for tuned in (each for each in fused if each.chosen):
+            line += (
+                f"; tuned {format_bytes(tuned.threshold)}, {tuned.time_ms / best.time_ms - 1:.0%} above the best"
+            )
         yield line
 
 
@@ -132,7 +135,7 @@ def _draw_collectives(rows: Sequence[CollectiveRow]) -> Iterator[Panel]:
             continue
         if (rate := own[0].rate) is not None:
             ends = sorted({row.size for row in own})
-            limit = {"colour": charts.NEUTRAL, "dash": charts.PREDICTED, "points": False}
+            limit: dict[str, Any] = {"colour": charts.NEUTRAL, "dash": charts.PREDICTED, "points": False}
             series.append(Series(name="link's rate", xs=ends, ys=[rate_bps(rate) / 8e9] * len(ends), **limit))
         yield _over_sizes("Bus bandwidth, GB/s", f"{backend}, {link}", series, own)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ensemble.bench.fabric import predict
 from ensemble.bench.fabric.figures import Results
@@ -32,7 +32,7 @@ ALL_SIZES = tuple(2**k for k in range(10, 27, 2))
 _THRESHOLDS = (0, *(2**k for k in (16, 18, 20, 22, 24, 25, 26, 27)))
 _ROUNDS = 4
 _TIMEOUT_S = 3600.0
-_MEASURE = "ensemble.bench.fabric.measure:"
+Run = Callable[..., list[Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,28 +83,23 @@ def study(plan: FabricPlan, report: Report) -> Results:
             if "fusion" in plan.parts and (plan.fusion_everywhere or number == 0):
                 report(f"fusion: {link.name}")
                 options = {"thresholds": list(_THRESHOLDS), "rounds": plan.rounds, "steps": 2, "tune": True}
-                fusion += fusion_rows(link, run(_MEASURE + "measure_fusion", options))
+                fusion += fusion_rows(link, run("measure_fusion", options))
     if "training" in plan.parts:
         training += _measure_training(plan, links, machine, report)
     return Results(collectives=collectives, training=training, fusion=fusion)
 
 
-class _Run(Protocol):
-    def __call__(self, function: str, options: dict[str, Any], *, backend: str = "gloo") -> list[Any]:
-        """Run it on every rank; returns each rank's result."""
-
-
 @contextlib.contextmanager
-def _runner(plan: FabricPlan, link: Link) -> Iterator[_Run]:
-    """A function that runs another one on all ranks of a link."""
-    if plan.job is not None:
-        yield plan.job.run
-        return
+def _runner(plan: FabricPlan, link: Link) -> Iterator[Run]:
+    """A function that calls one of `measure` on all ranks of a link, and returns each rank's result."""
     with link.make_hosts() as made:
 
-        def run(function: str, options: dict[str, Any], *, backend: str = "gloo") -> list[Any]:
+        def run(function: str, options: dict[str, Any], backend: str = "gloo") -> list[Any]:
+            where = f"ensemble.bench.fabric.measure:{function}"
+            if plan.job is not None:
+                return plan.job.run(where, options, backend=backend)
             return run_ranks(
-                function,
+                where,
                 options,
                 placement=link.placement,
                 hosts=made,
@@ -144,12 +139,12 @@ def _measure_machine(plan: FabricPlan, links: Sequence[Link], report: Report) ->
         # A placement on one host, so that the ranks measure what they move.
         options = {**_collective_options(plan, link), "collectives": [], "placement": [0, 0]}
         with _runner(plan, link) as run:
-            moved.append(run(_MEASURE + "measure_collectives", options)[0]["moved_bps"])
+            moved.append(run("measure_collectives", options)[0]["moved_bps"])
     return predict.Machine(*moved)
 
 
 def _measure_collectives(
-    plan: FabricPlan, link: Link, run: _Run, machine: predict.Machine, report: Report
+    plan: FabricPlan, link: Link, run: Run, machine: predict.Machine, report: Report
 ) -> Iterator[CollectiveRow]:
     """Layers over gloo take turns with it; each other backend is measured by itself."""
     layers = [name for name in plan.backends if name in LAYERS]
@@ -159,7 +154,7 @@ def _measure_collectives(
     for root, names in roots.items():
         report(f"collectives: {link.name}, {', '.join(names).replace(PLAIN, root)}")
         options = _collective_options(plan, link, root, names)
-        by_rank = run(_MEASURE + "measure_collectives", options, backend=root)
+        by_rank = run("measure_collectives", options, backend=root)
         # Measured with these ranks where a host has several.
         inside_bps = by_rank[0]["moved_bps"] or machine.inside_bps
         yield from collective_rows(link, root, by_rank, dataclasses.replace(machine, inside_bps=inside_bps))
@@ -192,5 +187,5 @@ def _measure_training(
         for backend in (name for name in plan.backends if name != "nccl"):  # the nets are on the CPU
             with _runner(plan, link) as run:
                 report(f"training: {link.name}, {backend}")
-                by_rank = run(_MEASURE + "measure_training", options, backend=backend)
+                by_rank = run("measure_training", options, backend=backend)
                 yield from training_rows(link, backend, by_rank, machine)

@@ -69,10 +69,10 @@ def prepare_image(jpeg: bytes, config: Config) -> np.ndarray[Any, Any]:
     import cv2
     import simplejpeg
 
-    image = simplejpeg.decode_jpeg(jpeg)
+    image: np.ndarray[Any, Any] = simplejpeg.decode_jpeg(jpeg)
     if config.crop:
         image = _crop(image)
-    return cv2.resize(image, (config.size, config.size), interpolation=cv2.INTER_LINEAR)
+    return np.asarray(cv2.resize(image, (config.size, config.size), interpolation=cv2.INTER_LINEAR))
 
 
 def _crop(image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
