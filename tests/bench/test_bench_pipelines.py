@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import simplejpeg
 
 from ensemble.bench.launch import hosts
 from ensemble.bench.pipelines.config import ALONE, DATALOADER, DESIGNS, LOADER
+from ensemble.bench.pipelines.memory import DATALOADERS, MEMBERS, TOTAL, outcome, study_memory
 from ensemble.bench.pipelines.processes import process_tree
 from ensemble.bench.pipelines.rows import findings, pairs
 from ensemble.bench.pipelines.study import study
@@ -62,10 +64,10 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
     until = time.monotonic() + 300  # workers of a feeder in a reader end on their own when it has
-    while any(own.iterdir()) or _marked(str(own)):
+    while any(not path.name.startswith("torchinductor") for path in own.iterdir()) or _marked(str(own)):
         assert time.monotonic() < until, (list(own.iterdir()), _marked(str(own)))
         time.sleep(0.05)
-    own.rmdir()
+    shutil.rmtree(own)
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
@@ -277,6 +279,47 @@ def _prepares(pid: int) -> bool:
         started = psutil.Process(pid).children(recursive=True)
         return any("pipelines.feeder.process" in each.cmdline() and each.children() for each in started)
     return False
+
+
+@pytest.mark.more
+def test_memory_of_both_sides_is_measured_by_part(photos: str) -> None:
+    rows = study_memory(photos, members=2, loaders=1, size=48, batch_size=8, epochs=1, repeats=1)
+    counts = {(row.side, row.part): row.processes for row in rows}
+    assert counts == {
+        (MEMBERS, "controller"): 1,
+        (MEMBERS, "fork server"): 1,
+        (MEMBERS, "feeder"): 1,
+        (MEMBERS, "preparation worker"): 2,
+        (MEMBERS, "member"): 2,
+        (MEMBERS, TOTAL): 7,
+        (DATALOADERS, "training process"): 1,
+        (DATALOADERS, "DataLoader worker"): 2,
+        (DATALOADERS, TOTAL): 3,
+    }
+    for row in rows:
+        assert row.anonymous_mb + row.shared_mb + row.files_mb == pytest.approx(row.pss_mb, rel=0.01, abs=0.2)
+        assert 0 < row.private_mb <= row.pss_mb
+    for total in (row for row in rows if row.part == TOTAL):
+        parts = [row.pss_mb for row in rows if row.side == total.side and row.part != TOTAL]
+        assert sum(parts) == pytest.approx(total.pss_mb, rel=0.05)
+        assert total.peak_mb is not None and total.peak_mb >= total.pss_mb * 0.99
+    # A member takes little more than the memory of what all share.
+    member = next(row for row in rows if row.part == "member")
+    process = next(row for row in rows if row.part == "training process")
+    assert member.private_mb / 2 < process.anonymous_mb / 2
+    shown = outcome(rows)
+    assert "2 members of one pipeline take" in shown.findings[0]
+    assert [series.name for series in shown.panels[0].series] == [f"2 {MEMBERS}", f"1 {DATALOADERS}"]
+
+
+def test_memory_that_cannot_be_measured_is_said(
+    photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "pipelines", "--data", photos, "--memory", "--members", "4", "--plot", "-"]) == 2
+    assert "leave out --members" in capsys.readouterr().err
+    (tmp_path / "photos.tar").write_bytes(b"no archive")
+    with pytest.raises(PipelineError, match=r"photos\.tar"):
+        study_memory(str(tmp_path / "photos.tar"), repeats=1)
 
 
 @pytest.mark.slow

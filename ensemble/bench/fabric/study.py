@@ -44,9 +44,8 @@ class FabricPlan:
         backends: names of `ensemble.bench.launch.backends`.
         collectives: of `predict.COLLECTIVES`.  sizes: bytes, ascending.
         parts: of `PARTS`.
-        iterations: of each case, at most; fewer, but three, where they take more than `seconds`.
-        rounds: in which cases take turns, in training and fusion.
-        fusion_everywhere: whether the fusion sweep runs on all links, not only on the first.
+        iterations: of each case, at most; at least three, as many as fit into one second, or ten if `full`.
+        full: also takes more turns, and runs the fusion sweep on all links, not only on the first.
         machine: for predictions; None measures it.
         job: this process as one rank of a scheduled job; None where the study starts the ranks.
     """
@@ -57,11 +56,14 @@ class FabricPlan:
     sizes: Sequence[int] = SIZES
     parts: Sequence[str] = PARTS
     iterations: int = 20
-    seconds: float = 1.0
-    rounds: int = 3
-    fusion_everywhere: bool = False
+    full: bool = False
     machine: predict.Machine | None = None
     job: ScheduledJob | None = None
+
+    @property
+    def rounds(self) -> int:
+        """How often cases take turns, in training and fusion."""
+        return 5 if self.full else 3
 
 
 def study(plan: FabricPlan, report: Report) -> Results:
@@ -80,7 +82,7 @@ def study(plan: FabricPlan, report: Report) -> Results:
         with _runner(plan, link) as run:
             if "collectives" in plan.parts:
                 collectives += _measure_collectives(plan, link, run, machine, report)
-            if "fusion" in plan.parts and (plan.fusion_everywhere or number == 0):
+            if "fusion" in plan.parts and (plan.full or number == 0):
                 report(f"fusion: {link.name}")
                 options = {"thresholds": list(_THRESHOLDS), "rounds": plan.rounds, "steps": 2, "tune": True}
                 fusion += fusion_rows(link, run("measure_fusion", options))
@@ -168,7 +170,7 @@ def _collective_options(
         "sizes": sorted(plan.sizes),
         "layers": list(layers),
         "iterations": plan.iterations,
-        "seconds": plan.seconds,
+        "seconds": 10.0 if plan.full else 1.0,
         "rounds": _ROUNDS,
         "placement": link.placement,
         "interface": link.interface,

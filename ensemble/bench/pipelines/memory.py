@@ -130,10 +130,8 @@ def _measure(side: str, count: int, settings: dict[str, object], epochs: int) ->
             if is_steady:
                 steady.append(reading)
             if any(process.poll() is not None for process in processes):
-                said = "".join(
-                    path.read_text(encoding="utf-8", errors="replace") for path in Path(folder).glob("*.txt")
-                )
-                raise PipelineError(f"{side}: a process that trained has ended: {said[-2000:]}")
+                said = "".join(_read_outputs(Path(folder)))[-2000:]
+                raise PipelineError(f"{side}: a process that trained has ended: {said}")
             if time.monotonic() > until:
                 raise PipelineError(f"{side} have not trained {epochs} epochs after {_TIMEOUT_S:g} s")
         parts = group_by(steady[-1], _find_part)
@@ -177,10 +175,14 @@ def _read_all(roots: Iterator[int]) -> _Reading:
 
 
 def _find_part(pid: int) -> str:
-    process = psutil.Process(pid)
-    command, parent = process.cmdline(), process.parent()
+    try:
+        process = psutil.Process(pid)
+        command, parent = process.cmdline(), process.parent()
+        is_fork = parent is not None and parent.cmdline() == command
+    except psutil.NoSuchProcess:
+        return "ended"
     part, forked = next(names for word, *names in _PARTS if word in " ".join(command))
-    return forked if forked and parent is not None and parent.cmdline() == command else part
+    return forked if forked and is_fork else part
 
 
 @contextlib.contextmanager
@@ -215,10 +217,12 @@ def _count_epochs(count: int, folder: Path) -> list[int]:
         events, _ = read_events_from(file, 0)
         trained = list(Counter(event["member"] for event in events if event["type"] == "epoch").values())
     else:
-        trained = [
-            path.read_text(encoding="utf-8", errors="replace").count("epoch\n") for path in folder.glob("*.txt")
-        ]
+        trained = [output.count("epoch\n") for output in _read_outputs(folder)]
     return [*trained, *[0] * count][:count]
+
+
+def _read_outputs(folder: Path) -> list[str]:
+    return [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("*.txt")]
 
 
 def _read_outputs(folder: Path) -> list[str]:

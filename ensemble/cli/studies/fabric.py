@@ -84,9 +84,7 @@ def run(options: argparse.Namespace, report: Report) -> Outcome | None:
         sizes=options.sizes or (study.ALL_SIZES if options.full else study.SIZES),
         parts=options.parts or study.PARTS,
         iterations=options.iterations,
-        seconds=10.0 if options.full else 1.0,
-        rounds=5 if options.full else 3,
-        fusion_everywhere=options.full,
+        full=options.full,
         job=job,
     )
     is_silent = job is not None and job.rank > 0
