@@ -225,10 +225,6 @@ def _read_outputs(folder: Path) -> list[str]:
     return [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("*.txt")]
 
 
-def _read_outputs(folder: Path) -> list[str]:
-    return [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("*.txt")]
-
-
 def outcome(rows: Sequence[MemoryRow]) -> Outcome:
     """What is printed: both sides compared, then each side's parts."""
     members, loaders = (row for row in rows if row.part == TOTAL)
