@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ensemble.bench.charts import figure, write
+from ensemble.bench.charts import figure
 from ensemble.bench.pipelines.figures import TITLE, notes, panels
 from ensemble.bench.pipelines.rows import Row, findings, pairs, table
 from ensemble.bench.results import median_row
@@ -51,7 +50,7 @@ def test_panels_are_over_what_was_varied_at_one_value_of_the_rest() -> None:
 
 def test_sharing_is_set_against_none_in_samples_and_in_cpu() -> None:
     drawn = panels([row(d, m) for d in BOTH for m in (1, 16)])
-    (panel,) = (p for p in drawn if p.title.startswith("One shared"))
+    (panel,) = (p for p in drawn if p.title.startswith("Gain"))
     assert [(series.xs, series.ys) for series in panel.series] == [([1, 16], [1.0, 16.0])] * 2
 
 
@@ -103,15 +102,6 @@ def test_the_table_has_no_column_that_says_nothing_but_the_usual_ones() -> None:
 def test_whatever_was_varied_can_be_drawn(varied: dict[str, Any]) -> None:
     rows = [row(d, **more) for d in BOTH for more in ({}, varied)]
     assert figure(TITLE, notes(rows), panels(rows)).data
-
-
-def test_a_plot_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
-    from plotly.offline import get_plotlyjs
-
-    rows = [row(d, link=link) for d in BOTH for link in ("100mbit", "1gbit")]
-    write(TITLE, notes(rows), panels(rows), tmp_path / "plot.html")
-    page = (tmp_path / "plot.html").read_text().replace(get_plotlyjs(), "")
-    assert "Plotly.newPlot" in page and "http" not in page
 
 
 def test_medians_leave_out_what_was_not_had() -> None:

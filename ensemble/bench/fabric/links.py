@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from ensemble.bench.launch.hosts import INTERFACE, MOST, Hosts, make_hosts, rate_bps
 from ensemble.bench.launch.ranks import LOOPBACK, contiguous, interleaved
 from ensemble.spec import SpecError, unknown_name
+from ensemble.spec.validation import check_choice
 
 _PLACEMENTS = {"contiguous": contiguous, "interleaved": interleaved}
 # Bytes of an Ethernet header, and of those of IPv4 and TCP with timestamps in each frame's payload.
@@ -73,12 +73,6 @@ class Link:
             return None
         return rate_bps(self.rate) / 8 * (self.mtu - _IN_FRAME) / (self.mtu + _HEADER)
 
-    def with_one_rank(self) -> Link:
-        """The same with one rank a host; on the loopback with two, which must exchange something."""
-        if self.through is not None:
-            return self
-        return dataclasses.replace(self, ranks=1 if self.is_emulated else 2)
-
     def make_hosts(self) -> contextlib.AbstractContextManager[Hosts | None]:
         """The emulated hosts, while the context lasts; None where there are none to make."""
         return make_hosts(self.hosts if self.is_emulated else 0, self.rate, self.mtu)
@@ -115,19 +109,14 @@ def parse_link(text: str) -> Link:
             raise SpecError(unknown_name("an emulated link has no", name, known))
         if not equals or not value:
             raise SpecError(f"an emulated link's {name} needs a value, as in hosts=2,ranks=2,rate=1gbit")
-        values[name] = (
-            value if name in ("rate", "place") else _parse_integer(name, value, 2 if name == "hosts" else 1)
-        )
-    if values.get("place", "contiguous") not in _PLACEMENTS:
-        raise SpecError(unknown_name("ranks cannot be placed", values["place"], list(_PLACEMENTS)))
-    if values.get("rate") is not None:
-        rate_bps(values["rate"])
-    if values["hosts"] > MOST:
-        raise SpecError(f"an emulated link has at most {MOST} hosts, got {values['hosts']}")
+        values[name] = value
+        if name == "rate":
+            rate_bps(value)
+        elif name == "place":
+            check_choice("place=", value, list(_PLACEMENTS))
+        else:
+            least, most = 2 if name == "hosts" else 1, MOST if name == "hosts" else 65535
+            if not value.isdigit() or not least <= int(value) <= most:
+                raise SpecError(f"an emulated link's {name} is an integer from {least} to {most}, got {value!r}")
+            values[name] = int(value)
     return Link(**values)
-
-
-def _parse_integer(name: str, value: str, least: int) -> int:
-    if not value.isdigit() or int(value) < least:
-        raise SpecError(f"an emulated link's {name} is an integer of at least {least}, got {value!r}")
-    return int(value)

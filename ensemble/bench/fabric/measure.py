@@ -170,19 +170,15 @@ _LATENCY_VALUES = 1024
 
 def make_compute_heavy() -> tuple[nn.Module, tuple[int, ...]]:
     """A net of convolutions, with much to compute and few parameters, and the shape of its batch."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU()]
-    for _ in range(5):
-        layers += [nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()]
+    layers = [each for width in (3, *[32] * 5) for each in (nn.Conv2d(width, 32, 3, padding=1), nn.ReLU())]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)), (8, 3, 32, 32)
 
 
 def make_parameter_heavy() -> tuple[nn.Module, tuple[int, ...]]:
     """A net of large linear layers, with many parameters and little to compute, and the shape of its batch."""
-    sizes = (1024, 2048, 1024, 1024)
-    layers: list[nn.Module] = []
-    for rows, columns in itertools.pairwise(sizes):
-        layers += [nn.Linear(rows, columns), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], 10)), (32, 1024)
+    sizes = itertools.pairwise((1024, 2048, 1024, 1024))
+    layers = [each for rows, columns in sizes for each in (nn.Linear(rows, columns), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(1024, 10)), (32, 1024)
 
 
 _MAKE_NET = dict(zip(NETS, (make_compute_heavy, make_parameter_heavy), strict=True))
@@ -195,14 +191,14 @@ def measure_training(comm: Communicator, options: dict[str, Any]) -> dict[str, A
         options: `nets`, of `rows.NETS`; `steps` of a round, `rounds`.
 
     Returns:
-        "latency_s": of an all-reduce of 4 KiB. "nets": for each net `parameters`, `grad_bytes`, `messages` and
-        `sent_bytes` of a step, `batch`, seconds of the steps `alone` and `together`, and of an alone step's
-        backward pass, `backward_s`.
+        "latency_s": of an all-reduce of 4 KiB; "ways": as above; "nets": for each net `parameters`, `grad_bytes`,
+        `messages` and `sent_bytes` of a step, `batch`, seconds of the steps `alone` and `together`, and of a step
+        alone its backward pass, `backward_s`.
     """
     small = torch.zeros(_LATENCY_VALUES)
     times = time_iterations(lambda: comm.all_reduce_(small), 20, comm)
     found = {name: _train_net(comm, name, options) for name in options["nets"]}
-    return {"latency_s": statistics.median(times), "nets": found}
+    return {"latency_s": statistics.median(times), "ways": _all_reduce_ways(comm), "nets": found}
 
 
 def _train_net(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ neighbouring ranks on a host one in k.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -119,11 +120,12 @@ def hierarchical_rounds(groups: Sequence[Sequence[int]], size: float) -> list[Ro
 
 
 def _merge_rounds(groups: Sequence[Sequence[Round]]) -> list[Round]:
-    """The rounds of several groups that communicate at once."""
+    """The rounds of several groups that communicate at once; those of smaller groups end earlier."""
     longest = max(groups, key=len)
+    at_once = itertools.zip_longest(*groups, fillvalue=Round([]))
     return [
-        Round([m for group in groups if i < len(group) for m in group[i].messages], longest[i].times)
-        for i in range(len(longest))
+        Round([message for each in rounds for message in each.messages], long.times)
+        for rounds, long in zip(at_once, longest, strict=True)
     ]
 
 
@@ -131,10 +133,19 @@ def wire_bytes(steps: Sequence[Round], placement: Sequence[int]) -> float:
     """Bytes of messages that the busiest host sends over its link."""
     sent = dict.fromkeys(placement, 0.0)
     for each in steps:
-        for a, b, size in each.messages:
-            if placement[a] != placement[b]:
-                sent[placement[a]] += each.times * size
+        for host, size in _crossing(each, placement)[0].items():
+            sent[host] += each.times * size
     return max(sent.values())
+
+
+def _crossing(each: Round, placement: Sequence[int]) -> tuple[dict[int, float], dict[int, float]]:
+    """Bytes that each host sends over its link in a round, and bytes that it receives."""
+    out, into = dict.fromkeys(placement, 0.0), dict.fromkeys(placement, 0.0)
+    for a, b, size in each.messages:
+        if placement[a] != placement[b]:
+            out[placement[a]] += size
+            into[placement[b]] += size
+    return out, into
 
 
 def seconds(
@@ -147,21 +158,15 @@ def seconds(
         link_bps: bytes per second of one direction of a host's link; None for no limit.
         machine: on which all ranks are.
     """
-    return sum(each.times * _round_seconds(each, placement, link_bps, machine) for each in steps)
-
-
-def _round_seconds(each: Round, placement: Sequence[int], link_bps: float | None, machine: Machine) -> float:
-    out, into = dict.fromkeys(placement, 0.0), dict.fromkeys(placement, 0.0)
-    for a, b, size in each.messages:
-        if placement[a] != placement[b]:
-            out[placement[a]] += size
-            into[placement[b]] += size
-    on_link = max(*out.values(), *into.values()) / link_bps if link_bps else 0.0
-    across = sum(out.values())
-    inside = sum(size for *_, size in each.messages) - across
-    moving = inside / machine.inside_bps if machine.inside_bps else 0.0
-    moving += across / machine.across_bps if machine.across_bps else 0.0
-    return max(on_link, moving)
+    total = 0.0
+    for each in steps:
+        out, into = _crossing(each, placement)
+        on_link = max(*out.values(), *into.values()) / link_bps if link_bps else 0.0
+        across = sum(out.values())
+        inside = sum(size for *_, size in each.messages) - across
+        moving = inside / (machine.inside_bps or math.inf) + across / (machine.across_bps or math.inf)
+        total += each.times * max(on_link, moving)
+    return total
 
 
 def with_latency(computed: Sequence[float], smallest_s: float) -> list[float]:

@@ -1,15 +1,15 @@
-"""The rows of the fabric study, one for each case of its three parts, and the findings from them."""
+"""The rows of the fabric study, one for each case of its three parts."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ensemble.bench.fabric import predict
 from ensemble.bench.fabric.links import Link
-from ensemble.bench.results import format_bytes, group_by, quartiles
+from ensemble.bench.results import group_by, quartiles
 
 PLAIN = "plain"  # the layer that is the communicator itself
 NETS = ("compute-heavy", "parameter-heavy")
@@ -20,7 +20,7 @@ class CollectiveRow:
     """One collective of one size, in the columns of nccl-tests.
 
     Attributes:
-        link: its name; hosts, ranks (in all), place, rate, mtu: its properties.
+        link: its name; hosts, ranks (in all), rate: its properties.
         backend, collective: what was run.
         size: bytes of a message, as nccl-tests counts them; count: its elements.  type: of an element.
         time_us: the median iteration of the slowest rank, microseconds; low_us, high_us: its quartiles.
@@ -35,9 +35,7 @@ class CollectiveRow:
     link: str
     hosts: int
     ranks: int
-    place: str
     rate: str | None
-    mtu: int
     backend: str
     collective: str
     size: int
@@ -122,70 +120,57 @@ def collective_rows(
         by_rank: what each rank returned.
         machine: on which all ranks are.
     """
+    placement, is_shared = link.placement, link.hosts > 1
     cases = zip(*(rank["cases"] for rank in by_rank), strict=True)
-    for (collective, layer), same in group_by(
-        cases, lambda each: (each[0]["collective"], each[0]["layer"])
-    ).items():
-        backend = root if layer == PLAIN else layer
+    groups = group_by(cases, lambda each: (each[0]["collective"], each[0]["layer"]))
+    for (collective, layer), same in groups.items():
+        ways = by_rank[0]["ways"][layer]
         sizes = [each[0]["size"] for each in same]
-        way = by_rank[0]["ways"][layer]
-        models = [predict.layered_rounds(collective, len(link.placement), size, root, **way) for size in sizes]
-        computed = [predict.seconds(m, link.placement, link.payload_bps, machine) for m in models]
-        slowest = [max((rank["times"] for rank in each), key=statistics.median) for each in same]
+        models = [predict.layered_rounds(collective, len(placement), size, root, **ways) for size in sizes]
+        computed = [predict.seconds(model, placement, link.payload_bps, machine) for model in models]
+        slowest = [_slowest(rank["times"] for rank in each) for each in same]
         predicted = predict.with_latency(computed, statistics.median(slowest[0]))
         for each, model, times, predicted_s in zip(same, models, slowest, predicted, strict=True):
-            yield _collective_row(link, backend, each, model, times, predicted_s)
+            middle, (low, high) = statistics.median(times), quartiles(times)
+            algbw = each[0]["size"] / middle / 1e9
+            yield CollectiveRow(
+                link=link.name,
+                hosts=link.hosts,
+                ranks=len(placement),
+                rate=link.rate,
+                backend=root if layer == PLAIN else layer,
+                collective=collective,
+                size=each[0]["size"],
+                count=each[0]["count"],
+                type="float32",
+                time_us=middle * 1e6,
+                algbw=algbw,
+                busbw=algbw * predict.bus_factor(collective, len(placement)),
+                wrong=sum(rank["wrong"] for rank in each),
+                predicted_us=predicted_s * 1e6,
+                low_us=low * 1e6,
+                high_us=high * 1e6,
+                iterations=len(times),
+                wire_mb=max(rank["wire"] for rank in each) / 1e6 if is_shared else None,
+                predicted_mb=predict.wire_bytes(model, placement) / 1e6 if is_shared else None,
+            )
 
 
-def _collective_row(
-    link: Link,
-    backend: str,
-    each: Sequence[dict[str, Any]],
-    model: Sequence[predict.Round],
-    times: Sequence[float],
-    predicted_s: float,
-) -> CollectiveRow:
-    case, placement = each[0], link.placement
-    middle, (low, high) = statistics.median(times), quartiles(times)
-    algbw = case["size"] / middle / 1e9
-    return CollectiveRow(
-        link=link.name,
-        hosts=link.hosts,
-        ranks=len(placement),
-        place=link.place,
-        rate=link.rate,
-        mtu=link.mtu,
-        backend=backend,
-        collective=case["collective"],
-        size=case["size"],
-        count=case["count"],
-        type="float32",
-        time_us=middle * 1e6,
-        algbw=algbw,
-        busbw=algbw * predict.bus_factor(case["collective"], len(placement)),
-        wrong=sum(rank["wrong"] for rank in each),
-        predicted_us=predicted_s * 1e6,
-        low_us=low * 1e6,
-        high_us=high * 1e6,
-        iterations=len(times),
-        wire_mb=max(rank["wire"] for rank in each) / 1e6 if link.hosts > 1 else None,
-        predicted_mb=predict.wire_bytes(model, placement) / 1e6 if link.hosts > 1 else None,
-    )
+def _slowest(by_rank: Iterable[Sequence[float]]) -> Sequence[float]:
+    return max(by_rank, key=statistics.median)
 
 
 def training_rows(
-    link: Link, by_rank: list[dict[str, Any]], machine: predict.Machine, backend: str = "gloo"
+    link: Link, backend: str, by_rank: list[dict[str, Any]], machine: predict.Machine
 ) -> Iterator[TrainingRow]:
-    """The rows of `measure.measure_training`; arguments as above. The prediction is for gloo's ring."""
-    for net in by_rank[0]["nets"]:
+    """The rows of `measure.measure_training`; arguments as above."""
+    for net, first in by_rank[0]["nets"].items():
         each = [rank["nets"][net] for rank in by_rank]
-        first = each[0]
-        step_s = max(statistics.median(rank["together"]) for rank in each)
-        alone_s = max(statistics.median(rank["alone"]) for rank in each)
-        model = predict.rounds("all_reduce", range(len(each)), first["grad_bytes"])
+        step_s = statistics.median(_slowest(rank["together"] for rank in each))
+        alone_s = statistics.median(_slowest(rank["alone"] for rank in each))
+        model = predict.layered_rounds("all_reduce", len(each), first["grad_bytes"], backend, **by_rank[0]["ways"])
         exchange_s = predict.seconds(model, link.placement, link.payload_bps, machine)
         exchange_s += first["messages"] * by_rank[0]["latency_s"]
-        predicted_s = predict_step_s(alone_s, first["backward_s"], exchange_s)
         yield TrainingRow(
             link=link.name,
             hosts=link.hosts,
@@ -203,7 +188,7 @@ def training_rows(
             backward_ms=first["backward_s"] * 1e3,
             exchange_ms=exchange_s * 1e3,
             efficiency=alone_s / step_s,
-            predicted=alone_s / predicted_s,
+            predicted=alone_s / predict_step_s(alone_s, first["backward_s"], exchange_s),
         )
 
 
@@ -215,7 +200,7 @@ def predict_step_s(alone_s: float, backward_s: float, exchange_s: float) -> floa
 def fusion_rows(link: Link, by_rank: list[list[dict[str, Any]]]) -> Iterator[FusionRow]:
     """The rows of `measure.measure_fusion`."""
     for cases in zip(*by_rank, strict=True):
-        case, times = cases[0], max((case["times"] for case in cases), key=statistics.median)
+        case, times = cases[0], _slowest(case["times"] for case in cases)
         low, high = quartiles(times)
         yield FusionRow(
             link=link.name,
@@ -228,75 +213,3 @@ def fusion_rows(link: Link, by_rank: list[list[dict[str, Any]]]) -> Iterator[Fus
             high_ms=high * 1e3,
             chosen=case["chosen"],
         )
-
-
-class Results(NamedTuple):
-    """All rows of a study."""
-
-    collectives: Sequence[CollectiveRow]
-    training: Sequence[TrainingRow]
-    fusion: Sequence[FusionRow]
-    members: Sequence[TrainingRow] = ()
-
-
-def findings(results: Results) -> Iterator[str]:
-    """Conclusions, one line each."""
-    for row in (row for row in results.collectives if row.wrong):
-        what = f"{row.collective} {format_bytes(row.size)}, {row.backend}, {row.link}"
-        yield f"WRONG: {row.wrong} elements of {what}"
-    yield from _against_plain(results.collectives)
-    yield from _hybrid(results.collectives)
-    for net, rows in group_by(results.training, lambda row: row.net).items():
-        each = ", ".join(f"{row.efficiency:.0%} (predicted {row.predicted:.0%}) on {row.link}" for row in rows)
-        yield f"{net} net, {rows[0].parameters:,} parameters: efficiency {each}"
-    at = {(row.net, row.backend, row.link): row.step_ms for row in results.members}
-    for net, rows in group_by(results.members, lambda row: row.net).items():
-        home = next(row for row in rows if row.hosts == 1)
-        away = [
-            f"{row.step_ms / at[net, row.backend, home.link]:.2f} x on {row.link} ({row.backend})"
-            for row in rows
-            if row.hosts > 1
-        ]
-        if away:
-            yield f"{net} net, {home.ranks} ranks: its step takes {', '.join(away)} of its time on one host"
-    for (link, _), here in group_by(results.fusion, lambda row: (row.link, row.backend)).items():
-        best = min(here, key=lambda row: row.time_ms)
-        tuned = next((row for row in here if row.chosen), None)
-        ends = (
-            f"{here[0].time_ms:.0f} ms at {format_bytes(here[0].threshold)}, {here[-1].time_ms:.0f} at the largest"
-        )
-        line = f"fusion, {link}: best {best.time_ms:.0f} ms at {format_bytes(best.threshold)}; {ends}"
-        if tuned is not None:
-            line += (
-                f"; tuned {format_bytes(tuned.threshold)}, {tuned.time_ms / best.time_ms - 1:.0%} above the best"
-            )
-        yield line
-
-
-def _against_plain(rows: Sequence[CollectiveRow]) -> Iterator[str]:
-    """Every backend's all-reduce against gloo's."""
-    at = {(row.link, row.backend, row.size): row for row in rows if row.collective == "all_reduce"}
-    for link, backend in dict.fromkeys((link, backend) for link, backend, _ in at if backend != "gloo"):
-        pairs = [
-            (size, at[link, "gloo", size].time_us / row.time_us)
-            for (there, name, size), row in at.items()
-            if (there, name) == (link, backend) and (link, "gloo", size) in at
-        ]
-        if pairs:
-            each = ", ".join(f"{times:.2f} x at {format_bytes(size)}" for size, times in pairs)
-            yield f"all_reduce by {backend} against gloo's, {link}: {each}"
-
-
-def _hybrid(rows: Sequence[CollectiveRow]) -> Iterator[str]:
-    """The hybrid against the better of the two that it chooses from, at the size where it is worst."""
-    at = {(row.link, row.backend, row.size): row.time_us for row in rows if row.collective == "all_reduce"}
-    for link in dict.fromkeys(link for link, backend, _ in at if backend == "hybrid"):
-        ratios = {
-            size: us / min(at[link, "gloo", size], at[link, "hierarchical", size])
-            for (there, backend, size), us in at.items()
-            if (there, backend) == (link, "hybrid")
-            and {(link, b, size) for b in ("gloo", "hierarchical")} <= at.keys()
-        }
-        if ratios:
-            worst = max(ratios, key=lambda size: ratios[size])
-            yield f"hybrid, {link}: at most {ratios[worst]:.2f} x the better of the two, at {format_bytes(worst)}"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ensemble.bench.fabric import predict
+from ensemble.bench.fabric.figures import Results
 from ensemble.bench.fabric.links import Link
 from ensemble.bench.fabric.rows import (
     NETS,
     PLAIN,
     CollectiveRow,
     FusionRow,
-    Results,
     TrainingRow,
     collective_rows,
     fusion_rows,
@@ -25,15 +25,14 @@ from ensemble.bench.launch.backends import LAYERS
 from ensemble.bench.launch.ranks import run_ranks
 from ensemble.bench.launch.scheduled import ScheduledJob
 from ensemble.bench.results import Report
-from ensemble.spec import SpecError, unknown_name
 
-PARTS = ("collectives", "training", "members", "fusion")
+PARTS = ("collectives", "training", "fusion")
 SIZES = tuple(2**k for k in (12, 16, 20, 24))
 ALL_SIZES = tuple(2**k for k in range(10, 27, 2))
-THRESHOLDS = (0, *(2**k for k in (16, 18, 20, 22, 24, 25, 26, 27)))
+_THRESHOLDS = (0, *(2**k for k in (16, 18, 20, 22, 24, 25, 26, 27)))
 _ROUNDS = 4
 _TIMEOUT_S = 3600.0
-_MEASURE = "ensemble.bench.fabric.measure:"
+Run = Callable[..., list[Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,12 +44,10 @@ class FabricPlan:
         backends: names of `ensemble.bench.launch.backends`.
         collectives: of `predict.COLLECTIVES`.  sizes: bytes, ascending.
         parts: of `PARTS`.
-        iterations: of each case, at most; fewer, but three, where they take more than `seconds`.
-        rounds: in which cases take turns, in training and fusion.
-        thresholds: of the fusion sweep, bytes.
+        iterations: of each case, at most; at least three, as many as fit into one second, or ten if `full`.
+        full: also takes more turns, and runs the fusion sweep on all links, not only on the first.
         machine: for predictions; None measures it.
         job: this process as one rank of a scheduled job; None where the study starts the ranks.
-        fusion_everywhere: whether the fusion sweep runs on all links, not only on the first.
     """
 
     links: Sequence[Link]
@@ -59,60 +56,75 @@ class FabricPlan:
     sizes: Sequence[int] = SIZES
     parts: Sequence[str] = PARTS
     iterations: int = 20
-    seconds: float = 1.0
-    rounds: int = 3
-    thresholds: Sequence[int] = THRESHOLDS
-    fusion_everywhere: bool = False
+    full: bool = False
     machine: predict.Machine | None = None
     job: ScheduledJob | None = None
+
+    @property
+    def rounds(self) -> int:
+        """How often cases take turns, in training and fusion."""
+        return 5 if self.full else 3
 
 
 def study(plan: FabricPlan, report: Report) -> Results:
     """Measure what the plan lists.
 
     Raises:
-        SpecError: there is no such backend, collective or part.
         RanksError: a rank failed.
     """
-    check_names(plan.collectives, plan.parts)
     links = _possible_links(plan.links, report)
     collectives: list[CollectiveRow] = []
     training: list[TrainingRow] = []
     fusion: list[FusionRow] = []
-    machine = (
-        _measure_machine(plan, links, report) if {"collectives", "training"} & {*plan.parts} else predict.Machine()
-    )
+    predicts = set(plan.parts) != {"fusion"}
+    machine = _measure_machine(plan, links, report) if predicts else predict.Machine()
     for number, link in enumerate(links):
         with _runner(plan, link) as run:
             if "collectives" in plan.parts:
                 collectives += _measure_collectives(plan, link, run, machine, report)
-            if "fusion" in plan.parts and (plan.fusion_everywhere or number == 0):
+            if "fusion" in plan.parts and (plan.full or number == 0):
                 report(f"fusion: {link.name}")
-                options = {"thresholds": list(plan.thresholds), "rounds": plan.rounds, "steps": 2, "tune": True}
-                fusion += fusion_rows(link, run(_MEASURE + "measure_fusion", options))
-        if "training" in plan.parts and (link.is_emulated or len(links) == 1):
-            one = link.with_one_rank()
-            with _runner(plan, one) as run:
-                report(f"training: {one.name}")
-                options = {"nets": list(NETS), "steps": 6, "rounds": plan.rounds}
-                training += training_rows(one, run(_MEASURE + "measure_training", options), machine)
-    members = list(_measure_members(plan, links, machine, report)) if "members" in plan.parts else []
-    return Results(collectives, training, fusion, members)
+                options = {"thresholds": list(_THRESHOLDS), "rounds": plan.rounds, "steps": 2, "tune": True}
+                fusion += fusion_rows(link, run("measure_fusion", options))
+    if "training" in plan.parts:
+        training += _measure_training(plan, links, machine, report)
+    return Results(collectives=collectives, training=training, fusion=fusion)
 
 
-def _measure_members(
-    plan: FabricPlan, links: Sequence[Link], machine: predict.Machine, report: Report
-) -> Iterator[TrainingRow]:
-    """The steps of a member with all its ranks on one host, and of the same member over each link."""
-    wide = [link for link in links if link.is_emulated] or list(links[:1])
-    ranks = len(wide[0].placement)
-    options = {"nets": list(NETS), "steps": 6, "rounds": plan.rounds}
-    for link in [Link(ranks=ranks), *(each for each in wide if each.is_emulated)]:
-        for backend in plan.backends:
-            with _runner(plan, link) as run:
-                report(f"a member: {link.name}, {backend}")
-                by_rank = run(_MEASURE + "measure_training", options, backend=backend)
-                yield from training_rows(link, by_rank, machine, backend)
+@contextlib.contextmanager
+def _runner(plan: FabricPlan, link: Link) -> Iterator[Run]:
+    """A function that calls one of `measure` on all ranks of a link, and returns each rank's result."""
+    with link.make_hosts() as made:
+
+        def run(function: str, options: dict[str, Any], backend: str = "gloo") -> list[Any]:
+            where = f"ensemble.bench.fabric.measure:{function}"
+            if plan.job is not None:
+                return plan.job.run(where, options, backend=backend)
+            return run_ranks(
+                where,
+                options,
+                placement=link.placement,
+                hosts=made,
+                backend=backend,
+                device=_device(backend),
+                timeout_s=_TIMEOUT_S,
+            )
+
+        yield run
+
+
+def _device(backend: str) -> str:
+    return "cuda" if backend == "nccl" else "cpu"
+
+
+def _possible_links(links: Sequence[Link], report: Report) -> list[Link]:
+    """The links without those that this machine cannot emulate; the loopback if none is left."""
+    if any(link.is_emulated for link in links) and (reason := hosts.unavailable()) is not None:
+        found = [link for link in links if not link.is_emulated]
+        found = found or [Link(ranks=links[0].hosts * links[0].ranks)]
+        report(f"{reason}; only {' and '.join(link.name for link in found)}")
+        return found
+    return list(links)
 
 
 def _measure_machine(plan: FabricPlan, links: Sequence[Link], report: Report) -> predict.Machine:
@@ -126,79 +138,25 @@ def _measure_machine(plan: FabricPlan, links: Sequence[Link], report: Report) ->
     emulated = next((link for link in links if link.is_emulated), None)
     between = [] if emulated is None else [Link(hosts=2, ranks=1, mtu=emulated.mtu)]
     for link in (Link(ranks=2), *between):
-        options = _collective_options(dataclasses.replace(plan, collectives=()), link)
+        # A placement on one host, so that the ranks measure what they move.
+        options = {**_collective_options(plan, link), "collectives": [], "placement": [0, 0]}
         with _runner(plan, link) as run:
-            # A placement on one host, so that the ranks measure what they move.
-            by_rank = run(_MEASURE + "measure_collectives", {**options, "placement": [0, 0]})
-        moved.append(by_rank[0]["moved_bps"])
+            moved.append(run("measure_collectives", options)[0]["moved_bps"])
     return predict.Machine(*moved)
 
 
-def check_names(collectives: Sequence[str], parts: Sequence[str]) -> None:
-    """Raises SpecError: there is no such collective or part."""
-    for kind, given, known in (("collective", collectives, predict.COLLECTIVES), ("part", parts, PARTS)):
-        for value in given:
-            if value not in known:
-                raise SpecError(unknown_name(f"there is no {kind}", value, list(known)))
-
-
-class _Run(Protocol):
-    def __call__(self, function: str, options: dict[str, Any], *, backend: str = "gloo") -> list[Any]:
-        """Run it on every rank; returns each rank's result."""
-
-
-@contextlib.contextmanager
-def _runner(plan: FabricPlan, link: Link) -> Iterator[_Run]:
-    """A function that runs another one on all ranks of a link."""
-    if plan.job is not None:
-        yield plan.job.run
-        return
-    with link.make_hosts() as made:
-
-        def run(function: str, options: dict[str, Any], *, backend: str = "gloo") -> list[Any]:
-            device = "cuda" if backend == "nccl" else "cpu"
-            return run_ranks(
-                function,
-                options,
-                placement=link.placement,
-                hosts=made,
-                backend=backend,
-                device=device,
-                timeout_s=_TIMEOUT_S,
-            )
-
-        yield run
-
-
-def _possible_links(links: Sequence[Link], report: Report) -> list[Link]:
-    """The links without those that this machine cannot emulate; the loopback if none is left."""
-    if any(link.is_emulated for link in links) and (reason := hosts.unavailable()) is not None:
-        found = [link for link in links if not link.is_emulated]
-        found = found or [Link(ranks=links[0].hosts * links[0].ranks)]
-        report(f"{reason}; only {' and '.join(link.name for link in found)}")
-        return found
-    return list(links)
-
-
-def _group_layers(backends: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Backends, each with the layers that are measured over it in turn."""
-    layers = [name for name in backends if name in LAYERS]
-    for name in backends:
-        if name not in LAYERS:
-            yield name, [PLAIN, *(layers if name == "gloo" else [])]
-    if layers and "gloo" not in backends:
-        yield "gloo", layers
-
-
 def _measure_collectives(
-    plan: FabricPlan, link: Link, run: _Run, machine: predict.Machine, report: Report
+    plan: FabricPlan, link: Link, run: Run, machine: predict.Machine, report: Report
 ) -> Iterator[CollectiveRow]:
-    for root, layers in _group_layers(plan.backends):
-        names = [root if layer == PLAIN else layer for layer in layers]
-        report(f"collectives: {link.name}, {', '.join(names)}")
-        by_rank = run(
-            _MEASURE + "measure_collectives", _collective_options(plan, link, root, layers), backend=root
-        )
+    """Layers over gloo take turns with it; each other backend is measured by itself."""
+    layers = [name for name in plan.backends if name in LAYERS]
+    roots = {name: [PLAIN] for name in plan.backends if name not in LAYERS}
+    if layers:
+        roots["gloo"] = [*roots.get("gloo", ()), *layers]
+    for root, names in roots.items():
+        report(f"collectives: {link.name}, {', '.join(names).replace(PLAIN, root)}")
+        options = _collective_options(plan, link, root, names)
+        by_rank = run("measure_collectives", options, backend=root)
         # Measured with these ranks where a host has several.
         inside_bps = by_rank[0]["moved_bps"] or machine.inside_bps
         yield from collective_rows(link, root, by_rank, dataclasses.replace(machine, inside_bps=inside_bps))
@@ -212,9 +170,24 @@ def _collective_options(
         "sizes": sorted(plan.sizes),
         "layers": list(layers),
         "iterations": plan.iterations,
-        "seconds": plan.seconds,
+        "seconds": 10.0 if plan.full else 1.0,
         "rounds": _ROUNDS,
         "placement": link.placement,
         "interface": link.interface,
-        "device": "cuda" if root == "nccl" else "cpu",
+        "device": _device(root),
     }
+
+
+def _measure_training(
+    plan: FabricPlan, links: Sequence[Link], machine: predict.Machine, report: Report
+) -> Iterator[TrainingRow]:
+    """The steps over each emulated link, and of as many ranks on one host; else over the first link."""
+    emulated = [link for link in links if link.is_emulated]
+    used = [Link(ranks=len(emulated[0].placement)), *emulated] if emulated else links[:1]
+    options = {"nets": list(NETS), "steps": 6, "rounds": plan.rounds}
+    for link in used:
+        for backend in (name for name in plan.backends if name != "nccl"):  # the nets are on the CPU
+            with _runner(plan, link) as run:
+                report(f"training: {link.name}, {backend}")
+                by_rank = run("measure_training", options, backend=backend)
+                yield from training_rows(link, backend, by_rank, machine)

@@ -6,64 +6,19 @@ import functools
 import importlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ensemble.spec import SpecError, unknown_name
 
 if TYPE_CHECKING:
     from ensemble.comm import Communicator
 
-
+BACKENDS = ("gloo", "nccl", "horovod", "horovod-mpi")
+# Backends whose ranks are started by `mpirun`.
+UNDER_MPI = ("horovod-mpi",)
 # Elements of the largest message for which a hybrid chooses between flat and hierarchical.
 _LARGEST = 4 * 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankLocation:
-    """Where a rank runs, and how it reaches the others.
-
-    Attributes:
-        rank: this one.  world: how many there are.
-        interface: through which ranks reach each other.
-        device: "cpu" or "cuda:N".
-        directory: of these ranks alone, seen by all of them; used for one connection.
-        timeout_s: for the others to connect, and for a collective.
-    """
-
-    rank: int
-    world: int
-    interface: str
-    device: str
-    directory: str
-    timeout_s: float
-
-
-def _connect_torch(location: RankLocation) -> Communicator:
-    from ensemble.comm.torch_dist import connect
-
-    return connect(**_arguments(location))
-
-
-def _connect_horovod(backend: Literal["horovod", "horovod-mpi"], location: RankLocation) -> Communicator:
-    from ensemble.comm.horovod import connect
-
-    return connect(**_arguments(location), backend=backend)
-
-
-def _arguments(location: RankLocation) -> dict[str, Any]:
-    import torch
-
-    return {
-        "rendezvous": Path(location.directory, "meet").as_uri(),
-        "rank": location.rank,
-        "world": location.world,
-        "device": torch.device(location.device),
-        "interface": location.interface,
-        "rendezvous_timeout_s": location.timeout_s,
-        "timeout_s": location.timeout_s,
-    }
 
 
 def _add_layer(name: str, comm: Communicator) -> Communicator:
@@ -75,18 +30,9 @@ def _add_layer(name: str, comm: Communicator) -> Communicator:
     return open_communicator(comm, options, [_LARGEST])[0]
 
 
-BACKENDS: dict[str, Callable[[RankLocation], Communicator]] = {
-    "gloo": _connect_torch,
-    "nccl": _connect_torch,
-    "horovod": functools.partial(_connect_horovod, "horovod"),
-    "horovod-mpi": functools.partial(_connect_horovod, "horovod-mpi"),
-}
-# Backends whose ranks are started by `mpirun`.
-UNDER_MPI = ("horovod-mpi",)
 # Layers over another communicator, with an all-reduce of their own.
 LAYERS: dict[str, Callable[[Communicator], Communicator]] = {
-    "hierarchical": functools.partial(_add_layer, "hierarchical"),
-    "hybrid": functools.partial(_add_layer, "hybrid"),
+    name: functools.partial(_add_layer, name) for name in ("hierarchical", "hybrid")
 }
 
 
@@ -119,19 +65,6 @@ def check_backend(backend: str) -> None:
         raise SpecError(unknown_name("there is no backend", backend, [*BACKENDS, *LAYERS]))
 
 
-def connect(backend: str, location: RankLocation) -> Communicator:
-    """Connect this rank to all others.
-
-    Raises:
-        SpecError: there is no such backend.
-        CommunicatorError: not all ranks have connected.
-    """
-    check_backend(backend)
-    if backend in LAYERS:
-        return LAYERS[backend](_connect_torch(location))
-    return BACKENDS[backend](location)
-
-
 def import_function(name: str) -> Callable[..., Any]:
     """The function "module:name"."""
     module, _, attribute = name.partition(":")
@@ -139,13 +72,54 @@ def import_function(name: str) -> Callable[..., Any]:
     return found
 
 
-def call(backend: str, location: RankLocation, function: Callable[..., Any], options: dict[str, Any]) -> Any:
+def call(
+    function: Callable[..., Any],
+    options: dict[str, Any],
+    backend: str,
+    *,
+    rank: int,
+    world: int,
+    interface: str,
+    device: str,
+    directory: str,
+    timeout_s: float,
+) -> Any:
     """Connect this rank, call `function(comm, options)` and wait until all ranks have done so; returns its result.
 
     A rank that fails does not disconnect: the others are to see that it is lost.
+
+    Args:
+        backend: a name of `BACKENDS` or `LAYERS`.
+        rank: this one.  world: how many there are.
+        interface: through which ranks reach each other.
+        device: "cpu" or "cuda:N".
+        directory: of these ranks alone, seen by all of them; used for one connection.
+        timeout_s: for the others to connect, and for a collective.
+
+    Raises:
+        CommunicatorError: not all ranks have connected.
     """
-    comm = connect(backend, location)
+    import torch
+
+    where: dict[str, Any] = {
+        "rendezvous": Path(directory, "meet").as_uri(),
+        "rank": rank,
+        "world": world,
+        "device": torch.device(device),
+        "interface": interface,
+        "rendezvous_timeout_s": timeout_s,
+        "timeout_s": timeout_s,
+    }
+    if backend.startswith("horovod"):
+        from ensemble.comm import horovod
+
+        comm: Communicator = horovod.connect(**where, backend=backend)  # type: ignore[arg-type]
+    else:
+        from ensemble.comm import torch_dist
+
+        comm = torch_dist.connect(**where)
+    comm = LAYERS[backend](comm) if backend in LAYERS else comm
     result = function(comm, options)
-    comm.barrier(location.timeout_s)  # others may still communicate with this rank
+    comm.barrier(timeout_s)  # others may still communicate with this rank
     comm.close()
     return result

@@ -18,12 +18,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
 
-from ensemble.bench.launch.backends import UNDER_MPI, RankLocation, call, import_function
+from ensemble.bench.launch.backends import UNDER_MPI, call, import_function
 from ensemble.bench.launch.hosts import tool
 from ensemble.bench.launch.ranks import RankJob, last_line
 
@@ -71,11 +70,7 @@ def _run_under_mpi(job: RankJob) -> str | None:
         process = subprocess.Popen(
             _mpi_command(job), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_mpi_environment(job)
         )
-        with contextlib.closing(select.epoll()) as poll:
-            ended = os.pidfd_open(process.pid)
-            poll.register(ended, select.EPOLLIN)
-            poll.register(0, select.EPOLLIN)
-            poll.poll()
+        select.select([0, os.pidfd_open(process.pid)], [], [])
         process.send_signal(signal.SIGTERM)  # mpirun ends the ranks
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_TERMINATE_S)
@@ -83,10 +78,9 @@ def _run_under_mpi(job: RankJob) -> str | None:
         process.wait()
     if process.returncode == 0:
         return None
-    failed = {rank: 1 for rank in range(job.world) if _failure_file(job, rank).exists()}
-    return (
-        _describe_failure(job, failed) if failed else last_line(log.read_text(errors="replace", encoding="utf-8"))
-    )
+    if failed := {rank: 1 for rank in range(job.world) if job.failure(rank).exists()}:
+        return _describe_failure(job, failed)
+    return last_line(log.read_text(errors="replace", encoding="utf-8"))
 
 
 def _mpi_command(job: RankJob) -> list[str]:
@@ -137,17 +131,13 @@ def _wait_for_ranks(pids: dict[int, tuple[int, int]]) -> dict[int, int]:
 
     The others are killed once a rank has failed, and all of them once standard input ends.
     """
-    poll = select.poll()
-    for fd in (0, *pids):
-        poll.register(fd, select.POLLIN)
     failed: dict[int, int] = {}
     while pids and not failed:
-        ended = [fd for fd, _ in poll.poll()]
+        ended = select.select([0, *pids], [], [])[0]
         if 0 in ended:
             break
         for fd in ended:
             rank, pid = pids.pop(fd)
-            poll.unregister(fd)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if status:
                 failed[rank] = status
@@ -159,23 +149,12 @@ def _wait_for_ranks(pids: dict[int, tuple[int, int]]) -> dict[int, int]:
 
 def _describe_failure(job: RankJob, failed: dict[int, int]) -> str:
     """A line about the first rank that failed; the others may have failed because of it."""
-
-    def failed_at(rank: int) -> float:
-        return (
-            float(_failure_file(job, rank).read_text(encoding="utf-8"))
-            if _failure_file(job, rank).exists()
-            else 0.0
-        )
-
-    rank = min(failed, key=failed_at)
+    when = {rank: job.failure(rank).stat().st_mtime_ns for rank in failed if job.failure(rank).exists()}
+    rank = min(failed, key=lambda rank: when.get(rank, 0))
     reason = last_line(job.log(rank).read_text(errors="replace", encoding="utf-8"))
     if failed[rank] < 0:
         reason = f"ended by {signal.Signals(-failed[rank]).name}, last words: {reason}"
     return f"rank {rank} of {job.world} failed: {reason}"
-
-
-def _failure_file(job: RankJob, rank: int) -> Path:
-    return Path(job.directory, f"{rank}.failed")
 
 
 # --- one rank ------------------------------------------------------------------------------------------------
@@ -196,7 +175,7 @@ def _run_rank(job: RankJob, rank: int) -> int:
         part.write_text(json.dumps(result), encoding="utf-8")
         part.rename(job.result_file(rank))  # atomically
     except BaseException:
-        _failure_file(job, rank).write_text(repr(time.monotonic()), encoding="utf-8")
+        job.failure(rank).touch()
         traceback.print_exc()
         return 1
     finally:
@@ -221,7 +200,10 @@ def _call_function(job: RankJob, rank: int) -> Any:
         number = job.placement[:rank].count(job.placement[rank])
         torch.cuda.set_device(number)
         device = f"cuda:{number}"
-    location = RankLocation(
+    return call(
+        import_function(job.function),
+        job.options,
+        job.backend,
         rank=rank,
         world=job.world,
         interface=job.interface,
@@ -229,7 +211,6 @@ def _call_function(job: RankJob, rank: int) -> Any:
         directory=job.directory,
         timeout_s=job.timeout_s,
     )
-    return call(job.backend, location, import_function(job.function), job.options)
 
 
 if __name__ == "__main__":

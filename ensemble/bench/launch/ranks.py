@@ -74,6 +74,10 @@ class RankJob:
         """The file with a rank's standard output and standard error."""
         return Path(self.directory, f"{rank}.log")
 
+    def failure(self, rank: int) -> Path:
+        """The file that a rank makes when it fails."""
+        return Path(self.directory, f"{rank}.failed")
+
 
 def contiguous(ranks: int, hosts: int) -> list[int]:
     """A placement with neighbouring ranks on one host, in equal parts."""

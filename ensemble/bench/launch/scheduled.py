@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.bench.launch.backends import RankLocation, call, check_backend, import_function
+from ensemble.bench.launch.backends import call, check_backend, import_function
 from ensemble.spec import SpecError
 
 if TYPE_CHECKING:
@@ -55,7 +55,14 @@ class ScheduledJob:
         on_gpu = backend == "nccl"
         if on_gpu:
             torch.cuda.set_device(self.local)
-        location = RankLocation(
+
+        def measure(comm: Communicator, options: dict[str, Any]) -> list[Any]:
+            return _gather_json(comm, import_function(function)(comm, options))
+
+        found: list[Any] = call(
+            measure,
+            options,
+            backend,
             rank=self.rank,
             world=self.world,
             interface=self.interface,
@@ -63,11 +70,6 @@ class ScheduledJob:
             directory=str(where),
             timeout_s=self.timeout_s,
         )
-
-        def measure(comm: Communicator, options: dict[str, Any]) -> list[Any]:
-            return _gather_json(comm, import_function(function)(comm, options))
-
-        found: list[Any] = call(backend, location, measure, options)
         return found
 
     def placement(self) -> tuple[int, ...]:

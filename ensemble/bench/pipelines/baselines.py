@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
+import random
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.bench.pipelines.config import RING_BATCHES, Config, send_message
-from ensemble.bench.pipelines.step import Step
+from ensemble.bench.pipelines.config import RING_BATCHES, Config
 from pipelines import Pipeline
-from pipelines.prepare.sample_maker import SampleMaker
+from pipelines.sources import Source
 
 if TYPE_CHECKING:
     import torch
@@ -24,74 +26,93 @@ class BareRing:
     for each producer and consumer one semaphore counts full and another free batches.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, pipeline: Pipeline) -> None:
+        self.config, self.source = config, pipeline.source
+        self.total = len(config.epochs(pipeline)) * len(pipeline)
         self.producers = config.prep_workers
         batches = max(2, RING_BATCHES // self.producers)  # of each producer
         shape = (batches * self.producers * config.batch_size, 3, config.size, config.size)
-        memory = mmap.mmap(-1, int(np.prod(shape)))
-        self.images = np.frombuffer(memory, np.uint8).reshape(shape)
+        self.images = np.frombuffer(mmap.mmap(-1, int(np.prod(shape))), np.uint8).reshape(shape)
         self.consumers = {number: place for place, number in enumerate(config.local_members)}
         each, flags = range(len(self.consumers)), os.EFD_SEMAPHORE
         self.full = [[os.eventfd(0, flags) for _ in each] for _ in range(self.producers)]
         self.free = [[os.eventfd(batches, flags) for _ in each] for _ in range(self.producers)]
 
-    def produce(self, config: Config, pipeline: Pipeline, producer: int) -> None:
+    def produce(self, producer: int) -> None:
         """Decode and resize photographs in order, into the ring."""
         import cv2
-        import simplejpeg
 
         cv2.setNumThreads(0)
-        source, total = pipeline.source, len(config.epochs(pipeline)) * len(pipeline)
-        for start in range(producer * config.batch_size, total, self.producers * config.batch_size):
+        size = self.config.batch_size
+        for start in range(producer * size, self.total, self.producers * size):
             for free in self.free[producer]:
                 os.eventfd_read(free)
-            for position in range(start, min(total, start + config.batch_size)):
-                image = simplejpeg.decode_jpeg(source[position % len(source)]["image"])
-                image = cv2.resize(image, (config.size, config.size), interpolation=cv2.INTER_LINEAR)
+            for position in range(start, min(self.total, start + size)):
+                image = prepare_image(self.source[position % len(self.source)]["image"], self.config)
                 cv2.split(image, list(self.images[position % len(self.images)]))
             for full in self.full[producer]:
                 os.eventfd_write(full, 1)
 
-    def consume(self, config: Config, pipeline: Pipeline, number: int) -> Step:
-        """Pass a view of each batch to the member's step and release it."""
-        step, place = Step(config), self.consumers[number]
-        total = len(config.epochs(pipeline)) * len(pipeline)
-        for batch, start in enumerate(range(0, total, config.batch_size)):
+    def read(self, number: int) -> Iterator[dict[str, Any]]:
+        """Views of each batch for one member; a batch is released when the next one is asked for."""
+        place = self.consumers[number]
+        for batch, start in enumerate(range(0, self.total, self.config.batch_size)):
             producer = batch % self.producers
             os.eventfd_read(self.full[producer][place])
             slot = start % len(self.images)
-            if start == 0:
-                send_message("first", number)
-            step(self.images[slot : slot + min(config.batch_size, total - start)])
+            yield {"image": self.images[slot : slot + min(self.config.batch_size, self.total - start)]}
             os.eventfd_write(self.free[producer][place], 1)
-        return step
 
 
-class Photographs:
-    """A map-style dataset of decoded and resized images, uint8 [3, size, size]."""
+def prepare_image(jpeg: bytes, config: Config) -> np.ndarray[Any, Any]:
+    """The decoded and resized image, uint8 [size, size, 3], by simplejpeg and OpenCV alone."""
+    import cv2
+    import simplejpeg
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._maker = SampleMaker(pipeline)
+    image: np.ndarray[Any, Any] = simplejpeg.decode_jpeg(jpeg)
+    if config.crop:
+        image = _crop(image)
+    return np.asarray(cv2.resize(image, (config.size, config.size), interpolation=cv2.INTER_LINEAR))
+
+
+def _crop(image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A random part of an image [H, W, C], as torchvision's RandomResizedCrop draws it."""
+    rows, columns = image.shape[:2]
+    for _ in range(10):
+        area = rows * columns * random.uniform(0.08, 1.0)
+        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < width <= columns and 0 < height <= rows:
+            top, left = random.randint(0, rows - height), random.randint(0, columns - width)
+            return image[top : top + height, left : left + width]
+    return image
+
+
+class JpegImages:
+    """A map-style dataset as a user of a DataLoader writes it: images uint8 [3, size, size]."""
+
+    def __init__(self, source: Source, config: Config) -> None:
+        self.source, self.config = source, config
 
     def __len__(self) -> int:
-        return len(self._maker.pipeline)
+        return len(self.source)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         import torch
 
-        return torch.from_numpy(self._maker.make(index, epoch=0)["image"])
+        image = prepare_image(self.source[index]["image"], self.config)
+        return {"image": torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))}
 
 
-def make_dataloader(config: Config, pipeline: Pipeline, number: int) -> Any:
-    """The DataLoader of one member: the same source and stages, with persistent workers."""
-    import torch
+def make_dataloader(dataset: Any, batch_size: int, workers: int) -> torch.utils.data.DataLoader[Any]:
+    """A DataLoader as a careful user makes it: persistent workers, of one thread each."""
+    from torch.utils.data import DataLoader
 
-    return torch.utils.data.DataLoader(
-        Photographs(pipeline),  # type: ignore[arg-type]  # any object with a length and items
-        batch_size=config.batch_size,
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
         shuffle=True,
-        generator=torch.Generator().manual_seed(number),
-        num_workers=config.prep_workers,
+        num_workers=workers,
         persistent_workers=True,
         worker_init_fn=_start_worker,
     )
@@ -101,4 +122,3 @@ def _start_worker(_worker: int) -> None:
     import cv2
 
     cv2.setNumThreads(0)
-    send_message("producer", os.getpid())

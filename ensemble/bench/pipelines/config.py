@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from ensemble.bench.launch.hosts import INTERFACE
 from pipelines import Pipeline, sources, stages
+from pipelines.sources import Source
 
 BARE = "bare ring"
-DATALOADER = "dataloader"
-# Every member prepares for itself, which takes many times as long: one run with fewer samples.
-ALONE = ("independent", DATALOADER)
+LOADER, DATALOADER = "loader", "dataloader"
+# Every member prepares for itself, which takes many times as long: fewer samples, and one run beside others.
+ALONE = ("independent", LOADER, DATALOADER)
 DESIGNS = (BARE, "node", "independent")
 # Designs with one stream for all nodes (`pipelines.multinode.designs`).
 ACROSS = ("single", "multi", "all", "auto")
@@ -36,7 +37,8 @@ class Config:
         batch_size, samples: of each member; samples at least, after its first batch, in whole epochs.
         step: what a member does with a batch: "emulated", a timed wait of `step_ms` that uses no CPU, for an
             accelerator; or "model", the forward and backward pass of a small net.
-        data: the tar archive of JPEG photographs.  size: pixels of a side after decoding.
+        data: a tar archive of JPEG photographs, or a Parquet file with the column image.
+        size: pixels of a side after decoding.  crop: whether a random part is resized, as in training.
         nodes: how many.  link: the rate of their links, None for no limit, or "loopback".
         mtu: bytes of an Ethernet frame's payload on the links.
         node: this process's number.  address: of the node's feeder, in designs that share one.
@@ -47,12 +49,13 @@ class Config:
     members: int
     prep_workers: int
     cores: int | None
-    batch_size: int
     samples: int
     step: str
     step_ms: float
     data: str
-    size: int
+    batch_size: int = 32
+    size: int = 224
+    crop: bool = False
     nodes: int = 1
     link: str | None = None
     mtu: int = 1500
@@ -76,14 +79,8 @@ class Config:
         return range(self.node, self.members, self.nodes)
 
     def pipeline(self) -> Pipeline:
-        """Photographs to `size` pixels a side; epochs of all photographs, in an order of their own each."""
-        renamed = {"jpeg": "image", "jpg": "image"}
-        return (
-            Pipeline(sources.tar(self.data, rename=renamed), seed=0)
-            .map(stages.decode_jpeg("image"))
-            .map(stages.resize("image", size=(self.size, self.size)))
-            .map(stages.select("image"))
-        )
+        """The images, decoded; epochs of all of them, in an order of their own each."""
+        return read_images(self.data, self.size, crop=self.crop)
 
     def epochs(self, pipeline: Pipeline) -> range:
         """The epochs that hold `samples` after the first batch, at which the clock starts."""
@@ -98,11 +95,21 @@ class Config:
         return json.dumps(dataclasses.asdict(self))
 
 
+def read_images(data: str, size: int, *, crop: bool = False) -> Pipeline:
+    """Images of `size` pixels a side; see `Config`."""
+    is_table = data.endswith(".parquet")
+    renamed = {"jpeg": "image", "jpg": "image"}
+    source: Source = sources.parquet(data, columns=("image",)) if is_table else sources.tar(data, rename=renamed)
+    resize = stages.random_resized_crop("image", size) if crop else stages.resize("image", size)
+    return Pipeline(source, seed=0).map(stages.decode_jpeg("image")).map(resize).map(stages.select("image"))
+
+
 def send_message(kind: str, number: int, text: str = "") -> None:
     """Send a line to the study: all processes of a node share its node process's standard output.
 
-    "producer PID"; "first MEMBER" with its first batch; "last MEMBER STEP_MS DEVICE" after its last one;
-    "died -1 PROCESS: REASON"; "feeder NODE JSON" with its group's final report (`node.group_report`).
+    "producer PID" of a process that prepares samples, "parent PID" of one whose descendants do; "first MEMBER MS"
+    with its first batch, and the milliseconds from the start of its reader; "last MEMBER STEP_MS DEVICE" after its
+    last one; "died -1 PROCESS: REASON"; "feeder NODE JSON" with its group's final report (`node.group_report`).
     """
     with contextlib.suppress(BrokenPipeError):  # the study has ended
         os.write(1, f"{kind} {number} {text}\n".encode())  # one write: atomic below PIPE_BUF

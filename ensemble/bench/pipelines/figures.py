@@ -6,26 +6,29 @@ others; bars where nothing was varied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ensemble.bench.charts import Panel, Scale, Series
+from ensemble.bench.charts import Panel, Scale, Series, series_of
 from ensemble.bench.pipelines.config import EMULATED
 from ensemble.bench.pipelines.rows import Row, cpu_per_1000, format_count, pairs
 from ensemble.bench.results import group_by
 
 TITLE = "Sharing one pipeline"
-# Design -> its colour, and its name.
-_LOOKS = {
-    "bare ring": ("#8a94a3", "bare ring (the limit)"),
-    "node": ("#2f7bc4", "node: shared by its members"),
-    "independent": ("#d97a2b", "a pipeline each"),
-    "dataloader": ("#b14a8c", "a DataLoader each"),
-    "single": ("#3c9d68", "single: one sends to all"),
-    "multi": ("#8a63c9", "multi: each preparer sends"),
-    "all": ("#c9a227", "all: every node prepares a part"),
-    "auto": ("#222222", "auto"),
+# Design -> its name in the plot, and the name's colour.
+_NAMES = {
+    "bare ring": "bare ring (the limit)",
+    "node": "node: shared by its members",
+    "independent": "a pipeline each",
+    "loader": "a loader each",
+    "dataloader": "a DataLoader each",
+    "single": "single: one sends to all",
+    "multi": "multi: each preparer sends",
+    "all": "all: every node prepares a part",
+    "auto": "auto",
 }
+_PALETTE = ["#8a94a3", "#2f7bc4", "#d97a2b", "#24a0b3", "#b14a8c", "#3c9d68", "#8a63c9", "#c9a227", "#222222"]
+_COLOURS = dict(zip(_NAMES.values(), _PALETTE, strict=True))
 # What panels are over -> the axis's title.
 _AXES = {
     "members": "members",
@@ -53,24 +56,28 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
         # Of the other axes a panel shows the first value, but the most members.
         fixed = {y: max(values) if y == "members" else values[0] for y, values in varied.items() if y != x}
         chosen = [row for row in rows if all(_x_value(row, other) == value for other, value in fixed.items())]
-        at = _describe(chosen[0], [y for y in _AXES if y != x and (y in over or y in ("members", "step_ms"))])
-
-        def add(title: str, series: Iterator[Series], *, ratio: bool = False, x: str = x, at: str = at) -> None:
-            bars = x == "design"
-            if drawn := [each for each in series if each.ys]:
-                scale = _SCALES.get(x, "linear")
-                axis, log_y = _AXES.get(x, ""), not (bars or ratio)
-                found.append(
-                    Panel(title=title, at=at, x=axis, x_scale=scale, bars=bars, log_y=log_y, series=drawn)
-                )
-
+        drawn = {}
         for title, value in _FIGURES if x == over[0] else _FIGURES[:2]:
             origin = f" ({chosen[0].energy_origin})" if title.startswith("Energy") else ""
-            add(title + origin, _designs(chosen, x, value))
+            drawn[title + origin] = _draw_designs(chosen, x, value)
         if x != "design":
-            add("One shared pipeline against none, times", _ratios(chosen, x), ratio=True)
+            drawn["Gain, times"] = _draw_ratios(chosen, x)
         if x == over[-1]:
-            add("Bytes on the wire, times the least that must be sent", _designs(chosen, x, _wire), ratio=True)
+            drawn["Bytes on the wire, times the least that must be sent"] = _draw_designs(chosen, x, _wire)
+        at = _describe(chosen[0], [y for y in _AXES if y != x and (y in over or y in ("members", "step_ms"))])
+        found += [
+            Panel(
+                title=title,
+                at=at,
+                x=_AXES.get(x, ""),
+                x_scale=_SCALES.get(x, "linear"),
+                bars=x == "design",
+                log_y=x != "design" and ", times" not in title,
+                series=series,
+            )
+            for title, series in drawn.items()
+            if series
+        ]
     return found
 
 
@@ -81,7 +88,7 @@ def _wire(row: Row) -> float | None:
 def _x_value(row: Row, x: str) -> Any:
     if x == "step_ms" and row.step != EMULATED:
         return None  # measured: it differs a little from row to row
-    return _LOOKS[row.design][1] if x == "design" else getattr(row, x)
+    return _NAMES[row.design] if x == "design" else getattr(row, x)
 
 
 def _describe(row: Row, names: Sequence[str]) -> str:
@@ -95,25 +102,24 @@ def _describe(row: Row, names: Sequence[str]) -> str:
     return ", ".join(texts[name] for name in names)
 
 
-def _designs(rows: Sequence[Row], x: str, value: _Value) -> Iterator[Series]:
+def _draw_designs(rows: Sequence[Row], x: str, value: _Value) -> list[Series]:
     """One figure of each design."""
-    for design, own in group_by(rows, lambda row: row.design).items():
-        points = [(_x_value(row, x), y) for row in own if (y := value(row)) is not None]
-        colour, name = _LOOKS[design]
-        yield Series(name=name, xs=[at for at, _ in points], ys=[y for _, y in points], colour=colour)
+    return series_of(rows, lambda row: _x_value(row, x), value, lambda row: _NAMES[row.design], _COLOURS)
 
 
-def _ratios(rows: Sequence[Row], x: str) -> Iterator[Series]:
-    """How many times the samples/s, and how many times less CPU, a shared pipeline has than members alone."""
-    gains: tuple[tuple[str, str, Callable[[Row, Row], float]], ...] = (
-        ("samples/s", "solid", lambda shared, alone: shared.samples_per_s / alone.samples_per_s),
-        ("less CPU", "dot", lambda shared, alone: cpu_per_1000(alone) / cpu_per_1000(shared)),
+def _draw_ratios(rows: Sequence[Row], x: str) -> list[Series]:
+    """How many times the samples/s, and how many times less CPU, one of a pair has than the other."""
+    gains: tuple[tuple[str, str, Callable[[tuple[Row, Row]], float]], ...] = (
+        ("samples/s", "solid", lambda pair: pair[0].samples_per_s / pair[1].samples_per_s),
+        ("less CPU", "dot", lambda pair: cpu_per_1000(pair[1]) / cpu_per_1000(pair[0])),
     )
-    for design, own in group_by(pairs(rows), lambda pair: pair[1].design).items():
-        colour, label = _LOOKS[design]
+    drawn = []
+    for (one, other), chosen in group_by(pairs(rows), lambda pair: (pair[0].design, pair[1].design)).items():
+        xs, colour = [_x_value(row, x) for row, _ in chosen], _COLOURS[_NAMES[other]]
         for gained, dash, gain in gains:
-            xs, ys = [_x_value(shared, x) for shared, _ in own], [gain(*pair) for pair in own]
-            yield Series(name=f"against {label}: {gained}", xs=xs, ys=ys, colour=colour, dash=dash)
+            name, ys = f"{one} against {other}: {gained}", [gain(pair) for pair in chosen]
+            drawn.append(Series(name=name, xs=xs, ys=ys, colour=colour, dash=dash))
+    return drawn
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -122,12 +128,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
     step = f"{first.step}, {first.step_ms:.3g} ms"
     step = "emulated accelerator, a timed wait that uses no CPU" if first.step == EMULATED else step
     found = [f"batch {first.batch_size}", f"step: {step}"]
-    for name, values in (
-        ("preparation worker", [row.prep_workers for row in rows]),
-        ("core", [row.cores for row in rows]),
-    ):
-        if len(set(values)) == 1:
-            found.append(format_count(values[0], name))
+    for name, field in (("preparation worker", "prep_workers"), ("core", "cores")):
+        if len({getattr(row, field) for row in rows}) == 1:
+            found.append(format_count(getattr(first, field), name))
     if first.nodes > 1:
         found.append(f"{first.nodes} nodes")
     if any(row.energy_origin == "estimated" for row in rows):

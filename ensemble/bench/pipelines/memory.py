@@ -15,24 +15,22 @@ that the sum over a side's processes counts every page once. Its parts:
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import select
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ensemble.bench.charts import Panel, Series
+import psutil
+
+from ensemble.bench.charts import bar_panel, series_of
 from ensemble.bench.pipelines import training
 from ensemble.bench.pipelines.processes import process_tree, read_memory
-from ensemble.bench.results import Report, Rows, group_by, median_row
+from ensemble.bench.results import Outcome, Report, group_by, median_row, tabulate
 from ensemble.store import read_events_from
 from pipelines import PipelineError
 from pipelines.child_processes import child_environment
@@ -43,19 +41,16 @@ _EVERY_S = 0.2  # between two readings: the kernel walks all pages for each
 _READINGS = 11
 _TIMEOUT_S = 600.0
 
-#: The command's words by which a process is known, and the part that it is.
+#: A word of a process's command, the part that it is, and what is forked from it.
 _PARTS = (
-    ("ensemble.executors.forkserver", "fork server"),
-    ("pipelines.feeder.process", "feeder"),
-    ("workers.worker_main", "preparation worker"),
-    ("ensemble.bench.pipelines.training", "training process"),
+    ("ensemble.executors.forkserver", "fork server", "member"),
+    ("pipelines.feeder.process", "feeder", "preparation worker"),
+    ("pipelines.workers.worker_main", "preparation worker", ""),
+    ("ensemble.bench.pipelines.training", "training process", "DataLoader worker"),
+    ("", "controller", ""),
 )
-#: A part -> what is forked from it.
-_FORKED = {
-    "fork server": "member",
-    "feeder": "preparation worker",
-    "training process": "DataLoader worker",
-}
+#: The kernel's figures of each process's memory (`read_memory`), by process id.
+_Reading = dict[int, dict[str, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +63,9 @@ class MemoryRow:
         part: the kind of process; `TOTAL` for all of the side.
         processes: of that kind.
         pss_mb: proportional set size of all of them together.
-        peak_mb: of `TOTAL`, the largest sum since the side's start; else None.
         anonymous_mb, shared_mb, files_mb: the parts of `pss_mb`.
         private_mb: of `anonymous_mb`, what no other process shares.
-        start_s: of `TOTAL`, seconds from the command until all have trained an epoch; else None.
+        peak_mb: of `TOTAL`, the largest sum since the side's start; else None.
     """
 
     side: str
@@ -79,12 +73,11 @@ class MemoryRow:
     part: str
     processes: int
     pss_mb: float
-    peak_mb: float | None
     anonymous_mb: float
     private_mb: float
     shared_mb: float
     files_mb: float
-    start_s: float | None
+    peak_mb: float | None = None
     runs: int = 1
 
 
@@ -115,209 +108,139 @@ def study_memory(
     settings = {"data": str(Path(data).absolute()), "size": size, "batch_size": batch_size}
     rows: list[MemoryRow] = []
     for repeat in range(repeats):
-        for side, count, start in ((MEMBERS, members, _run_members), (DATALOADERS, loaders, _run_loaders)):
-            with start(settings, count) as (roots, count_epochs):
-                found = _measure(side, count, roots, count_epochs, epochs)
-            total = next(row for row in found if row.part == TOTAL)
+        for side, count in ((MEMBERS, members), (DATALOADERS, loaders)):
+            found = list(_measure(side, count, settings, epochs))
+            total = found[-1]
             report(f"{repeat + 1}/{repeats} {count} {side}: {total.pss_mb:,.0f} MB, peak {total.peak_mb:,.0f} MB")
             rows += found
     return [median_row(each) for each in group_by(rows, lambda row: (row.side, row.part)).values()]
 
 
-#: Returns the epochs that each member or process has trained since the start.
-CountEpochs = Callable[[], Sequence[int]]
-
-
-def _measure(
-    side: str, trained: int, roots: Sequence[int], count_epochs: CountEpochs, epochs: int
-) -> list[MemoryRow]:
-    began, start_s, peak_mb = time.monotonic(), None, 0.0
-    while min(done := [*count_epochs(), *[0] * trained][:trained]) < epochs:
-        if start_s is None and min(done):
-            start_s = time.monotonic() - began
-        if time.monotonic() - began > _TIMEOUT_S:
-            raise PipelineError(f"{side} have not trained {epochs} epochs after {_TIMEOUT_S:g} s")
-        peak_mb = max(peak_mb, _sum_pss(_read_all(roots)))
-        time.sleep(_EVERY_S)
-    start_s = start_s or time.monotonic() - began
-    readings = []
-    for _ in range(_READINGS):
-        readings.append(_read_all(roots))
-        time.sleep(_EVERY_S)
-    peak_mb = max(peak_mb, *map(_sum_pss, readings))
-    kinds = group_by([pid for reading in readings for pid in reading], lambda pid: _find_part(pid, side))
-    last = Counter(_find_part(pid, side) for pid in readings[-1])
-    made = [
-        _make_row(side, trained, part, last[part], [{p: r[p] for p in pids if p in r} for r in readings])
-        for part, pids in kinds.items()
-        if last[part]
-    ]
-    total = _make_row(side, trained, TOTAL, len(readings[-1]), readings, peak_mb, start_s)
-    return [*made, total]
+def _measure(side: str, count: int, settings: dict[str, object], epochs: int) -> Iterator[MemoryRow]:
+    until, steady, peak_mb = time.monotonic() + _TIMEOUT_S, list[_Reading](), 0.0
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        _run_side(side, count, settings, Path(folder)) as processes,
+    ):
+        while len(steady) < _READINGS:
+            time.sleep(_EVERY_S)
+            is_steady = min(_count_epochs(count, Path(folder))) >= epochs
+            reading = _read_all(process.pid for process in processes)
+            peak_mb = max(peak_mb, _sum_mb(reading, "Pss"))
+            if is_steady:
+                steady.append(reading)
+            if any(process.poll() is not None for process in processes):
+                said = "".join(_read_outputs(Path(folder)))[-2000:]
+                raise PipelineError(f"{side}: a process that trained has ended: {said}")
+            if time.monotonic() > until:
+                raise PipelineError(f"{side} have not trained {epochs} epochs after {_TIMEOUT_S:g} s")
+        parts = group_by(steady[-1], _find_part)
+    for part, pids in parts.items():
+        yield _make_row(side, count, part, [{pid: each[pid] for pid in pids if pid in each} for each in steady])
+    yield _make_row(side, count, TOTAL, steady, peak_mb)
 
 
 def _make_row(
-    side: str,
-    trained: int,
-    part: str,
-    processes: int,
-    readings: Sequence[dict[int, dict[str, int]]],
-    peak_mb: float | None = None,
-    start_s: float | None = None,
+    side: str, trained: int, part: str, readings: Sequence[_Reading], peak_mb: float | None = None
 ) -> MemoryRow:
-    def median_mb(*names: str) -> float:
-        return statistics.median(
-            sum(memory.get(name, 0) for memory in reading.values() for name in names) / 1e6 for reading in readings
-        )
+    def median_mb(name: str) -> float:
+        return statistics.median(_sum_mb(reading, name) for reading in readings)
 
     return MemoryRow(
         side=side,
         trained=trained,
         part=part,
-        processes=processes,
+        processes=len(readings[-1]),
         pss_mb=median_mb("Pss"),
-        peak_mb=peak_mb,
         anonymous_mb=median_mb("Pss_Anon"),
         private_mb=median_mb("Private_Dirty"),
         shared_mb=median_mb("Pss_Shmem"),
         files_mb=median_mb("Pss_File"),
-        start_s=start_s,
+        peak_mb=peak_mb,
     )
 
 
-def _sum_pss(reading: dict[int, dict[str, int]]) -> float:
-    return sum(memory["Pss"] for memory in reading.values()) / 1e6
+def _sum_mb(reading: _Reading, name: str) -> float:
+    return sum(memory.get(name, 0) for memory in reading.values()) / 1e6
 
 
-def _read_all(roots: Sequence[int]) -> dict[int, dict[str, int]]:
-    """Process id -> the kernel's figures of its memory, in bytes, of these processes and their descendants."""
+def _read_all(roots: Iterator[int]) -> _Reading:
+    """The memory of these processes and their descendants."""
     found = {}
-    for root in roots:
-        for pid in process_tree(root):
-            with contextlib.suppress(OSError):  # it has ended
-                if memory := read_memory(pid):
-                    found[pid] = memory
+    for pid in (pid for root in roots for pid in process_tree(root)):
+        with contextlib.suppress(OSError):  # it has ended
+            if memory := read_memory(pid):
+                found[pid] = memory
     return found
 
 
-def _find_part(pid: int, side: str) -> str:
+def _find_part(pid: int) -> str:
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-        parent = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-        parents = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-    except OSError:
+        process = psutil.Process(pid)
+        command, parent = process.cmdline(), process.parent()
+        is_fork = parent is not None and parent.cmdline() == command
+    except psutil.NoSuchProcess:
         return "ended"
-    part = next((part for words, part in _PARTS if words in command), "controller")
-    if command == parents:  # forked
-        return _FORKED.get(part, part)
-    return part
+    part, forked = next(names for word, *names in _PARTS if word in " ".join(command))
+    return forked if forked and is_fork else part
 
 
 @contextlib.contextmanager
-def _run_members(settings: dict[str, object], count: int) -> Iterator[tuple[list[int], CountEpochs]]:
-    """`ensemble run` with so many members, which trains until the context ends."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        run_dir, output = Path(folder) / "run", Path(folder) / "output.txt"
-        command = [sys.executable, "-P", "-m", "ensemble", "run", training.__file__, "--executor", "local"]
-        command += ["--run-dir", str(run_dir), "--set", f"members={count}"]
-        command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-        with open(output, "wb") as file:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=child_environment()
-            )
-        trained: Counter[str] = Counter()
-        offset = 0
-
-        def count_epochs() -> list[int]:
-            nonlocal offset
-            if process.poll() is not None:
-                raise PipelineError(
-                    f"the run has ended: {output.read_text(errors='replace', encoding='utf-8')[-2000:]}"
-                )
-            events_file = run_dir / "events.jsonl"
-            events, offset = read_events_from(events_file, offset) if events_file.exists() else ([], 0)
-            trained.update(event["member"] for event in events if event["type"] == "epoch")
-            return list(trained.values())
-
-        try:
-            yield [process.pid], count_epochs
-        finally:
-            process.send_signal(signal.SIGTERM)  # members end in order, and their fork server with them
-            process.wait()
-
-
-@contextlib.contextmanager
-def _run_loaders(settings: dict[str, object], count: int) -> Iterator[tuple[list[int], CountEpochs]]:
-    """Processes that train with a DataLoader each until the context ends."""
-    command = [sys.executable, "-P", "-m", "ensemble.bench.pipelines.training", json.dumps(settings)]
+def _run_side(
+    side: str, count: int, settings: dict[str, object], folder: Path
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The processes that train until the context ends, with files in the folder that say how far they are."""
+    python = [sys.executable, "-P", "-m"]
+    if side == MEMBERS:
+        command = ["ensemble", "run", training.__file__, "--executor", "local", "--run-dir", str(folder / "run")]
+        values = {**settings, "members": count}
+        command += [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+        commands = [python + command]
+    else:
+        commands = [[*python, training.__name__, *map(str, settings.values())]] * count
     with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
-            )
-            for _ in range(count)
-        ]
-        for process in processes:
-            stack.callback(process.terminate)
-        outputs = {process.stdout.fileno(): 0 for process in processes if process.stdout is not None}
-
-        def count_epochs() -> list[int]:
-            for fd in select.select(list(outputs), [], [], 0)[0]:
-                if not (received := os.read(fd, 1 << 16)):
-                    raise PipelineError("a process that trained with a DataLoader has ended; see its output above")
-                outputs[fd] += received.count(b"\n")
-            return list(outputs.values())
-
-        yield [process.pid for process in processes], count_epochs
+        processes = []
+        for number, command in enumerate(commands):
+            with open(folder / f"{number}.txt", "wb") as output:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=child_environment()
+                )
+            stack.enter_context(process)
+            stack.callback(process.terminate)  # members end in order, and their fork server with them
+            processes.append(process)
+        yield processes
 
 
-def tables(rows: Sequence[MemoryRow]) -> list[tuple[str, Rows]]:
-    """What is printed: both sides, then each side's parts."""
-    names = ["part", "processes", "pss_mb", "anonymous_mb", "private_mb", "shared_mb", "files_mb"]
-    totals = [row for row in rows if row.part == TOTAL]
-    head = [
-        {"side": f"{row.trained} {row.side}", "pss_mb": row.pss_mb, "peak_mb": row.peak_mb, "start_s": row.start_s}
-        for row in totals
-    ]
-    sides = group_by(rows, lambda row: row.side)
-    parts = [
-        (f"{each[0].trained} {side}", [{name: getattr(row, name) for name in names} for row in each])
-        for side, each in sides.items()
-    ]
-    return [("", head), *parts]
+def _count_epochs(count: int, folder: Path) -> list[int]:
+    """The epochs that each of `count` members or processes has trained since the start."""
+    if (file := folder / "run" / "events.jsonl").exists():
+        events, _ = read_events_from(file, 0)
+        trained = list(Counter(event["member"] for event in events if event["type"] == "epoch").values())
+    else:
+        trained = [output.count("epoch\n") for output in _read_outputs(folder)]
+    return [*trained, *[0] * count][:count]
 
 
-def findings(rows: Sequence[MemoryRow]) -> list[str]:
-    """Both sides' totals, compared."""
-    members, loaders = (
-        [row for row in rows if (row.side, row.part) == (s, TOTAL)] for s in (MEMBERS, DATALOADERS)
+def _read_outputs(folder: Path) -> list[str]:
+    return [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("*.txt")]
+
+
+def outcome(rows: Sequence[MemoryRow]) -> Outcome:
+    """What is printed: both sides compared, then each side's parts."""
+    members, loaders = (row for row in rows if row.part == TOTAL)
+    names = "part processes pss_mb anonymous_mb private_mb shared_mb files_mb"
+    sides = group_by(rows, lambda row: f"{row.trained} {row.side}")
+    return Outcome(
+        tables=[
+            ("", tabulate([members, loaders], "trained side pss_mb peak_mb")),
+            *((side, tabulate(each, names)) for side, each in sides.items()),
+        ],
+        rows=[asdict(row) for row in rows],
+        findings=[
+            f"{members.trained} {MEMBERS} take {members.pss_mb:,.0f} MB, {loaders.trained} processes with "
+            f"{DATALOADERS} {loaders.pss_mb:,.0f} MB: {members.pss_mb / loaders.pss_mb:.2f} times as much"
+        ],
+        title="Memory of members that share a pipeline",
+        notes=["proportional set size in steady state"],
+        panels=[bar_panel("MB", series_of(rows, "part", "pss_mb", lambda row: f"{row.trained} {row.side}"))],
     )
-    return [
-        f"{one.trained} {one.side} take {one.pss_mb:,.0f} MB, {other.trained} processes with {other.side} "
-        f"{other.pss_mb:,.0f} MB: {one.pss_mb / other.pss_mb:.2f} times as much"
-        for one, other in zip(members, loaders, strict=True)
-    ]
-
-
-def panels(rows: Sequence[MemoryRow]) -> list[Panel]:
-    """Bars of the parts of each side."""
-    colours = {MEMBERS: "#2f7bc4", DATALOADERS: "#b14a8c"}
-    series = [
-        Series(
-            name=f"{each[0].trained} {side}",
-            xs=[row.part for row in each],
-            ys=[row.pss_mb for row in each],
-            colour=colours[side],
-        )
-        for side, each in group_by(rows, lambda row: row.side).items()
-    ]
-    return [
-        Panel(
-            title="Proportional set size, MB",
-            at="steady state",
-            x="",
-            x_scale="category",
-            bars=True,
-            series=series,
-        )
-    ]

@@ -1,48 +1,54 @@
 """One node of the pipelines study: `python -m ensemble.bench.pipelines.node CONFIG`.
 
-It starts the node's feeder, where the design has one, and the node's members, and ends both when standard input
-ends. In a network namespace it is a host of its own.
+It starts the node's feeder, where the design has one, and forks the node's members once it has imported what they
+need, so that sixteen members do not cost sixteen imports. In a network namespace it is a host of its own.
+
+A member sends "first" with its first batch and "last" with its last one, and then holds that batch until standard
+input ends, so that its CPU clock and its memory can be read. A member that fails sends "died" with the reason; the
+others are terminated then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
+import os
+import select
+import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing.util import get_temp_dir
+from typing import Any, NoReturn
 
-from ensemble.bench.pipelines.config import Config, send_message
-from pipelines import Peers
-from pipelines.child_processes import child_environment
+from ensemble.bench.pipelines.baselines import BareRing, JpegImages, make_dataloader
+from ensemble.bench.pipelines.config import ALONE, BARE, DATALOADER, LOADER, MODEL, Config, send_message
+from ensemble.bench.pipelines.step import Step
+from pipelines import Feeder, Peers, Pipeline, attach
 from pipelines.errors import PipelineError
 from pipelines.feeder.process import FeederProcess, spawn
 
 
-def main() -> int:
-    """Run the node's processes; the exit status is that of the members' process."""
+def main() -> None:
+    """Run the node's processes until standard input ends or a member dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     config = Config(**json.loads(sys.argv[1]))
-    feeder: FeederProcess | None = None
-    if config.has_shared_feeder:
-        try:
-            feeder = _start_feeder(config)
-        except PipelineError as error:
-            send_message("died", -1, f"the feeder of node {config.node}: {' '.join(str(error).split())}")
-            return 1
-        config = dataclasses.replace(config, address=feeder.address)
+    if not config.has_shared_feeder:
+        _run_members(config)
+        return
     try:
-        # Members read standard input themselves, and send their messages directly to the study.
-        command = [sys.executable, "-P", "-m", "ensemble.bench.pipelines.members", config.to_json()]
-        return subprocess.run(command, env=child_environment(), check=False).returncode
+        feeder = _start_feeder(config)
+    except PipelineError as error:
+        send_message("died", -1, f"the feeder of node {config.node}: {' '.join(str(error).split())}")
+        sys.exit(1)
+    send_message("parent", feeder.pid)
+    try:
+        _run_members(dataclasses.replace(config, address=feeder.address))
     finally:
-        if feeder is not None:
-            reports = feeder.stop()
-            with contextlib.suppress(BrokenPipeError):  # the study was interrupted
-                send_message("feeder", config.node, json.dumps(group_report(reports)))
+        send_message("feeder", config.node, json.dumps(group_report(feeder.stop())))
 
 
 def _start_feeder(config: Config) -> FeederProcess:
@@ -66,5 +72,116 @@ def group_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**last, "sent_bytes": max((group["sent_bytes"] for group in groups), default=0)}
 
 
+def _run_members(config: Config) -> None:
+    """Fork the members; they are terminated when standard input ends or one of them dies."""
+    pipeline = config.pipeline()
+    ring = BareRing(config, pipeline) if config.design == BARE else None
+    if ring is None or config.step == MODEL:
+        import torch
+
+        torch.set_num_threads(1)
+    if ring is None:
+        # Prepares a sample, with all imports that this takes: a signal that interrupts one may be lost in it.
+        _ = pipeline.fields
+    producers = range(-ring.producers if ring else 0, 0)
+    children = {}  # pidfd -> number and process id
+    for number in (*producers, *config.local_members):
+        pid = os.fork()
+        if not pid:
+            _run_child(config, pipeline, ring, number)
+        if number < 0:
+            send_message("producer", pid)
+        children[os.pidfd_open(pid)] = (number, pid)
+    select.select([sys.stdin, *children], [], [])
+    for number, pid in children.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status < 0:
+            send_message("died", -1, f"{_describe(number)}: killed by signal {-status}")
+
+
+def _describe(number: int) -> str:
+    return f"member {number}" if number >= 0 else "the producer"
+
+
+def _run_child(config: Config, pipeline: Pipeline, ring: BareRing | None, number: int) -> NoReturn:
+    """Run a forked process to its end: member `number`, or the bare ring's producer ~number."""
+    signal.signal(signal.SIGTERM, _exit_in_order)
+    status = 0
+    # Made before a DataLoader's workers, which use it, too: a killed worker leaves no directory of its own.
+    scratch = get_temp_dir() if config.design == DATALOADER else ""
+    try:
+        if ring is not None and number < 0:
+            ring.produce(~number)
+            sys.stdin.read()
+        else:
+            _read_batches(config, pipeline, ring, number)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        send_message("died", -1, f"{_describe(number)}: {reason[-2000:]}")
+        status = 1
+    except SystemExit:
+        pass
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os._exit(status)  # without the parent's exit handlers
+
+
+def _exit_in_order(*_: object) -> NoReturn:
+    """Exit in order, without another signal, while this process's children are stopped."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
+
+
+def _read_batches(config: Config, pipeline: Pipeline, ring: BareRing | None, number: int) -> None:
+    """Take a step with each batch; then hold the last one, in the loop, which ends workers of its own."""
+    step, began = Step(config), time.perf_counter()
+    if config.design in ALONE:
+        send_message("parent", os.getpid())
+    with contextlib.ExitStack() as stack:
+        if ring is None:
+            batches, total = _open_batches(config, pipeline, number, stack)
+        else:
+            batches, total = ring.read(number), -(-ring.total // config.batch_size)
+        for count, batch in enumerate(batches, start=1):
+            if count == 1:
+                send_message("first", number, f"{1000 * (time.perf_counter() - began)}")
+            step(batch["image"])
+            if count == total:
+                send_message("last", number, f"{step.mean_ms} {step.device}")
+                sys.stdin.read()
+                _exit_in_order()
+
+
+def _open_batches(
+    config: Config, pipeline: Pipeline, number: int, stack: contextlib.ExitStack
+) -> tuple[Iterable[Any], int]:
+    """A member's batches over all epochs, and how many they are; what it starts ends with the stack."""
+    epochs = config.epochs(pipeline)
+    total = len(epochs) * -(-len(pipeline) // config.batch_size)
+    if config.design in (LOADER, DATALOADER):
+        pipeline = config.pipeline()  # opened anew, as by a script of its own
+    if config.design == LOADER:
+        return pipeline.loader(config.batch_size, epochs, workers=config.prep_workers), total
+    if config.design == DATALOADER:
+        loader = make_dataloader(JpegImages(pipeline.source, config), config.batch_size, config.prep_workers)
+        return itertools.chain.from_iterable(itertools.repeat(loader, len(epochs))), total
+    address = config.address
+    if address is None:
+        feeder = Feeder(pipeline, workers=config.prep_workers, capacity=config.capacity())
+        address = stack.enter_context(feeder).address
+        stack.callback(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # while the feeder is stopped
+    attached = attach(address, pipeline, config.batch_size, epochs, f"member-{number}")
+
+    def read() -> Iterator[Any]:
+        for count, batch in enumerate(attached, start=1):
+            if count == total and attached.stats()["private_batches"]:
+                raise RuntimeError("the member lost its feeder and prepared batches itself: nothing was shared")
+            yield batch
+
+    return read(), total
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-import selectors
+import select
 import subprocess
 import sys
 import tempfile
@@ -24,7 +24,6 @@ from ensemble.bench.pipelines.config import ACROSS, Config
 from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
 
-_FEEDER = "pipelines.feeder.process"
 # (node, command) -> the command that runs it on that node.
 PlaceCommand = Callable[[int, Sequence[str]], list[str]]
 
@@ -36,11 +35,13 @@ class StudyProcesses:
         place: turns a command into one that runs on node i.
 
     Attributes:
+        first_ms: of each member: from the start of its reader to its first batch.
         step_times: of each member that has ended its batches: mean milliseconds of a step, and its device.
         groups: node -> the report of its feeder's group (`node.group_report`), after `finish`.
     """
 
     def __init__(self, config: Config, place: PlaceCommand | None = None) -> None:
+        self.first_ms: list[float] = []
         self.step_times: list[tuple[float, str]] = []
         self.groups: dict[int, dict[str, Any]] = {}
         self._stack = contextlib.ExitStack()
@@ -50,8 +51,8 @@ class StudyProcesses:
         self._config = config
         self._received: Counter[str] = Counter()
         self._producers: set[int] = set()
+        self._parents: set[int] = set()  # whose descendants prepare samples
         self._buffers: dict[int, bytes] = {}
-        self._selector = self._stack.enter_context(selectors.DefaultSelector())
         self._nodes: list[subprocess.Popen[bytes]] = []
         try:
             for node in range(config.nodes):
@@ -66,10 +67,7 @@ class StudyProcesses:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
         self._nodes.append(self._stack.enter_context(process))
         assert process.stdout is not None
-        self._selector.register(process.stdout, selectors.EVENT_READ)
-        ended = os.pidfd_open(process.pid)
-        self._stack.callback(os.close, ended)
-        self._selector.register(ended, selectors.EVENT_READ)
+        self._buffers[process.stdout.fileno()] = b""
 
     def __enter__(self) -> StudyProcesses:
         return self
@@ -92,30 +90,22 @@ class StudyProcesses:
             PipelineError: a process died.
         """
         while self._received[kind] < count:
-            for key, _ in self._selector.select():
-                if isinstance(key.fileobj, int):
-                    self._drain()
+            for stdout in select.select([*self._buffers], [], [])[0]:
+                if not self._read(stdout):
+                    self.finish()
                     raise self._error("a node's processes have ended")
-                if not self._read(key.fd):
-                    self._selector.unregister(key.fileobj)
 
     def finish(self) -> None:
         """End all processes and read their last messages."""
         self._close_inputs()
-        self._drain()
-
-    def _drain(self) -> None:
-        """Read messages until all processes have ended; raises where one says that a process died."""
-        self._close_inputs()
-        for process in self._nodes:
-            assert process.stdout is not None
-            while self._read(process.stdout.fileno()):
+        for stdout in self._buffers:
+            while self._read(stdout):
                 pass
 
     def _read(self, stdout: int) -> bool:
-        """Read messages from a node; returns False at the end of its output."""
+        """Read messages from a node, such as that a process died; returns False at the end of its output."""
         data = os.read(stdout, 1 << 16)
-        *lines, self._buffers[stdout] = (self._buffers.get(stdout, b"") + data).split(b"\n")
+        *lines, self._buffers[stdout] = (self._buffers[stdout] + data).split(b"\n")
         for line in lines:
             self._handle(*line.decode().split(" ", 2))
         return bool(data)
@@ -124,6 +114,10 @@ class StudyProcesses:
         self._received[kind] += 1
         if kind == "producer":
             self._producers.add(int(number))
+        elif kind == "parent":
+            self._parents.add(int(number))
+        elif kind == "first":
+            self.first_ms.append(float(text))
         elif kind == "last":
             mean_ms, device = text.split(" ")
             self.step_times.append((float(mean_ms), device))
@@ -147,11 +141,11 @@ class StudyProcesses:
 
     def preparation_pids(self) -> set[int]:
         """The processes that prepare samples."""
-        return {pid for pid in self._pids() if is_preparation_worker(pid)} | self._producers
+        return self._producers | {pid for parent in self._parents for pid in process_tree(parent)[1:]}
 
     def memory_mb(self) -> float:
         """Proportional set size of all processes, 10^6 bytes: a page that n processes map counts 1/n in each."""
-        return sum(map(proportional_set_bytes, self._pids())) / 1e6
+        return sum(read_memory(pid).get("Pss", 0) for pid in self._pids()) / 1e6
 
     def _pids(self) -> list[int]:
         return [pid for node in self._nodes for pid in process_tree(node.pid)]
@@ -173,19 +167,6 @@ def process_tree(pid: int) -> list[int]:
     return found
 
 
-def is_preparation_worker(pid: int) -> bool:
-    """Whether a process is a feeder's worker: an interpreter of its own, or a fork of the feeder's process.
-
-    Raises:
-        psutil.NoSuchProcess: it has ended.
-    """
-    process = psutil.Process(pid)
-    if "pipelines.workers.worker_main" in process.cmdline():
-        return True
-    parent = process.parent()
-    return parent is not None and all(_FEEDER in each.cmdline() for each in (process, parent))
-
-
 def process_clock_s(pid: int) -> float:
     """CPU-seconds of another process with the resolution of its clock (clock_getcpuclockid(3))."""
     return time.clock_gettime((~pid << 3) | 2)
@@ -196,14 +177,3 @@ def read_memory(pid: int) -> dict[str, int]:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     words = [line.split() for line in lines]
     return {each[0].removesuffix(":"): int(each[1]) * 1024 for each in words if each[-1] == "kB"}
-
-
-def proportional_set_bytes(pid: int) -> int:
-    """A process's proportional set size (proc_pid_smaps(5)).
-
-    Resident sizes count shared memory in every process that maps it, so they cannot be summed.
-    """
-    memory = read_memory(pid)
-    if "Pss" not in memory:
-        raise PipelineError(f"process {pid} has no proportional set size")
-    return memory["Pss"]

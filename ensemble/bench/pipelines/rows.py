@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ensemble.bench.pipelines.config import ALONE, EMULATED
+from ensemble.bench.pipelines.config import ALONE, DATALOADER, EMULATED, LOADER
 from ensemble.bench.results import Rows, tabulate
 
 # Columns that every table has, also where no row has a value.
@@ -24,6 +24,7 @@ class Row:
             preparation workers of each node or independent member, cores of all processes together.
         step_ms: milliseconds of a member's step: given where it is emulated, measured of a model.
         samples: that all members consumed while the clock ran.
+        first_ms: from the start of a member's reader to its first batch, the median of all members.
         wall_s, cpu_s, prep_cpu_s: seconds; CPU-seconds of all processes, and of those that prepare samples.
         energy_j: of the whole machine in that time, joules.  energy_origin: measured, estimated or unavailable.
         step: what `step_ms` is: "emulated", or "model on cpu" or "model on cuda".
@@ -65,6 +66,7 @@ class Row:
     bound_mb: float | None = None
     chosen: str | None = None
     idle_j: float | None = None
+    first_ms: float = 0.0
 
     @property
     def watts(self) -> float | None:
@@ -88,17 +90,16 @@ def describe(row: Row) -> str:
 def table(rows: Sequence[Row]) -> Rows:
     """The table that is printed, without the columns that have no value in any row."""
     names = [field.name for field in dataclasses.fields(Row)]
-    return tabulate(
-        rows, " ".join(n for n in names if n in _ALWAYS or any(getattr(row, n) is not None for row in rows))
-    )
+    shown = [n for n in names if n in _ALWAYS or any(getattr(row, n) is not None for row in rows)]
+    return tabulate(rows, " ".join(shown))
 
 
 def findings(rows: Sequence[Row]) -> Iterator[str]:
-    """Sharing against each design without it, a line each, and warnings about load and energy."""
-    for shared, alone in pairs(rows):
+    """Each row against those that it is to be compared with, a line each, and warnings about load and energy."""
+    for row, other in pairs(rows):
         yield (
-            f"{describe(shared)}: {shared.samples_per_s / alone.samples_per_s:.3g} x the samples/s of "
-            f"{alone.design}, 1/{cpu_per_1000(alone) / cpu_per_1000(shared):.3g} of the CPU-seconds per sample"
+            f"{describe(row)}: {row.samples_per_s / other.samples_per_s:.3g} x the samples/s of {other.design}, "
+            f"1/{cpu_per_1000(other) / cpu_per_1000(row):.3g} of the CPU-seconds per sample"
         )
     yield from load_warnings(rows)
     if any(row.energy_origin == "estimated" for row in rows):
@@ -116,19 +117,17 @@ def load_warnings(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Each row of one pipeline a node with each that ran alike but without sharing."""
+    """Rows that ran alike: of one pipeline a node with each without sharing, of loaders with DataLoaders."""
 
     def configuration(row: Row) -> tuple[object, ...]:
         emulated_ms = row.step_ms if row.step == EMULATED else None
         return row.members, row.prep_workers, row.cores, row.nodes, row.batch_size, row.step, emulated_ms, row.link
 
-    for shared in rows:
-        if shared.design == "node":
-            yield from (
-                (shared, row)
-                for row in rows
-                if row.design in ALONE and configuration(row) == configuration(shared)
-            )
+    compared = {"node": ALONE, LOADER: (DATALOADER,)}
+    for row in rows:
+        for other in rows:
+            if other.design in compared.get(row.design, ()) and configuration(row) == configuration(other):
+                yield row, other
 
 
 def cpu_per_1000(row: Row) -> float:

@@ -16,34 +16,48 @@ CLASSES, _LEARNING_RATE = 10, 1e-3
 class Step:
     """A callable for each batch of images, uint8 [b, 3, size, size].
 
+    A real step is one of SGD on a small net with arbitrary labels, on CUDA where it is available, else on one CPU
+    thread.
+
     Attributes:
         device: of the model, "cpu" or "cuda"; else "emulated".
-        total_s: seconds of the model in all calls.  count: of calls.
+        mean_ms: milliseconds of the model in a call, on average; 0 without a model.
     """
 
     def __init__(self, config: Config) -> None:
-        self.device = config.step
-        self.total_s = 0.0
-        self.count = 0
-        self._wait_s = config.step_ms / 1000
-        self._model = Model(config.size) if config.step == MODEL else None
-        if self._model is not None:
-            self.device = self._model.device
+        self.device, self.mean_ms = config.step, 0.0
+        self._wait_s, self._count = config.step_ms / 1000, 0
+        self._net: nn.Module | None = None
+        if config.step == MODEL:
+            import torch
+
+            self.device = "cuda" if torch.cuda.is_available() else "cpu"
+            torch.manual_seed(0)
+            self._net = make_net().to(self.device)
+            self._train(self._net, torch.zeros((2, 3, config.size, config.size), dtype=torch.uint8))  # warm-up
 
     def __call__(self, images: Any) -> None:
         """Compute on a batch, or wait for the emulated time."""
-        if self._model is not None:
+        if self._net is not None:
             start = time.perf_counter()
-            self._model(images)
-            self.total_s += time.perf_counter() - start
+            self._train(self._net, images)
+            self._count += 1
+            self.mean_ms += (1000 * (time.perf_counter() - start) - self.mean_ms) / self._count
         elif self._wait_s:
             time.sleep(self._wait_s)
-        self.count += 1
 
-    @property
-    def mean_ms(self) -> float:
-        """The model's mean milliseconds for a call."""
-        return 1000 * self.total_s / self.count if self.count else 0.0
+    def _train(self, net: nn.Module, images: Any) -> None:
+        """Returns when the device has finished."""
+        import torch
+
+        images = torch.as_tensor(images).to(self.device, non_blocking=True).float() / 255
+        labels = torch.arange(len(images), device=self.device) % CLASSES
+        loss = torch.nn.functional.cross_entropy(net(images), labels)
+        weights = list(net.parameters())
+        with torch.no_grad():  # no torch.optim: its import takes more memory than the step
+            for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                weight.sub_(gradient, alpha=_LEARNING_RATE)
+        float(loss.detach())  # waits for the device
 
 
 def make_net() -> nn.Module:
@@ -60,28 +74,3 @@ def make_net() -> nn.Module:
         nn.Flatten(),
         nn.Linear(32, CLASSES),
     )
-
-
-class Model:
-    """A step of SGD on a small convolutional net, on CUDA where it is available, else on one CPU thread."""
-
-    def __init__(self, size: int) -> None:
-        import torch
-
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        torch.manual_seed(0)
-        self.net = make_net().to(self.device)
-        self(torch.zeros((2, 3, size, size), dtype=torch.uint8))  # warm-up
-
-    def __call__(self, images: Any) -> None:
-        """Train one step on arbitrary labels; returns when the device has finished."""
-        import torch
-
-        images = torch.as_tensor(images).to(self.device, non_blocking=True).float() / 255
-        labels = torch.arange(len(images), device=self.device) % CLASSES
-        loss = torch.nn.functional.cross_entropy(self.net(images), labels)
-        weights = list(self.net.parameters())
-        with torch.no_grad():
-            for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-                weight.sub_(gradient, alpha=_LEARNING_RATE)
-        float(loss.detach())  # waits for the device

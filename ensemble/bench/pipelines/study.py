@@ -6,6 +6,7 @@ accelerator (`step_ms`; 0: nothing), or a small model's forward and backward pas
 - `bare ring`: the limit, a program that does the same preparation and no more than a ring needs;
 - `node`: one pipeline for all members of a node;
 - `independent`: every member has a pipeline of its own, with its own preparation workers;
+- `loader`: the same as a script alone has it, `Pipeline.loader` with workers;
 - `dataloader`: every member has a plain torch DataLoader of its own, with as many workers.
 
 CPU-seconds are those of all processes of a run, from any member's first batch to the last batch, read from the
@@ -27,7 +28,17 @@ from typing import Any
 import numpy as np
 
 from ensemble.bench.launch import hosts
-from ensemble.bench.pipelines.config import ACROSS, ALONE, DATALOADER, DESIGNS, EMULATED, LOOPBACK, MODEL, Config
+from ensemble.bench.pipelines.config import (
+    ACROSS,
+    ALONE,
+    DATALOADER,
+    DESIGNS,
+    EMULATED,
+    LOADER,
+    LOOPBACK,
+    MODEL,
+    Config,
+)
 from ensemble.bench.pipelines.processes import StudyProcesses
 from ensemble.bench.pipelines.rows import Row, describe
 from ensemble.bench.results import Report, median_row
@@ -35,96 +46,79 @@ from ensemble.meter import PowerMeter
 from ensemble.spec import Energy, SpecError, unknown_name
 from pipelines import Pipeline
 
-_DEFAULT_MEMBERS = (1, 4, 16)
-
-
-def default_designs(nodes: int) -> tuple[str, ...]:
-    """The designs that are compared by default."""
-    return DESIGNS if nodes == 1 else ("node", *ACROSS)
-
-
-def default_members(nodes: int) -> tuple[int, ...]:
-    """The numbers of members by default; on several nodes one and four on each."""
-    return _DEFAULT_MEMBERS if nodes == 1 else (nodes, 4 * nodes)
-
 
 def study(
     data: str,
-    members: Sequence[int],
+    members: Sequence[int] = (),
     *,
-    designs: Sequence[str] = DESIGNS,
+    designs: Sequence[str] = (),
     prep_workers: Sequence[int] = (1,),
-    batch_size: int = 32,
     samples: int = 5000,
     samples_alone: int = 1000,
-    size: int = 224,
     step: str = EMULATED,
     step_ms: Sequence[float] = (0.0,),
     cores: Sequence[int | None] = (None,),
     nodes: int = 1,
     links: Sequence[str | None] = (None,),
-    mtu: int = 1500,
     repeats: int = 5,
     open_meter: Callable[[], PowerMeter] = lambda: PowerMeter("local", energy=Energy(measure_idle_s=0)),
     report: Report = lambda _: None,
+    **fixed: Any,
 ) -> list[Row]:
     """Run every design in every combination, `repeats` times in turn; returns the medians.
 
-    Designs in which members prepare for themselves take many times as long: they run once, with fewer samples.
+    Designs in which members prepare for themselves take many times as long: they have fewer samples, and run once
+    beside others.
 
     Args:
-        data: a tar archive of JPEG photographs.
-        members: how many read at once, on all nodes together.
+        data: see `Config`.
+        members: how many read at once, on all nodes together; by default 1, 4 and 16, or one and four a node.
+        designs: by default bare ring, node and independent; on several nodes all that have one stream, and node.
         prep_workers: preparation processes, of each node or of each member that prepares for itself.
         samples: that each member consumes at least, after its first batch; whole epochs.
         samples_alone: the same where every member prepares for itself.
-        size: pixels of a side after decoding and resizing.
         step: "emulated", a timed wait of each of `step_ms`, or "model", a real one.
         cores: pin all processes to that many cores; None leaves them alone.
         nodes: more than one are hosts in network namespaces, joined by `links`; where this machine cannot have
             those, they are groups of processes on its loopback, which is reported.
         links: rates, as `tc` writes them (``1gbit``); None does not limit them.
-        mtu: bytes of an Ethernet frame's payload on the links: with 1500 of them, headers are 5 % of what is sent.
         open_meter: returns the meter of the machine's energy in one run, which closes it.
+        fixed: further fields of `Config`.
 
     Raises:
         SpecError: there is no such design or rate, or there are not that many cores or members.
         PipelineError: the archive is missing or cannot be read.
     """
+    members = members or ((1, 4, 16) if nodes == 1 else (nodes, 4 * nodes))
+    designs = designs or (DESIGNS if nodes == 1 else ("node", *ACROSS))
     check_options(designs, members, cores, nodes, links)
-    if nodes > 1:
-        reason = hosts.unavailable()
-        if reason is not None:
-            report(f"{reason}; the {nodes} nodes are groups of processes on this machine's loopback")
-            links = (LOOPBACK,)
-    else:
-        links = (None,)
+    if nodes > 1 and (reason := hosts.unavailable()) is not None:
+        report(f"{reason}; the {nodes} nodes are groups of processes on this machine's loopback")
+        links = (LOOPBACK,)
+    step_ms = step_ms if step == EMULATED else (0.0,)
     configs = [
         Config(
             design=design,
             members=count,
             prep_workers=workers,
             cores=pinned,
-            batch_size=batch_size,
             samples=min(samples, samples_alone) if design in ALONE else samples,
             step=step,
-            step_ms=wait_ms if step == EMULATED else 0.0,
+            step_ms=wait_ms,
             data=data,
-            size=size,
             nodes=nodes,
             link=link,
-            mtu=mtu,
+            **fixed,
         )
-        for pinned, workers, link, wait_ms, count in itertools.product(
-            cores, prep_workers, links, step_ms if step == EMULATED else (0.0,), members
+        for pinned, workers, link, wait_ms, count, design in itertools.product(
+            cores, prep_workers, links, step_ms, members, designs
         )
-        for design in designs
     ]
     _ = configs[0].pipeline().fields  # prepares the first photograph: raises before anything is measured
     runs: dict[Config, list[Row]] = {config: [] for config in configs}
     for repeat in range(repeats):
         for config in configs:
-            if repeat and config.design in ALONE:
+            if repeat and config.design in ALONE and not set(designs) <= {*ALONE}:
                 continue
             with _pin_cores(config.cores):
                 row = _run_once(config, open_meter)
@@ -142,7 +136,7 @@ def check_options(
     links: Sequence[str | None],
 ) -> None:
     """Raises SpecError as `study` does."""
-    known = (*DESIGNS, DATALOADER, *(ACROSS if nodes > 1 else ()))
+    known = (*DESIGNS, LOADER, DATALOADER, *(ACROSS if nodes > 1 else ()))
     for name in designs:
         if name in ACROSS and name not in known:
             raise SpecError(f"the design {name!r} joins nodes: say how many with --hosts")
@@ -172,16 +166,14 @@ def _pin_cores(cores: int | None) -> Iterator[None]:
 
 
 def _run_once(config: Config, open_meter: Callable[[], PowerMeter]) -> Row:
-    if config.nodes == 1 or config.link == LOOPBACK:
-        with StudyProcesses(config) as processes:
-            return _measure(config, processes, open_meter)
-    with (
-        hosts.Hosts(config.nodes, config.link, mtu=config.mtu) as made,
-        StudyProcesses(config, made.command) as processes,
-    ):
-        row = dataclasses.replace(_measure(config, processes, open_meter), mtu=config.mtu)
+    is_alone = config.nodes == 1 or config.link == LOOPBACK
+    with hosts.make_hosts(0 if is_alone else config.nodes, config.link, config.mtu) as made:
+        with StudyProcesses(config, made.command if made else None) as processes:
+            row = _measure(config, processes, open_meter)
+        if made is None:
+            return row
         wire = sum(made.traffic(node).sent for node in range(config.nodes))
-        return dataclasses.replace(row, wire_mb=wire / 1e6)
+        return dataclasses.replace(row, mtu=config.mtu, wire_mb=wire / 1e6)
 
 
 def _measure(config: Config, processes: StudyProcesses, open_meter: Callable[[], PowerMeter]) -> Row:
@@ -198,8 +190,10 @@ def _measure(config: Config, processes: StudyProcesses, open_meter: Callable[[],
     pipeline = config.pipeline()
     stream = len(config.epochs(pipeline)) * len(pipeline)
     samples = config.members * (stream - config.batch_size)
-    emulated, device = config.step == EMULATED, processes.step_times[0][1]
-    across = config.design in ACROSS
+    across, step, step_ms = config.design in ACROSS, EMULATED, config.step_ms
+    if config.step == MODEL:
+        step = f"{MODEL} on {processes.step_times[0][1]}"
+        step_ms = statistics.fmean(mean_ms for mean_ms, _ in processes.step_times)
     known = [part for part in energy["parts"] if part["origin"] == "measured"]  # an estimate has no idle power
     idle = [part["idle_j"] for part in known if part.get("idle_j") is not None]
     return Row(
@@ -209,15 +203,16 @@ def _measure(config: Config, processes: StudyProcesses, open_meter: Callable[[],
         cores=len(os.sched_getaffinity(0)),
         nodes=config.nodes,
         batch_size=config.batch_size,
-        step_ms=config.step_ms if emulated else statistics.fmean(mean_ms for mean_ms, _ in processes.step_times),
+        step_ms=step_ms,
         samples=samples,
         wall_s=wall_s,
         samples_per_s=samples / wall_s,
+        first_ms=statistics.median(processes.first_ms),
         cpu_s=sum(used.values()),
         prep_cpu_s=sum(cpu_s for pid, cpu_s in used.items() if pid in preparers),
         energy_j=energy["energy_j"],
         energy_origin=energy["origin"],
-        step=EMULATED if emulated else f"{MODEL} on {device}",
+        step=step,
         memory_mb=memory_mb,
         others_cpu_s=max(0.0, energy["busy_s"] - sum(used.values())),
         link=config.link,

@@ -1,17 +1,18 @@
 """What both sides of the study of memory train: one small net on photographs.
 
 It is a spec file (`ensemble run`) for the members that share a pipeline, and the program of a process that trains
-alone with a DataLoader: `python -m ensemble.bench.pipelines.training CONFIG`.
+alone with a DataLoader: `python -m ensemble.bench.pipelines.training DATA SIZE BATCH_SIZE`.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ensemble.bench.pipelines.baselines import make_dataloader
+from ensemble.bench.pipelines.config import read_images
 from ensemble.bench.pipelines.step import CLASSES, make_net
-from pipelines import Pipeline, sources, stages
+from pipelines import Pipeline, stages
 
 if TYPE_CHECKING:
     import torch
@@ -25,15 +26,8 @@ WORKERS = 2  # preparation workers: of the shared pipeline, and of each DataLoad
 
 
 def make_pipeline(data: str, size: int) -> Pipeline:
-    """Photographs to `size` pixels a side, of a tar archive of JPEGs."""
-    renamed = {"jpeg": "image", "jpg": "image"}
-    return (
-        Pipeline(sources.tar(data, rename=renamed), seed=0)
-        .map(stages.decode_jpeg("image"))
-        .map(stages.resize("image", size=(size, size)))
-        .map(stages.select("image"))
-        .map(stages.scale("image", mean=MEAN, std=STD))
-    )
+    """Photographs of `size` pixels a side, float32."""
+    return read_images(data, size).map(stages.scale("image", mean=MEAN, std=STD))
 
 
 def model(params: dict[str, Any]) -> nn.Module:
@@ -66,25 +60,34 @@ def spec(data: str, size: int = 224, members: int = 8, batch_size: int = 32, epo
     )
 
 
+class Photographs:
+    """A map-style dataset of what a pipeline prepares: float32 [3, size, size]."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        from pipelines.prepare.sample_maker import SampleMaker
+
+        self._maker = SampleMaker(pipeline)
+
+    def __len__(self) -> int:
+        return len(self._maker.pipeline)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(self._maker.make(index, epoch=0)["image"])
+
+
 def main() -> None:
-    """Train alone, a line of output an epoch, until standard input ends."""
+    """Train alone, a line of output an epoch, until the parent process ends."""
     import torch
 
-    from ensemble.bench.pipelines.baselines import Photographs
     from pipelines.child_processes import end_with_parent
 
     end_with_parent()
-    config = json.loads(sys.argv[1])
+    data, size, batch_size = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    loader: torch.utils.data.DataLoader[torch.Tensor] = torch.utils.data.DataLoader(
-        Photographs(make_pipeline(config["data"], config["size"])),  # type: ignore[arg-type]  # has items
-        batch_size=config["batch_size"],
-        shuffle=True,
-        num_workers=WORKERS,
-        persistent_workers=True,
-        worker_init_fn=_start_worker,
-    )
+    loader = make_dataloader(Photographs(make_pipeline(data, int(size))), int(batch_size), WORKERS)
     net = model({})
     optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
     while True:
@@ -94,12 +97,6 @@ def main() -> None:
             mean.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         print("epoch", flush=True)
-
-
-def _start_worker(_worker: int) -> None:
-    import cv2
-
-    cv2.setNumThreads(0)
 
 
 if __name__ == "__main__":
