@@ -11,14 +11,14 @@ import numpy as np
 
 from pipelines import ipc
 from pipelines.checks import check_address, check_function, check_integer, check_pipeline
-from pipelines.errors import PipelineError, SampleError
+from pipelines.errors import DataOutOfReach, PipelineError, SampleError
 from pipelines.loader.attachment import AttachmentRefused, request_resident
 from pipelines.loader.batch import Batch
 from pipelines.loader.collate import Collate, make_collator
 from pipelines.loader.ragged import assemble
 from pipelines.order import rank_bounds
 from pipelines.prepare.deadly_records import has_deadly
-from pipelines.prepare.fields import GOOD, INDEX, OK
+from pipelines.prepare.fields import GOOD, INDEX, OK, UNREACHED
 from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.shm import ring
 from pipelines.verification.reader import MakeVerification, Stream, Verification, verify_here
@@ -43,6 +43,8 @@ class Resident:
         self._view = view
         if has_deadly(ok := view.columns[OK].tobytes()):
             pipeline.hazards.learn(ok, view.columns[INDEX])
+        if UNREACHED in ok:
+            raise DataOutOfReach("records were out of reach where it was prepared")
         self._ok = view.columns[OK] & GOOD != 0
         failed = np.flatnonzero(~self._ok).tolist()
         if pipeline.on_error == "skip":
@@ -56,7 +58,13 @@ class Resident:
 
     @classmethod
     def prepare(cls, pipeline: Pipeline) -> Resident:
-        """Prepare the set in this process."""
+        """Prepare the set in this process.
+
+        Raises:
+            SampleError: a record cannot be prepared, and `on_error` is "raise".
+            TooManySkipped: more cannot be than may be left out.
+            DataOutOfReach: an outage lasts (`pipelines.prepare.transient`).
+        """
         import torch  # noqa: F401 - before the stages do, so that they run on one thread from the start
 
         layout = ring.Layout(pipeline.fields, len(pipeline))
@@ -192,6 +200,8 @@ def resident(
                 return found
         except ipc.ConnectionLost:
             warnings.warn(f"no feeder answers at {address}: {key!r} is prepared here", stacklevel=2)
+        except DataOutOfReach as error:
+            warnings.warn(f"{key!r} is prepared here: {error}", stacklevel=2)
         except AttachmentRefused as refused:
             if not refused.unsure:
                 raise PipelineError(str(refused)) from None
