@@ -33,7 +33,6 @@ from ensemble.store import (
     format_command,
     is_locked,
     read_events,
-    remove_unused_code,
     write_request,
 )
 from ensemble.store.kept_code import pickle_ensemble
@@ -196,15 +195,12 @@ def submit(
     known = RunDir(choose_free_path(path) if fresh else path)
     code = code or code_of(ensemble)  # before the calls below, which may run the user's code
     training_data(ensemble)  # computes the digests of arrays once, and not in each member's process
-    in_use = {code.fingerprint}
     if known.info_file.exists() and known.info["name"] == ensemble.name and known.events.exists():
         if is_locked(known.events):
             return _follow(known, ensemble, code, on_event)
         state = fold(read_events(known.events))
         check_same(state, ensemble, known.path)  # before the declaration of the run is replaced
         check_code(state, code, known, accept=accept_code)
-        in_use |= {one.code for one in state.members.values() if one.checkpoint and one.code}
-        in_use |= {state.header["code"]} if state.header.get("code") else set()
     if not ensemble.keep_data and runner.name == "ray":
         raise SpecError(
             "Ensemble.keep_data is False: the data are in the memory of one machine, which the nodes of a Ray "
@@ -215,8 +211,6 @@ def submit(
     made = RunDir.create(
         known.path, ensemble, spec_file, code, group_read=group_read, executor=executor, declaration=declaration
     )
-    remove_unused_code(made.path / "code", in_use)
-    made.remove_unused_arrays()
     # What the program changes from here on, or the user in the spec file, is no matter of this run.
     frozen = declaration.load(made.data, is_in_process=runner.in_process)
     del declaration, ensemble  # they hold memory for as long as the run takes

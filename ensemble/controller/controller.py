@@ -264,8 +264,8 @@ class Controller:
         self._loggers.close()
         if self._tally is not None:
             self._tally.close()
+        release_arrays(self.run_dir.data)  # while nobody else has the log
         self._events.close()
-        release_arrays(self.run_dir.data)
 
     def release(self) -> None:
         """Drop everything, once `run` has returned or raised.

@@ -10,6 +10,7 @@ link to such a file, in /proc: it is gone with that process, however it ends.
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -45,7 +46,7 @@ FOLDER = "data"
 #: Ends of the names of files that are kept, and of links to memory.
 KEPT, IN_MEMORY = ".npy", ".memory"
 
-_NAME = re.compile(rb"[\w.]{1,40}-[0-9a-f]{32}\.(?:npy|memory)")
+_NAME = re.compile(r"[\w.]{1,40}-[0-9a-f]{32}\.(?:npy|memory)", re.ASCII)
 _held: dict[Path, int] = {}  # the links of this process, and the descriptors of the memory
 #: Kinds of dtypes that a file of numpy's has as they are: numbers, times, texts of one length, and structures.
 _PLAIN = "biufcmMSUV"
@@ -84,19 +85,20 @@ class Place(NamedTuple):
             StoreError: the file is missing, which a column says when it is read, or was cut off.
         """
         path = folder.absolute() / self.file
-        if not self.is_column:
-            order: Literal["C", "F"] = "F" if self.is_fortran else "C"
-            try:
-                return np.asarray(np.memmap(path, self.dtype, "c", self.offset, self.shape, order))
-            except OSError as error:
-                raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
         try:
+            if path.suffix == IN_MEMORY and not is_held(path):
+                raise FileNotFoundError(errno.ENOENT, "the process that had it in its memory has ended")
             file = File.of(str(path))
-        except OSError:
+        except OSError as error:
+            if not self.is_column:
+                raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
             file = File(str(path), 0, 0)
         else:
             if file.size != self.offset + self.nbytes:
                 raise DamagedError(f"{path} is damaged: it has {file.size} bytes, not {self.offset + self.nbytes}")
+        if not self.is_column:
+            order: Literal["C", "F"] = "F" if self.is_fortran else "C"
+            return np.asarray(np.memmap(path, self.dtype, "c", self.offset, self.shape, order))
         sizes = self.shape if self.is_fortran else self.shape[::-1]
         strides = [self.dtype.itemsize * math.prod(sizes[:n]) for n in range(len(sizes))]
         strides = strides if self.is_fortran else strides[::-1]
@@ -108,9 +110,9 @@ def name_to_digest(file: str) -> str:
     return f"xxh3:{Path(file).stem.rpartition('-')[2]}"
 
 
-def find_names(declaration: bytes) -> set[str]:
-    """The files of the arrays of a pickled declaration."""
-    return {name.decode() for name in _NAME.findall(declaration)}
+def is_name(file: str) -> bool:
+    """Whether a file of the folder `data` has the name of an array's."""
+    return _NAME.fullmatch(file) is not None
 
 
 class DeclarationPickler(Pickler):
@@ -137,14 +139,14 @@ class DeclarationPickler(Pickler):
                 self._columns |= {id(values): name for name, values in obj.list_arrays()}
             self._columns |= {id(values): name for name, values in obj.columns.items()}
         torch = sys.modules.get("torch")
-        if torch is not None and type(obj) is torch.Tensor and _is_plain(obj):
+        if torch is not None and type(obj) is torch.Tensor and _is_plain(obj, is_whole=self._end == KEPT):
             return torch.from_numpy, (obj.numpy(),)
         return super().reducer_override(obj)
 
     def persistent_id(self, obj: Any) -> Any:
         """The place of a large array, else None."""
         kind = type(obj)
-        if kind is MappedArray and _NAME.fullmatch(os.path.basename(obj.file.path).encode()):
+        if kind is MappedArray and is_name(os.path.basename(obj.file.path)):
             self._columns[id(obj)] = os.path.basename(obj.file.path).rpartition("-")[0]
             return self._find_place(obj, obj.array)  # of another run, whose directory may go
         if (
@@ -171,12 +173,17 @@ class DeclarationPickler(Pickler):
         return self.places[id(obj)][1]
 
 
-def _is_plain(tensor: Any) -> bool:
-    """Whether numpy can have a tensor's memory, and nothing is lost by that."""
+def _is_plain(tensor: Any, *, is_whole: bool) -> bool:
+    """Whether numpy can have a tensor's memory, and nothing is lost by that.
+
+    Args:
+        is_whole: leave other orders of the axes, and views of a part of a storage, to torch.
+    """
     if tensor.nbytes < LEAST_BYTES or tensor.requires_grad or tensor.is_sparse or tensor.device.type != "cpu":
         return False
     try:
-        return bool(tensor.numpy().nbytes)
+        array = tensor.numpy()
+        return not is_whole or (array.flags.forc and tensor.untyped_storage().nbytes() == tensor.nbytes)
     except (RuntimeError, TypeError):
         return False
 
@@ -235,12 +242,26 @@ def hold_array(path: Path, array: AnyArray) -> None:
         _held[path] = descriptor
 
 
+def is_held(link: Path) -> bool:
+    """Whether a link leads to the memory for which it was made: its process may have ended, and its number may be
+    another process's, with another file under that descriptor.
+    """
+    try:
+        return os.readlink(os.readlink(link)).removesuffix(" (deleted)") == f"/memfd:{link.name}"
+    except OSError:
+        return False
+
+
 def release_arrays(folder: Path) -> None:
-    """Frees the arrays of a run that this process holds in memory, and removes links that others have left."""
+    """Frees the arrays of a run that this process holds in memory, and removes links to memory that is gone.
+
+    This process has the lock of the run's log.
+    """
     for path in folder.glob(f"*{IN_MEMORY}"):
-        path.unlink(missing_ok=True)
-        if path in _held:
-            os.close(_held.pop(path))
+        if is_name(path.name) and path.is_symlink() and (path in _held or not is_held(path)):
+            path.unlink(missing_ok=True)
+            if path in _held:
+                os.close(_held.pop(path))
 
 
 class DeclarationUnpickler(Unpickler):

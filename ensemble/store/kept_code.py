@@ -18,6 +18,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import uuid
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CODE, _DECLARATION = "code.json", "ensemble.pkl"
+_FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
 
 
@@ -125,10 +127,15 @@ def check_python(declaration: Path, folders: Path) -> None:
     )
 
 
-def remove_unused_code(folder: Path, but: Collection[str]) -> None:
+def is_fingerprint(folder: str) -> bool:
+    """Whether a folder in `code` has the name of one that a run has made."""
+    return _FINGERPRINT.fullmatch(folder) is not None
+
+
+def remove_unused_code(folder: Path, but: Collection[str | None]) -> None:
     """Removes the code that no member trained with."""
-    for each in folder.iterdir() if folder.is_dir() else ():
-        if each.name not in but and each.is_dir() and not each.is_symlink():
+    for each in folder.iterdir():
+        if is_fingerprint(each.name) and each.name not in but and each.is_dir() and not each.is_symlink():
             shutil.rmtree(each)
 
 

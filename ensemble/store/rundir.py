@@ -41,7 +41,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.store.digests import digest_bytes, open_checked
+from ensemble.store.digests import digest_bytes, digest_file, open_checked
 from ensemble.store.errors import DamagedError
 from ensemble.store.events import EventLog
 from ensemble.store.files import (
@@ -59,21 +59,24 @@ from ensemble.store.frozen_arrays import (
     IN_MEMORY,
     KEPT,
     DeclarationUnpickler,
-    find_names,
     hold_array,
+    is_held,
+    is_name,
     name_to_digest,
     release_arrays,
     save_array,
 )
 from ensemble.store.kept_code import (
     check_python,
+    is_fingerprint,
     is_private_module,
     list_code,
     modules_folder,
     pickle_ensemble,
+    remove_unused_code,
     save_code,
 )
-from ensemble.store.log_lines import read_files
+from ensemble.store.log_lines import read_events, read_files
 from ensemble.store.trust import check_modes, check_ownership, explain_distrust
 from ensemble.user_code.bytecode import without_bytecode
 from ensemble.user_code.fingerprint import Code, code_of
@@ -238,6 +241,8 @@ class RunDir:
         In an existing directory, `run.json` stays and the declaration is replaced by the present one. The log has
         the digests of the files before they are written.
 
+        Code and arrays are removed that neither this declaration nor a member with a checkpoint has.
+
         Args:
             code: the ensemble's, where it is known.
             executor: with which it is started first; a resume uses it where the log has lost the last start.
@@ -278,13 +283,14 @@ class RunDir:
                 }
                 files[run_dir.info_file] = encode_json(info)
             with EventLog(run_dir.events) as events:
-                run_dir.log_files(events, {**known, **files}, info, arrays)
+                run_dir.log_files(events, {**known, **files}, info, declaration.arrays)
                 release_arrays(run_dir.data)
                 for path, array in arrays.items():
                     (save_array if path.suffix == KEPT else hold_array)(path, array)
                 save_code(known, run_dir.ensemble_file)
                 for path in set(files) - {run_dir.ensemble_file}:
                     write_bytes(path, files[path])
+                run_dir._remove_unused(code.fingerprint)
         except OSError as error:
             raise make_write_error(run_dir.path, error, PROBE_BYTES + needed) from None
         return run_dir
@@ -294,23 +300,30 @@ class RunDir:
         events: EventLog,
         files: Mapping[Path, bytes],
         info: Mapping[str, Any] | None,
-        arrays: Iterable[Path] = (),
+        arrays: Iterable[str] | None = None,
     ) -> None:
         """Log what is about to be written of the declaration and the code.
 
         Args:
             info: what run.json is to say; None where it stays.
-            arrays: the files of arrays, which have their digests in their names.
+            arrays: the files in `data` of the declaration, which have their digests in their names; None where
+                it is not among the files.
         """
-        digests = {path: digest_bytes(content) for path, content in files.items()}
-        digests |= {path: name_to_digest(path.name) for path in arrays if path.suffix == KEPT}
-        named = {str(path.relative_to(self.path)): digest for path, digest in digests.items()}
-        events.append("code_saved", files=named, info=info)
+        named = {str(path.relative_to(self.path)): digest_bytes(content) for path, content in files.items()}
+        named |= {f"{self.data.name}/{name}": name_to_digest(name) for name in arrays or () if name.endswith(KEPT)}
+        of_declaration = {} if arrays is None else {"arrays": sorted(arrays)}
+        events.append("code_saved", files=named, info=info, **of_declaration)
+
+    def _list_names(self, *declarations: Path) -> set[str]:
+        """The files in `data` of declarations, by the log; all it has where it does not know the declaration."""
+        known = read_files(self.events)
+        every = [path.name for file in known.files if (path := self.path / file).parent == self.data]
+        digests = (digest_file(path) for path in declarations if path.is_file())
+        return {name for digest in digests for name in known.arrays.get(digest, every)}
 
     def list_arrays(self) -> set[Path]:
         """The files of the arrays of the declarations that are kept, whether they are there or not."""
-        kept = [self.ensemble_file, *self.path.glob("code/*/ensemble.pkl")]
-        names = {name for file in kept if file.is_file() for name in find_names(file.read_bytes())}
+        names = self._list_names(self.ensemble_file, *self.path.glob("code/*/ensemble.pkl"))
         return {self.data / name for name in names if name.endswith(KEPT)}
 
     def check_arrays(self) -> None:
@@ -319,8 +332,8 @@ class RunDir:
         Raises:
             StoreError: it was not to keep them, and no process holds them.
         """
-        names = find_names(self.ensemble_file.read_bytes()) if self.ensemble_file.exists() else set[str]()
-        gone = sorted(name for name in names if name.endswith(IN_MEMORY) and not (self.data / name).exists())
+        names = self._list_names(self.ensemble_file)
+        gone = sorted(name for name in names if name.endswith(IN_MEMORY) and not is_held(self.data / name))
         if gone:
             columns = ", ".join(dict.fromkeys(name.rpartition("-")[0] for name in gone))
             again = format_command("run", "SPEC.py", "--run-dir", self.path)
@@ -329,10 +342,24 @@ class RunDir:
                 f"makes them again, goes on with it: {again}"
             )
 
-    def remove_unused_arrays(self) -> None:
-        """Remove the arrays that no kept declaration has."""
-        for path in set(self.data.glob("*.npy")) - self.list_arrays():
-            path.unlink()
+    def _remove_unused(self, code: str) -> None:
+        """Remove code of no member and arrays of no declaration, of those that the run has saved by its log.
+
+        Args:
+            code: fingerprint of what is needed beside it. This process holds the lock of the log.
+        """
+        from ensemble.store.event_handlers import fold
+
+        if any(is_fingerprint(each.name) and each.name != code for each in self.code(code).parent.iterdir()):
+            state = fold(read_events(self.events))
+            members = {one.code for one in state.members.values() if one.checkpoint and one.code}
+            remove_unused_code(self.code(code).parent, {code, *members, state.header.get("code")})
+        known = read_files(self.events)
+        saved = {self.data / name for names in known.arrays.values() for name in names}
+        saved |= {path for file in known.files if (path := self.path / file).parent == self.data}
+        for path in saved - self.list_arrays():
+            if path.suffix == KEPT and is_name(path.name):
+                path.unlink(missing_ok=True)
 
     def check_is_free(self, ensemble: Ensemble) -> None:
         """Check that the directory can have a run of this ensemble: it is empty, is not there, or has one already.
@@ -352,7 +379,10 @@ class RunDir:
         """Raises for a directory with files that are no run's; the remains of a failed start are accepted."""
         if not self.path.is_dir():
             return
-        ours = {"members", "requests", "code", "data", "lost+found"}
+        ours = {"members", "requests", "lost+found"}
+        for folder, is_ours in ((self.path / "code", is_fingerprint), (self.data, is_name)):
+            if folder.is_dir() and all(is_ours(each.name) or each.name[0] == "." for each in folder.iterdir()):
+                ours.add(folder.name)
         ours |= {self.ensemble_file.name, self.spec_file.name, self.events.name}
         names = sorted(each.name for each in self.path.iterdir())
         foreign = [name for name in names if name not in ours and not name.startswith(".")]
@@ -447,7 +477,7 @@ class RunDir:
         Raises:
             DamagedError: it is not; the message ends with the remedy.
         """
-        known = read_files(self.events).get(str(path.relative_to(self.path)), [])
+        known = read_files(self.events).files.get(str(path.relative_to(self.path)), [])
         try:
             with open_checked(path, known[-1] if known else None, known) as name:
                 yield name
