@@ -39,6 +39,7 @@ from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
+from pipelines.library_settings import apply_settings, find_settings, keep_settings
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class DrivenRun(Run):
         self._waiter: threading.Thread | None = None
         self._error: BaseException | None = None
         self._threaded = threaded
+        self.settings = find_settings()  # of libraries, of those that submitted the run
         # An event instead of `join`: a signal that interrupts `join` makes Python 3.11 regard the thread as ended.
         self._over = threading.Event()
         if threaded:
@@ -115,7 +117,10 @@ class DrivenRun(Run):
     def _run(self) -> None:
         assert self._controller is not None
         try:
-            self._controller.run()
+            with contextlib.nullcontext() if self._threaded else keep_settings():
+                if not self._threaded:  # members train in this process
+                    apply_settings(self.settings)
+                self._controller.run()
         except BaseException as error:
             self._error = error
         finally:
@@ -227,6 +232,7 @@ def choose_free_path(path: str | os.PathLike[str]) -> Path:
     return free
 
 
+@keep_settings()
 def resume(
     run_dir: str | os.PathLike[str],
     executor: str | None = None,
@@ -268,7 +274,7 @@ def resume(
     restore_files(known, state)
     runner = make_executor(executor or state.executor or known.info.get("executor") or "ray")
     known.check_arrays()
-    ensemble, extension = known.load_ensemble(), None
+    ensemble, extension = known.load_ensemble(takes_settings=True), None
     if epochs is not None:
         extension = plan_extension(known, state, ensemble, epochs)
         for note in [] if extension is None else extension.notes:

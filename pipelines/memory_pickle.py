@@ -23,7 +23,7 @@ from typing import Any
 import cloudpickle
 
 from pipelines.errors import PipelineError
-from pipelines.library_settings import SettingsOfProcess
+from pipelines.library_settings import apply_settings, find_settings
 
 _ALIGN = 64
 
@@ -84,9 +84,9 @@ def dump(value: Any) -> int:
     """
     buffers: list[pickle.PickleBuffer] = []
     with io.BytesIO() as file, _errors_in_words():
-        Pickler(file, protocol=5, buffer_callback=buffers.append).dump((SettingsOfProcess(), value))
+        Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
         body = memoryview(file.getvalue())
-    parts = [body, *(buffer.raw() for buffer in buffers)]
+    parts = [memoryview(pickle.dumps(find_settings())), body, *(buffer.raw() for buffer in buffers)]
     header = struct.pack(f"<Q{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
     fd = os.memfd_create("payload", os.MFD_CLOEXEC)
     offset = 0
@@ -100,7 +100,7 @@ def dump(value: Any) -> int:
 
 
 def load(fd: int) -> Any:
-    """Reads an object from a memory file that `dump` wrote, with the library settings of the process that did.
+    """Reads an object from a memory file that `dump` wrote; this process gets the library settings of that one.
 
     Its large arrays are views of the file; a page is copied when it is first written to.
     """
@@ -112,8 +112,8 @@ def load(fd: int) -> Any:
     for size in sizes:
         parts.append(memory[offset : offset + size])
         offset = _aligned(offset + size)
-    _, value = pickle.loads(parts[0], buffers=parts[1:])
-    return value
+    apply_settings(pickle.loads(parts[0]))
+    return pickle.loads(parts[1], buffers=parts[2:])
 
 
 #: How to make a thing picklable that is not.

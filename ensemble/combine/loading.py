@@ -23,6 +23,7 @@ from ensemble.combine.tasks.stacks import PointStacker
 from ensemble.spec import COMBINERS, Recipe, unknown_name
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.user_code.fingerprint import code_of
+from pipelines.library_settings import keep_settings
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@keep_settings()
 def load(
     run_dir: str | os.PathLike[str],
     combine: str | Combine | None = None,
@@ -69,7 +71,7 @@ def load(
     run = RunDir(run_dir)
     state = fold(read_events(run.events))
     # of the last start: a declaration that came after it, and did not start, trained nobody
-    ensemble = run.load_ensemble(state.header.get("code"))
+    ensemble = run.load_ensemble(state.header.get("code"), takes_settings=True)
     recipe = ensemble.recipe
     if not isinstance(recipe, Recipe):
         raise CombineError(
@@ -280,8 +282,10 @@ def _load_recipes(run: RunDir, state: RunState, ensemble: Ensemble, names: Seque
     for name in names:
         code = state.members[name].code
         if code not in known:
-            kept = ensemble if code in (None, state.header.get("code")) else run.load_ensemble(code)
-            _check_code(run, kept, code, name)
+            with keep_settings():  # which are part of the code
+                is_latest = code in (None, state.header.get("code"))
+                kept = ensemble if is_latest else run.load_ensemble(code, takes_settings=True)
+                _check_code(run, kept, code, name)
             assert isinstance(kept.recipe, Recipe)
             known[code] = kept.recipe
     return {name: known[state.members[name].code] for name in names}

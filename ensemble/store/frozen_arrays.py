@@ -30,7 +30,7 @@ from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.files import write_atomically
 from ensemble.store.old_names import Unpickler
 from pipelines.fingerprint import is_ours
-from pipelines.library_settings import SettingsOfProcess
+from pipelines.library_settings import apply_settings, find_settings
 from pipelines.memory_pickle import Pickler
 from pipelines.sources._arrays import Arrays
 from pipelines.sources._files import File
@@ -278,9 +278,12 @@ class DeclarationUnpickler(Unpickler):
         self._folder, self._shared = folder, shared or []
 
     def load(self) -> Any:
-        """Returns the declaration, when this process has the library settings that were pickled before it."""
+        """Returns the declaration, and applies the library settings that were pickled before it."""
         loaded = super().load()
-        return loaded[1] if isinstance(loaded, tuple) else loaded  # earlier versions wrote no settings
+        if not isinstance(loaded, dict):  # earlier versions wrote no settings
+            return loaded
+        apply_settings(loaded)
+        return super().load()
 
     def persistent_load(self, pid: Any) -> Any:
         """An array that is not in the pickle, or an object of this process."""
@@ -300,7 +303,8 @@ class Declaration:
         self._keeps_data = getattr(ensemble, "keep_data", True)
         with io.BytesIO() as file:
             pickler = DeclarationPickler(file, keeps_data=self._keeps_data)
-            pickler.dump((SettingsOfProcess(), ensemble))
+            pickler.dump(find_settings())
+            pickler.dump(ensemble)
             self.content, self.arrays, self._places = file.getvalue(), pickler.arrays, pickler.places
 
     def load(self, folder: Path, *, is_in_process: bool = False) -> Any:

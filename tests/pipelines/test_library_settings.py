@@ -14,7 +14,7 @@ from PIL import ImageFile
 
 from pipelines import Pipeline, memory_pickle, sources
 from pipelines.child_processes import child_environment
-from pipelines.library_settings import find_settings
+from pipelines.library_settings import apply_settings, find_settings, keep_settings
 
 torch = pytest.importorskip("torch")
 
@@ -69,3 +69,14 @@ def test_a_setting_that_changes_samples_is_part_of_what_is_compared(monkeypatch:
     assert fingerprints() == usual, "no sample depends on it"
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     assert {name for name, digest in fingerprints().items() if usual[name] != digest} == {"stage 0 abs('x')"}
+
+
+def test_a_process_takes_on_the_settings_of_a_run_and_no_others(settings: None) -> None:
+    found = find_settings()
+    with keep_settings():
+        apply_settings({"torch.set_default_dtype": "torch.bfloat16"})
+        assert find_settings() == {"torch.set_default_dtype": "torch.bfloat16"}, (
+            "what is not named has its default"
+        )
+        assert not ImageFile.LOAD_TRUNCATED_IMAGES
+    assert find_settings() == found
