@@ -116,9 +116,10 @@ def add_run_options(parser: argparse.ArgumentParser, *, fresh: bool = True) -> N
     trust = "load code from files that their group may write, such as on a shared volume"
     parser.add_argument("--trust-group", action="store_true", help=trust)
     trust = (
-        "load code from where anybody may write, such as on a file system without modes (WSL's /mnt/c, exFAT, SMB)"
+        "load code from below this folder although anybody may write there, as on a file system without modes "
+        "(WSL's /mnt/c, exFAT, SMB)"
     )
-    parser.add_argument("--trust-folder", action="store_true", help=trust)
+    parser.add_argument("--trust-folder", metavar="FOLDER", help=trust)
     allow = (
         "exit with 0 although some members failed or could not be combined, as long as one finished (otherwise 3)"
     )

@@ -70,8 +70,9 @@ def submit(options: argparse.Namespace) -> int:
     name = options.name or spec.stem
     run_dir = Path(options.run_dir or Path("runs") / name).expanduser().absolute()
     given = vars(options)
-    flags = ["--accept-code", "--fresh", "--trust-group", "--trust-folder", "--allow-failed", "--dashboard"]
+    flags = ["--accept-code", "--fresh", "--trust-group", "--allow-failed", "--dashboard"]
     page = [] if options.dashboard_port is None else ["--dashboard-port", str(options.dashboard_port)]
+    trust = [] if options.trust_folder is None else ["--trust-folder", os.path.abspath(options.trust_folder)]
     jobs = JobClient(options.address)
     id, fresh = jobs.submit(
         spec,
@@ -79,7 +80,7 @@ def submit(options: argparse.Namespace) -> int:
         run_dir=run_dir,
         settings=options.set,
         working_dir=Path(options.working_dir).expanduser() if options.working_dir else None,
-        flags=[*(flag for flag in flags if given[flag.lstrip("-").replace("-", "_")]), *page],
+        flags=[*(flag for flag in flags if given[flag.lstrip("-").replace("-", "_")]), *page, *trust],
     )
     if not fresh:
         print(f"ensemble: the job {id} is running already", file=sys.stderr)
@@ -94,8 +95,8 @@ def _apply_trust(options: argparse.Namespace) -> None:
 
     if options.trust_group:
         trust_group()
-    if options.trust_folder:
-        trust_folder()
+    if options.trust_folder is not None:
+        trust_folder(Path(options.trust_folder))
 
 
 def _switch_on_ray_dashboard(options: argparse.Namespace) -> None:

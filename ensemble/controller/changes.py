@@ -32,6 +32,7 @@ _LIBRARIES = {
     "simplejpeg": "decoded images",
     "optuna": "what the sampler proposes",
 }
+_USED_BY_ALL = {"torch", "numpy"}
 _ANEW = "--fresh starts anew beside this run (fresh=True in Python)"
 
 
@@ -122,17 +123,20 @@ def check_versions(state: RunState, path: Path, *, accept: bool) -> None:
     """Say which libraries have another version than when the run was last started, and what may differ.
 
     Raises:
-        StoreError: the major version of one is another, members have been trained, and `accept` is False.
+        StoreError: the major version of torch or NumPy, which every member uses, is another, members have been
+            trained, and `accept` is False.
     """
     then, now = state.header.get("versions") or {}, versions()
-    changed = [name for name in _LIBRARIES if None not in (then.get(name), now[name]) and then[name] != now[name]]
+    unused = {"optuna"} if state.header.get("mode") != "search" else set[str]()
+    known = [name for name in _LIBRARIES if name not in unused and None not in (then.get(name), now[name])]
+    changed = [name for name in known if then[name] != now[name]]
     trained = [member.id for member in state.members.values() if member.checkpoint]
     if not changed or not trained:
         return
     text = ", ".join(
         f"{name} was {then[name]}, is {now[name]} ({_LIBRARIES[name]} may differ)" for name in changed
     )
-    if not accept and any(_find_major(then[name]) != _find_major(now[name]) for name in changed):
+    if not accept and any(_find_major(then[name]) != _find_major(now[name]) for name in {*changed} & _USED_BY_ALL):
         raise StoreError(
             f"{path}: {text} since {abbreviate(trained)} trained with it; install the earlier major version, "
             f"--accept-code goes on with this one (accept_code=True in Python), {_ANEW}"

@@ -41,6 +41,7 @@ from ensemble.store.frozen_arrays import release_arrays
 from ensemble.store.member_log import shorten
 from ensemble.store.verification import FileCheck, list_digests
 from ensemble.train.data_identity import training_data
+from ensemble.train.kernel_caches import remove_empty
 from ensemble.user_code.fingerprint import Code, code_of
 from pipelines.library_settings import find_settings
 
@@ -254,6 +255,7 @@ class Controller:
 
     def _close(self) -> None:
         self.executor.close()
+        remove_empty(self.run_dir.path)
         for member in self.state.members:
             try:
                 shorten(self.run_dir.log(member))

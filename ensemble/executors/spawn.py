@@ -20,7 +20,7 @@ from ensemble.executors.mps import make_client_environment
 from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.store.events import has_locks
 from ensemble.train.job import Job
-from ensemble.train.kernel_caches import name_kernel_caches
+from ensemble.train.kernel_caches import find_folder, name_kernel_caches
 from ensemble.train.node_checks import NODE_DIRECTORY
 from pipelines import ipc
 from pipelines.child_processes import child_environment, make_rank_environment, reap
@@ -236,7 +236,7 @@ def make_node_environment(directory: Path) -> dict[str, str]:
     directory as soon as an optimizer is imported; Triton and CUDA write to the user's home.
     """
     kept = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"}
-    caches = {name: os.environ.get(name) or str(directory / folder) for name, folder in kept.items()}
+    caches = {name: find_folder(name) or str(directory / folder) for name, folder in kept.items()}
     return {**caches, NODE_DIRECTORY: str(directory)}
 
 

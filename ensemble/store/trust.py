@@ -21,7 +21,8 @@ from ensemble.store.files import StoreError
 
 #: Set to 1, also for the processes that are started here: what a group may write is trusted.
 TRUST_GROUP = "ENSEMBLE_TRUST_GROUP"
-#: Set to 1, also for the processes that are started here: what anybody may write is trusted.
+#: Folders, separated as in PATH, also for the processes that are started here: what anybody may write there is
+#: trusted.
 TRUST_FOLDER = "ENSEMBLE_TRUST_FOLDER"
 
 
@@ -30,9 +31,10 @@ def trust_group() -> None:
     os.environ[TRUST_GROUP] = "1"
 
 
-def trust_folder() -> None:
-    """Trusts files whoever may write them, from now on, in this process and in those that it starts."""
-    os.environ[TRUST_FOLDER] = "1"
+def trust_folder(path: Path) -> None:
+    """Trusts files below a folder, whoever may write them: from now on, in processes started here, too."""
+    known = os.environ.get(TRUST_FOLDER)
+    os.environ[TRUST_FOLDER] = os.pathsep.join([*([known] if known else []), os.path.realpath(path)])
 
 
 def check_ownership(path: Path, found: os.stat_result) -> None:
@@ -41,7 +43,7 @@ def check_ownership(path: Path, found: os.stat_result) -> None:
     Raises:
         StoreError: it is another user's who is not root, or `explain_distrust` says why.
     """
-    if found.st_uid not in (os.geteuid(), 0) and not _is_folder_trusted():
+    if found.st_uid not in (os.geteuid(), 0) and not _is_in_trusted_folder(path):
         raise StoreError(f"{path} belongs to another user (uid {found.st_uid}); its code is not run: copy the run")
     why = explain_distrust(path, found)
     if why is not None:
@@ -50,12 +52,12 @@ def check_ownership(path: Path, found: os.stat_result) -> None:
 
 def explain_distrust(path: Path, found: os.stat_result) -> str | None:
     """Returns which other users may write a path, so that its code must not run; None where none may."""
-    if _is_folder_trusted():
+    if _is_in_trusted_folder(path):
         return None
     if found.st_mode & stat.S_IWOTH:
         return (
             f"{path} can be written by everyone; its code is not run: `chmod o-w {path}` if you trust it, or, on "
-            f"a file system without modes, --trust-folder (in Python, {TRUST_FOLDER}=1 in the environment)"
+            f"a file system without modes, --trust-folder FOLDER (in Python, {TRUST_FOLDER} in the environment)"
         )
     if found.st_mode & stat.S_IWGRP and os.environ.get(TRUST_GROUP) != "1" and not _is_private(found):
         return (
@@ -75,16 +77,17 @@ def check_modes(path: Path, descriptor: int) -> None:
     Raises:
         StoreError: its file system has no modes, and the user has not said that the folder is trusted.
     """
-    if os.fstat(descriptor).st_mode & stat.S_IWOTH and not _is_folder_trusted():
+    if os.fstat(descriptor).st_mode & stat.S_IWOTH and not _is_in_trusted_folder(path):
         raise StoreError(
             f"{path} is on a file system without modes, such as WSL's /mnt/c, exFAT or SMB: everyone may write "
-            "there what workers then run; choose a run directory elsewhere, or --trust-folder if you trust all "
-            f"who can write it (in Python, {TRUST_FOLDER}=1 in the environment)"
+            "there what workers then run; choose a run directory elsewhere, or --trust-folder FOLDER if you trust "
+            f"all who can write it (in Python, {TRUST_FOLDER} in the environment)"
         )
 
 
-def _is_folder_trusted() -> bool:
-    return os.environ.get(TRUST_FOLDER) == "1"
+def _is_in_trusted_folder(path: Path) -> bool:
+    folders = [each for each in os.environ.get(TRUST_FOLDER, "").split(os.pathsep) if each]
+    return any(Path(os.path.realpath(path)).is_relative_to(os.path.realpath(each)) for each in folders)
 
 
 def _is_private(found: os.stat_result) -> bool:

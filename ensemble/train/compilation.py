@@ -23,11 +23,11 @@ def compile_forward(model: nn.Module, options: Mapping[str, Any], run_dir: Path)
         options: the `name` of the mode and the `backend`, as `ensemble.spec.loops` resolves them.
         run_dir: where kernels are kept, unless the environment names a place.
     """
-    # torch limits how often it compiles one function, and members before this one in the process may share it.
-    torch.compiler.reset()
     release_caches()
     for variable, folder in name_kernel_caches(run_dir).items():
         os.environ[variable] = _set_here[variable] = folder
+    # torch limits how often it compiles one function, and members before this one in the process may share it.
+    torch.compiler.reset()
     model.forward = torch.compile(model.forward, mode=options["name"], backend=options["backend"])
 
 

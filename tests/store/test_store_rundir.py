@@ -237,7 +237,7 @@ def test_a_folder_without_modes_is_refused_before_anything_is_made_there_or_trus
             RunDir.create(mounted / "run", ensemble())
         assert not any(below.iterdir())
         with monkeypatch.context() as trusting:
-            trusting.setenv("ENSEMBLE_TRUST_FOLDER", "1")
+            trusting.setenv("ENSEMBLE_TRUST_FOLDER", f"{tmp_path / 'elsewhere'}:{mounted}")
             assert RunDir.create(mounted / "run", ensemble()).load_ensemble().name == ensemble().name
         with pytest.raises(StoreError, match=r"can be written by everyone.*--trust-folder"):
             RunDir(mounted / "run").load_ensemble()

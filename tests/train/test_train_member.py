@@ -176,7 +176,7 @@ def test_a_log_that_cannot_be_written_ends_no_member(tmp_path: Path, capsys: pyt
 
 
 def test_a_resume_tells_the_last_epoch_again_with_its_start(tmp_path: Path) -> None:
-    first = train(tmp_path, inbox=cases.Script(8, "stop"))[1]
+    first = train(tmp_path, inbox=cases.Script(11, "stop"))[1]
     assert "last_epoch" not in of(first, "started")[0]
     (epoch,) = of(first, "epoch")
     told = {name: value for name, value in epoch.items() if name not in ("type", "member", "attempt")}

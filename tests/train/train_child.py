@@ -135,7 +135,7 @@ def own_loop(member: Any) -> None:
 
 
 class Script(Inbox):
-    """Answers the n-th time that it is asked (once a step, once an epoch) with a command."""
+    """Answers the n-th time that it is asked (once a step, an evaluated batch, an epoch) with a command."""
 
     def __init__(self, at: int | None, command: str) -> None:
         super().__init__()
