@@ -17,7 +17,7 @@ import pickle
 import struct
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import cloudpickle
@@ -73,8 +73,11 @@ def _is_importable(cached: Any) -> bool:
     return found is cached
 
 
-def dump(value: Any) -> int:
+def dump(value: Any, settings: Mapping[str, Any] | None = None) -> int:
     """Writes an object to a new memory file.
+
+    Args:
+        settings: of libraries, which a process has that loads it; None for those of this process.
 
     Returns:
         The file's descriptor, which the caller closes.
@@ -86,7 +89,8 @@ def dump(value: Any) -> int:
     with io.BytesIO() as file, _errors_in_words():
         Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
         body = memoryview(file.getvalue())
-    parts = [memoryview(pickle.dumps(find_settings())), body, *(buffer.raw() for buffer in buffers)]
+    applied = memoryview(pickle.dumps(find_settings() if settings is None else settings))
+    parts = [applied, body, *(buffer.raw() for buffer in buffers)]
     header = struct.pack(f"<Q{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
     fd = os.memfd_create("payload", os.MFD_CLOEXEC)
     offset = 0
@@ -100,7 +104,7 @@ def dump(value: Any) -> int:
 
 
 def load(fd: int) -> Any:
-    """Reads an object from a memory file that `dump` wrote; this process gets the library settings of that one.
+    """Reads an object from a memory file that `dump` wrote; this process gets the library settings in it, for good.
 
     Its large arrays are views of the file; a page is copied when it is first written to.
     """

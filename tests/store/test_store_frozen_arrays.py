@@ -24,7 +24,6 @@ from ensemble.store.frozen_arrays import LEAST_BYTES, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import verify
 from pipelines import Pipeline, memory_pickle
-from pipelines.library_settings import keep_settings
 from pipelines.sources import arrays
 from pipelines.sources._mapped import MappedArray
 
@@ -160,12 +159,12 @@ def test_a_folder_of_the_user_is_no_run_directory_whatever_its_folders_are_calle
 
 @pytest.mark.parametrize("keep_data", [True, False])
 def test_the_files_of_arrays_are_known_whatever_the_columns_are_called(tmp_path: Path, keep_data: bool) -> None:
-    columns: dict[str, Any] = {"a" * n: make_array(LEAST_BYTES) * n for n in range(1, 41)}
+    columns: dict[str, Any] = {"a" * n: make_array(LEAST_BYTES) * n for n in range(1, 46)}
     declared = declare(Pipeline(arrays(**columns)), keep_data=keep_data)
     for _ in range(2):
         run = RunDir.create(tmp_path, declared)
         run.check_arrays()
-        assert len(list(run.data.iterdir())) == 40
+        assert len(list(run.data.iterdir())) == 45
         assert run.list_arrays() == ({*run.data.iterdir()} if keep_data else set())
     loaded = run.load_ensemble().train.source
     assert all(loaded.columns[name].array[0, 0] == len(name) for name in columns)
@@ -217,29 +216,6 @@ def test_a_run_that_keeps_no_data_holds_them_in_memory_and_goes_on_by_its_spec_o
     ensemble.submit(declared, run.path, executor="inline").wait()
     assert fold(read_events(run.events)).members["member-0"].state == "finished"
     assert all(each.is_sound for each in verify(run)) and ensemble.load(run.path, combine="average").members
-
-
-def test_runs_have_the_library_settings_that_they_were_submitted_with_and_the_user_keeps_his(
-    tmp_path: Path,
-) -> None:
-    records = arrays(x=make_array(ROWS * 16).astype(float), label=np.arange(ROWS) % 2)
-    double = Pipeline(records).map(lambda each: each)
-    plain = Pipeline(records).map(lambda each: {**each, "x": each["x"].astype(np.float32)})
-    dtypes = {"double": torch.float64, "plain": torch.float32}
-    for name, pipeline in {"double": double, "plain": plain}.items():
-        with keep_settings():
-            torch.set_default_dtype(dtypes[name])
-            ensemble.submit(declare(pipeline), tmp_path / name, "inline").wait()
-    assert torch.get_default_dtype() == torch.float32
-    for name in ("double", "plain"):
-        RunDir(tmp_path / name).load_ensemble()
-        model = ensemble.load(tmp_path / name, members=["member-0"], combine="average")
-        assert next(model.parameters()).dtype == dtypes[name] and torch.get_default_dtype() == torch.float32
-        ensemble.resume(tmp_path / name, "inline", epochs=2).wait()
-        assert torch.get_default_dtype() == torch.float32
-    assert fold(read_events(RunDir(tmp_path / "double").events)).header["settings"] == {
-        "torch.set_default_dtype": "torch.float64"
-    }
 
 
 def test_what_is_kept_of_a_run_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
