@@ -82,7 +82,7 @@ class Place(NamedTuple):
         """Returns the array in the folder of a run.
 
         Raises:
-            StoreError: the file is missing, which a column says when it is read, or was cut off.
+            DamagedError: the file is missing, which a column says when it is read, or was cut off.
         """
         path = folder.absolute() / self.file
         try:
@@ -91,7 +91,7 @@ class Place(NamedTuple):
             file = File.of(str(path))
         except OSError as error:
             if not self.is_column:
-                raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
+                raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from None
             file = File(str(path), 0, 0)
         else:
             if file.size != self.offset + self.nbytes:
@@ -183,7 +183,7 @@ def _is_plain(tensor: Any, *, is_whole: bool) -> bool:
         return False
     try:
         array = tensor.numpy()
-        return not is_whole or (array.flags.forc and tensor.untyped_storage().nbytes() == tensor.nbytes)
+        return not vars(tensor) and (not is_whole or (array.flags.forc and tensor.untyped_storage().nbytes() == tensor.nbytes))
     except (RuntimeError, TypeError):
         return False
 
@@ -232,14 +232,12 @@ def hold_array(path: Path, array: AnyArray) -> None:
     Raises:
         OSError: there is no room.
     """
-    if path not in _held:
-        descriptor = os.memfd_create(path.name, os.MFD_CLOEXEC)
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            np.lib.format.write_array(file, array, allow_pickle=False)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
-        _held[path] = descriptor
+    descriptor = _held[path] = os.memfd_create(path.name, os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(_describe_memory(descriptor))
 
 
 def is_held(link: Path) -> bool:
@@ -257,11 +255,18 @@ def release_arrays(folder: Path) -> None:
 
     This process has the lock of the run's log.
     """
+    for path in [path for path in list(_held) if path.parent == folder]:
+        descriptor = _held.pop(path)
+        if path.is_symlink() and os.readlink(path) == _describe_memory(descriptor):
+            path.unlink()
+        os.close(descriptor)
     for path in folder.glob(f"*{IN_MEMORY}"):
-        if is_name(path.name) and path.is_symlink() and (path in _held or not is_held(path)):
+        if is_name(path.name) and path.is_symlink() and not is_held(path):
             path.unlink(missing_ok=True)
-            if path in _held:
-                os.close(_held.pop(path))
+
+
+def _describe_memory(descriptor: int) -> str:
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 class DeclarationUnpickler(Unpickler):

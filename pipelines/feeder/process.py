@@ -199,7 +199,7 @@ def spawn(
         start_timeout_s: how long to wait; None does not wait (`FeederProcess.wait`).
         deadly: for `"ring"` and each resident set, index -> code (`pipelines.prepare.deadly_records`) of records
             that must not be prepared, in addition to those that the pipelines know.
-        settings: of libraries (`pipelines.library_settings.find_settings`) that it has; None for those of this process.
+        settings: of libraries (`find_settings`) that it has; None for those of this process.
         options: arguments of `Feeder`.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from ensemble.cli.parser import main
 from ensemble.spec import Ensemble, Recipe
 from ensemble.spec.spec_file import load_spec
 from ensemble.store import DamagedError, RunDir, StoreError, fold, read_events
-from ensemble.store.frozen_arrays import LEAST_BYTES, release_arrays
+from ensemble.store.frozen_arrays import LEAST_BYTES, hold_array, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import verify
 from pipelines import Pipeline, memory_pickle
@@ -372,8 +373,19 @@ def test_a_killed_process_leaves_nothing_of_data_that_are_not_kept(tmp_path: Pat
                 run.check_arrays()
 
 
+def test_arrays_in_memory_are_there_again_when_the_folder_of_the_run_was_removed(tmp_path: Path) -> None:
+    declared = declare(Pipeline(arrays(x=make_array(ROWS * 16), label=np.arange(ROWS))), keep_data=False)
+    for _ in range(2):
+        run = RunDir.create(tmp_path / "run", declared)
+        run.check_arrays()
+        assert run.load_ensemble().train.source.columns["x"].array.all()
+        shutil.rmtree(run.path)
+    release_arrays(run.data)
+
+
 def test_a_link_to_the_memory_of_another_process_is_removed_when_that_has_ended(tmp_path: Path) -> None:
     name = f"x-{'0' * 32}.memory"
+    hold_array(tmp_path / name, np.zeros(3))  # the other process takes its place
     code = (
         "import sys, numpy; from pathlib import Path; from ensemble.store.frozen_arrays import hold_array; "
         f"hold_array(Path({str(tmp_path / name)!r}), numpy.zeros(3)); print(flush=True); sys.stdin.read()"
@@ -403,5 +415,8 @@ def test_tensors_keep_the_order_of_their_axes_and_what_a_function_holds_says_whe
         assert torch.equal(seen[name], tensor) and seen[name].stride() == tensor.stride()
     (file,) = run.data.iterdir()
     os.truncate(file, 1000)
-    with pytest.raises(DamagedError, match="is damaged: it has 1000 bytes"):
+    with pytest.raises(DamagedError, match=rf"^{file} is damaged: it has 1000 bytes.*; `ensemble run SPEC`"):
+        run.load_ensemble()
+    file.unlink()
+    with pytest.raises(DamagedError, match=rf"^{file} cannot be read: No such file.*; `ensemble run SPEC`"):
         run.load_ensemble()
