@@ -104,7 +104,7 @@ def dump(value: Any, settings: Mapping[str, Any] | None = None) -> int:
 
 
 def load(fd: int) -> Any:
-    """Reads an object from a memory file that `dump` wrote. This process keeps the library settings that are in it.
+    """Reads an object from a memory file that `dump` wrote; this process gets the library settings in it.
 
     Its large arrays are views of the file; a page is copied when it is first written to.
     """

@@ -182,10 +182,10 @@ def _is_plain(tensor: Any, *, is_whole: bool) -> bool:
     if tensor.nbytes < LEAST_BYTES or tensor.requires_grad or tensor.is_sparse or tensor.device.type != "cpu":
         return False
     try:
-        array = tensor.numpy()
-        return not vars(tensor) and (not is_whole or (array.flags.forc and tensor.untyped_storage().nbytes() == tensor.nbytes))
+        flags, nbytes = tensor.numpy().flags, tensor.untyped_storage().nbytes()
     except (RuntimeError, TypeError):
         return False
+    return not vars(tensor) and (not is_whole or (flags.forc and nbytes == tensor.nbytes))
 
 
 class _Digest:
