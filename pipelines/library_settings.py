@@ -115,7 +115,7 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
     for setting in _SETTINGS:  # all: one of torch's stands for several, which may be set otherwise
         if setting.name in settings:
             importlib.import_module(setting.module)
-    for setting in _SETTINGS:
+    for setting in (*_SETTINGS, *_SETTINGS):  # twice: some can be read only when others have been set
         module = sys.modules.get(setting.module)
         value = settings.get(setting.name, setting.default)
         if module is not None and setting.find(module) != value:
