@@ -276,18 +276,22 @@ class DeclarationUnpickler(Unpickler):
         file: with the pickle.
         folder: with the large arrays.
         shared: objects that are taken as they are, by number.
+        takes_settings: this process gets the library settings that were pickled before it.
     """
 
-    def __init__(self, file: BinaryIO, folder: Path, shared: list[Any] | None = None) -> None:
+    def __init__(
+        self, file: BinaryIO, folder: Path, shared: list[Any] | None = None, *, takes_settings: bool = False
+    ) -> None:
         super().__init__(file)
-        self._folder, self._shared = folder, shared or []
+        self._folder, self._shared, self._takes_settings = folder, shared or [], takes_settings
 
     def load(self) -> Any:
-        """Returns the declaration, and applies the library settings that were pickled before it."""
+        """Returns the declaration."""
         loaded = super().load()
         if not isinstance(loaded, dict):  # earlier versions wrote no settings
             return loaded
-        apply_settings(loaded)
+        if self._takes_settings:
+            apply_settings(loaded)
         return super().load()
 
     def persistent_load(self, pid: Any) -> Any:

@@ -142,7 +142,7 @@ def remove_unused_code(folder: Path, but: Collection[str | None]) -> None:
 def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     """Returns the pickled declaration, with what the user's modules define in it by value.
 
-    Before it stand the global settings of libraries in this process, which unpickling applies.
+    Before it stand the global settings of libraries in this process.
 
     Args:
         spec: the spec file with the declaration; None where there is none.

@@ -80,7 +80,6 @@ from ensemble.store.log_lines import read_events, read_files
 from ensemble.store.trust import check_modes, check_ownership, explain_distrust
 from ensemble.user_code.bytecode import without_bytecode
 from ensemble.user_code.fingerprint import Code, code_of
-from pipelines.library_settings import keep_settings
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -441,8 +440,8 @@ class RunDir:
         """The declaration of the run, as it was pickled.
 
         Args:
-            takes_settings: this process gets the library settings of the one that submitted it, for good; a caller
-                that is no process of the run has them within `pipelines.library_settings.keep_settings`.
+            takes_settings: this process gets the library settings of the one that submitted it, before anything is
+                unpickled; a caller that is no process of the run has them within `keep_settings` only.
             code: a fingerprint: as it was when it had that code, where that is kept. The latest one where
                 another Python compiled the earlier one, which is said.
 
@@ -460,8 +459,9 @@ class RunDir:
             distrusted = self._add_code_to_path()
             with self._open_kept(path, ANEW) as name, open(name, "rb") as file:
                 check_ownership(path, os.fstat(file.fileno()))
-                with without_bytecode(), contextlib.nullcontext() if takes_settings else keep_settings():
-                    ensemble: Ensemble = DeclarationUnpickler(file, self.data).load()
+                with without_bytecode():
+                    unpickler = DeclarationUnpickler(file, self.data, takes_settings=takes_settings)
+                    ensemble: Ensemble = unpickler.load()
         except FileNotFoundError as error:
             raise StoreError(f"no run here: {error.filename} does not exist; give a run directory") from None
         except (ImportError, AttributeError) as error:

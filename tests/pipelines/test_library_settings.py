@@ -32,16 +32,13 @@ print(json.dumps([before, find_settings(), str(torch.empty(0).dtype), ImageFile.
 
 
 @pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def settings() -> Iterator[None]:
     """What a spec may set when it is imported."""
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    torch.set_default_dtype(torch.float64)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
+    with keep_settings():
+        ImageFile.LOAD_TRUNCATED_IMAGES = True
+        torch.set_default_dtype(torch.float64)
+        torch.backends.cuda.matmul.allow_tf32 = True
         yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-        torch.set_float32_matmul_precision("highest")
 
 
 def make_pipeline() -> Pipeline:
