@@ -57,7 +57,7 @@ class DrivenRun(Run):
         self._waiter: threading.Thread | None = None
         self._error: BaseException | None = None
         self._threaded = threaded
-        self.settings = find_settings()  # of libraries, of those that submitted the run
+        self._settings = find_settings()  # of the run: `wait` may be called in others
         # An event instead of `join`: a signal that interrupts `join` makes Python 3.11 regard the thread as ended.
         self._over = threading.Event()
         if threaded:
@@ -119,7 +119,7 @@ class DrivenRun(Run):
         try:
             with contextlib.nullcontext() if self._threaded else keep_settings():
                 if not self._threaded:  # members train in this process
-                    apply_settings(self.settings)
+                    apply_settings(self._settings)
                 self._controller.run()
         except BaseException as error:
             self._error = error

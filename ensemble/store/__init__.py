@@ -15,10 +15,11 @@ from ensemble.store.member import MemberState, NodeState, Span
 from ensemble.store.member_files import read_checkpoint, read_predictions
 from ensemble.store.predictions import Predictions, load_predictions, save_predictions
 from ensemble.store.requests import receive_requests, withdraw_request, write_request
-from ensemble.store.rundir import RunDir, revision, versions
+from ensemble.store.rundir import RunDir
 from ensemble.store.snapshot import RunStatus
 from ensemble.store.state import RunState
 from ensemble.store.trust import trust_folder, trust_group
+from ensemble.store.versions import revision, versions
 
 __all__ = [
     "DamagedError",

@@ -31,13 +31,10 @@ import json
 import logging
 import os
 import pickle
-import platform
-import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +75,7 @@ from ensemble.store.kept_code import (
 )
 from ensemble.store.log_lines import read_events, read_files
 from ensemble.store.trust import check_modes, check_ownership, explain_distrust
+from ensemble.store.versions import revision, versions
 from ensemble.user_code.bytecode import without_bytecode
 from ensemble.user_code.fingerprint import Code, code_of
 
@@ -96,18 +94,6 @@ log = logging.getLogger(__name__)
 
 #: Room that must be there before anything starts: a log, a report and a checkpoint of a small model.
 PROBE_BYTES = 16 * 2**20
-
-#: Names of `versions`, beside Python's, to the distributions of which one is installed.
-_LIBRARIES = {
-    "torch": ("torch",),
-    "ray": ("ray",),
-    "optuna": ("optuna",),
-    "ray_ensemble": ("ray-ensemble",),
-    "numpy": ("numpy",),
-    "pillow": ("pillow",),
-    "opencv": ("opencv-python-headless", "opencv-python", "opencv-contrib-python"),
-    "simplejpeg": ("simplejpeg",),
-}
 
 
 class RunDir:
@@ -504,25 +490,3 @@ class RunDir:
         if why is None:
             sys.path.append(code)
         return why
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of python and of `_LIBRARIES`, without importing any; None where not installed."""
-    return {"python": platform.python_version(), **{name: _find_version(*_LIBRARIES[name]) for name in _LIBRARIES}}
-
-
-def _find_version(*distributions: str) -> str | None:
-    for distribution in distributions:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(distribution)
-    return None
-
-
-def revision(directory: Path) -> str | None:
-    """The git commit of a directory, with `-dirty` where tracked files differ; None outside a repository."""
-    command = ["git", "-C", str(directory), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None if answer.returncode == 0 else None
