@@ -34,7 +34,7 @@ from ensemble.user_code.imports import users_modules
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
-    from ensemble.store.frozen_arrays import Declaration
+    from ensemble.store.declaration import Declaration
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     Raises:
         StoreError: it cannot be pickled.
     """
-    from ensemble.store.frozen_arrays import Declaration
+    from ensemble.store.declaration import Declaration
     from pipelines.memory_pickle import REMEDY, Pickler
 
     of_spec = _find_spec_modules(spec)

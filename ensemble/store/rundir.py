@@ -38,6 +38,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.store.declaration import DeclarationUnpickler
 from ensemble.store.digests import digest_bytes, digest_file, open_checked
 from ensemble.store.errors import DamagedError
 from ensemble.store.events import EventLog
@@ -55,7 +56,6 @@ from ensemble.store.files import (
 from ensemble.store.frozen_arrays import (
     IN_MEMORY,
     KEPT,
-    DeclarationUnpickler,
     hold_array,
     is_held,
     is_name,
@@ -81,7 +81,7 @@ from ensemble.user_code.fingerprint import Code, code_of
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
-    from ensemble.store.frozen_arrays import Declaration
+    from ensemble.store.declaration import Declaration
     from ensemble.store.member import MemberState
     from ensemble.store.state import RunState
 
