@@ -35,6 +35,7 @@ from ensemble.store import (
     read_events,
     write_request,
 )
+from ensemble.store.frozen_arrays import check_arrays
 from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import training_data
@@ -273,7 +274,7 @@ def resume(
     state = read_begun(known)
     restore_files(known, state)
     runner = make_executor(executor or state.executor or known.info.get("executor") or "ray")
-    known.check_arrays()
+    check_arrays(known)
     ensemble, extension = known.load_ensemble(takes_settings=True), None
     if epochs is not None:
         extension = plan_extension(known, state, ensemble, epochs)

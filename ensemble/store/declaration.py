@@ -1,4 +1,4 @@
-"""Pickles a declaration without its large arrays, which are in files of the run (`ensemble.store.frozen_arrays`)."""
+"""Pickles a declaration without its large arrays, which files of the run have (`ensemble.store.frozen_arrays`)."""
 
 from __future__ import annotations
 

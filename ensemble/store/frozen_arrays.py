@@ -15,16 +15,20 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ensemble.store.digests import digest_file
 from ensemble.store.errors import DamagedError, StoreError
-from ensemble.store.files import write_atomically
+from ensemble.store.files import format_command, write_atomically
+from ensemble.store.log_lines import read_files
 from pipelines.sources._files import File
 from pipelines.sources._mapped import MappedArray
+
+if TYPE_CHECKING:
+    from ensemble.store.rundir import RunDir
 
 AnyArray = npt.NDArray[Any]
 
@@ -165,3 +169,46 @@ def release_arrays(folder: Path) -> None:
 
 def _describe_memory(descriptor: int) -> str:
     return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def _list_names(run_dir: RunDir, *declarations: Path) -> set[str]:
+    """The files in `data` of declarations, by the log; all it has where it does not know the declaration."""
+    known = read_files(run_dir.events)
+    every = [path.name for file in known.files if (path := run_dir.path / file).parent == run_dir.data]
+    digests = (digest_file(path) for path in declarations if path.is_file())
+    return {name for digest in digests for name in known.arrays.get(digest, every)}
+
+
+def list_arrays(run_dir: RunDir) -> set[Path]:
+    """The files of the arrays of the declarations that a run keeps, whether they are there or not."""
+    names = _list_names(run_dir, run_dir.ensemble_file, *run_dir.path.glob("code/*/ensemble.pkl"))
+    return {run_dir.data / name for name in names if name.endswith(KEPT)}
+
+
+def check_arrays(run_dir: RunDir) -> None:
+    """Check that the arrays of a run's latest declaration are there, as far as the run was not to keep them.
+
+    Raises:
+        StoreError: no process holds them any more.
+    """
+    names = _list_names(run_dir, run_dir.ensemble_file)
+    gone = sorted(name for name in names if name.endswith(IN_MEMORY) and not is_held(run_dir.data / name))
+    if gone:
+        columns = ", ".join(dict.fromkeys(name.rpartition("-")[0] for name in gone))
+        again = format_command("run", "SPEC.py", "--run-dir", run_dir.path)
+        raise StoreError(
+            f"{run_dir.path} does not keep its data ({columns}; Ensemble.keep_data is False): the spec, which "
+            f"makes them again, goes on with it: {again}"
+        )
+
+
+def remove_unused_arrays(run_dir: RunDir) -> None:
+    """Removes arrays that a run has saved, as its log says, and that no declaration has any more; no other files.
+
+    This process has the lock of the run's log.
+    """
+    known = read_files(run_dir.events)
+    saved = {run_dir.data / name for names in known.arrays.values() for name in names if is_name(name)}
+    for path in saved - list_arrays(run_dir):
+        if path.suffix == KEPT:
+            path.unlink(missing_ok=True)

@@ -22,12 +22,13 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.store.errors import OtherPythonError, StoreError
 from ensemble.store.files import encode_json, fsync_directory, write_bytes
+from ensemble.store.log_lines import read_events
 from ensemble.store.unpicklable import describe_unpicklable
 from ensemble.user_code.fingerprint import PYTHON, Code
 from ensemble.user_code.imports import users_modules
@@ -35,6 +36,7 @@ from ensemble.user_code.imports import users_modules
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
     from ensemble.store.declaration import Declaration
+    from ensemble.store.rundir import RunDir
 
 log = logging.getLogger(__name__)
 
@@ -132,11 +134,25 @@ def is_fingerprint(folder: str) -> bool:
     return _FINGERPRINT.fullmatch(folder) is not None
 
 
-def remove_unused_code(folder: Path, but: Collection[str | None]) -> None:
-    """Removes the code that no member trained with."""
-    for each in folder.iterdir():
-        if is_fingerprint(each.name) and each.name not in but and each.is_dir() and not each.is_symlink():
-            shutil.rmtree(each)
+def remove_unused_code(run_dir: RunDir, but: str) -> None:
+    """Removes the code that no member trained with, nor the last start has.
+
+    This process has the lock of the run's log.
+
+    Args:
+        but: fingerprint of the present code.
+    """
+    from ensemble.store.event_handlers import fold
+
+    folder = run_dir.code(but).parent
+    there = (each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())
+    unused = {each.name for each in there if is_fingerprint(each.name)} - {but}
+    if unused:
+        state = fold(read_events(run_dir.events))
+        unused -= {one.code for one in state.members.values() if one.checkpoint}
+        unused -= {state.header.get("code")}
+    for name in unused:
+        shutil.rmtree(folder / name)
 
 
 def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:

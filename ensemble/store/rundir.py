@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.store.declaration import DeclarationUnpickler
-from ensemble.store.digests import digest_bytes, digest_file, open_checked
+from ensemble.store.digests import digest_bytes, open_checked
 from ensemble.store.errors import DamagedError
 from ensemble.store.events import EventLog
 from ensemble.store.files import (
@@ -54,13 +54,12 @@ from ensemble.store.files import (
     write_bytes,
 )
 from ensemble.store.frozen_arrays import (
-    IN_MEMORY,
     KEPT,
     hold_array,
-    is_held,
     is_name,
     name_to_digest,
     release_arrays,
+    remove_unused_arrays,
     save_array,
 )
 from ensemble.store.kept_code import (
@@ -73,7 +72,7 @@ from ensemble.store.kept_code import (
     remove_unused_code,
     save_code,
 )
-from ensemble.store.log_lines import read_events, read_files
+from ensemble.store.log_lines import read_files
 from ensemble.store.trust import check_modes, check_ownership, explain_distrust
 from ensemble.store.versions import revision, versions
 from ensemble.user_code.bytecode import without_bytecode
@@ -276,7 +275,8 @@ class RunDir:
                 save_code(known, run_dir.ensemble_file)
                 for path in set(files) - {run_dir.ensemble_file}:
                     write_bytes(path, files[path])
-                run_dir._remove_unused(code.fingerprint)
+                remove_unused_code(run_dir, code.fingerprint)
+                remove_unused_arrays(run_dir)
         except OSError as error:
             raise make_write_error(run_dir.path, error, PROBE_BYTES + needed) from None
         return run_dir
@@ -299,53 +299,6 @@ class RunDir:
         named |= {f"{self.data.name}/{name}": name_to_digest(name) for name in arrays or () if name.endswith(KEPT)}
         of_declaration = {} if arrays is None else {"arrays": sorted(arrays)}
         events.append("code_saved", files=named, info=info, **of_declaration)
-
-    def _list_names(self, *declarations: Path) -> set[str]:
-        """The files in `data` of declarations, by the log; all it has where it does not know the declaration."""
-        known = read_files(self.events)
-        every = [path.name for file in known.files if (path := self.path / file).parent == self.data]
-        digests = (digest_file(path) for path in declarations if path.is_file())
-        return {name for digest in digests for name in known.arrays.get(digest, every)}
-
-    def list_arrays(self) -> set[Path]:
-        """The files of the arrays of the declarations that are kept, whether they are there or not."""
-        names = self._list_names(self.ensemble_file, *self.path.glob("code/*/ensemble.pkl"))
-        return {self.data / name for name in names if name.endswith(KEPT)}
-
-    def check_arrays(self) -> None:
-        """Check that the arrays of the latest declaration are there, as far as the run was to keep them.
-
-        Raises:
-            StoreError: it was not to keep them, and no process holds them.
-        """
-        names = self._list_names(self.ensemble_file)
-        gone = sorted(name for name in names if name.endswith(IN_MEMORY) and not is_held(self.data / name))
-        if gone:
-            columns = ", ".join(dict.fromkeys(name.rpartition("-")[0] for name in gone))
-            again = format_command("run", "SPEC.py", "--run-dir", self.path)
-            raise StoreError(
-                f"{self.path} does not keep its data ({columns}; Ensemble.keep_data is False): the spec, which "
-                f"makes them again, goes on with it: {again}"
-            )
-
-    def _remove_unused(self, code: str) -> None:
-        """Remove code of no member and arrays of no declaration, of those that the run has saved by its log.
-
-        Args:
-            code: fingerprint of what is needed beside it. This process holds the lock of the log.
-        """
-        from ensemble.store.event_handlers import fold
-
-        if any(is_fingerprint(each.name) and each.name != code for each in self.code(code).parent.iterdir()):
-            state = fold(read_events(self.events))
-            members = {one.code for one in state.members.values() if one.checkpoint and one.code}
-            remove_unused_code(self.code(code).parent, {code, *members, state.header.get("code")})
-        known = read_files(self.events)
-        saved = {self.data / name for names in known.arrays.values() for name in names}
-        saved |= {path for file in known.files if (path := self.path / file).parent == self.data}
-        for path in saved - self.list_arrays():
-            if path.suffix == KEPT and is_name(path.name):
-                path.unlink(missing_ok=True)
 
     def check_is_free(self, ensemble: Ensemble) -> None:
         """Check that the directory can have a run of this ensemble: it is empty, is not there, or has one already.

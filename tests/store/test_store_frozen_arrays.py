@@ -21,7 +21,7 @@ from ensemble.cli.parser import main
 from ensemble.spec import Ensemble, Recipe
 from ensemble.spec.spec_file import load_spec
 from ensemble.store import DamagedError, RunDir, StoreError, fold, read_events
-from ensemble.store.frozen_arrays import LEAST_BYTES, hold_array, release_arrays
+from ensemble.store.frozen_arrays import LEAST_BYTES, check_arrays, hold_array, list_arrays, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import verify
 from pipelines import Pipeline, memory_pickle
@@ -164,17 +164,17 @@ def test_the_files_of_arrays_are_known_whatever_the_columns_are_called(tmp_path:
     declared = declare(Pipeline(arrays(**columns)), keep_data=keep_data)
     for _ in range(2):
         run = RunDir.create(tmp_path, declared)
-        run.check_arrays()
+        check_arrays(run)
         assert len(list(run.data.iterdir())) == 45
-        assert run.list_arrays() == ({*run.data.iterdir()} if keep_data else set())
+        assert list_arrays(run) == ({*run.data.iterdir()} if keep_data else set())
     loaded = run.load_ensemble().train.source
     assert all(loaded.columns[name].array[0, 0] == len(name) for name in columns)
     release_arrays(run.data)
     if keep_data:
-        assert run.list_arrays() == {*run.data.iterdir()}
+        assert list_arrays(run) == {*run.data.iterdir()}
     else:
         with pytest.raises(StoreError, match=r"does not keep its data \(a, aa, .*a{40};"):
-            run.check_arrays()
+            check_arrays(run)
 
 
 def test_a_damaged_array_is_said_and_written_again_by_its_spec(tmp_path: Path) -> None:
@@ -370,14 +370,14 @@ def test_a_killed_process_leaves_nothing_of_data_that_are_not_kept(tmp_path: Pat
             link.unlink()
             link.symlink_to(target)
             with pytest.raises(StoreError, match=r"does not keep its data \(x; .*`ensemble run SPEC.py"):
-                run.check_arrays()
+                check_arrays(run)
 
 
 def test_arrays_in_memory_are_there_again_when_the_folder_of_the_run_was_removed(tmp_path: Path) -> None:
     declared = declare(Pipeline(arrays(x=make_array(ROWS * 16), label=np.arange(ROWS))), keep_data=False)
     for _ in range(2):
         run = RunDir.create(tmp_path / "run", declared)
-        run.check_arrays()
+        check_arrays(run)
         assert run.load_ensemble().train.source.columns["x"].array.all()
         shutil.rmtree(run.path)
     release_arrays(run.data)
