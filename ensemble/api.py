@@ -35,7 +35,7 @@ from ensemble.store import (
     read_events,
     write_request,
 )
-from ensemble.store.frozen_arrays import check_arrays
+from ensemble.store.frozen_arrays import check_arrays, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import training_data
@@ -217,10 +217,14 @@ def submit(
     made = RunDir.create(
         known.path, ensemble, spec_file, code, group_read=group_read, executor=executor, declaration=declaration
     )
-    # What the program changes from here on, or the user in the spec file, is no matter of this run.
-    frozen = declaration.load(made.data, is_in_process=runner.in_process)
-    del declaration, ensemble  # they hold memory for as long as the run takes
-    return _start(made, frozen, code, runner, on_event, checked=checked)
+    try:
+        # What the program changes from here on, or the user in the spec file, is no matter of this run.
+        frozen = declaration.load(made.data, is_in_process=runner.in_process)
+        del declaration, ensemble  # they hold memory for as long as the run takes
+        return _start(made, frozen, code, runner, on_event, checked=checked)
+    except BaseException:
+        release_arrays(made.data)
+        raise
 
 
 def choose_free_path(path: str | os.PathLike[str]) -> Path:

@@ -266,7 +266,7 @@ class Controller:
         self._loggers.close()
         if self._tally is not None:
             self._tally.close()
-        release_arrays(self.run_dir.data)  # while nobody else has the log
+        release_arrays(self.run_dir.data)
         self._events.close()
 
     def release(self) -> None:

@@ -133,7 +133,12 @@ def hold_array(path: Path, array: AnyArray) -> None:
 
     Raises:
         OSError: there is no room.
+        StoreError: another process has it there, and is about to begin the run.
     """
+    if is_held(path):
+        raise StoreError(
+            f"{path.parent.parent} is being started by another process; submit it again to follow that"
+        )
     descriptor = _held[path] = os.memfd_create(path.name, os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "wb") as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
@@ -153,18 +158,12 @@ def is_held(link: Path) -> bool:
 
 
 def release_arrays(folder: Path) -> None:
-    """Frees the arrays of a run that this process holds in memory, and removes links to memory that is gone.
-
-    This process has the lock of the run's log.
-    """
+    """Frees the arrays of a run that this process holds in memory, and removes its links to them."""
     for path in [path for path in list(_held) if path.parent == folder]:
         descriptor = _held.pop(path)
         if path.is_symlink() and os.readlink(path) == _describe_memory(descriptor):
             path.unlink()
         os.close(descriptor)
-    for path in folder.glob(f"*{IN_MEMORY}"):
-        if is_name(path.name) and path.is_symlink() and not is_held(path):
-            path.unlink(missing_ok=True)
 
 
 def _describe_memory(descriptor: int) -> str:
@@ -203,12 +202,13 @@ def check_arrays(run_dir: RunDir) -> None:
 
 
 def remove_unused_arrays(run_dir: RunDir) -> None:
-    """Removes arrays that a run has saved, as its log says, and that no declaration has any more; no other files.
+    """Removes arrays that a run has saved, as its log says, and that no declaration has any more, and links to memory
+    that is gone; no other files.
 
     This process has the lock of the run's log.
     """
     known = read_files(run_dir.events)
     saved = {run_dir.data / name for names in known.arrays.values() for name in names if is_name(name)}
     for path in saved - list_arrays(run_dir):
-        if path.suffix == KEPT:
+        if path.suffix == KEPT or (path.is_symlink() and not is_held(path)):
             path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -371,6 +372,8 @@ def test_a_killed_process_leaves_nothing_of_data_that_are_not_kept(tmp_path: Pat
             link.symlink_to(target)
             with pytest.raises(StoreError, match=r"does not keep its data \(x; .*`ensemble run SPEC.py"):
                 check_arrays(run)
+    RunDir.create(run.path, dataclasses.replace(load_spec(edited_spec), keep_data=True))
+    assert not link.is_symlink()
 
 
 def test_arrays_in_memory_are_there_again_when_the_folder_of_the_run_was_removed(tmp_path: Path) -> None:
@@ -383,20 +386,24 @@ def test_arrays_in_memory_are_there_again_when_the_folder_of_the_run_was_removed
     release_arrays(run.data)
 
 
-def test_a_link_to_the_memory_of_another_process_is_removed_when_that_has_ended(tmp_path: Path) -> None:
-    name = f"x-{'0' * 32}.memory"
-    hold_array(tmp_path / name, np.zeros(3))  # the other process takes its place
+def test_the_memory_of_another_process_is_left_to_it_until_that_has_ended(tmp_path: Path) -> None:
+    link = tmp_path / "data" / f"x-{'0' * 32}.memory"
     code = (
         "import sys, numpy; from pathlib import Path; from ensemble.store.frozen_arrays import hold_array; "
-        f"hold_array(Path({str(tmp_path / name)!r}), numpy.zeros(3)); print(flush=True); sys.stdin.read()"
+        f"hold_array(Path({str(link)!r}), numpy.zeros(3)); print(flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
-        release_arrays(tmp_path)
-        assert (tmp_path / name).exists()
+        theirs = os.readlink(link)
+        with pytest.raises(StoreError, match=rf"^{tmp_path} is being started by another process"):
+            hold_array(link, np.zeros(3))
+        release_arrays(link.parent)
+        assert os.readlink(link) == theirs
         process.communicate(timeout=300)
-    release_arrays(tmp_path)
-    assert not (tmp_path / name).is_symlink()
+    hold_array(link, np.zeros(3))
+    assert os.readlink(link) != theirs and np.load(link).shape == (3,)
+    release_arrays(link.parent)
+    assert not link.is_symlink()
 
 
 def test_tensors_keep_the_order_of_their_axes_and_what_a_function_holds_says_when_it_is_cut_off(
