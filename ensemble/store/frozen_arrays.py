@@ -136,9 +136,8 @@ def hold_array(path: Path, array: AnyArray) -> None:
         StoreError: another process has it there, and is about to begin the run.
     """
     if is_held(path):
-        raise StoreError(
-            f"{path.parent.parent} is being started by another process; submit it again to follow that"
-        )
+        run_dir = path.parent.parent
+        raise StoreError(f"{run_dir} is being started by another process: submit it again later, to follow that")
     descriptor = _held[path] = os.memfd_create(path.name, os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "wb") as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
@@ -202,8 +201,8 @@ def check_arrays(run_dir: RunDir) -> None:
 
 
 def remove_unused_arrays(run_dir: RunDir) -> None:
-    """Removes arrays that a run has saved, as its log says, and that no declaration has any more, and links to memory
-    that is gone; no other files.
+    """Removes arrays that a run has saved, by its log, and that no declaration has any more, and links to memory that
+    is gone; no other files.
 
     This process has the lock of the run's log.
     """
