@@ -201,10 +201,9 @@ def check_arrays(run_dir: RunDir) -> None:
 
 
 def remove_unused_arrays(run_dir: RunDir) -> None:
-    """Removes arrays that a run has saved, by its log, and that no declaration has any more, and links to memory that
-    is gone; no other files.
+    """Removes the arrays that a run has saved, by its log, and that no declaration has any more; no other files.
 
-    This process has the lock of the run's log.
+    Of those in memory, links remain while the memory is there. This process has the lock of the run's log.
     """
     known = read_files(run_dir.events)
     saved = {run_dir.data / name for names in known.arrays.values() for name in names if is_name(name)}
