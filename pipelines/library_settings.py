@@ -15,6 +15,7 @@ import contextlib
 import importlib
 import operator
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,10 @@ from typing import Any
 from pipelines.errors import PipelineError
 
 _SINGLE = "ieee"  # what "none" comes to, which torch has until something is set
+
+_lock = threading.Lock()
+_open = 0  # contexts of `keep_settings`
+_original: Mapping[str, Any] = {}  # the settings before the first of them
 
 
 @dataclass(frozen=True)
@@ -126,12 +131,22 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
 def keep_settings() -> Iterator[None]:
     """Within the context, or the function that this decorates, settings of a run may be applied; afterwards this
     process has those of before.
+
+    Contexts of several threads change the settings of each other; when the last has ended, those are there again
+    that were there before the first.
     """
-    before = find_settings()
+    global _open, _original
+    with _lock:
+        before = find_settings()
+        if not _open:
+            _original = before
+        _open += 1
     try:
         yield
     finally:
-        apply_settings(before)
+        with _lock:
+            _open -= 1
+            apply_settings(before if _open else _original)
 
 
 def check_default_device() -> None:

@@ -80,3 +80,13 @@ def test_a_process_takes_on_the_settings_of_a_run_and_no_others(settings: None) 
         )
         assert not ImageFile.LOAD_TRUNCATED_IMAGES
     assert find_settings() == found
+
+
+def test_contexts_that_overlap_leave_the_settings_of_before_the_first() -> None:
+    found, contexts = find_settings(), (keep_settings(), keep_settings())
+    for context, dtype in zip(contexts, ("torch.bfloat16", "torch.float16"), strict=True):  # as two threads do
+        context.__enter__()
+        apply_settings({"torch.set_default_dtype": dtype})
+    for context in contexts:
+        context.__exit__(None, None, None)
+    assert find_settings() == found
