@@ -41,7 +41,7 @@ _dtype_lock = threading.RLock()  # of threads that call members with another def
 @contextlib.contextmanager
 def _use_default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Within the context, torch's default dtype is this one, also for other threads: torch has one for all."""
-    if dtype == torch.get_default_dtype() or is_traced():
+    if is_traced() or dtype == torch.get_default_dtype():
         yield
         return
     with _dtype_lock:
