@@ -42,6 +42,13 @@ class SampleError(PipelineError):
         return type(self), (self.index, self.where, self.reason)
 
 
+class OutOfReach(SampleError):
+    """A record that was out of reach for longer than it is waited for, as whoever serves its file is away.
+
+    It is no bad record: it is never left out, whatever `on_error` says, and can be read once the data are back.
+    """
+
+
 class TooManySkipped(PipelineError):
     """More records of an epoch cannot be prepared than `Pipeline(max_skipped=)` lets be left out."""
 

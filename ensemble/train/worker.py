@@ -173,7 +173,7 @@ def _is_first_step(job: Job, position: Mapping[str, int]) -> bool:
 def classify(error: BaseException) -> tuple[str, bool]:
     """The `reason` of a failure, and whether a retry may help."""
     from pipelines import PipelineError
-    from pipelines.prepare.transient import find_errno
+    from pipelines.errors import OutOfReach
 
     if isinstance(error, Diverged):
         return "nan", False
@@ -191,4 +191,4 @@ def classify(error: BaseException) -> tuple[str, bool]:
     ):
         return "oom", True
     deterministic = isinstance(error, TrainingError | SpecError | OutputError | PipelineError | StoreError)
-    return "error", not deterministic or find_errno(error) is not None
+    return "error", not deterministic or isinstance(error, OutOfReach)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipelines.cache import file
-from pipelines.errors import SampleError
+from pipelines.errors import OutOfReach, SampleError
 from pipelines.prepare.draw_watch import find_own_generators
 from pipelines.prepare.global_generators import preserve_states
 from pipelines.prepare.sample_maker import SampleMaker
@@ -51,6 +51,8 @@ def find_difference(pipeline: Pipeline, stages: int, fd: int) -> Finding | None:
         try:
             with limit_torch_threads(), preserve_states(own=find_own_generators(pipeline)):
                 first, second = (flatten_sample(maker.make(index, 0, last=stages)) for _ in range(2))
+        except OutOfReach:
+            raise
         except SampleError as error:
             detail = f"it cannot be prepared now: {error.reason}"
             return Finding(Verdict(kind="different", detail=detail), 0, index, index, False)

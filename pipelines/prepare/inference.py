@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import ForeignRandomness, PipelineError, SampleError
+from pipelines.errors import ForeignRandomness, OutOfReach, PipelineError, SampleError
 from pipelines.nested import Slot
 from pipelines.prepare.checked import prepare_checked
 from pipelines.prepare.fields import INDEX, OK, Field, describe_fields
@@ -115,8 +115,12 @@ def prepare_first_sample(pipeline: Pipeline, stages: int | None = None, start: i
         for index in range(start, len(pipeline.source)):
             try:
                 return prepare_checked(maker, index, last=stages, is_repeated=True)
-            except SampleError:
-                if pipeline.on_error == "raise" or index == len(pipeline.source) - 1:
+            except SampleError as error:
+                if (
+                    isinstance(error, OutOfReach)
+                    or pipeline.on_error == "raise"
+                    or index == len(pipeline.source) - 1
+                ):
                     raise
     finally:
         pipeline.source.forget()  # a consumer that reads from a feeder has no use for a whole row group

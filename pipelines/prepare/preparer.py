@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import ForeignRandomness, SampleError
+from pipelines.errors import ForeignRandomness, OutOfReach, SampleError
 from pipelines.order import Indices
 from pipelines.prepare.draw_watch import DrawWatch
 from pipelines.prepare.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, Columns
@@ -173,7 +173,7 @@ class Preparer:
                         else:
                             verdict = self._store_structured(columns, slot, index, sample)
                     except SampleError as error:
-                        if ok is None or (self.pipeline.on_error == "skip" and _is_resource_exhaustion(error)):
+                        if ok is None or (self.pipeline.on_error == "skip" and _may_be_sound(error)):
                             raise
                         verdict = deadly.get(index, verdict)
                         if self.on_skip is not None and not (verdict == UNFIT and self.pipeline.is_cut):
@@ -290,8 +290,10 @@ def warn_skipped(error: SampleError) -> None:
     warnings.warn(f"left out: {error}", stacklevel=3)
 
 
-def _is_resource_exhaustion(error: BaseException | None) -> bool:
-    """Whether the process ran out of memory or file descriptors, so that another may still read the record."""
+def _may_be_sound(error: BaseException | None) -> bool:
+    """Whether another process, or this one later, may read the record: out of memory, of descriptors, of reach."""
+    if isinstance(error, OutOfReach):
+        return True
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _RUN_OUT):
             return True

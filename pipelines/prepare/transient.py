@@ -1,7 +1,8 @@
 """Reads again what a file server does not deliver for a while (NFS, FUSE, object stores).
 
 An outage begins with the first read that fails so and ends with the next one that succeeds. All reads of one
-outage share its pauses, so that it delays a process by a minute, however many records it asks for.
+outage share its pauses, so that it delays a process by a minute, however many records it asks for. Beyond that it
+is an error, `OutOfReach`: which records are bad can only be known while data can be read.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import time
 import warnings
 
-from pipelines.errors import SampleError
+from pipelines.errors import OutOfReach, SampleError
 
 #: Seconds before each further trial; about a minute in all.
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0)
@@ -34,7 +35,7 @@ _TRANSIENT = frozenset(
 _NUMBER = re.compile(r"\berrno(?: = |[ :])(\d+)", re.IGNORECASE)
 
 
-def find_errno(error: BaseException | None) -> int | None:
+def _find_errno(error: BaseException | None) -> int | None:
     """The number of the system's error that says that data are out of reach; None if it is another error."""
     while error is not None:
         if isinstance(error, OSError):
@@ -56,7 +57,6 @@ class Outages:
     def __init__(self) -> None:
         self.is_on = False
         self._trial = 0  # in the present outage
-        self._given_up: set[int] = set()  # records whose outage was longer
 
     def end(self) -> None:
         """A record has been read."""
@@ -66,14 +66,17 @@ class Outages:
         """Pause after an error, which is said once in an outage.
 
         Returns:
-            Whether the record is to be read again.
+            Whether the record is to be read again: that it was out of reach.
+
+        Raises:
+            OutOfReach: the outage is longer than all pauses.
         """
-        number = find_errno(error)
-        if number is None or error.index in self._given_up:
+        number = _find_errno(error)
+        if number is None:
             return False
         if self._trial == len(PAUSES_S):
-            self._given_up.add(error.index)
-            return False
+            reason = f"{error.reason}; out of reach for a minute, and not left out, as it need not be damaged"
+            raise OutOfReach(error.index, error.where, reason) from error
         self.is_on = True
         if self._trial == 0:
             name = errno.errorcode.get(number, str(number))

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import errno
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ensemble.train.worker import classify
 from pipelines import Feeder, Pipeline, SampleError, attach, sources
-from pipelines.errors import TooManySkipped
+from pipelines.errors import OutOfReach, TooManySkipped
 from pipelines.prepare import transient
 
 N = 40
 
 
 class Share:
-    """A stage that opens a file of a file server, which answers with an error for its first so many requests."""
+    """A stage that opens a file of a file server, which after its first answers fails for so many requests."""
 
-    def __init__(self, answers: Path, failures: int, number: int, bad: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, answers: Path, failures: int, number: int, bad: tuple[int, ...] = (), first: int = 3
+    ) -> None:
         self.answers, self.failures, self.number, self.bad = str(answers), failures, number, bad
+        self.first = first
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         sample["x"] *= 2  # in place: what is read again begins anew
@@ -30,7 +33,7 @@ class Share:
         os.write(descriptor, b".")
         asked = os.fstat(descriptor).st_size
         os.close(descriptor)
-        if 3 < asked <= 3 + self.failures or int(sample["label"]) in self.bad:
+        if self.first < asked <= self.first + self.failures or int(sample["label"]) in self.bad:
             raise OSError(self.number, os.strerror(self.number), "/net/share/part-0")
         return sample
 
@@ -76,16 +79,32 @@ def test_the_workers_of_a_feeder_wait_for_their_data(tmp_path: Path) -> None:
     assert stats["skipped"] == 0 and stats["restarts"] == 0
 
 
-def test_an_outage_that_lasts_is_an_error_after_a_minute_for_all_records_together(
-    tmp_path: Path, pauses: list[float]
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_an_outage_that_lasts_is_an_error_after_a_minute_and_no_record_is_left_out(
+    on_error: Any, tmp_path: Path, pauses: list[float]
 ) -> None:
-    lasting = pipeline(Share(tmp_path / "n", 10**6, errno.EIO), on_error="skip", max_skipped=1.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert len(rows(lasting.loader(8, epochs=1))) == 3
+    lasting = pipeline(Share(tmp_path / "n", 10**6, errno.EIO), on_error=on_error, max_skipped=1.0)
+    with pytest.warns(RuntimeWarning), pytest.raises(OutOfReach, match=r"Input/output error.*a minute") as raised:
+        rows(lasting.loader(8, epochs=1))
     assert pauses == list(transient.PAUSES_S)
-    with pytest.warns(RuntimeWarning), pytest.raises(SampleError, match="Input/output error"):
-        rows(pipeline(Share(tmp_path / "n", 10**6, errno.EIO)).loader(8, epochs=1))
+    assert classify(raised.value) == ("error", True), "a member is tried again"
+    with pytest.warns(RuntimeWarning), pytest.raises(OutOfReach):
+        lasting.resident()
+
+
+def test_a_feeder_leaves_out_nothing_in_an_outage_that_outlasts_its_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorter = "from pipelines.prepare import transient\ntransient.PAUSES_S = (0.01, 0.01)\n"
+    (tmp_path / "sitecustomize.py").write_text(shorter)  # of its workers
+    monkeypatch.syspath_prepend(str(tmp_path))
+    share = Share(tmp_path / "n", 20, errno.ESTALE, first=16)
+    made = pipeline(share, on_error="skip", max_skipped=1.0, id="share")
+    with Feeder(made, workers=1) as feeder:
+        read = rows(attach(feeder.address, made, 8, range(1), verify=False))
+        stats = feeder.stats()
+    assert sorted(read) == [(index, 2.0 * index) for index in range(N)]
+    assert stats["skipped"] == 0 and stats["restarts"] > 0
 
 
 def test_another_error_is_not_waited_for(tmp_path: Path, pauses: list[float]) -> None:
