@@ -23,6 +23,7 @@ from ensemble.combine.tasks.stacks import PointStacker
 from ensemble.spec import COMBINERS, Recipe, unknown_name
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.user_code.fingerprint import code_of
+from pipelines.library_settings import keep_settings
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@keep_settings()
 def load(
     run_dir: str | os.PathLike[str],
     combine: str | Combine | None = None,
@@ -69,7 +71,7 @@ def load(
     run = RunDir(run_dir)
     state = fold(read_events(run.events))
     # of the last start: a declaration that came after it, and did not start, trained nobody
-    ensemble = run.load_ensemble(state.header.get("code"))
+    ensemble = run.load_ensemble(state.header.get("code"), takes_settings=True)
     recipe = ensemble.recipe
     if not isinstance(recipe, Recipe):
         raise CombineError(
@@ -253,14 +255,20 @@ def _build_models(
     from ensemble.combine.model import EnsembleModel
     from ensemble.train.call import Observation
 
-    names = list(seen)
-    recipes = _load_recipes(run, state, ensemble, names)
+    known: dict[str | None, list[str]] = {}
+    for name in seen:
+        known.setdefault(state.members[name].code, []).append(name)
+    models, calls, unknown = {}, {}, Observation(task=combination.task)
     # Building a model draws its initial weights, soon overwritten: the caller's generator is not to notice.
     with torch.random.fork_rng(devices=[]):
-        models = {name: _load_member(run, state, recipes[name], name) for name in names}
-        axes = _count_axes(ensemble, state, names[0])
-    unknown = Observation(task=combination.task)
-    calls = {name: MemberCall(_strip(recipes[name]), seen[name] or unknown) for name in names}
+        for code, names in known.items():
+            with keep_settings():  # which are part of the code
+                recipe = _load_recipe(run, state, ensemble, code, names[0])
+                for name in names:
+                    models[name] = _load_member(run, state, recipe, name)
+                    calls[name] = MemberCall(_strip(recipe), seen[name] or unknown, torch.get_default_dtype())
+        axes = _count_axes(ensemble, state, next(iter(seen)))
+    models = {name: models[name] for name in seen}
     classes = (state.combined or {}).get("classes")
     return EnsembleModel(models, calls, combination, axes, uncertainty=uncertainty, classes=classes)
 
@@ -274,17 +282,13 @@ def _strip(recipe: Recipe) -> Recipe:
     return stripped
 
 
-def _load_recipes(run: RunDir, state: RunState, ensemble: Ensemble, names: Sequence[str]) -> dict[str, Recipe]:
-    """The recipe of each member, with the code that it was trained with."""
-    known: dict[str | None, Recipe] = {}
-    for name in names:
-        code = state.members[name].code
-        if code not in known:
-            kept = ensemble if code in (None, state.header.get("code")) else run.load_ensemble(code)
-            _check_code(run, kept, code, name)
-            assert isinstance(kept.recipe, Recipe)
-            known[code] = kept.recipe
-    return {name: known[state.members[name].code] for name in names}
+def _load_recipe(run: RunDir, state: RunState, ensemble: Ensemble, code: str | None, member: str) -> Recipe:
+    """The recipe with the code, and from here on the library settings, that a member was trained with."""
+    is_latest = code in (None, state.header.get("code"))
+    kept = ensemble if is_latest else run.load_ensemble(code, takes_settings=True)
+    _check_code(run, kept, code, member)
+    assert isinstance(kept.recipe, Recipe)
+    return kept.recipe
 
 
 def _check_code(run: RunDir, ensemble: Ensemble, code: str | None, member: str) -> None:

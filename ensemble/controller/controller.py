@@ -266,8 +266,8 @@ class Controller:
         self._loggers.close()
         if self._tally is not None:
             self._tally.close()
-        self._events.close()
         release_arrays(self.run_dir.data)
+        self._events.close()
 
     def release(self) -> None:
         """Drop everything, once `run` has returned or raised.

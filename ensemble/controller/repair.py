@@ -33,6 +33,7 @@ from ensemble.store.member import ENDED
 from ensemble.store.rundir import ANEW, VERSION
 from ensemble.store.verification import FileCheck, check_code, check_members, describe_hole
 from ensemble.user_code.fingerprint import code_of
+from pipelines.library_settings import keep_settings
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +86,8 @@ def _list_copies(run_dir: RunDir, state: RunState, path: Path) -> Iterator[bytes
             content = copy.read_bytes()
             yield content if digest_bytes(content) in known else None
     if path.name == "code.json":
-        with contextlib.suppress(StoreError, OSError):
-            content = describe_code(code_of(run_dir.load_ensemble(path.parent.name)))
+        with contextlib.suppress(StoreError, OSError), keep_settings():
+            content = describe_code(code_of(run_dir.load_ensemble(path.parent.name, takes_settings=True)))
             yield content if digest_bytes(content) in known else None
 
 

@@ -23,6 +23,7 @@ from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.schedule import Node
 from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from pipelines.child_processes import START_S
+from pipelines.library_settings import find_settings
 
 if TYPE_CHECKING:
     from ensemble.executors.process_pool import ProcessPool
@@ -98,6 +99,7 @@ class NodeServices:
         self._private = PrivateDirectory("ensemble-", _LONGEST_NAME, stop_stale_daemon, takes_over)
         self.directory = self._private.path
         self._ensemble = ensemble
+        self._settings = find_settings()  # of the run: those of the user's own process may change
         self._selector = selector
         self._emit = emit
         self._feeders: dict[int, _Feeder] = {}
@@ -197,6 +199,7 @@ class NodeServices:
             ensemble.stream,
             start_timeout_s=None,
             deadly=self._deadly,
+            settings=self._settings,
             resident={key: pipe for key, pipe in splits.items() if pipe is not None},
             replacement=again or late,
             expect=expect,

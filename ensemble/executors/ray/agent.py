@@ -94,7 +94,7 @@ class NodeAgent:
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._wake, selectors.EVENT_READ, self._read_inbox)
-        ensemble = here.load_ensemble()
+        ensemble = here.load_ensemble(takes_settings=True)
         before = None if takes_over is None else Path(takes_over)
         self._services = NodeServices(node, ensemble, self._selector, self._events.put, before)
         self._ranks = ProcessPool(node, self._selector, self._events.put, self._start_fork_server)
