@@ -116,6 +116,8 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             _end_run(run, event)
         case "resources":
             run.missing = event["missing"]
+        case "memory_awaited":
+            run.awaited_memory = event["detail"]
         case "node":
             node = run.node(event["node"])
             run.has_gpus |= bool(event.get("gpus"))
@@ -195,7 +197,7 @@ def _start_run(run: RunState, event: Event) -> None:
     run.planned = None
     run.measuring.clear()
     run.combining = 0
-    run.missing = ""
+    run.missing = run.awaited_memory = ""
     code = event.get("code")
     back = {member.id for member in run.members.values() if member.is_resumable(code)}
     run.trail = [known for known in run.trail if known["type"] != "failed" or known["member"] not in back]
@@ -211,7 +213,7 @@ def _end_run(run: RunState, event: Event) -> None:
     run.ended = event
     run.unshared = {key: e for key, e in run.unshared.items() if e["type"] == "sharing_ended"}
     run.measuring.clear()
-    run.missing = ""
+    run.missing = run.awaited_memory = ""
     for member in run.members.values():
         if member.state in ("placed", "running"):
             member.end("stopped", event["t"])

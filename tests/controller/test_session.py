@@ -761,6 +761,42 @@ def test_a_member_waits_for_a_gpu_when_its_node_is_lost_and_says_on_which_other_
     world.check_end()
 
 
+def test_members_wait_for_memory_that_others_hold_and_none_that_runs_is_stopped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    free = Node("a", 4.0, (), 8.0, "a")
+    declared = an_ensemble(
+        sharing="independent", resources=replace(DECLARED, memory_gb=2.0), members=[{"n": n} for n in range(6)]
+    )
+    held = replace(free, memory_left_gb=5.0)
+    world = World(declared, Random(0), failing_launches=0.0, nodes=[held])
+
+    def others_leave(memory_left_gb: float | None) -> None:
+        world.handle({"type": "node", **replace(free, memory_left_gb=memory_left_gb).as_event()})
+        world.reconcile()
+
+    def told() -> list[str]:
+        return [event["detail"] for event in world.log if event["type"] == "memory_awaited"]
+
+    assert sorted(world.processes) == ["member-0", "member-1"], "5 of 8 GiB are left"
+    others_leave(1.0)
+    assert sorted(world.processes) == ["member-0", "member-1"] and not told()
+    for process in list(world.processes.values()):
+        assert not process.commands, "it goes on"
+        end(world, process)
+    assert not world.processes and not world.session.is_over
+    asked = "member-2 asks for 1 worker x 1 cpus, 2 GiB, and others hold 7.0 of 8.0 GiB on node a"
+    assert told() == [asked] and caplog.text.count(asked) == 1
+    assert fold(world.log).waits_for == f"memory: {asked}"
+    others_leave(1.5)
+    assert told() == [asked], "it is said once"
+    others_leave(None)
+    assert sorted(world.processes) == ["member-2", "member-3", "member-4", "member-5"]
+    assert told() == [asked, ""] and fold(world.log).waits_for is None
+    world.finish()
+    world.check_end()
+
+
 def test_a_search_of_which_the_only_member_has_ended_is_resumed() -> None:
     world = World(declare("search", 3), Random(0))
     process = next(iter(world.processes.values()))
