@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ensemble.controller.actions import Action, Demand, Event
+from ensemble.controller.actions import Action, Demand, Event, ReduceCheckpoint
 from ensemble.controller.attempt import ATTEMPT_EVENTS
 from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.attempts import Attempts
@@ -24,6 +24,7 @@ from ensemble.controller.profiler import Profiler
 from ensemble.controller.queue import MemberQueue
 from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.requests import RequestHandler
+from ensemble.controller.retention import list_unselected, plan_reduction
 from ensemble.controller.session_state import SessionState
 from ensemble.schedule import Node, PlacementState, count_placeable, explain_memory_wait, explain_unplaceable
 from ensemble.schedule.profiles import max_node_memory_gb
@@ -86,6 +87,7 @@ class Session:
         self.state = SessionState(
             setup.run,
             setup.ensemble.devices,
+            setup.ensemble.keep_checkpoints,
             nodes=list(setup.nodes),
             list_cluster=setup.list_cluster,
             trials_left=setup.trials_left,
@@ -198,6 +200,23 @@ class Session:
         self.feeders.stop_unneeded(set())
         return self.state.drain_actions()
 
+    def reduce_checkpoints(self, now: float, t: float) -> list[Action]:
+        """Take out of the checkpoints of ended members what is not to be kept, where that has failed before."""
+        self.state.set_time(now, t)
+        for member in self.state.run.members.values():
+            if plan_reduction(member, self.state.keep_checkpoints) is not None:
+                self.state.remove_leftovers(member.id)
+        return self.state.drain_actions()
+
+    def remove_unselected(self, now: float, t: float) -> list[Action]:
+        """Remove the weights of members that the combination does not need, if only those of others are kept."""
+        self.state.set_time(now, t)
+        run, keep = self.state.run, self.state.keep_checkpoints
+        for member in list_unselected(list(run.members.values()), run.combined) if keep == "selected" else ():
+            for name, digest in member.list_checkpoints():
+                self.state.actions.append(ReduceCheckpoint(member.id, name, digest, keeps_weights=False))
+        return self.state.drain_actions()
+
     def log_held(self, now: float, t: float) -> list[Action]:
         """Log all figures that were held back."""
         self.state.set_time(now, t)
@@ -228,6 +247,8 @@ class Session:
             self._restart_feeder(event)
         elif kind == "unread":
             self._log_unread(event)
+        elif kind == "checkpoint_reduced":
+            self.state.end_reduction(event)
         elif kind == "cost":
             self.attempts.costs.handle(event)
         elif kind == "node_lost":

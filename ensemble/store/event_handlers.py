@@ -68,6 +68,7 @@ OF_ATTEMPTS = frozenset(
         "pruned",
         "cost",
         "damaged",
+        "checkpoint_reduced",
     )
 ) | frozenset(("stopped", "paused", "resumed", "cancelled", "failed"))
 
@@ -304,6 +305,8 @@ def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
                 )
         case "damaged":
             _leave_out_damaged(run, member, event)
+        case "checkpoint_reduced":
+            member.reduce_checkpoint(event)
         case "plan":
             member.plan = {key: event.get(key) for key in ("tuned", "rates", "auto")}
         case "finished":
@@ -355,7 +358,9 @@ def _place(run: RunState, member: MemberState, event: Event) -> None:
 def _leave_out_damaged(run: RunState, member: MemberState, event: Event) -> None:
     """A file of a member is damaged: it goes on from the checkpoint before, or begins anew."""
     member.drop_checkpoint(event["file"])
-    if member.state == "finished":
+    if member.is_checkpoint_removed:
+        member.predictions = None  # nothing needs them: it takes no part in a later combination
+    elif member.state == "finished":
         reopen_member(run, member, event["t"])
         member.go_on_with(event.get("code", run.header.get("code")))
 

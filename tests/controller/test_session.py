@@ -34,6 +34,7 @@ from ensemble.controller.actions import (
     Log,
     MeasureCost,
     Propose,
+    ReduceCheckpoint,
     Send,
     StartFeeder,
     StopFeeder,
@@ -218,6 +219,10 @@ class World:
                 energy_j = self.random.choice([None, 2.5])
                 used = {"energy_j": energy_j, "energy_origin": "estimated", "cpu_s": 1.0}
                 return {"type": "cost", "member": member, "attempt": attempt, **used}
+            case ReduceCheckpoint(member, name, _, keeps_weights):
+                assert member not in self.processes, "it may go on from its checkpoint"
+                path = f"/nowhere/{member}/{name}-weights" if keeps_weights else None
+                return {"type": "checkpoint_reduced", "member": member, "removed": name, "path": path}
             case EndTrial(number, state, _):
                 assert state in ("finished", "pruned", "failed", "cancelled")
                 costs = [e["member"] for e in self.log if e["type"] == "cost"].count(f"member-{number}")
@@ -522,7 +527,8 @@ def declare(kind: str, workers: int) -> Ensemble:
     second = {"second_objective": kind} if kind in SECOND_OBJECTIVES else {}
     search = {} if kind == "list" else {"search": Search({"n": uniform(0, 1)}, trials=TRIALS, **second)}
     listed = {"members": [{"n": n} for n in range(7)]} if kind == "list" else {}
-    return an_ensemble(sharing="node", retries=2, epochs=3, resources=resources, **search, **listed)
+    keep = {"keep_checkpoints": "all" if kind == "list" else "selected"}
+    return an_ensemble(sharing="node", retries=2, epochs=3, resources=resources, **search, **listed, **keep)
 
 
 @pytest.mark.parametrize("kind", ["list", "search", "energy_j"])
