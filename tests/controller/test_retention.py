@@ -113,6 +113,7 @@ def test_weights_alone_are_used_as_before_and_not_trained_further(
     assert main(["verify", str(reduced), "--repair"]) == 0, capsys.readouterr()
     assert np.array_equal(load_predictions(path).values, values) and count(reduced, "epoch") == epochs
     assert is_sound(reduced) and "optimizer" not in load_checkpoint(list_files(reduced)["member-0"])
+    assert "nothing was averaged" not in RunDir(reduced).log("member-0").read_text()
     again = state_of(reduced)
     assert {m: known.kept for m, known in again.members.items()} == {
         m: known.kept for m, known in before.members.items()
