@@ -53,11 +53,10 @@ class MemoryOffers:
         return self._reported
 
     def _read(self) -> float | None:
-        began, limit_gb, available_gb = time.monotonic(), limit_bytes() / 2**30, available_bytes() / 2**30
+        began_s, limit_gb, available_gb = time.thread_time(), limit_bytes() / 2**30, available_bytes() / 2**30
         is_free = available_gb >= (1 - _LEAST) * limit_gb
         own_gb = None if is_free else held_memory_gb(os.getpid(), self.list_pids())
-        took_s = time.monotonic() - began
-        self._next_look = began + max(_LOOK_S, _IDLE * took_s)
+        self._next_look = time.monotonic() + max(_LOOK_S, _IDLE * (time.thread_time() - began_s))
         return find_memory_left(self._total_gb, limit_gb, available_gb, own_gb)
 
     def find_change(self) -> tuple[float | None] | None:
@@ -70,6 +69,8 @@ class MemoryOffers:
             return None
         left_gb = self._read()
         before, self._is_changing = self._is_changing, self._differs(left_gb)
+        if self._is_changing and not before:
+            self._next_look = time.monotonic() + _LOOK_S
         if not (before and self._is_changing):
             return None
         self._reported, self._is_changing = left_gb, False
