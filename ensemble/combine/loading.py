@@ -340,7 +340,9 @@ def _read_last(run: RunDir, member: MemberState, parts: Collection[str]) -> dict
     from ensemble.store import DamagedError, fold, read_checkpoint, read_events
 
     if member.checkpoint is None:
-        raise CombineError(f"{member.id} has no checkpoint; train it first, or leave it out: load(members=...)")
+        raise CombineError(
+            f"{member.id}: {member.explain_no_checkpoint()}; train it first, or leave it out: load(members=...)"
+        )
     try:
         return read_checkpoint(run, member, parts)
     except DamagedError:

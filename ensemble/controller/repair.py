@@ -144,7 +144,8 @@ def _list_damage(run_dir: RunDir, state: RunState, found: Iterable[FileCheck], c
         if each.is_sound or each.member is None:
             continue
         member = state.members[each.member]
-        then = "the member makes it again" if member.state == "finished" else "nothing needs it, and it is removed"
+        is_needed = member.state == "finished" and not member.is_checkpoint_removed
+        then = "the member makes it again" if is_needed else "nothing needs it, and it is removed"
         log.warning("%s: %s; %s", run_dir.path, each.detail, then)
         who = {"member": member.id, "attempt": member.attempt, "code": code}
         yield {"type": "damaged", **who, "file": Path(each.file).name, "error": each.detail}

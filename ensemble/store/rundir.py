@@ -157,7 +157,7 @@ class RunDir:
             DamagedError: it names none.
         """
         if member.checkpoint is None:
-            raise DamagedError(f"{self.path}: {member.id} has no checkpoint")
+            raise DamagedError(f"{self.path}: {member.id}: {member.explain_no_checkpoint()}")
         return self.member(member.id) / Path(member.checkpoint["path"]).name
 
     def initial_weights(self, id: str) -> Path:

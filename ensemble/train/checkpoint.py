@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+#: Parts of a checkpoint without which a member that has ended cannot be used.
+_OF_USE = ("data", "identity", "first_epoch", "position", "model", "exchange", "kept", "call", "outputs")
+
+
 @dataclass
 class Position:
     """The progress of a member.
@@ -181,6 +185,29 @@ def read(
             f"{path} was trained on other data: {changed}. Read what was read before, or take a new run directory"
         )
     return state
+
+
+def keep_weights_only(path: Path, target: Path, digest: str | None) -> str:
+    """Write what is needed of a member that has ended: its weights, how they are used, and where they come from.
+
+    A member can be evaluated with it, and others can start with its weights; it cannot be trained further.
+
+    Args:
+        digest: of the checkpoint, by the log; None: not known.
+
+    Returns:
+        The digest of the new file.
+
+    Raises:
+        DamagedError: there is no checkpoint, or it is damaged.
+        WriteError: there is no room for the new file, or it cannot be written.
+    """
+    state = load_checkpoint(path, _OF_USE, digest)
+    if (exchange := state.get("exchange")) is not None:
+        state["exchange"] = {name: exchange[name] for name in ("plan", "world") if name in exchange}
+    if (kept := state.get("kept")) is not None:
+        state["kept"] = {"is_best": kept["is_best"], "count": kept.get("average", kept).get("count", 0)}
+    return save_checkpoint(target, state)
 
 
 def _compared(identity: Identity) -> dict[str, Any]:

@@ -131,6 +131,10 @@ class Lifecycle:
             self.at = Position(**state["position"])
             self.selection = Selection(**self.at.selection)
             self._saved_at = (self.at.epoch, self.at.step)
+            if "optimizer" not in state and not self.is_over:
+                raise TrainingError(
+                    f"{self._identity.member} cannot be trained further: the state of its optimizer was not kept"
+                )
             if self.at.handed_over is not None and not self.is_over:  # it was given more epochs
                 self.at.handed_over, self.selection = None, Selection()
                 optimization.kept.drop_best()

@@ -101,9 +101,9 @@ class NodeAgent:
         self._ranks.directory = self._services.directory
         self._services.attach(self._ranks)
         self._ranks.connect()  # now: its imports take long
-        if takes_over is not None and self._services.gpus is not None:
+        if takes_over is not None:
             self._services.describe()  # which nobody asks of it: the node is known
-            self._services.gpus.report()
+            self._services.report()
         self._guard = MemoryGuard()
         # Ray's daemons are a cost of this run only if Ray was started for it.
         self._meter = RaySampler(node, own_session) if own_session is not None else None
