@@ -178,7 +178,7 @@ class Attempts:
             return
         live.last_event_at = self._session.now
         if event["type"] in ("progress", "epoch") and live.lost_report is None:
-            live.note_life(self._session.now)
+            live.note_life(self._session.now, event.get("saves_bytes", 0))
         if event["type"] == "exited":
             self._handle_exit(live, event)
         elif event["type"] == "launch_failed":

@@ -26,6 +26,10 @@ from ensemble.train.optimization import Optimization, StepResult
 from ensemble.train.reporter import Reporter, to_json_metrics
 from ensemble.train.selection import Selection
 from ensemble.train.throughput import Throughput
+from pipelines.loader.ragged import find_tensors
+
+#: Of a checkpoint that takes so long to write that it is said before.
+LARGE_BYTES = 2**30
 
 
 class Lifecycle:
@@ -407,6 +411,8 @@ class Lifecycle:
         if self._comm.rank != 0:
             return
         began = time.monotonic()
+        if (size := sum(tensor.nbytes for tensor in find_tensors(parts))) >= LARGE_BYTES:
+            self._reporter.event("progress", **self._progress(), saves_bytes=size)
         saved = self._checkpointer.save(self._data.first_epoch or 0, self.at, parts)
         self._digest, self._save_due = saved["weights_sha256"], time.monotonic() + self._save_every_s
         self._reporter.event("checkpoint", **self.position, **saved, write_s=time.monotonic() - began)
