@@ -8,7 +8,7 @@ import pickletools
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -84,6 +84,24 @@ def find_old_runs(folder: str | os.PathLike[str], keep_s: float, now: float | No
                 staying.append(by_path[each.path])
     left = [OldRun(path, REMOVED, path.stat().st_mtime, _measure(path)) for path in found if _is_removed(path)]
     return left + list(old.values())
+
+
+def remove_runs(runs: Sequence[OldRun]) -> None:
+    """Remove those that are not kept, the newest first: a run is older than those that were made from it.
+
+    Where one cannot be removed it is kept, as are those before it, which it may need; `kept` says why.
+    """
+    stays: OldRun | None = None
+    for run in reversed(runs):
+        if run.kept:
+            continue
+        if stays is not None:
+            run.kept = f"{stays.path} stays, which may need it"
+            continue
+        try:
+            remove_run(run)
+        except (OSError, StoreError) as error:
+            run.kept, stays = str(error), run
 
 
 def remove_run(run: OldRun) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from ensemble import Member
 from ensemble.cli.parser import main
-from ensemble.inspection.prune_runs import find_old_runs, remove_run
+from ensemble.inspection.prune_runs import find_old_runs, remove_run, remove_runs
 from ensemble.store import EventLog, RunDir, StoreError
 
 DAY_S = 86400.0
@@ -106,6 +106,21 @@ def test_a_run_stays_that_a_run_may_need_and_one_that_holds_what_is_not_of_it(
     (folder / "user-2" / "ensemble.pkl").write_bytes(b"\x80\x05broken")
     with pytest.raises(StoreError, match=r"user-2 cannot be read.*not known"):
         find_old_runs(folder, 14 * DAY_S)
+
+
+def test_what_a_run_may_need_that_cannot_be_removed_stays(tmp_path: Path, trained: Path) -> None:
+    for name in ("a", "b", "c"):
+        shutil.copytree(trained, tmp_path / "runs" / name)
+    found = find_old_runs(tmp_path / "runs", 0.0)
+    with EventLog(RunDir(found[1].path).events) as log:
+        log.append("asked", request="r", verb="stop", member=None, done=True, said="")
+    remove_runs(found)
+    assert [run.kept.partition(": ")[0] for run in found] == [
+        f"{found[1].path} stays, which may need it",
+        f"{found[1].path} has gone on meanwhile",
+        "",
+    ]
+    assert [run.path.exists() for run in found] == [True, True, False]
 
 
 def test_a_removal_that_was_killed_is_finished_by_the_next(
