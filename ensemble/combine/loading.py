@@ -319,7 +319,10 @@ def _count_axes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, int
 
 def _load_member(run: RunDir, state: RunState, recipe: Recipe, name: str) -> torch.nn.Module:
     params = state.members[name].identity["params"]
-    model: torch.nn.Module = recipe.model(params)
+    try:
+        model: torch.nn.Module = recipe.model(params)
+    except Exception as error:  # a file of pretrained weights is gone, say
+        return _restore_network(run, state.members[name], error)
     weights = _read_last(run, state.members[name], ("model",))["model"]
     try:
         model.load_state_dict(weights)
@@ -328,6 +331,24 @@ def _load_member(run: RunDir, state: RunState, recipe: Recipe, name: str) -> tor
             f"the weights in {run.valid_checkpoint(state.members[name])} do not fit what Recipe.model builds for "
             f"{params}: " + " ".join(str(error).split())
         ) from None
+    return model
+
+
+def _restore_network(run: RunDir, member: MemberState, error: Exception) -> torch.nn.Module:
+    """The member's model from its checkpoint alone; raises Recipe.model's error where that has no network."""
+    from ensemble.train.kept_network import NotKept, unpack_network
+
+    state = _read_last(run, member, ("network", "model"))
+    try:
+        model = unpack_network(run, run.valid_checkpoint(member), state)
+    except NotKept as absent:
+        error.add_note(f"No network takes its place: {absent}")
+        raise error from None
+    warnings.warn(
+        f"load: Recipe.model raised {type(error).__name__}: {error}; the network in the checkpoint of {member.id} "
+        "takes its place",
+        stacklevel=5,
+    )
     return model
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ensemble.combine.combination import Combination, Combine
 from ensemble.combine.member_calls import MemberCall, WithoutFastPath, has_attention, is_traced
 from ensemble.combine.metrics import CombineError
-from ensemble.combine.pickled import join_tensors, split_tensors
 from ensemble.combine.torch_math import calibrate, decompose, explain_invalid, make_stack, mix, normalise
+from ensemble.train.pickled import join_tensors, split_tensors
 from pipelines.loader.ragged import find_tensors, map_tensors
 
 ONE_SAMPLE = "samples lie along the first axis: one sample x is the batch x[None]"
@@ -173,7 +173,7 @@ class EnsembleModel(nn.Module):
         return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """How it is pickled: see `ensemble.combine.pickled`."""
+        """How it is pickled: see `ensemble.train.pickled`."""
         return restore_model, split_tensors(self.__dict__)
 
 
