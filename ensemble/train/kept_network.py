@@ -114,7 +114,7 @@ def unpack_network(run: RunDir, file: Path, state: Mapping[str, Any], code: str 
 
 def _restore_tensors(described: list[dict[str, Any]], weights: Mapping[str, Tensor]) -> Iterator[Tensor]:
     for each in described:
-        tensor = weights[each["name"]] if "name" in each else each["value"]
+        tensor = weights[each["name"]].clone() if "name" in each else each["value"]
         yield (
             nn.Parameter(tensor, requires_grad=each["requires_grad"])
             if each["parameter"]
