@@ -261,11 +261,12 @@ def _build_models(
     models, calls, unknown = {}, {}, Observation(task=combination.task)
     # Building a model draws its initial weights, soon overwritten: the caller's generator is not to notice.
     with torch.random.fork_rng(devices=[]):
+        mapped = _exceeds_memory(run, state, list(seen))
         for code, names in known.items():
             with keep_settings():  # which are part of the code
                 recipe = _load_recipe(run, state, ensemble, code, names[0])
                 for name in names:
-                    models[name] = _load_member(run, state, recipe, name)
+                    models[name] = _load_member(run, state, recipe, name, mapped=mapped)
                     calls[name] = MemberCall(_strip(recipe), seen[name] or unknown, torch.get_default_dtype())
         axes = _count_axes(ensemble, state, next(iter(seen)))
     models = {name: models[name] for name in seen}
@@ -321,10 +322,34 @@ def _count_axes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, int
     return {field: 1 + len(known.shape) for field, known in fields.items()}
 
 
-def _load_member(run: RunDir, state: RunState, recipe: Recipe, name: str) -> torch.nn.Module:
+def _exceeds_memory(run: RunDir, state: RunState, names: Sequence[str]) -> bool:
+    """Whether memory does not hold the weights of all members, which is said."""
+    from ensemble.store.checkpoint import count_bytes
+    from pipelines.machine_limits import fits_in_memory
+
+    files = [run.valid_checkpoint(state.members[name]) for name in names if state.members[name].checkpoint]
+    size = sum(count_bytes(file, "model") for file in files if file.exists())
+    if len(files) < 2 or fits_in_memory(size):
+        return False
+    warnings.warn(
+        f"load: the weights of {len(files)} members are {size / 2**30:.3g} GiB, more than half of the memory "
+        "that is free: they stay in the checkpoints, and are read from there at each call",
+        stacklevel=4,
+    )
+    return True
+
+
+def _load_member(
+    run: RunDir, state: RunState, recipe: Recipe, name: str, *, mapped: bool = False
+) -> torch.nn.Module:
+    from ensemble.combine.mapped_weights import map_weights
+
     params = state.members[name].identity["params"]
-    model: torch.nn.Module = recipe.model(params)
-    weights = _read_last(run, state.members[name], ("model",))["model"]
+    try:
+        model: torch.nn.Module = recipe.model(params)
+    except Exception as error:  # a file of pretrained weights is gone, say
+        model = _restore_network(run, state.members[name], error)
+    weights = _read_last(run, state.members[name], ("model",), mapped=mapped)["model"]
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -332,10 +357,32 @@ def _load_member(run: RunDir, state: RunState, recipe: Recipe, name: str) -> tor
             f"the weights in {run.valid_checkpoint(state.members[name])} do not fit what Recipe.model builds for "
             f"{params}: " + " ".join(str(error).split())
         ) from None
+    if mapped:
+        map_weights(model, weights)
     return model
 
 
-def _read_last(run: RunDir, member: MemberState, parts: Collection[str]) -> dict[str, Any]:
+def _restore_network(run: RunDir, member: MemberState, error: Exception) -> torch.nn.Module:
+    """The member's model from its checkpoint alone; raises Recipe.model's error where that has no network."""
+    from ensemble.train.kept_network import NotKept, unpack_network
+
+    state = _read_last(run, member, ("network", "model"))
+    try:
+        model = unpack_network(run, run.valid_checkpoint(member), state)
+    except NotKept as absent:
+        error.add_note(f"No network takes its place: {absent}")
+        raise error from None
+    warnings.warn(
+        f"load: Recipe.model raised {type(error).__name__}: {error}; the network in the checkpoint of {member.id} "
+        "takes its place",
+        stacklevel=5,
+    )
+    return model
+
+
+def _read_last(
+    run: RunDir, member: MemberState, parts: Collection[str], *, mapped: bool = False
+) -> dict[str, Any]:
     """Parts of the last checkpoint of a member."""
     from ensemble.store import DamagedError, fold, read_checkpoint, read_events
 
@@ -344,9 +391,9 @@ def _read_last(run: RunDir, member: MemberState, parts: Collection[str]) -> dict
             f"{member.id}: {member.explain_no_checkpoint()}; train it first, or leave it out: load(members=...)"
         )
     try:
-        return read_checkpoint(run, member, parts)
+        return read_checkpoint(run, member, parts, mapped=mapped)
     except DamagedError:
         now = fold(read_events(run.events)).members[member.id]
         if now.checkpoint == member.checkpoint:
             raise
-        return read_checkpoint(run, now, parts)  # one that still trains has saved others since
+        return read_checkpoint(run, now, parts, mapped=mapped)  # one that still trains has saved others since

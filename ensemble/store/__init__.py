@@ -9,7 +9,7 @@ from ensemble.store.event_handlers import apply_event, fold
 from ensemble.store.events import EventLog, is_locked
 from ensemble.store.files import format_command
 from ensemble.store.initial_weights import keep_checkpoint, keep_weights, load_initial_weights
-from ensemble.store.kept_code import load_code
+from ensemble.store.kept_code import load_code, pickle_by_value
 from ensemble.store.log_lines import end_of_events, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
 from ensemble.store.member_files import read_checkpoint, read_predictions
@@ -45,6 +45,7 @@ __all__ = [
     "load_initial_weights",
     "load_checkpoint",
     "load_predictions",
+    "pickle_by_value",
     "read_checkpoint",
     "read_events",
     "read_events_from",

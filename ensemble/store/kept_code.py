@@ -173,13 +173,13 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     for found in (_find_user_modules(spec, of_spec), of_spec):
         modules = [module for module in found if not is_private_module(module.__name__, ensemble)]
         try:
-            with _pickle_by_value(modules):
+            with _by_value(modules):
                 return Declaration(ensemble)
         except Exception as error:  # objects raise whatever they like from __reduce__
             # What another module holds is not in the way where that module is imported instead.
             log.info("the declaration cannot be pickled with %d modules by value: %s", len(modules), error)
             failure = error
-    with _pickle_by_value(modules):
+    with _by_value(modules):
         where = describe_unpicklable(ensemble, lambda part: Pickler(io.BytesIO()).dump(part))
     raise StoreError(
         f"ensemble {ensemble.name!r} cannot be sent to other processes: {f'{where}: ' if where else ''}{failure}; "
@@ -187,8 +187,14 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     ) from failure
 
 
+def pickle_by_value(code: Code, ensemble: Ensemble) -> contextlib.AbstractContextManager[None]:
+    """Within the context, what the user's modules define is pickled by value, as in `ensemble.pkl`."""
+    names = [name for name in code.sources if name in sys.modules and not is_private_module(name, ensemble)]
+    return _by_value([sys.modules[name] for name in names])
+
+
 @contextlib.contextmanager
-def _pickle_by_value(modules: Iterable[Any]) -> Iterator[None]:
+def _by_value(modules: Iterable[Any]) -> Iterator[None]:
     """Within the context, what these modules define is pickled by value: unpickling does not import them."""
     import cloudpickle
 

@@ -392,8 +392,7 @@ class RunDir:
         path = path if path.exists() else self.ensemble_file
         distrusted = None
         try:
-            for each in (self.path, *(parent for parent in path.parents if self.path in parent.parents)):
-                check_ownership(each, os.stat(each))
+            self._check_folders(path)
             path = self._choose_runnable(path)
             distrusted = self._add_code_to_path()
             with self._open_kept(path, ANEW) as name, open(name, "rb") as file:
@@ -411,6 +410,20 @@ class RunDir:
         except (OSError, pickle.UnpicklingError, EOFError) as error:
             raise StoreError(f"cannot read {path}: {error}") from error
         return ensemble
+
+    def _check_folders(self, path: Path) -> None:
+        for each in (self.path, *(parent for parent in path.parents if self.path in parent.parents)):
+            check_ownership(each, os.stat(each))
+
+    def check_owners(self, file: Path) -> None:
+        """Check that nobody else could have written a file of the run, or replaced it, before its code runs.
+
+        Raises:
+            StoreError: another user could.
+            OSError: it is not there.
+        """
+        self._check_folders(file)
+        check_ownership(file, os.stat(file))
 
     @contextlib.contextmanager
     def _open_kept(self, path: Path, remedy: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangePlan
@@ -114,6 +114,8 @@ class Lifecycle:
             TrainingError: the checkpoint belongs to another identity, or was trained on other data.
             MisfitError: the weights with which the member is to begin are not of this model.
         """
+        if self._comm.rank == 0 and (why := self._checkpointer.keep_network(optimization.model)) is not None:
+            self._reporter.log(f"load and resume need Recipe.model: the network is in no checkpoint, as {why}")
         state = self._checkpointer.load(self._report_damage)
         # Before the first collective whose order depends on it.
         position = None if state is None else [state["position"][name] for name in ("epoch", "step")]
@@ -142,6 +144,10 @@ class Lifecycle:
             if self.at.handed_over is not None and not self.is_over:  # it was given more epochs
                 self.at.handed_over, self.selection = None, Selection()
                 optimization.kept.drop_best()
+
+    def restore_network(self) -> nn.Module:
+        """See `Checkpointer`."""
+        return self._checkpointer.restore_network()
 
     def _report_damage(self, file: str, error: str) -> None:
         self._reporter.event("damaged", file=file, error=error)

@@ -14,6 +14,7 @@ import pytest
 
 from pipelines import Feeder, Pipeline, SampleError, attach, resident, sources
 from pipelines.errors import DataOutOfReach, TooManySkipped
+from pipelines.loader.resident import StreamedSet
 from pipelines.prepare import transient
 
 N = 40
@@ -109,6 +110,8 @@ def test_an_outage_that_lasts_is_an_error_of_its_own_and_loses_no_record(
     assert pauses == list(transient.PAUSES_S) and len(said) == 1, "no record was left out"
     with pytest.raises(DataOutOfReach):
         made.resident()
+    with pytest.raises(DataOutOfReach):  # a set that memory does not hold
+        rows(StreamedSet(made).loader(8))
     assert loader.stats()["skipped"] == 0
 
 
