@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ensemble.store import StoreError
-from ensemble.store.frozen_arrays import IN_MEMORY, KEPT
+from ensemble.store.frozen_arrays import IN_MEMORY, KEPT, is_name
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -70,7 +70,7 @@ def list_contents(run_dir: RunDir) -> list[dict[str, Any]]:
         name = path.relative_to(run_dir.path).as_posix()
         if name == run_dir.ensemble_file.name:
             holds, of = _describe_declaration(declared), "your code and data"
-        elif path.parent == run_dir.data:
+        elif path.parent == run_dir.data and is_name(path.name):
             holds, of = _describe_array(path), "your data"
         else:
             holds, of = _describe(name)
@@ -112,7 +112,7 @@ def _describe_array(path: Path) -> str:
         return f"nothing: {name!r} is in the memory of the process that drives the run"
     try:
         array = np.load(path, mmap_mode="r")
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         return f"{name!r}, unreadable"
     return f"{name!r}, {array.dtype} {list(array.shape)}"
 

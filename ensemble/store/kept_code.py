@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.store.errors import OtherPythonError, StoreError
 from ensemble.store.files import encode_json, fsync_directory, write_bytes
-from ensemble.store.log_lines import read_events
+from ensemble.store.log_lines import read_events, read_files
 from ensemble.store.unpicklable import describe_unpicklable
 from ensemble.user_code.fingerprint import PYTHON, Code
 from ensemble.user_code.imports import users_modules
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CODE, _DECLARATION = "code.json", "ensemble.pkl"
-_FINGERPRINT = re.compile(r"[0-9a-f]{32}")
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
 
 
@@ -135,7 +135,7 @@ def is_fingerprint(folder: str) -> bool:
 
 
 def remove_unused_code(run_dir: RunDir, but: str) -> None:
-    """Removes the code that no member trained with, nor the last start has.
+    """Removes the code that a run has saved, by its log, and that no member trained with, nor the last start has.
 
     This process has the lock of the run's log.
 
@@ -145,8 +145,9 @@ def remove_unused_code(run_dir: RunDir, but: str) -> None:
     from ensemble.store.event_handlers import fold
 
     folder = run_dir.code(but).parent
-    there = (each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())
-    unused = {each.name for each in there if is_fingerprint(each.name)} - {but}
+    saved = (run_dir.path / file for file in read_files(run_dir.events).files)
+    kept = (path.parent for path in saved if path.name == _DECLARATION and path.parent.parent == folder)
+    unused = {each.name for each in kept if each.is_dir() and not each.is_symlink()} - {but}
     if unused:
         state = fold(read_events(run_dir.events))
         unused -= {one.code for one in state.members.values() if one.checkpoint}

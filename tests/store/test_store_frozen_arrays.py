@@ -223,12 +223,14 @@ def test_a_run_that_keeps_no_data_holds_them_in_memory_and_goes_on_by_its_spec_o
 def test_what_is_kept_of_a_run_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = arrays(x=make_array(LEAST_BYTES), label=np.arange(ROWS) % 2)
     ensemble.submit(declare(Pipeline(records)), tmp_path / "run", executor="inline").wait()
+    (tmp_path / "run" / "data" / "mine.npy").touch()
     capsys.readouterr()
     assert main(["verify", str(tmp_path / "run"), "--contents", "--json", "-"]) == 0
     rows = {row["file"]: row for row in json.loads(capsys.readouterr().out)}
     there = {str(file.relative_to(tmp_path / "run")) for file in (tmp_path / "run").rglob("*") if file.is_file()}
-    assert set(rows) == there and not [row for row in rows.values() if row["holds"] == "not known"]
-    (array,) = [row for name, row in rows.items() if name.startswith("data/")]
+    assert set(rows) == there
+    assert [name for name, row in rows.items() if row["holds"] == "not known"] == ["data/mine.npy"]
+    (array,) = [row for name, row in rows.items() if name.startswith("data/x-")]
     assert array["holds"] == "'x', float32 [64, 4096]" and array["bytes"] > LEAST_BYTES
     assert "train 'label' (64 records)" in rows["ensemble.pkl"]["holds"]
     assert rows["members/member-0/log.txt"]["of"] == "member-0"
