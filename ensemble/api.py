@@ -40,7 +40,7 @@ from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
-from pipelines.library_settings import apply_settings, find_settings, keep_settings
+from pipelines.library_settings import apply_settings, find_settings, keep_settings, keeps_settings
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ def choose_free_path(path: str | os.PathLike[str]) -> Path:
     return free
 
 
-@keep_settings()
+@keeps_settings
 def resume(
     run_dir: str | os.PathLike[str],
     executor: str | None = None,

@@ -25,7 +25,7 @@ from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.spec.validation import check_number
 from ensemble.store import MemberState, RunDir, RunState, StoreError, fold, read_events
 from ensemble.store.files import write_json
-from pipelines.library_settings import keep_settings
+from pipelines.library_settings import keeps_settings
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ TEMPERATURE, WEIGHT = 2.0, 0.5  # measured, see docs/decisions/0037
 FIGURES = ("nll", "ece", "accuracy", "subset_accuracy", "rmse")
 
 
-@keep_settings()
+@keeps_settings
 def distill(
     run_dir: str | os.PathLike[str],
     student_dir: str | os.PathLike[str] | None = None,

@@ -12,15 +12,19 @@ Not among them is what a run sets by itself: numbers of threads, generators and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import operator
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pipelines.errors import PipelineError
+from pipelines.fingerprint.ours import describe_ours, known_as
+
+CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 
 _SINGLE = "ieee"  # what "none" comes to, which torch has until something is set
 
@@ -129,8 +133,7 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def keep_settings() -> Iterator[None]:
-    """Within the context, or the function that this decorates, settings of a run may be applied; afterwards this
-    process has those of before.
+    """Within the context settings of a run may be applied; afterwards this process has those of before.
 
     Contexts of several threads change the settings of each other; when the last has ended, those are there again
     that were there before the first.
@@ -147,6 +150,18 @@ def keep_settings() -> Iterator[None]:
         with _lock:
             _open -= 1
             apply_settings(before if _open else _original)
+
+
+def keeps_settings(function: CallableT) -> CallableT:
+    """Decorates a function of ours that users call: `keep_settings` while it runs."""
+
+    @known_as(describe_ours(function)[1])
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with keep_settings():
+            return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def check_default_device() -> None:

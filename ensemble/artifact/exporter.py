@@ -23,7 +23,7 @@ from ensemble.meter import ledger
 from ensemble.spec import Recipe
 from pipelines import Pipeline
 from pipelines.errors import SampleError
-from pipelines.library_settings import keep_settings
+from pipelines.library_settings import keeps_settings
 from pipelines.sources import Source, Subset
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Sources:
     prepared: dict[str, Tensor]  # of the model: the same samples
 
 
-@keep_settings()
+@keeps_settings
 def export(
     run_dir: str | os.PathLike[str],
     out: str | os.PathLike[str],

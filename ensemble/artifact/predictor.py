@@ -17,7 +17,7 @@ from ensemble.artifact.layout import ArtifactError
 from ensemble.artifact.preparation import prepare_for_program, prepare_for_run
 from ensemble.combine.conformal import Conformal, load_conformal
 from ensemble.spec.task import Task
-from pipelines.library_settings import keep_settings
+from pipelines.library_settings import keeps_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,7 +65,7 @@ class Predictor:
         return source if source.kind in ("image_folder", "tar") else None
 
 
-@keep_settings()
+@keeps_settings
 def predict(
     model: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,

@@ -23,7 +23,7 @@ from ensemble.combine.tasks.stacks import PointStacker
 from ensemble.spec import COMBINERS, Recipe, unknown_name
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.user_code.fingerprint import code_of
-from pipelines.library_settings import keep_settings
+from pipelines.library_settings import keep_settings, keeps_settings
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@keep_settings()
+@keeps_settings
 def load(
     run_dir: str | os.PathLike[str],
     combine: str | Combine | None = None,

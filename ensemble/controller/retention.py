@@ -37,6 +37,11 @@ def plan_reduction(member: MemberState, keep: str) -> ReduceCheckpoint | None:
     return ReduceCheckpoint(member.id, Path(last["path"]).name, find_digest(last), keeps_weights=keeps_weights)
 
 
+def name_weights(checkpoint: str) -> str:
+    """The name of the file that has the weights alone of a checkpoint."""
+    return f"{Path(checkpoint).stem}-weights.safetensors"
+
+
 def list_unselected(members: Collection[MemberState], combined: Mapping[str, Any] | None) -> list[MemberState]:
     """The finished members whose weights the run's combination does not need, nor those who look for the best one.
 
@@ -102,7 +107,7 @@ class CheckpointReducer:
                 return {**event, "path": None, "freed_bytes": before}
             from ensemble.train.checkpoint import keep_weights_only
 
-            kept = path.with_name(f"{path.stem}-weights.safetensors")
+            kept = path.with_name(name_weights(path.name))
             digest = keep_weights_only(path, kept, action.digest)
             return {**event, "path": str(kept), "digest": digest, "freed_bytes": before - kept.stat().st_size}
         except (StoreError, OSError) as error:  # the checkpoint stays as it is

@@ -15,7 +15,7 @@ from typing import Any
 
 from ensemble.controller.actions import Action, EndTrial, Event, Log, RemoveLeftovers
 from ensemble.controller.attempt import Attempt
-from ensemble.controller.retention import plan_reduction
+from ensemble.controller.retention import name_weights, plan_reduction
 from ensemble.controller.thinning import Thinning
 from ensemble.schedule import Node, Placement
 from ensemble.schedule.needs import resolve_devices
@@ -126,7 +126,8 @@ class SessionState:
     def remove_leftovers(self, member: str) -> None:
         """Remove what a member that does not run has beside what the log names, or is not to keep of that."""
         known = self.run.members[member]
-        self.actions.append(RemoveLeftovers(member, [name for name, _ in known.list_checkpoints()]))
+        made = [name_weights(name) for reduced, name in self._reducing if reduced == member]  # and not logged yet
+        self.actions.append(RemoveLeftovers(member, [*(name for name, _ in known.list_checkpoints()), *made]))
         reduction = plan_reduction(known, self.keep_checkpoints)
         if reduction is not None and (member, reduction.name) not in self._reducing:
             self._reducing.add((member, reduction.name))

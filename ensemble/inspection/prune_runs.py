@@ -9,7 +9,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,6 +29,7 @@ class OldRun:
         last: time of its last event, Unix seconds.
         size_bytes: what its files take on the disk.
         kept: why it is not removed; "" where it is.
+        needs: other old runs that it may need.
     """
 
     path: Path
@@ -36,6 +37,7 @@ class OldRun:
     last: float
     size_bytes: int
     kept: str = ""
+    needs: list[Path] = field(default_factory=list)
 
 
 @dataclass
@@ -76,6 +78,8 @@ def find_old_runs(folder: str | os.PathLike[str], keep_s: float, now: float | No
     # A run that is kept may itself need another one.
     staying = [run for run in runs if run.path not in old or old[run.path].kept]
     by_path = {run.path: run for run in runs}
+    for path, each in old.items():
+        each.needs = [other for other in old if other != path and _needs(by_path[path], other)]
     while staying:
         user = staying.pop()
         for each in old.values():
@@ -87,21 +91,21 @@ def find_old_runs(folder: str | os.PathLike[str], keep_s: float, now: float | No
 
 
 def remove_runs(runs: Sequence[OldRun]) -> None:
-    """Remove those that are not kept, the newest first: a run is older than those that were made from it.
-
-    Where one cannot be removed it is kept, as are those before it, which it may need; `kept` says why.
+    """Remove those that are not kept, a run after those that need it; where one cannot be removed, what it needs
+    stays, too. `kept` says why.
     """
-    stays: OldRun | None = None
-    for run in reversed(runs):
-        if run.kept:
-            continue
-        if stays is not None:
-            run.kept = f"{stays.path} stays, which may need it"
-            continue
-        try:
-            remove_run(run)
-        except (OSError, StoreError) as error:
-            run.kept, stays = str(error), run
+    left = [run for run in runs if not run.kept]
+    while left:
+        needed = {path for run in left for path in run.needs}
+        for run in [run for run in left if run.path not in needed] or left:  # else they need one another
+            left.remove(run)
+            user = next((user.path for user in runs if user.kept and run.path in user.needs), None)
+            try:
+                if user is not None:
+                    raise StoreError(f"{user} stays, which may need it")
+                remove_run(run)
+            except (OSError, StoreError) as error:
+                run.kept = str(error)
 
 
 def remove_run(run: OldRun) -> None:

@@ -109,18 +109,23 @@ def test_a_run_stays_that_a_run_may_need_and_one_that_holds_what_is_not_of_it(
 
 
 def test_what_a_run_may_need_that_cannot_be_removed_stays(tmp_path: Path, trained: Path) -> None:
-    for name in ("a", "b", "c"):
-        shutil.copytree(trained, tmp_path / "runs" / name)
-    found = find_old_runs(tmp_path / "runs", 0.0)
-    with EventLog(RunDir(found[1].path).events) as log:
+    folder = tmp_path / "runs"
+    for name in ("source", "other"):
+        shutil.copytree(trained, folder / name)
+    members = [Member({"width": 8, "lr": 0.01}, start=f"{folder}/source/member-0")]
+    inspected_runs.train(folder / "user", members=members, epochs=1)
+    with EventLog(RunDir(folder / "source").events) as log:  # it has gone on after the run that was made from it
         log.append("asked", request="r", verb="stop", member=None, done=True, said="")
-    remove_runs(found)
-    assert [run.kept.partition(": ")[0] for run in found] == [
-        f"{found[1].path} stays, which may need it",
-        f"{found[1].path} has gone on meanwhile",
-        "",
-    ]
-    assert [run.path.exists() for run in found] == [True, True, False]
+    found = {run.path.name: run for run in find_old_runs(folder, -DAY_S)}
+    assert found["user"].needs == [folder / "source"] and not found["source"].needs
+    with EventLog(RunDir(folder / "user").events) as log:
+        log.append("asked", request="r", verb="stop", member=None, done=True, said="")
+    remove_runs(list(found.values()))
+    assert "has gone on meanwhile" in found["user"].kept
+    assert found["source"].kept == f"{folder}/user stays, which may need it"
+    assert sorted(path.name for path in folder.iterdir()) == ["source", "user"]
+    remove_runs(find_old_runs(folder, -DAY_S))
+    assert not any(folder.iterdir())
 
 
 def test_a_removal_that_was_killed_is_finished_by_the_next(
