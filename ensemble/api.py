@@ -33,13 +33,14 @@ from ensemble.store import (
     format_command,
     is_locked,
     read_events,
-    remove_unused_code,
     write_request,
 )
+from ensemble.store.frozen_arrays import check_arrays, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
+from pipelines.library_settings import apply_settings, find_settings, keep_settings, keeps_settings
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class DrivenRun(Run):
         self._waiter: threading.Thread | None = None
         self._error: BaseException | None = None
         self._threaded = threaded
+        self._settings = find_settings()  # of the run: `wait` may be called in others
         # An event instead of `join`: a signal that interrupts `join` makes Python 3.11 regard the thread as ended.
         self._over = threading.Event()
         if threaded:
@@ -116,7 +118,10 @@ class DrivenRun(Run):
     def _run(self) -> None:
         assert self._controller is not None
         try:
-            self._controller.run()
+            with contextlib.nullcontext() if self._threaded else keep_settings():
+                if not self._threaded:  # members train in this process
+                    apply_settings(self._settings)
+                self._controller.run()
         except BaseException as error:
             self._error = error
         finally:
@@ -196,15 +201,12 @@ def submit(
     known = RunDir(choose_free_path(path) if fresh else path)
     code = code or code_of(ensemble)  # before the calls below, which may run the user's code
     training_data(ensemble)  # computes the digests of arrays once, and not in each member's process
-    in_use = {code.fingerprint}
     if known.info_file.exists() and known.info["name"] == ensemble.name and known.events.exists():
         if is_locked(known.events):
             return _follow(known, ensemble, code, on_event)
         state = fold(read_events(known.events))
         check_same(state, ensemble, known.path)  # before the declaration of the run is replaced
         check_code(state, code, known, accept=accept_code)
-        in_use |= {one.code for one in state.members.values() if one.checkpoint and one.code}
-        in_use |= {state.header["code"]} if state.header.get("code") else set()
     if not ensemble.keep_data and runner.name == "ray":
         raise SpecError(
             "Ensemble.keep_data is False: the data are in the memory of one machine, which the nodes of a Ray "
@@ -215,12 +217,14 @@ def submit(
     made = RunDir.create(
         known.path, ensemble, spec_file, code, group_read=group_read, executor=executor, declaration=declaration
     )
-    remove_unused_code(made.path / "code", in_use)
-    made.remove_unused_arrays()
-    # What the program changes from here on, or the user in the spec file, is no matter of this run.
-    frozen = declaration.load(made.data, is_in_process=runner.in_process)
-    del declaration, ensemble  # they hold memory for as long as the run takes
-    return _start(made, frozen, code, runner, on_event, checked=checked)
+    try:
+        # What the program changes from here on, or the user in the spec file, is no matter of this run.
+        frozen = declaration.load(made.data, is_in_process=runner.in_process)
+        del declaration, ensemble  # they hold memory for as long as the run takes
+        return _start(made, frozen, code, runner, on_event, checked=checked)
+    except BaseException:
+        release_arrays(made.data)
+        raise
 
 
 def choose_free_path(path: str | os.PathLike[str]) -> Path:
@@ -233,6 +237,7 @@ def choose_free_path(path: str | os.PathLike[str]) -> Path:
     return free
 
 
+@keeps_settings
 def resume(
     run_dir: str | os.PathLike[str],
     executor: str | None = None,
@@ -273,8 +278,8 @@ def resume(
     state = read_begun(known)
     restore_files(known, state)
     runner = make_executor(executor or state.executor or known.info.get("executor") or "ray")
-    known.check_arrays()
-    ensemble, extension = known.load_ensemble(), None
+    check_arrays(known)
+    ensemble, extension = known.load_ensemble(takes_settings=True), None
     if epochs is not None:
         extension = plan_extension(known, state, ensemble, epochs)
         for note in [] if extension is None else extension.notes:

@@ -25,6 +25,7 @@ from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.spec.validation import check_number
 from ensemble.store import MemberState, RunDir, RunState, StoreError, fold, read_events
 from ensemble.store.files import write_json
+from pipelines.library_settings import keeps_settings
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ TEMPERATURE, WEIGHT = 2.0, 0.5  # measured, see docs/decisions/0037
 FIGURES = ("nll", "ece", "accuracy", "subset_accuracy", "rmse")
 
 
+@keeps_settings
 def distill(
     run_dir: str | os.PathLike[str],
     student_dir: str | os.PathLike[str] | None = None,
@@ -75,7 +77,7 @@ def distill(
     run = RunDir(run_dir)
     state = fold(read_events(run.events))
     parent = _find_parent(run, state, member)
-    ensemble = run.load_ensemble(state.header.get("code"))
+    ensemble = run.load_ensemble(state.header.get("code"), takes_settings=True)
     declared = declare_student(
         run,
         state,

@@ -42,6 +42,13 @@ class SampleError(PipelineError):
         return type(self), (self.index, self.where, self.reason)
 
 
+class DataOutOfReach(PipelineError):
+    """A record was out of reach for longer than it is read again; no `SampleError`, as nothing is wrong with it.
+
+    Such a record is never left out: whoever reads it later, in another attempt for instance, gets it.
+    """
+
+
 class TooManySkipped(PipelineError):
     """More records of an epoch cannot be prepared than `Pipeline(max_skipped=)` lets be left out."""
 

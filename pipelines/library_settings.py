@@ -2,24 +2,35 @@
 
 Code of the user may set them when it is imported (`torch.set_default_dtype`, TF32, Pillow's
 `LOAD_TRUNCATED_IMAGES`). Other processes do not import that code: functions travel by value. So the settings that
-differ from the library's default are read where a pipeline or a run is declared, travel with it, and are applied
-before anything else of it is unpickled. Of libraries that are not imported nothing has been set.
+differ from the library's default are read where a pipeline or a run is declared and travel with it. Processes of
+the run apply them before they unpickle it; the user's own have them while they load something of the run only
+(`keep_settings`). Of libraries that are not imported nothing has been set.
 
 Not among them is what a run sets by itself: numbers of threads, generators and the device.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import operator
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pipelines.errors import PipelineError
+from pipelines.fingerprint.ours import describe_ours, known_as
+
+CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 
 _SINGLE = "ieee"  # what "none" comes to, which torch has until something is set
+
+_lock = threading.Lock()
+_open = 0  # contexts of `keep_settings`
+_original: Mapping[str, Any] = {}  # the settings before the first of them
 
 
 @dataclass(frozen=True)
@@ -106,25 +117,51 @@ def find_settings(*, only_of_samples: bool = False) -> dict[str, Any]:
 
 
 def apply_settings(settings: Mapping[str, Any]) -> None:
-    """Set in this process what `find_settings` has found in another; imports the libraries that it names."""
-    modules = {
-        setting: importlib.import_module(setting.module) for setting in _SETTINGS if setting.name in settings
-    }
-    imported = {setting: sys.modules[setting.module] for setting in _SETTINGS if setting.module in sys.modules}
-    others = {setting: setting.find(module) for setting, module in imported.items() if setting not in modules}
-    for setting, module in modules.items():
-        if setting.find(module) != settings[setting.name]:
-            setting.apply(module, settings[setting.name])
-    for setting, value in others.items():  # one of torch's stands for several, which may be set otherwise
-        if setting.find(imported[setting]) != value:
-            setting.apply(imported[setting], value)
+    """Set in this process what `find_settings` has found in another: what it does not name has its default.
+
+    Libraries that it names are imported.
+    """
+    for setting in _SETTINGS:  # all: one of torch's stands for several, which may be set otherwise
+        if setting.name in settings:
+            importlib.import_module(setting.module)
+    for setting in (*_SETTINGS, *_SETTINGS):  # twice: some can be read only when others have been set
+        module = sys.modules.get(setting.module)
+        value = settings.get(setting.name, setting.default)
+        if module is not None and setting.find(module) != value:
+            setting.apply(module, value)
 
 
-class SettingsOfProcess:
-    """Pickled before an object, it applies the settings of the pickling process wherever that is unpickled."""
+@contextlib.contextmanager
+def keep_settings() -> Iterator[None]:
+    """Within the context settings of a run may be applied; afterwards this process has those of before.
 
-    def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], None], tuple[dict[str, Any]]]:
-        return apply_settings, (find_settings(),)
+    Contexts of several threads change the settings of each other; when the last has ended, those are there again
+    that were there before the first.
+    """
+    global _open, _original
+    with _lock:
+        before = find_settings()
+        if not _open:
+            _original = before
+        _open += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _open -= 1
+            apply_settings(before if _open else _original)
+
+
+def keeps_settings(function: CallableT) -> CallableT:
+    """Decorates a function of ours that users call: `keep_settings` while it runs."""
+
+    @known_as(describe_ours(function)[1])
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with keep_settings():
+            return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def check_default_device() -> None:

@@ -35,6 +35,11 @@ def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
     return min([_machine_bytes(proc), *(max(0, limit - used) for limit, used in _group_limits(proc, groups))])
 
 
+def fits_in_memory(size: int) -> bool:
+    """Whether so many bytes may be taken for a long time: at most half of what is available."""
+    return 2 * size <= available_bytes()
+
+
 def limit_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
     """Bytes of memory of this machine, or the smallest limit of its control groups if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

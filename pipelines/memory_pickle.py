@@ -17,13 +17,13 @@ import pickle
 import struct
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import cloudpickle
 
 from pipelines.errors import PipelineError
-from pipelines.library_settings import SettingsOfProcess
+from pipelines.library_settings import apply_settings, find_settings
 
 _ALIGN = 64
 
@@ -73,8 +73,11 @@ def _is_importable(cached: Any) -> bool:
     return found is cached
 
 
-def dump(value: Any) -> int:
+def dump(value: Any, settings: Mapping[str, Any] | None = None) -> int:
     """Writes an object to a new memory file.
+
+    Args:
+        settings: of libraries, which a process has that loads it; None for those of this process.
 
     Returns:
         The file's descriptor, which the caller closes.
@@ -84,9 +87,10 @@ def dump(value: Any) -> int:
     """
     buffers: list[pickle.PickleBuffer] = []
     with io.BytesIO() as file, _errors_in_words():
-        Pickler(file, protocol=5, buffer_callback=buffers.append).dump((SettingsOfProcess(), value))
+        Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
         body = memoryview(file.getvalue())
-    parts = [body, *(buffer.raw() for buffer in buffers)]
+    applied = memoryview(pickle.dumps(find_settings() if settings is None else settings))
+    parts = [applied, body, *(buffer.raw() for buffer in buffers)]
     header = struct.pack(f"<Q{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
     fd = os.memfd_create("payload", os.MFD_CLOEXEC)
     offset = 0
@@ -100,7 +104,7 @@ def dump(value: Any) -> int:
 
 
 def load(fd: int) -> Any:
-    """Reads an object from a memory file that `dump` wrote, with the library settings of the process that did.
+    """Reads an object from a memory file that `dump` wrote; this process gets the library settings in it.
 
     Its large arrays are views of the file; a page is copied when it is first written to.
     """
@@ -112,8 +116,8 @@ def load(fd: int) -> Any:
     for size in sizes:
         parts.append(memory[offset : offset + size])
         offset = _aligned(offset + size)
-    _, value = pickle.loads(parts[0], buffers=parts[1:])
-    return value
+    apply_settings(pickle.loads(parts[0]))
+    return pickle.loads(parts[1], buffers=parts[2:])
 
 
 #: How to make a thing picklable that is not.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import uuid
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ from pipelines.checks import (
     check_source,
 )
 from pipelines.comparison import Difference
-from pipelines.errors import ForeignRandomness, PipelineError, TooManySkipped
+from pipelines.errors import DataOutOfReach, ForeignRandomness, PipelineError, TooManySkipped
 from pipelines.order import BlockOrder, Indices, epoch_indices
 from pipelines.prepare.deadly_records import DeadlyRecords
 from pipelines.prepare.fields import Field, declare_fields, describe_fields
@@ -72,7 +73,6 @@ class Pipeline:
     """
 
     sampling: SampledOrder | None = None
-    max_skipped: float | int = MAX_SKIPPED
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Pipeline:
         id: str | None = None,
     ) -> None:
         check_choice("on_error", on_error, ("raise", "skip"))
-        self.max_skipped = check_share_or_count("max_skipped", max_skipped)
+        self.max_skipped: float | int = check_share_or_count("max_skipped", max_skipped)
         check_source(source)
         seed = check_seed(seed)
         check_shuffle(shuffle, source)
@@ -170,6 +170,17 @@ class Pipeline:
         if skipped > limit:
             named = [f"{index} ({self.source.where(index)})" for index in indices[: limit + 1]]
             raise TooManySkipped.of(skipped, int(limit), n, named)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the attributes of a pickled pipeline; one of a run from before `max_skipped` skips as it did."""
+        self.__dict__.update({"max_skipped": 1.0} | state)
+        if "max_skipped" not in state and self.on_error == "skip":
+            warnings.warn(
+                "this pipeline was declared before there was max_skipped=: any number of records is left out, as "
+                "before; give max_skipped= in a new run",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _copy(self) -> Pipeline:
         _ = self.hazards
@@ -273,7 +284,7 @@ class Pipeline:
         if self._declared is not None and self._inferred is None:
             try:
                 return self._infer()[1]
-            except ForeignRandomness:
+            except (ForeignRandomness, DataOutOfReach):
                 raise
             except PipelineError as error:
                 return str(error)

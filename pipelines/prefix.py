@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from pipelines.checks import check_pipeline, shorten_repr
 from pipelines.comparison import Part, explain_unsure
-from pipelines.errors import PipelineError
+from pipelines.errors import DataOutOfReach, PipelineError
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.fields import Field
 from pipelines.stages._declared import find_slots
@@ -89,6 +89,8 @@ def _find_obstacle(cut: Pipeline) -> str | None:
 
     try:
         fields, forms, structure = cut.fields, cut.forms, cut.structure
+    except DataOutOfReach:
+        raise
     except PipelineError as error:
         return str(error)
     if isinstance(forms, str):

@@ -80,7 +80,7 @@ MAY_UNPICKLE = {
     "pipelines/memory_pickle.py": "memory that the process's own parent made and handed down",
     "ensemble/store/old_names.py": "ensemble.pkl, after its owner was found to be the user",
     "ensemble/artifact/program.py": "with weights_only=True, to see that there is nothing but tensors",
-    "ensemble/combine/pickled.py": "a part of a pickle that the user told torch.load to run",
+    "ensemble/train/pickled.py": "what the user told torch.load to run, or a checkpoint of the user's own",
 }
 
 HEAVY = ("torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich")

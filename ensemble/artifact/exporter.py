@@ -23,6 +23,7 @@ from ensemble.meter import ledger
 from ensemble.spec import Recipe
 from pipelines import Pipeline
 from pipelines.errors import SampleError
+from pipelines.library_settings import keeps_settings
 from pipelines.sources import Source, Subset
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class _Sources:
     prepared: dict[str, Tensor]  # of the model: the same samples
 
 
+@keeps_settings
 def export(
     run_dir: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -104,7 +106,7 @@ def _collect(run_dir: str | os.PathLike[str], preprocessing: bool) -> _Sources:
     run = RunDir(run_dir)
     model = load(run_dir)
     state = fold(read_events(run.events))
-    ensemble = run.load_ensemble(state.header.get("code"))
+    ensemble = run.load_ensemble(state.header.get("code"), takes_settings=True)
     assert isinstance(ensemble.recipe, Recipe)
     if ensemble.recipe.collate is not None:
         raise layout.ArtifactError(

@@ -17,6 +17,7 @@ from ensemble.artifact.layout import ArtifactError
 from ensemble.artifact.preparation import prepare_for_program, prepare_for_run
 from ensemble.combine.conformal import Conformal, load_conformal
 from ensemble.spec.task import Task
+from pipelines.library_settings import keeps_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +65,7 @@ class Predictor:
         return source if source.kind in ("image_folder", "tar") else None
 
 
+@keeps_settings
 def predict(
     model: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
@@ -219,7 +221,7 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
     run = RunDir(model)
     loaded = load(model, uncertainty=uncertainty).to(device)
     state = fold(read_events(run.events))
-    ensemble = run.load_ensemble(state.header.get("code"))
+    ensemble = run.load_ensemble(state.header.get("code"), takes_settings=True)
     assert isinstance(ensemble.recipe, Recipe)
     target, collate = ensemble.recipe.target, ensemble.recipe.collate
     # A collate function takes what the pipeline gives, whatever the models take.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -146,9 +147,10 @@ def _read_lines(
         last: of each member only so many of the lines that are there already.
     """
     from ensemble.run import LogFollower
-    from ensemble.store.member_log import CHUNK_BYTES, find_last_lines, read_pieces
+    from ensemble.store.member_log import CHUNK_BYTES, find_last_lines, find_position, read_pieces
 
-    follower, offsets, begun = LogFollower(run_dir), dict[str, int](), dict[str, bytes]()
+    follower, begun = LogFollower(run_dir), dict[str, bytes]()
+    read_to = dict[str, tuple[int, int]]()  # of each member's log, its inode and the position
     over = False
     while not over:
         gone = follower.find_loss()  # before the logs are read, so that the last lines are included
@@ -157,10 +159,14 @@ def _read_lines(
         for each in [member] if member is not None else list(follower.state.members):
             try:
                 with open(run_dir.log(each), "rb") as file:
-                    if last is not None and each not in offsets:
-                        offsets[each] = find_last_lines(file, last)
-                    for read, offset in read_pieces(file, offsets.get(each, 0)):
-                        piece, offsets[each] = begun.pop(each, b"") + read, offset
+                    if each in read_to:
+                        begin = find_position(file, *read_to[each])
+                    else:
+                        begin = 0 if last is None else find_last_lines(file, last)
+                    inode = os.fstat(file.fileno()).st_ino
+                    read_to[each] = inode, begin
+                    for read, offset in read_pieces(file, begin):
+                        piece, read_to[each] = begun.pop(each, b"") + read, (inode, offset)
                         whole = piece.rfind(b"\n") + 1 or (len(piece) if len(piece) > CHUNK_BYTES else 0)
                         if whole < len(piece):
                             begun[each] = piece[whole:]

@@ -80,19 +80,15 @@ def list_runs(options: argparse.Namespace) -> int:
 
 def prune_runs(options: argparse.Namespace) -> int:
     """Show the old runs of a folder, and remove them with `--yes`."""
-    from ensemble.inspection.prune_runs import find_old_runs, remove_run
+    from ensemble.inspection.prune_runs import find_old_runs, remove_runs
     from ensemble.inspection.text_table import format_table
     from ensemble.reporting import text
-    from ensemble.store import StoreError
 
     found = find_old_runs(options.folder, options.keep)
+    if options.yes:
+        remove_runs(found)
     rows = []
     for run in found:
-        if options.yes and not run.kept:
-            try:
-                remove_run(run)
-            except (OSError, StoreError) as error:
-                run.kept = str(error)
         done = f"kept: {run.kept}" if run.kept else "removed" if options.yes else "would be removed"
         days = f"{(time.time() - run.last) / 86400:.0f} days"
         rows.append([str(run.path), run.state, days, text.memory(run.size_bytes), done])

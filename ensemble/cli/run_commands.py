@@ -116,6 +116,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
         from ensemble.api import choose_free_path, submit
         from ensemble.controller.changes import check_code, check_same, has_corrected_member, is_combined_otherwise
         from ensemble.controller.repair import check_ended
+        from ensemble.controller.retention import is_more_to_remove
         from ensemble.controller.unfinished import explain_rest
         from ensemble.store import RunDir, fold, read_events
         from ensemble.user_code.fingerprint import code_of
@@ -138,6 +139,8 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
             rest = explain_rest(state, checked)
             if rest is None and is_combined_otherwise(state, ensemble):
                 rest = "its members are combined again as is declared now"
+            if rest is None and is_more_to_remove(state, ensemble.keep_checkpoints):
+                rest = f"no more is kept than keep_checkpoints={ensemble.keep_checkpoints!r} says"
             if rest is None:
                 return _show_finished(run_dir, state, options)
             print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)

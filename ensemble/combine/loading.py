@@ -23,6 +23,7 @@ from ensemble.combine.tasks.stacks import PointStacker
 from ensemble.spec import COMBINERS, Recipe, unknown_name
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.user_code.fingerprint import code_of
+from pipelines.library_settings import keep_settings, keeps_settings
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@keeps_settings
 def load(
     run_dir: str | os.PathLike[str],
     combine: str | Combine | None = None,
@@ -69,7 +71,7 @@ def load(
     run = RunDir(run_dir)
     state = fold(read_events(run.events))
     # of the last start: a declaration that came after it, and did not start, trained nobody
-    ensemble = run.load_ensemble(state.header.get("code"))
+    ensemble = run.load_ensemble(state.header.get("code"), takes_settings=True)
     recipe = ensemble.recipe
     if not isinstance(recipe, Recipe):
         raise CombineError(
@@ -253,14 +255,21 @@ def _build_models(
     from ensemble.combine.model import EnsembleModel
     from ensemble.train.call import Observation
 
-    names = list(seen)
-    recipes = _load_recipes(run, state, ensemble, names)
+    known: dict[str | None, list[str]] = {}
+    for name in seen:
+        known.setdefault(state.members[name].code, []).append(name)
+    models, calls, unknown = {}, {}, Observation(task=combination.task)
     # Building a model draws its initial weights, soon overwritten: the caller's generator is not to notice.
     with torch.random.fork_rng(devices=[]):
-        models = {name: _load_member(run, state, recipes[name], name) for name in names}
-        axes = _count_axes(ensemble, state, names[0])
-    unknown = Observation(task=combination.task)
-    calls = {name: MemberCall(_strip(recipes[name]), seen[name] or unknown) for name in names}
+        mapped = _exceeds_memory(run, state, list(seen))
+        for code, names in known.items():
+            with keep_settings():  # which are part of the code
+                recipe = _load_recipe(run, state, ensemble, code, names[0])
+                for name in names:
+                    models[name] = _load_member(run, state, recipe, name, mapped=mapped)
+                    calls[name] = MemberCall(_strip(recipe), seen[name] or unknown, torch.get_default_dtype())
+        axes = _count_axes(ensemble, state, next(iter(seen)))
+    models = {name: models[name] for name in seen}
     classes = (state.combined or {}).get("classes")
     return EnsembleModel(models, calls, combination, axes, uncertainty=uncertainty, classes=classes)
 
@@ -274,17 +283,13 @@ def _strip(recipe: Recipe) -> Recipe:
     return stripped
 
 
-def _load_recipes(run: RunDir, state: RunState, ensemble: Ensemble, names: Sequence[str]) -> dict[str, Recipe]:
-    """The recipe of each member, with the code that it was trained with."""
-    known: dict[str | None, Recipe] = {}
-    for name in names:
-        code = state.members[name].code
-        if code not in known:
-            kept = ensemble if code in (None, state.header.get("code")) else run.load_ensemble(code)
-            _check_code(run, kept, code, name)
-            assert isinstance(kept.recipe, Recipe)
-            known[code] = kept.recipe
-    return {name: known[state.members[name].code] for name in names}
+def _load_recipe(run: RunDir, state: RunState, ensemble: Ensemble, code: str | None, member: str) -> Recipe:
+    """The recipe with the code, and from here on the library settings, that a member was trained with."""
+    is_latest = code in (None, state.header.get("code"))
+    kept = ensemble if is_latest else run.load_ensemble(code, takes_settings=True)
+    _check_code(run, kept, code, member)
+    assert isinstance(kept.recipe, Recipe)
+    return kept.recipe
 
 
 def _check_code(run: RunDir, ensemble: Ensemble, code: str | None, member: str) -> None:
@@ -317,10 +322,34 @@ def _count_axes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, int
     return {field: 1 + len(known.shape) for field, known in fields.items()}
 
 
-def _load_member(run: RunDir, state: RunState, recipe: Recipe, name: str) -> torch.nn.Module:
+def _exceeds_memory(run: RunDir, state: RunState, names: Sequence[str]) -> bool:
+    """Whether memory does not hold the weights of all members, which is said."""
+    from ensemble.store.checkpoint import count_bytes
+    from pipelines.machine_limits import fits_in_memory
+
+    files = [run.valid_checkpoint(state.members[name]) for name in names if state.members[name].checkpoint]
+    size = sum(count_bytes(file, "model") for file in files if file.exists())
+    if len(files) < 2 or fits_in_memory(size):
+        return False
+    warnings.warn(
+        f"load: the weights of {len(files)} members are {size / 2**30:.3g} GiB, more than half of the memory "
+        "that is free: they stay in the checkpoints, and are read from there at each call",
+        stacklevel=4,
+    )
+    return True
+
+
+def _load_member(
+    run: RunDir, state: RunState, recipe: Recipe, name: str, *, mapped: bool = False
+) -> torch.nn.Module:
+    from ensemble.combine.mapped_weights import map_weights
+
     params = state.members[name].identity["params"]
-    model: torch.nn.Module = recipe.model(params)
-    weights = _read_last(run, state.members[name], ("model",))["model"]
+    try:
+        model: torch.nn.Module = recipe.model(params)
+    except Exception as error:  # a file of pretrained weights is gone, say
+        model = _restore_network(run, state.members[name], error)
+    weights = _read_last(run, state.members[name], ("model",), mapped=mapped)["model"]
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -328,19 +357,43 @@ def _load_member(run: RunDir, state: RunState, recipe: Recipe, name: str) -> tor
             f"the weights in {run.valid_checkpoint(state.members[name])} do not fit what Recipe.model builds for "
             f"{params}: " + " ".join(str(error).split())
         ) from None
+    if mapped:
+        map_weights(model, weights)
     return model
 
 
-def _read_last(run: RunDir, member: MemberState, parts: Collection[str]) -> dict[str, Any]:
+def _restore_network(run: RunDir, member: MemberState, error: Exception) -> torch.nn.Module:
+    """The member's model from its checkpoint alone; raises Recipe.model's error where that has no network."""
+    from ensemble.train.kept_network import NotKept, unpack_network
+
+    state = _read_last(run, member, ("network", "model"))
+    try:
+        model = unpack_network(run, run.valid_checkpoint(member), state)
+    except NotKept as absent:
+        error.add_note(f"No network takes its place: {absent}")
+        raise error from None
+    warnings.warn(
+        f"load: Recipe.model raised {type(error).__name__}: {error}; the network in the checkpoint of {member.id} "
+        "takes its place",
+        stacklevel=5,
+    )
+    return model
+
+
+def _read_last(
+    run: RunDir, member: MemberState, parts: Collection[str], *, mapped: bool = False
+) -> dict[str, Any]:
     """Parts of the last checkpoint of a member."""
     from ensemble.store import DamagedError, fold, read_checkpoint, read_events
 
     if member.checkpoint is None:
-        raise CombineError(f"{member.id} has no checkpoint; train it first, or leave it out: load(members=...)")
+        raise CombineError(
+            f"{member.id}: {member.explain_no_checkpoint()}; train it first, or leave it out: load(members=...)"
+        )
     try:
-        return read_checkpoint(run, member, parts)
+        return read_checkpoint(run, member, parts, mapped=mapped)
     except DamagedError:
         now = fold(read_events(run.events)).members[member.id]
         if now.checkpoint == member.checkpoint:
             raise
-        return read_checkpoint(run, now, parts)  # one that still trains has saved others since
+        return read_checkpoint(run, now, parts, mapped=mapped)  # one that still trains has saved others since

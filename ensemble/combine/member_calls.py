@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +35,24 @@ class WithoutFastPath(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+_dtype_lock = threading.RLock()  # of threads that call members with another default dtype than the process has
+
+
+@contextlib.contextmanager
+def _use_default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Within the context, torch's default dtype is this one, also for other threads: torch has one for all."""
+    if is_traced() or dtype == torch.get_default_dtype():
+        yield
+        return
+    with _dtype_lock:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
 @dataclass(frozen=True)
 class MemberCall:
     """How a member's values follow from a batch.
@@ -41,14 +61,17 @@ class MemberCall:
         recipe: whose `predict` is called, or whose loss calls the model.
         seen: what the first training batch showed: the arguments of the model, so that no loss is needed. Of a
             checkpoint of an earlier version the task alone is known.
+        default_dtype: torch's when the member was trained, in which a model makes tensors of its own.
     """
 
     recipe: Recipe
     seen: Observation
+    default_dtype: torch.dtype = torch.float32
 
     def compute_values(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
         """The member's values float32 [b, ...], as its task lays them out."""
-        return compute_values(self.recipe, model, batch, self.seen)
+        with _use_default_dtype(self.default_dtype):
+            return compute_values(self.recipe, model, batch, self.seen)
 
 
 def has_attention(model: nn.Module) -> bool:

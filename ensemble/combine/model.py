@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.combine.combination import Combination, Combine
+from ensemble.combine.mapped_weights import aligned
 from ensemble.combine.member_calls import MemberCall, WithoutFastPath, has_attention, is_traced
 from ensemble.combine.metrics import CombineError
-from ensemble.combine.pickled import join_tensors, split_tensors
 from ensemble.combine.torch_math import calibrate, decompose, explain_invalid, make_stack, mix, normalise
+from ensemble.train.pickled import join_tensors, split_tensors
 from pipelines.loader.ragged import find_tensors, map_tensors
 
 ONE_SAMPLE = "samples lie along the first axis: one sample x is the batch x[None]"
@@ -127,7 +128,10 @@ class EnsembleModel(nn.Module):
 
     def _predict_member(self, name: str, batch: Mapping[str, Any]) -> Tensor:
         model, call = self.members[name], self.calls[name]
-        with WithoutFastPath() if name in self._attentive else contextlib.nullcontext():
+        with (
+            WithoutFastPath() if name in self._attentive else contextlib.nullcontext(),
+            contextlib.nullcontext() if is_traced() else aligned(model),
+        ):
             values = call.compute_values(model, batch)
         if not is_traced():
             self._check_values(name, values, batch)
@@ -173,7 +177,7 @@ class EnsembleModel(nn.Module):
         return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """How it is pickled: see `ensemble.combine.pickled`."""
+        """How it is pickled: see `ensemble.train.pickled`."""
         return restore_model, split_tensors(self.__dict__)
 
 

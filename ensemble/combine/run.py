@@ -96,6 +96,10 @@ def combine_samples(
     asked = describe_method(ensemble.combine)  # a function may change its own state when it is called
     left_out: dict[str, str] = {m.id: m.state for m in state.members.values() if m.state != "finished"}
     finished = [m.id for m in state.members.values() if m.state == "finished"]
+    if state.ended is None:  # else the combination is there already, and computed once more
+        gone = [m for m in state.members.values() if m.state == "finished" and m.is_checkpoint_removed]
+        left_out |= {m.id: m.explain_no_checkpoint() for m in gone}
+        finished = [member for member in finished if member not in left_out]
     if not finished:
         return refuse(asked, "no member finished", left_out)
     if ensemble.valid is None:

@@ -166,6 +166,22 @@ class RemoveLeftovers:
 
 
 @dataclass(frozen=True, slots=True)
+class ReduceCheckpoint:
+    """Take out of a checkpoint what is not to be kept of a member that has ended: `checkpoint_reduced`, later.
+
+    Attributes:
+        name: of the file.
+        digest: by the log.
+        keeps_weights: whether the weights are kept, and what is known of their use.
+    """
+
+    member: str
+    name: str
+    digest: str | None
+    keeps_weights: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveAttemptFiles:
     """Remove what the ranks of an attempt that has ended leave: their rendezvous and failure note."""
 
@@ -197,6 +213,7 @@ Action = (
     | MeasureCost
     | RemoveCheckpoints
     | RemoveLeftovers
+    | ReduceCheckpoint
     | RemoveAttemptFiles
     | AppendMemberLog
 )

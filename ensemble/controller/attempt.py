@@ -106,6 +106,9 @@ _LOGGED_AS = {
 
 _GIVE_UP = Decision(retry=False)
 
+#: Bytes a second at which a checkpoint is written at least, as far as a limit of time needs to know it.
+SLOWEST_WRITE = 50e6
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -125,6 +128,7 @@ class Attempt:
         deadline: the time at which its processes are killed; None: never.
         grace_s: how long after a sign of life an attempt that was asked to stop is killed; 0: the deadline stands.
         latest_deadline: to which it can be moved.
+        saves_until: by when a checkpoint that it writes may take; until then it gives no sign of life.
         kill_reason: why they were or will be killed; None: they were not.
         target_cohort: the cohort whose stream it was asked to read next; equal to `cohort` otherwise.
         target_workers: the number of workers of the next attempt, if the intent is WIDEN.
@@ -150,6 +154,7 @@ class Attempt:
     deadline: float | None = None
     grace_s: float = 0.0
     latest_deadline: float = 0.0
+    saves_until: float = 0.0
     kill_reason: str | None = None
     target_cohort: int | None = None
     target_workers: int | None = None
@@ -221,14 +226,21 @@ class Attempt:
             most_s: seconds after which it is killed, whatever it reports.
         """
         self.grace_s = until - now + 2 * write_s if until > now else 0.0
-        limit = now + self.grace_s
+        limit = max(now + self.grace_s, self.saves_until) if self.grace_s else now
         self.deadline = limit if self.deadline is None else min(self.deadline, limit)
         self.latest_deadline = max(limit, now + most_s)
 
-    def note_life(self, now: float) -> None:
-        """Move the deadline of an attempt that was asked to stop, and reports that it works."""
+    def note_life(self, now: float, saved_bytes: float = 0.0) -> None:
+        """Move the deadline of an attempt that was asked to stop, and reports that it works.
+
+        Args:
+            saved_bytes: the size of a large checkpoint that it begins to write.
+        """
+        if saved_bytes:
+            self.saves_until = now + saved_bytes / SLOWEST_WRITE
         if self.phase is AttemptPhase.STOPPING and self.grace_s and self.deadline is not None:
-            self.deadline = max(self.deadline, min(now + self.grace_s, self.latest_deadline))
+            limit = max(min(now + self.grace_s, self.latest_deadline), self.saves_until)
+            self.deadline = max(self.deadline, limit)
 
     def event_type(self, reported: str) -> str:
         """The type under which an end is logged that its worker reported."""

@@ -37,6 +37,9 @@ from ensemble.store import MemberState, RunDir
 
 log = logging.getLogger(__name__)
 
+#: What is said where a disk is full.
+KEEPS_LESS = "; Ensemble(keep_checkpoints='weights') or 'selected' keeps less of members that have ended"
+
 # Shorter than the hang timeout, so that a rank can report which other rank hangs before the member is killed.
 COLLECTIVE_SHARE = 0.7  # of the hang timeout
 NODE_LOSS_S = 75.0  # until it is known that a node was lost, or that what starts ranks there has ended
@@ -175,7 +178,7 @@ class Attempts:
             return
         live.last_event_at = self._session.now
         if event["type"] in ("progress", "epoch") and live.lost_report is None:
-            live.note_life(self._session.now)
+            live.note_life(self._session.now, event.get("saves_bytes", 0))
         if event["type"] == "exited":
             self._handle_exit(live, event)
         elif event["type"] == "launch_failed":
@@ -357,10 +360,11 @@ class Attempts:
         self._log("failed", member=member, attempt=live.number, error=error, reason=reason, retry=decision.retry)
         if reason == "disk" and decision.retry:
             log.warning(
-                "%s: %s; it goes on from its last checkpoint when there is room, and tries in %.0f s",
+                "%s: %s; it goes on from its last checkpoint when there is room, and tries in %.0f s%s",
                 member,
                 error,
                 decision.wait_s,
+                KEEPS_LESS if self._session.keep_checkpoints == "all" else "",
             )
         if live.identity.workers > 1:
             self._actions.append(Kill(member))  # the other ranks would wait in a collective

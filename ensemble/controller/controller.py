@@ -254,6 +254,8 @@ class Controller:
             )
 
     def _close(self) -> None:
+        if (performer := getattr(self, "_performer", None)) is not None:
+            performer.reducer.close()
         self.executor.close()
         remove_empty(self.run_dir.path)
         for member in self.state.members:
@@ -266,8 +268,8 @@ class Controller:
         self._loggers.close()
         if self._tally is not None:
             self._tally.close()
-        self._events.close()
         release_arrays(self.run_dir.data)
+        self._events.close()
 
     def release(self) -> None:
         """Drop everything, once `run` has returned or raised.
@@ -292,6 +294,7 @@ class Controller:
             if now >= self._usage_at or self.session.attempts.costs.is_due(self._limit_clock.read()):
                 self._usage_at = now + USAGE_EVERY_S
                 actions += self._decide([*self._loggers.read(), *self._sample_usage()])
+            actions += self._decide(self._performer.reducer.read())
             self._reconcile(actions)
             if now >= self._snapshot_at:
                 self._snapshot_at = now + SNAPSHOT_EVERY_S
@@ -360,11 +363,15 @@ class Controller:
         self._usage_at = 0.0  # what the combination uses is not taken to have been used before it
         self.handle(self.executor.events(0.0))
         if self.session.stop_reason is None:
+            self._perform(self.session.reduce_checkpoints(*self._read_clock()))
+            self._process(self._performer.reducer.wait())
             if finished := sum(member.state == "finished" for member in self.state.members.values()):
                 self._process([{"type": "combining", "members": finished}])
             combined = self._finalizer.combine_members(self.state)
             if combined is not None:
                 self._process([{"type": "combined", **combined}])
+                self._perform(self.session.remove_unselected(*self._read_clock()))
+                self._process(self._performer.reducer.wait())
             self.handle(self.executor.events(0.0))
         self._trials.catch_up()
         self.executor.close()

@@ -77,6 +77,11 @@ def plan_extension(run_dir: RunDir, state: RunState, ensemble: Ensemble, epochs:
             f"{run_dir.path}: its members train for {most} epochs already; give more than that, not {epochs}"
         )
     for member in shorter:
+        if member.has_weights_only or member.is_checkpoint_removed:
+            raise StoreError(
+                f"{member.id} cannot be trained further: the state of its optimizer was not kept "
+                f"(Ensemble.keep_checkpoints={ensemble.keep_checkpoints!r}); {_INSTEAD}"
+            )
         if member.checkpoint is not None and not run_dir.valid_checkpoint(member).exists():
             raise StoreError(
                 f"{run_dir.valid_checkpoint(member)}, the checkpoint from which {member.id} would go on, "

@@ -16,7 +16,7 @@ from ensemble.schedule.explain import explain_unplaceable
 from ensemble.schedule.needs import Node
 from ensemble.spec import Identity
 
-REASONS = ("error", "nan", "lost", "oom", "hang", "disk", "sharing")
+REASONS = ("error", "nan", "lost", "oom", "hang", "disk", "sharing", "unreachable")
 
 #: Never retried in the same session: a loss that is not a number would come again, because the batches are the
 #: same. A resume tries the member again.
@@ -26,7 +26,7 @@ FINAL_REASONS = frozenset(("nan",))
 DISK_PAUSE_S = 4.0
 
 #: Failures that a broken node may cause.
-NODE_REASONS = frozenset(("error", "lost", "hang"))
+NODE_REASONS = frozenset(("error", "lost", "hang", "unreachable"))
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 

@@ -61,11 +61,11 @@ class SharedStream:
             self.sample_bytes = sample_bytes(self._ensemble.stream.fields)
 
     def _find_common(self) -> None:
-        from pipelines.errors import PipelineError, SampleError
+        from pipelines.errors import DataOutOfReach, PipelineError, SampleError
 
         try:
             _ = self._ensemble.stream
-        except SampleError:
+        except (SampleError, DataOutOfReach):
             raise
         except PipelineError as error:
             log.warning("nothing is shared, every member prepares its own batches: %s", error)

@@ -26,6 +26,7 @@ from ensemble.controller.actions import (
     Log,
     MeasureCost,
     Propose,
+    ReduceCheckpoint,
     RemoveAttemptFiles,
     RemoveCheckpoints,
     RemoveLeftovers,
@@ -34,6 +35,7 @@ from ensemble.controller.actions import (
     StopFeeder,
 )
 from ensemble.controller.attempt import rendezvous_file
+from ensemble.controller.retention import CheckpointReducer
 from ensemble.controller.starts import describe_kept, find_start, keep_start
 from ensemble.executors import Executor
 from ensemble.executors.base import MetricsExporter
@@ -56,6 +58,9 @@ class Performer:
     Args:
         on_event: called with each logged event; not called any more after it has raised an exception.
         status: has the account, from which costs are read; None: the performer has its own.
+
+    Attributes:
+        reducer: what it has done of `ReduceCheckpoint` actions is read there.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Performer:
     ) -> None:
         self._run_dir, self._executor, self._events, self._trials = run_dir, executor, events, trials
         self._status = status or RunStatus(run_dir)
+        self.reducer = CheckpointReducer(run_dir)
         self._on_event = on_event
         self._is_dashboard_exported = False
 
@@ -128,6 +134,8 @@ class Performer:
             case RemoveLeftovers(member, kept):
                 _remove_checkpoints(run_dir, member, None, kept)
                 run_dir.remove_unfinished_predictions(member)
+            case ReduceCheckpoint():
+                self.reducer.add(action)
             case RemoveAttemptFiles(member, attempt):
                 rendezvous_file(run_dir, member, attempt).unlink(missing_ok=True)
                 FailureNote(run_dir, member, attempt).pop()

@@ -234,7 +234,8 @@ class MemberQueue:
             return Add(request, dataclasses.replace(declared, start=str(copy)), begun)
         if parent.checkpoint is None:
             hint = "" if parent.state in ENDED else "; a pause makes it write one"
-            raise RefusedError(f"{source} has no checkpoint with whose weights a clone could start{hint}")
+            why = f"{parent.explain_no_checkpoint()}{hint}"
+            raise RefusedError(f"no clone can start with the weights of {source}: {why}")
         lineage = make_lineage(source, warm=True, code=parent.find_other_code(self._state.header.get("code")))
         return Add(request, declared, lineage, self._run_dir.valid_checkpoint(parent), parent.checkpoint)
 

@@ -33,6 +33,7 @@ from ensemble.store.member import ENDED
 from ensemble.store.rundir import ANEW, VERSION
 from ensemble.store.verification import FileCheck, check_code, check_members, describe_hole
 from ensemble.user_code.fingerprint import code_of
+from pipelines.library_settings import keep_settings
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +86,8 @@ def _list_copies(run_dir: RunDir, state: RunState, path: Path) -> Iterator[bytes
             content = copy.read_bytes()
             yield content if digest_bytes(content) in known else None
     if path.name == "code.json":
-        with contextlib.suppress(StoreError, OSError):
-            content = describe_code(code_of(run_dir.load_ensemble(path.parent.name)))
+        with contextlib.suppress(StoreError, OSError), keep_settings():
+            content = describe_code(code_of(run_dir.load_ensemble(path.parent.name, takes_settings=True)))
             yield content if digest_bytes(content) in known else None
 
 
@@ -143,7 +144,8 @@ def _list_damage(run_dir: RunDir, state: RunState, found: Iterable[FileCheck], c
         if each.is_sound or each.member is None:
             continue
         member = state.members[each.member]
-        then = "the member makes it again" if member.state == "finished" else "nothing needs it, and it is removed"
+        is_needed = member.state == "finished" and not member.is_checkpoint_removed
+        then = "the member makes it again" if is_needed else "nothing needs it, and it is removed"
         log.warning("%s: %s; %s", run_dir.path, each.detail, then)
         who = {"member": member.id, "attempt": member.attempt, "code": code}
         yield {"type": "damaged", **who, "file": Path(each.file).name, "error": each.detail}

@@ -8,11 +8,12 @@ decision is an action, which the controller performs. The parts of a session sha
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ensemble.controller.actions import Action, Demand, Event
+from ensemble.controller.actions import Action, Demand, Event, ReduceCheckpoint
 from ensemble.controller.attempt import ATTEMPT_EVENTS
 from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.attempts import Attempts
@@ -23,8 +24,9 @@ from ensemble.controller.profiler import Profiler
 from ensemble.controller.queue import MemberQueue
 from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.requests import RequestHandler
+from ensemble.controller.retention import list_unselected, plan_reduction
 from ensemble.controller.session_state import SessionState
-from ensemble.schedule import Node, PlacementState, count_placeable, explain_unplaceable
+from ensemble.schedule import Node, PlacementState, count_placeable, explain_memory_wait, explain_unplaceable
 from ensemble.schedule.profiles import max_node_memory_gb
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.spec.hyperparameters import describe_unread
@@ -85,6 +87,7 @@ class Session:
         self.state = SessionState(
             setup.run,
             setup.ensemble.devices,
+            setup.ensemble.keep_checkpoints,
             nodes=list(setup.nodes),
             list_cluster=setup.list_cluster,
             trials_left=setup.trials_left,
@@ -197,6 +200,23 @@ class Session:
         self.feeders.stop_unneeded(set())
         return self.state.drain_actions()
 
+    def reduce_checkpoints(self, now: float, t: float) -> list[Action]:
+        """Take out of the checkpoints of ended members what is not to be kept, where that has failed before."""
+        self.state.set_time(now, t)
+        for member in self.state.run.members.values():
+            if plan_reduction(member, self.state.keep_checkpoints) is not None:
+                self.state.remove_leftovers(member.id)
+        return self.state.drain_actions()
+
+    def remove_unselected(self, now: float, t: float) -> list[Action]:
+        """Remove the weights of members that the combination does not need, if only those of others are kept."""
+        self.state.set_time(now, t)
+        run, keep = self.state.run, self.state.keep_checkpoints
+        for member in list_unselected(list(run.members.values()), run.combined) if keep == "selected" else ():
+            for name, digest in member.list_checkpoints():
+                self.state.actions.append(ReduceCheckpoint(member.id, name, digest, keeps_weights=False))
+        return self.state.drain_actions()
+
     def log_held(self, now: float, t: float) -> list[Action]:
         """Log all figures that were held back."""
         self.state.set_time(now, t)
@@ -227,6 +247,8 @@ class Session:
             self._restart_feeder(event)
         elif kind == "unread":
             self._log_unread(event)
+        elif kind == "checkpoint_reduced":
+            self.state.end_reduction(event)
         elif kind == "cost":
             self.attempts.costs.handle(event)
         elif kind == "node_lost":
@@ -254,7 +276,8 @@ class Session:
         if node.name not in names:
             state.nodes.append(node)
         else:
-            state.nodes[names.index(node.name)] = node
+            before = state.nodes[names.index(node.name)]
+            state.nodes[names.index(node.name)] = replace(node, places=before.places)
         if not node.cpus and not node.gpus:
             state.nodes = [known for known in state.nodes if known.name != node.name]
             self.feeders.forget_node(node.name)
@@ -293,13 +316,14 @@ class Session:
     def _placement_state(self) -> PlacementState:
         state, failures = self.state, self.attempts.failures
         most_gb, measuring = max_node_memory_gb(state.list_potential()), self._planner.is_measuring
+        left_gb = max_node_memory_gb(state.nodes) if state.list_cluster() is None else math.inf
         wanted = state.list_waiting()
         return PlacementState(
             nodes=failures.list_usable_nodes(state.nodes, wanted, state.devices, state.now),
             devices=state.devices,
-            waiting=[] if measuring else [failures.grants.apply(each, most_gb) for each in state.waiting],
+            waiting=[] if measuring else [failures.grants.apply(each, most_gb, left_gb) for each in state.waiting],
             returning=[
-                (failures.grants.apply(identity, most_gb), cohort)
+                (failures.grants.apply(identity, most_gb, left_gb), cohort)
                 for identity, cohort in state.returning
                 if not measuring or state.run.members[identity.member].attempts
             ],
@@ -332,6 +356,8 @@ class Session:
         self._say_demand(left_out)
         if left_out and not self.attempts and not state.placement_due and not self._planner.is_measuring:
             self._give_up_unplaceable(left_out)
+        elif self.attempts:
+            self._say_memory_wait("")
 
     def _explain(self, identity: Identity) -> str | None:
         """Why no node can ever hold a member; None where one can."""
@@ -350,6 +376,15 @@ class Session:
             return
         for member, reason in why.items():
             self.queue.give_up(member, reason)
+        self._say_memory_wait(explain_memory_wait(self._placement_state()) or "")
+
+    def _say_memory_wait(self, detail: str) -> None:
+        """Say that no member can start because of what others hold of the memory, or (empty) that one could."""
+        if bool(detail) == bool(self.state.run.awaited_memory):
+            return
+        self.state.log("memory_awaited", detail=detail)
+        if detail:
+            log.warning("no member can start now: %s; the run goes on when others give memory back", detail)
 
     def _awaits_cluster(self) -> bool:
         """Whether there are nodes of which the run does not hold everything."""
@@ -357,7 +392,7 @@ class Session:
         return any(
             node.name not in held
             or node.cpus > held[node.name].cpus
-            or node.memory_gb > held[node.name].memory_gb
+            or node.memory_gb > held[node.name].free_memory_gb
             or len(node.gpus) > len(held[node.name].gpus)
             or min(held[node.name].gpu_free, default=1.0) < 1.0
             for node in self.state.list_potential()

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.controller.actions import Action, EndTrial, Log, RemoveLeftovers
+from ensemble.controller.actions import Action, EndTrial, Event, Log, RemoveLeftovers
 from ensemble.controller.attempt import Attempt
+from ensemble.controller.retention import name_weights, plan_reduction
 from ensemble.controller.thinning import Thinning
 from ensemble.schedule import Node, Placement
 from ensemble.schedule.needs import resolve_devices
@@ -37,6 +38,7 @@ class SessionState:
     Attributes:
         run: the fold of the log.
         declared_devices: "auto", "cpu" or "cuda".
+        keep_checkpoints: of the ensemble.
         nodes: on which members can be placed.
         list_cluster: returns the nodes with all that they could ever offer; None: the run holds all of its nodes.
         live: member -> its attempt, if that has processes or a reserved place.
@@ -54,6 +56,7 @@ class SessionState:
 
     run: RunState
     declared_devices: str = "auto"
+    keep_checkpoints: str = "all"
     nodes: list[Node] = field(default_factory=list)
     list_cluster: Callable[[], Sequence[Node] | None] = lambda: None
     live: dict[str, Attempt] = field(default_factory=dict)
@@ -68,6 +71,7 @@ class SessionState:
     t: float = 0.0
     actions: list[Action] = field(default_factory=list)
     _thinning: Thinning | None = None
+    _reducing: set[tuple[str, str]] = field(default_factory=set)  # members, and names of their checkpoints
     _said_of_gpus: set[tuple[str, str]] = field(default_factory=set)
 
     def set_time(self, now: float, t: float) -> None:
@@ -120,9 +124,22 @@ class SessionState:
         self.actions.append(EndTrial(identity.number, "cancelled"))
 
     def remove_leftovers(self, member: str) -> None:
-        """Remove what a member that does not run has beside the checkpoints that the log names."""
-        kept = [name for name, _ in self.run.members[member].list_checkpoints()]
-        self.actions.append(RemoveLeftovers(member, kept))
+        """Remove what a member that does not run has beside what the log names, or is not to keep of that."""
+        known = self.run.members[member]
+        made = [name_weights(name) for reduced, name in self._reducing if reduced == member]  # and not logged yet
+        self.actions.append(RemoveLeftovers(member, [*(name for name, _ in known.list_checkpoints()), *made]))
+        reduction = plan_reduction(known, self.keep_checkpoints)
+        if reduction is not None and (member, reduction.name) not in self._reducing:
+            self._reducing.add((member, reduction.name))
+            self.actions.append(reduction)
+
+    def end_reduction(self, event: Event) -> None:
+        """A checkpoint was reduced: log it, and then remove what was there before."""
+        self._reducing.discard((event["member"], event["removed"]))
+        if "error" not in event:
+            fields = {name: value for name, value in event.items() if name != "type"}
+            self.log(event["type"], **fields)
+            self.remove_leftovers(event["member"])
 
     def list_potential(self) -> Sequence[Node]:
         """The nodes with all that they could ever offer, also what processes of others hold now."""

@@ -115,7 +115,7 @@ def find_start(start: str) -> Start:
         raise StoreError(unknown_name(f"start={start!r}: {folder} has no member", path.name, list(members)))
     member = members[path.name]
     if member.checkpoint is None:
-        raise StoreError(f"start={start!r}: {path.name} has no checkpoint yet ({member.state})")
+        raise StoreError(f"start={start!r}: {path.name}: {member.explain_no_checkpoint()}")
     return Start(RunDir(folder).valid_checkpoint(member), member.checkpoint)
 
 

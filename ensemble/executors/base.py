@@ -107,7 +107,7 @@ class Executor(Protocol):
         - `exited` (member, attempt, rank, outcome, detail): one for every rank; outcome None: its process died. A
           known cause is added as `reason`, such as "oom".
         - `node` (`Node.as_event`): the run holds more or less of a node than before, or of a new one, or processes
-          of others hold more or less of its GPUs.
+          of others hold more or less of its memory or GPUs.
         - `gpu_quarantined` (node, gpu, devices, detail): a physical GPU has broken, of which these are the ids or
           those of its instances. A `node` event without it follows, then the `exited` events of the members on it,
           with `gpu_lost`, which uses up no retry. It is offered no more before the run is started again.

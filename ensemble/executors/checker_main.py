@@ -99,7 +99,7 @@ def main(descriptor: int, executor: int, run_dir: str) -> int:
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)
     parent = os.pidfd_open(executor)
-    find_checker = functools.cache(lambda: Checker(RunDir(run_dir).load_ensemble()))
+    find_checker = functools.cache(lambda: Checker(RunDir(run_dir).load_ensemble(takes_settings=True)))
     members: dict[int, socket.socket] = {}
     waited = select.poll()
     for each in (parent, listener.fileno()):

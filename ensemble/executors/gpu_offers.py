@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from ensemble.executors.base import Event
 from ensemble.executors.spawn import is_of_node
@@ -160,10 +159,10 @@ class GpuOffers:
             named = {"gpu_names": self.list_names(), "gpu_reasons": self.list_reasons()}
             self._emit({"type": "node", **self._reported.as_event(), **named})
 
-    def report_power(self, power: Mapping[str, Any]) -> None:
-        """Report that the energy of the node is known in another way (`Node.power`)."""
+    def update_host(self, host: Node) -> None:
+        """Report a node of which something else has changed, after the first `offer`."""
         if self._host is not None:
-            self._host = dataclasses.replace(self._host, power=power)
+            self._host = host
             self.report()
 
     def close(self) -> None:
@@ -176,8 +175,9 @@ def _describe_fault(gpu: str, why: str) -> str:
 
 
 def has_changed(before: Node, now: Node) -> bool:
-    """Whether what a node offers of its GPUs, or how their energy is known, is to be reported again."""
-    if (before.gpu_ids, before.gpu_exclusive) != (now.gpu_ids, now.gpu_exclusive) or before.power != now.power:
+    """Whether what a node offers of its GPUs and memory, or how its energy is known, is to be reported again."""
+    fixed = [(node.gpu_ids, node.gpu_exclusive, node.memory_left_gb, node.power) for node in (before, now)]
+    if fixed[0] != fixed[1]:
         return True
     pairs = zip(before.gpu_free, now.gpu_free, strict=True)
     return any(abs(one - other) > _CHANGE for one, other in pairs)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.executors.base import Event, EventHandler, make_exited
 from ensemble.executors.host import describe_host
+from ensemble.executors.memory_offers import MemoryOffers
 from ensemble.executors.node_services import LAST_S
 from ensemble.meter.cpu import CpuClock
 from ensemble.schedule import Node, Placement
@@ -82,7 +83,9 @@ class InlineExecutor:
         self._meter = meter
         known = self._activity.describe()
         power = {**meter.describe(), **({"gpu_activity": known} if known else {})}
-        self._node = describe_host(NODE, places=1, power=power)
+        host = describe_host(NODE, places=1, power=power)
+        self._memory = MemoryOffers()
+        self._node = replace(host, memory_left_gb=self._memory.offer(host))
         return [self._node]
 
     def start_feeder(
@@ -114,7 +117,7 @@ class InlineExecutor:
             if timeout_s:  # all are paused
                 time.sleep(timeout_s)
             last, self._last = self._last, []
-            return [*last, *self._power()]
+            return [*last, *self._power(), *self._look_at_memory()]
         job, inbox, _ = self._jobs[0]
         before, self.clock.member = self.clock.switch("startup"), job.identity.member
         try:
@@ -124,7 +127,7 @@ class InlineExecutor:
             self.clock.switch(before)
             self.clock.member = None
             self._jobs.pop(0)
-        return [make_exited(job, outcome), *self._power()]
+        return [make_exited(job, outcome), *self._power(), *self._look_at_memory()]
 
     def _emit(self, event: Event) -> None:
         """Let the controller handle an event of the member, at its own expense."""
@@ -144,6 +147,14 @@ class InlineExecutor:
             if power["parts"]:
                 self._activity.add_to(power, {os.getpid(): self._describe_process()})
         return [{"type": "power", **power} for power in sampled]
+
+    def _look_at_memory(self) -> list[Event]:
+        """The node, where others hold more or less of its memory than before."""
+        found = self._memory.find_change() if self._meter is not None else None
+        if found is None:
+            return []
+        self._node = replace(self._node, memory_left_gb=found[0])
+        return [{"type": "node", **self._node.as_event()}]
 
     def _describe_process(self) -> RunProcess:
         """For whom this process uses a GPU now."""

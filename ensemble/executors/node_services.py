@@ -6,6 +6,7 @@ samples the node's power once a second.
 
 from __future__ import annotations
 
+import dataclasses
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +18,14 @@ from ensemble.executors.base import Event
 from ensemble.executors.gpu_offers import GpuOffers
 from ensemble.executors.host import describe_host
 from ensemble.executors.limits import raise_descriptor_limit
+from ensemble.executors.memory_offers import MemoryOffers
 from ensemble.executors.mps import Mps, stop_stale_daemon
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.schedule import Node
 from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from pipelines.child_processes import START_S
+from pipelines.library_settings import find_settings
 
 if TYPE_CHECKING:
     from ensemble.executors.process_pool import ProcessPool
@@ -98,6 +101,7 @@ class NodeServices:
         self._private = PrivateDirectory("ensemble-", _LONGEST_NAME, stop_stale_daemon, takes_over)
         self.directory = self._private.path
         self._ensemble = ensemble
+        self._settings = find_settings()  # of the run: those of the user's own process may change
         self._selector = selector
         self._emit = emit
         self._feeders: dict[int, _Feeder] = {}
@@ -113,6 +117,8 @@ class NodeServices:
         self._sampled_at = time.monotonic()
         self.next_sample = self._sampled_at + POWER_EVERY_S
         self.gpus = GpuOffers(node, self.directory, emit) if ensemble.devices != "cpu" else None
+        self._memory = MemoryOffers()
+        self._host: Node | None = None
         self._mps: Mps | None = None
         self._activity = GpuActivity(())
         self._list_processes: Callable[[], Mapping[int, RunProcess]] = dict
@@ -132,7 +138,8 @@ class NodeServices:
         """This host as a node."""
         feeds = self._ensemble.sharing != "independent"
         host = describe_host(self.node, power=self._describe_power(), feeds=feeds)
-        return host if self.gpus is None else self.gpus.offer(host)
+        self._host = dataclasses.replace(host, memory_left_gb=self._memory.offer(host))
+        return self._host if self.gpus is None else self.gpus.offer(self._host)
 
     def _describe_power(self) -> dict[str, Any]:
         known = self._activity.describe()
@@ -153,7 +160,7 @@ class NodeServices:
             self.next_sample = max(self._sampled_at + POWER_EVERY_S / 2, self.next_sample + POWER_EVERY_S)
             if self.gpus is not None:
                 self.gpus.sample()
-                self._report_power(self.gpus)
+            self._report_changes()
 
     def _emit_power(self, sampled: Sequence[dict[str, Any]]) -> None:
         self._sampled_at = time.monotonic()
@@ -162,15 +169,33 @@ class NodeServices:
                 self._activity.add_to(power, self._list_processes())
             self._emit({"type": "power", **power})
 
-    def _report_power(self, gpus: GpuOffers) -> None:
-        """Report how the GPUs' energy and activity are known, where that has changed."""
-        before, self._described = self._described, self._describe_power()
-        if before.get("gpu_activity") != self._described.get("gpu_activity"):
-            gpus.report_power(self._described)
+    def _report_changes(self) -> None:
+        """Report what others leave of the memory, and how the GPUs' energy and activity are known, on a change."""
+        changed: dict[str, Any] = {}
+        if self.gpus is not None:
+            before, self._described = self._described, self._describe_power()
+            if before.get("gpu_activity") != self._described.get("gpu_activity"):
+                changed["power"] = self._described
+        if (found := self._memory.find_change()) is not None:
+            (changed["memory_left_gb"],) = found
+        if changed and self._host is not None:
+            self._host = dataclasses.replace(self._host, **changed)
+            self.report()
+
+    def report(self) -> None:
+        """Report what the node offers now, after the first `describe`."""
+        if self._host is None:
+            return
+        if self.gpus is not None:
+            self.gpus.update_host(self._host)
+        else:
+            named = {"gpu_names": [(gpu,) for gpu in self._host.gpu_ids], "gpu_reasons": []}
+            self._emit({"type": "node", **self._host.as_event(), **named})
 
     def attach(self, workers: ProcessPool) -> None:
         """Have members ended whose GPUs break, know their GPUs and what their checker uses; bound their logs."""
         self._report_checker, self._free_logs = workers.report_checker, workers.free_logs
+        self._memory.list_pids = workers.list_pids
         if self.gpus is not None:
             self.gpus.list_used, self.gpus.list_pids = workers.list_gpus, workers.list_pids
             self.gpus.end_ranks = workers.end_on_gpus
@@ -197,6 +222,7 @@ class NodeServices:
             ensemble.stream,
             start_timeout_s=None,
             deadly=self._deadly,
+            settings=self._settings,
             resident={key: pipe for key, pipe in splits.items() if pipe is not None},
             replacement=again or late,
             expect=expect,

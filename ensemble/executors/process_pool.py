@@ -34,7 +34,7 @@ from ensemble.meter.cpu import cpu_seconds, read_start
 from ensemble.meter.gpu_activity import RunProcess
 from ensemble.meter.memory import tree_memory_gb
 from ensemble.store.files import make_directory
-from ensemble.store.member_log import free_middle
+from ensemble.store.member_log import LogBounds
 from ensemble.train.job import Job
 from pipelines.errors import PipelineError
 from pipelines.ipc import ConnectionLost
@@ -73,7 +73,7 @@ class ProcessPool:
         self.node = node
         self.directory: Path | None = None
         self.find_gpu_fault: Callable[[str], str | None] = lambda gpu: None
-        self._can_free_logs = True
+        self._log_bounds = LogBounds()
         self._selector = selector
         self._emit = emit
         self._connect_forks = forks
@@ -201,14 +201,7 @@ class ProcessPool:
 
     def free_logs(self) -> None:
         """Free on the disk the middle of logs that have become large."""
-        for log_file in {worker.log for worker in self._workers.values()} if self._can_free_logs else ():
-            try:
-                free_middle(log_file)
-            except FileNotFoundError:  # it has printed nothing yet
-                continue
-            except OSError as error:
-                self._can_free_logs = False
-                log.warning("logs of members can grow without bound while these run: %s", error)
+        self._log_bounds.keep({worker.log for worker in self._workers.values()})
 
     def list_memory(self) -> list[RankMemory]:
         """What each worker and the processes that it started hold for themselves, as far as it can be read."""

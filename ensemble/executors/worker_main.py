@@ -108,7 +108,7 @@ def _train(job: Job, send: Callable[[Event], None], inbox: Inbox) -> str:
     from ensemble.store import RunDir
 
     try:
-        ensemble = RunDir(job.run_dir).load_ensemble()
+        ensemble = RunDir(job.run_dir).load_ensemble(takes_settings=True)
 
         if job.profile is None:
             from ensemble.train.worker import run

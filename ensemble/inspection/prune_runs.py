@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickletools
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
-from ensemble.reporting.dashboard.runs import find_runs
+from ensemble.inspection.run_contents import find_foreign_files
 from ensemble.store import RunDir, RunState, StoreError, fold, is_locked, read_events
+
+REMOVED = "removed in part"
 
 
 @dataclass
@@ -21,10 +25,11 @@ class OldRun:
 
     Attributes:
         path: of its directory.
-        state: "finished", "stopped" or "interrupted".
+        state: "finished", "stopped", "interrupted", or `REMOVED`: its removal was interrupted, and is finished.
         last: time of its last event, Unix seconds.
         size_bytes: what its files take on the disk.
         kept: why it is not removed; "" where it is.
+        needs: other old runs that it may need.
     """
 
     path: Path
@@ -32,47 +37,75 @@ class OldRun:
     last: float
     size_bytes: int
     kept: str = ""
+    needs: list[Path] = field(default_factory=list)
 
 
 @dataclass
 class _Read:
-    """What is known of a run that is there."""
+    """What is known of a run that is there; `names`: texts of it that may be paths of what it needs."""
 
     path: Path
     state: RunState
     last: float
-    names: list[str] = field(default_factory=list)  # absolute paths that its members start with
+    names: list[str]
 
 
 def find_old_runs(folder: str | os.PathLike[str], keep_s: float, now: float | None = None) -> list[OldRun]:
-    """The runs of a folder, up to two levels deep, that have had no event for so many seconds, the oldest first.
+    """The runs of a folder, however deep, that have had no event for so many seconds, the oldest first.
 
-    Symbolic links are not followed. A directory without a readable event log is no run. A run in progress, and one
-    that a run which stays was started or distilled from, is kept.
+    A run stays, and says why, that is in progress, that a run which stays names (it was started or distilled from
+    it), that has another run in it, or a file that no run has written. Symbolic links are not followed.
 
     Raises:
-        StoreError: there is no such folder.
+        StoreError: there is no such folder, or a part of it or a run in it cannot be read: what that needs is not
+            known.
     """
-    root = Path(folder).expanduser().absolute()
-    if root.is_symlink() or not root.is_dir():
-        raise StoreError(f"there is no folder {root}: give the one that holds the run directories, no link to it")
-    runs = [run for path in find_runs(root) if (run := _read(path)) is not None]
+    root = Path(os.path.realpath(Path(folder).expanduser()))
+    if Path(folder).expanduser().is_symlink() or not root.is_dir():
+        raise StoreError(
+            f"there is no folder {folder}: give the one that holds the run directories, no link to it"
+        )
+    found = list(_find_runs(root))
+    runs = [_read(path) for path in found if not _is_removed(path)]
     before = (time.time() if now is None else now) - keep_s
     old = {
-        run.path: OldRun(run.path, _describe_end(run.state), run.last, _measure(run.path), _find_use(run.path))
+        run.path: OldRun(
+            run.path, _describe_end(run.state), run.last, _measure(run.path), _find_reason(run.path, found)
+        )
         for run in sorted(runs, key=lambda run: run.last)
         if run.last < before
     }
     # A run that is kept may itself need another one.
     staying = [run for run in runs if run.path not in old or old[run.path].kept]
     by_path = {run.path: run for run in runs}
+    for path, each in old.items():
+        each.needs = [other for other in old if other != path and _needs(by_path[path], other)]
     while staying:
         user = staying.pop()
         for each in old.values():
             if not each.kept and each.path != user.path and _needs(user, each.path):
                 each.kept = f"{user.path} was made from it"
                 staying.append(by_path[each.path])
-    return list(old.values())
+    left = [OldRun(path, REMOVED, path.stat().st_mtime, _measure(path)) for path in found if _is_removed(path)]
+    return left + list(old.values())
+
+
+def remove_runs(runs: Sequence[OldRun]) -> None:
+    """Remove those that are not kept, a run after those that need it; where one cannot be removed, what it needs
+    stays, too. `kept` says why.
+    """
+    left = [run for run in runs if not run.kept]
+    while left:
+        needed = {path for run in left for path in run.needs}
+        for run in [run for run in left if run.path not in needed] or left:  # else they need one another
+            left.remove(run)
+            user = next((user.path for user in runs if user.kept and run.path in user.needs), None)
+            try:
+                if user is not None:
+                    raise StoreError(f"{user} stays, which may need it")
+                remove_run(run)
+            except (OSError, StoreError) as error:
+                run.kept = str(error)
 
 
 def remove_run(run: OldRun) -> None:
@@ -82,32 +115,71 @@ def remove_run(run: OldRun) -> None:
         StoreError: something has.
         OSError: it cannot be removed.
     """
-    with open(RunDir(run.path).events, "rb") as log:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(f"{run.path} is in progress: it is kept") from None
-        again = _read(run.path)
-        if again is None or again.last != run.last:
-            raise StoreError(f"{run.path} has gone on meanwhile: it is kept")
-        hidden = run.path.with_name(f".{run.path.name}.removed")  # what is removed in part is no run any more
-        os.rename(run.path, hidden)
-    shutil.rmtree(hidden)
+    hidden = run.path
+    if run.state != REMOVED:
+        with open(RunDir(run.path).events, "rb") as log:
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreError(f"{run.path} is in progress: it is kept") from None
+            if _read(run.path).last != run.last:
+                raise StoreError(f"{run.path} has gone on meanwhile: it is kept")
+            hidden = run.path.with_name(f".{run.path.name}.removed")  # what is removed in part is no run any more
+            os.rename(run.path, hidden)
+    log_file = RunDir(hidden).events
+    for each in hidden.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+        elif each != log_file:
+            each.unlink()
+    log_file.unlink()  # the last: by it the rest of a removal that was interrupted is known
+    hidden.rmdir()
 
 
-def _read(path: Path) -> _Read | None:
-    log = RunDir(path).events
+def _find_runs(root: Path) -> Iterator[Path]:
+    """All directories with a log or a declaration."""
+
+    def refuse(error: OSError) -> NoReturn:
+        raise StoreError(f"{error.filename} cannot be read ({error.strerror}): which runs it has is not known")
+
+    for name, _, files in os.walk(root, onerror=refuse):
+        directory = Path(name)
+        if "events.jsonl" in files or ("ensemble.pkl" in files and directory.parent.name != "code"):
+            yield directory
+
+
+def _is_removed(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(".removed")
+
+
+def _read(path: Path) -> _Read:
+    run_dir = RunDir(path)
     try:
-        if not stat.S_ISREG(os.lstat(log).st_mode):
-            return None
-        events = read_events(log)
+        if not stat.S_ISREG(os.lstat(run_dir.events).st_mode):
+            raise StoreError("its log is no file")
+        events = read_events(run_dir.events)
         state = fold(events)
-    except (OSError, StoreError, KeyError, TypeError, ValueError):
-        return None
-    if not state.header or not events:
-        return None
-    starts = [(member.identity.get("lineage") or {}).get("from") for member in state.members.values()]
-    return _Read(path, state, float(events[-1]["t"]), [os.path.abspath(start) for start in starts if start])
+        last = float(events[-1]["t"]) if events else run_dir.events.stat().st_mtime
+        names = {
+            str((member.identity.get("lineage") or {}).get("from") or "") for member in state.members.values()
+        }
+        if run_dir.ensemble_file.exists():
+            names |= _list_texts(run_dir.ensemble_file.read_bytes())
+    except (OSError, StoreError, KeyError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{path} cannot be read ({error}): which other runs it needs is not known. Repair it (`ensemble "
+            f"verify {path} --repair`), or move it elsewhere"
+        ) from None
+    return _Read(path, state, last, sorted(name for name in names if os.sep in name))
+
+
+def _list_texts(pickled: bytes) -> set[str]:
+    """The texts in a pickle, which is not run.
+
+    Raises:
+        ValueError: it is none, or damaged.
+    """
+    return {argument for _, argument, _ in pickletools.genops(pickled) if isinstance(argument, str)}
 
 
 def _describe_end(state: RunState) -> str:
@@ -115,29 +187,29 @@ def _describe_end(state: RunState) -> str:
     return words.get(str((state.ended or {}).get("type")), "interrupted")
 
 
-def _find_use(path: Path) -> str:
-    unknown = "its file system has no locks: whether it is in progress is not known"
-    return {True: "it is in progress", False: "", None: unknown}[is_locked(RunDir(path).events)]
+def _find_reason(path: Path, runs: list[Path]) -> str:
+    """Why a run is kept whatever others need; "" where nothing keeps it."""
+    is_busy = is_locked(RunDir(path).events)
+    if is_busy is None:
+        return "its file system has no locks: whether it is in progress is not known"
+    if is_busy:
+        return "it is in progress"
+    inside = next((other for other in runs if other != path and other.is_relative_to(path)), None)
+    if inside is not None:
+        return f"{inside} is in it"
+    foreign = find_foreign_files(RunDir(path))
+    return f"it has files that no run has written, such as {foreign[0]}" if foreign else ""
 
 
 def _needs(user: _Read, path: Path) -> bool:
-    """Whether members of a run start with weights of another one, or its declaration names the other's folder."""
-    if any(Path(name).is_relative_to(path) for name in user.names):
-        return True
-    try:
-        declaration = (user.path / "ensemble.pkl").read_bytes()
-    except OSError:
-        return False
-    name = os.fsencode(path)
-    after = (declaration[at + len(name) : at + len(name) + 1] for at in _find_all(declaration, name))
-    return any(not (byte.isalnum() or byte in (b"-", b"_", b".")) for byte in after)
-
-
-def _find_all(data: bytes, part: bytes) -> Iterator[int]:
-    at = data.find(part)
-    while at >= 0:
-        yield at
-        at = data.find(part, at + 1)
+    """Whether a run names another one: from somewhere else a relative name may mean any run that ends with it."""
+    for name in user.names:
+        if str(path) in name or Path(os.path.realpath(name)).is_relative_to(path):
+            return True
+        parts = tuple(part for part in Path(name).parts if part not in (".", ".."))
+        if not os.path.isabs(name) and any(path.parts[-n:] == parts[:n] for n in range(1, len(parts) + 1)):
+            return True
+    return False
 
 
 def _measure(path: Path) -> int:

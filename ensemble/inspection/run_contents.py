@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ensemble.store import StoreError
-from ensemble.store.frozen_arrays import IN_MEMORY, KEPT
+from ensemble.store.frozen_arrays import IN_MEMORY, KEPT, is_name
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -44,7 +44,9 @@ _KINDS = (
     ("loggers/*", "what loggers have written, and their messages", "all members"),
     ("requests/*", "requests to the run", "the run"),
     ("digests.json", "digests of results", "the run"),
+    ("compiled/*", "kernels that torch.compile has made", "your code"),
 )
+_UNKNOWN = "not known"
 
 
 def list_contents(run_dir: RunDir) -> list[dict[str, Any]]:
@@ -64,11 +66,11 @@ def list_contents(run_dir: RunDir) -> list[dict[str, Any]]:
     except StoreError:
         declared = None
     rows = []
-    for path in sorted(each for each in run_dir.path.rglob("*") if each.is_file() or each.is_symlink()):
+    for path in _list_files(run_dir):
         name = path.relative_to(run_dir.path).as_posix()
         if name == run_dir.ensemble_file.name:
             holds, of = _describe_declaration(declared), "your code and data"
-        elif path.parent == run_dir.data:
+        elif path.parent == run_dir.data and is_name(path.name):
             holds, of = _describe_array(path), "your data"
         else:
             holds, of = _describe(name)
@@ -82,7 +84,26 @@ def _describe(name: str) -> tuple[str, str]:
     for pattern, holds, of in _KINDS:
         if fnmatch.fnmatch(name, pattern):
             return holds, of.format(member=parts[1] if len(parts) > 1 else "")
-    return "not known", "not known"
+    return _UNKNOWN, _UNKNOWN
+
+
+def find_foreign_files(run_dir: RunDir) -> list[str]:
+    """The files and links of a run directory, by their paths in it, that no run writes."""
+    names = {path: path.relative_to(run_dir.path).as_posix() for path in _list_files(run_dir)}
+    own = {run_dir.ensemble_file.name}
+    return [
+        name
+        for path, name in names.items()
+        if name not in own and path.parent != run_dir.data and _describe(name)[0] == _UNKNOWN
+    ] + [
+        name
+        for path, name in names.items()
+        if path.parent == run_dir.data and path.suffix not in (KEPT, IN_MEMORY)
+    ]
+
+
+def _list_files(run_dir: RunDir) -> list[Path]:
+    return sorted(each for each in run_dir.path.rglob("*") if each.is_file() or each.is_symlink())
 
 
 def _describe_array(path: Path) -> str:
@@ -91,7 +112,7 @@ def _describe_array(path: Path) -> str:
         return f"nothing: {name!r} is in the memory of the process that drives the run"
     try:
         array = np.load(path, mmap_mode="r")
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         return f"{name!r}, unreadable"
     return f"{name!r}, {array.dtype} {list(array.shape)}"
 

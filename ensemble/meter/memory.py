@@ -14,9 +14,12 @@ proc_pid_smaps(5), proc_pid_status(5), proc_pid_clear_refs(5).
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Collection
 from pathlib import Path
 
 _PROC = Path("/proc/self")
+_IN_MEMORY = ("/memfd:", "/dev/shm/")
 
 
 def peak_memory_gb() -> float:
@@ -76,6 +79,43 @@ def tree_memory_gb(pid: int) -> float | None:
     except (psutil.Error, OSError):
         return None
     return sum(held) / 2**20
+
+
+def held_memory_gb(root: int, others: Collection[int] = ()) -> float | None:
+    """What processes hold together now, in GiB; None where the kernel does not tell (before Linux 5.4).
+
+    Pages that several of them map count once. Page cache does not count, memory that they share does: a feeder's
+    ring, files in /dev/shm, also where none of them maps a page of it at the moment.
+
+    Args:
+        root: process id of one that counts with all that it started.
+        others: process ids of more of them, without what those have started.
+    """
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        others = {root, *others, *(child.pid for child in psutil.Process(root).children(recursive=True))}
+    private = mapped = 0
+    files: dict[tuple[int, int], int] = {}
+    for pid in others:
+        with contextlib.suppress(OSError):  # it has ended
+            private += _kilobytes("smaps_rollup", "Pss_Anon:", process=pid)
+            mapped += _kilobytes("smaps_rollup", "Pss_Shmem:", process=pid)
+            files |= _list_shared_files(pid)
+    if not private:
+        return None
+    return (private + max(mapped, sum(files.values()) // 1024)) / 2**20
+
+
+def _list_shared_files(pid: int) -> dict[tuple[int, int], int]:
+    """The memory in bytes of each file in memory that a process has open, by device and inode."""
+    found = {}
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # it was closed
+            if os.readlink(entry.path).startswith(_IN_MEMORY):
+                status = os.stat(entry.path)
+                found[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return found
 
 
 def _kilobytes(file: str, *names: str, process: int | None = None) -> int:

@@ -117,8 +117,8 @@ def head_line(state: RunState, left_s: float | None) -> str:
     leader = best_member(state)
     if leader is not None:
         more.append(f"best {leader.id} {state.objective} {text.score(metric(leader, state.objective))}")
-    if state.missing and state.ended is None:
-        more.append(f"waits for Ray: {state.missing}")
+    if state.waits_for:
+        more.append(f"waits for {state.waits_for}")
     return " · ".join([state.name or "run", ", ".join(parts), *times, *more])
 
 

@@ -125,8 +125,8 @@ def status_gpus(state: RunState) -> str | None:
 
 
 def status_missing(state: RunState) -> str | None:
-    """What the run waits for that the cluster has not given yet; None if nothing."""
-    return f"waits for Ray: {state.missing}" if state.missing and state.ended is None else None
+    """What the run waits for that the cluster, or others on its nodes, have not given yet; None if nothing."""
+    return f"waits for {state.waits_for}" if state.waits_for else None
 
 
 def status_feeders(state: RunState) -> str | None:

@@ -1,6 +1,6 @@
 """Pure scheduling decisions: packing, placement, cohorts, flotillas and memory grants. No processes, no clock."""
 
-from ensemble.schedule.explain import explain_unplaceable
+from ensemble.schedule.explain import explain_memory_wait, explain_unplaceable
 from ensemble.schedule.flotilla import (
     Allocation,
     Capacity,
@@ -49,6 +49,7 @@ __all__ = [
     "apply_profile",
     "count_placeable",
     "decide_rebalance",
+    "explain_memory_wait",
     "explain_unplaceable",
     "group_streams",
     "pack",

@@ -1,11 +1,13 @@
-"""Says why a member can never be placed, and what would fit."""
+"""Says why a member can never be placed, and what would fit, or that it waits for memory of others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ensemble.schedule.needs import Node, compute_need, needs_gpu
 from ensemble.schedule.packing import FreeCapacity, pack
+from ensemble.schedule.placement import PlacementState
 from ensemble.spec import Identity
 
 _ROUNDING = 1e-9  # ten members of 0.1 cores fit on one core, whatever binary fractions add up to
@@ -46,6 +48,24 @@ def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str 
     return (
         f"{identity.member} {asked}; the largest that would fit is {', '.join(limits)} on {_describe_node(best)}"
     )
+
+
+def explain_memory_wait(board: PlacementState) -> str | None:
+    """Say which member would start now if processes of others held no memory; None where none would."""
+    if all(node.memory_left_gb is None for node in board.nodes):
+        return None
+    empty = [replace(node, memory_left_gb=None) for node in board.nodes]
+    waiting = [*board.waiting, *(identity for identity, _ in board.returning)]
+    free = pack(waiting, board.running, empty, board.devices, board.limits, board.tenants)
+    if not free or pack(waiting, board.running, board.nodes, board.devices, board.limits, board.tenants):
+        return None
+    first = free[0].identity
+    held = [
+        f"others hold {node.memory_gb - node.free_memory_gb:.1f} of {node.memory_gb:.1f} GiB on node {node.name}"
+        for node in board.nodes
+        if node.memory_left_gb is not None
+    ]
+    return f"{first.member} {_describe_request(first)}, and {'; '.join(held[:3])}"
 
 
 def _max_workers(identity: Identity, node: Node, devices: str) -> int:

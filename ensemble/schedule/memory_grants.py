@@ -104,14 +104,24 @@ class Grants:
         fields = {name: max(value or 0.0, getattr(before, name) or 0.0) or None for name, value in fields.items()}
         self._grants[event["outline"]] = Grant(**fields)
 
-    def apply(self, identity: Identity, max_node_memory_gb: float = math.inf) -> Identity:
+    def apply(
+        self, identity: Identity, max_node_memory_gb: float = math.inf, left_gb: float = math.inf
+    ) -> Identity:
         """The member with the grant of its cost key.
 
         Args:
             max_node_memory_gb: memory of the largest node in GiB, an upper bound for the ranks on one node.
+            left_gb: what others leave of it now. A member that did not declare its memory gives up as much of the
+                margin as it lacks: it would wait for memory that it may never touch.
         """
-        if not self._grants:
-            return identity
+        granted = self._apply_grant(identity, max_node_memory_gb) if self._grants else identity
+        memory_gb, most_gb = granted.memory_gb or 0.0, left_gb / identity.workers
+        is_declared = granted.memory_gb == identity.memory_gb and "memory_gb" not in identity.auto
+        if memory_gb <= most_gb or is_declared:
+            return granted
+        return dataclasses.replace(granted, memory_gb=max(most_gb, (memory_gb - SPARE_GB) / MARGIN))
+
+    def _apply_grant(self, identity: Identity, max_node_memory_gb: float) -> Identity:
         known = self._outlines.get(identity.member)
         if known is None:
             known = self._outlines[identity.member] = compute_cost_key(identity)

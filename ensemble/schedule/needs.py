@@ -37,6 +37,7 @@ class Node:
         gpu_shares: the part of its physical GPU that each is, by slices; unless given, instances have equal ones.
         gpu_exclusive: whether each GPU admits one process at a time (compute mode EXCLUSIVE_PROCESS).
         no_gpus: why it offers less than its GPUs; empty otherwise.
+        memory_left_gb: what processes of others leave of its host memory in GiB; None: all of it.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Node:
     gpu_shares: tuple[float, ...] = ()
     gpu_exclusive: tuple[bool, ...] = ()
     no_gpus: str = field(default="", compare=False)
+    memory_left_gb: float | None = None
 
     def __post_init__(self) -> None:
         gpus = len(self.gpus)
@@ -75,6 +77,7 @@ class Node:
             "gpus": list(self.gpus),
             "gpu_ids": list(self.gpu_ids),
             "memory_gb": self.memory_gb,
+            "memory_left_gb": self.memory_left_gb,
             "gpu_memory_gb": list(self.gpu_memory_gb),
             "gpu_free": list(self.gpu_free),
             "gpu_parents": list(self.gpu_parents),
@@ -91,6 +94,7 @@ class Node:
         """The inverse of `as_event`."""
         known: dict[str, Any] = {name: event[name] for name in ("cpus", "memory_gb", "host", "interface", "power")}
         known |= {name: tuple(event.get(name, ())) for name in OF_GPUS}  # earlier versions log less
+        known["memory_left_gb"] = event.get("memory_left_gb")
         return cls(name=event["node"], no_gpus=event.get("no_gpus", ""), **known)
 
     @property
@@ -114,8 +118,13 @@ class Node:
         return replace(self, **kept)
 
     def without_others(self) -> Node:
-        """The node as if no process of others held memory of its GPUs."""
-        return replace(self, gpu_free=())
+        """The node as if no process of others held memory of it or of its GPUs."""
+        return replace(self, gpu_free=(), memory_left_gb=None)
+
+    @property
+    def free_memory_gb(self) -> float:
+        """Its host memory in GiB without what others hold: what it offers to all members of the run together."""
+        return self.memory_gb if self.memory_left_gb is None else min(self.memory_gb, self.memory_left_gb)
 
     def find_gpu(self, device: str) -> str:
         """The model name of one of its GPUs."""

@@ -3,7 +3,7 @@
 All ranks of a member run on one node; where none has room for all, and the member allows it, on as few nodes as
 possible. A physical GPU holds at most one rank of a member: NCCL refuses two ranks of a communicator on one GPU,
 also on two instances of it in MIG mode. Several members may share a GPU, as far as processes of others leave it
-free, unless its compute mode admits one process at a time.
+free, unless its compute mode admits one process at a time. So is a node's memory (`Node.free_memory_gb`).
 
 | devices | `gpus_per_worker` | node without GPUs | node with GPUs |
 |---|---|---|---|
@@ -66,7 +66,9 @@ class FreeCapacity:
         self._position = {
             (i, device): (i, d) for i, node in enumerate(self.nodes) for d, device in enumerate(node.gpu_ids)
         }
-        self._total = np.array([[round(n.cpus * UNITS), round(n.memory_gb * UNITS)] for n in self.nodes], np.int64)
+        self._total = np.array(
+            [[round(n.cpus * UNITS), round(n.free_memory_gb * UNITS)] for n in self.nodes], np.int64
+        )
         self._total = self._total.reshape(-1, 2).T.copy()
         self._gpus = np.array([node.physical_gpus for node in self.nodes], np.int64)
         self._offered = np.full((len(self.nodes), max((len(n.gpus) for n in self.nodes), default=0)), -UNITS)

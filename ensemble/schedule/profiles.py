@@ -215,8 +215,9 @@ def apply_profile(
 
 
 def max_node_memory_gb(nodes: Sequence[Node]) -> float:
-    """Memory in GiB of the largest node; only nodes with GPUs count where there are some."""
-    return max(node.memory_gb for node in [node for node in nodes if node.gpus] or nodes) if nodes else math.inf
+    """Free memory in GiB of the node with the most; only nodes with GPUs count where there are some."""
+    counted = [node for node in nodes if node.gpus] or nodes
+    return max((node.free_memory_gb for node in counted), default=math.inf)
 
 
 def _get_nearest_share(known: Mapping[int, float], workers: int) -> float:

@@ -58,6 +58,7 @@ SHARING = ("auto", "node", "single", "multi", "all", "independent")
 VERIFY_SHARING = ("alone", "fail")
 DEVICES = ("auto", "cpu", "cuda")
 STALL_POLICIES = ("wait", "detach")
+KEEP_CHECKPOINTS = ("all", "weights", "selected")
 COMBINERS = ("average", "weighted", "greedy", "stack")
 #: The splits on which every member predicts; a run has those that are declared.
 PREDICTED_SPLITS = ("valid", "test", "shifted")
@@ -164,6 +165,10 @@ class Ensemble(MemberPipelines):
         checkpoint_every: epochs between checkpoints.
         checkpoint_minutes: minutes after which a member writes a checkpoint within an epoch, too; None: only
             after epochs.
+        keep_checkpoints: what is kept of members that have ended. "all": checkpoints from which those that
+            finished can be given more epochs; "weights": without the state of the optimizer, often two thirds of
+            the size; "selected": the weights of those that finished, after the run's end of those alone that its
+            combination has selected and of the best, and nothing of those that were pruned or cancelled.
         keep_data: whether the run directory keeps the arrays of `sources.arrays`. If not, they are in the memory
             of the machine while the run lasts (not with Ray), and what was stopped is continued by its spec.
         private_modules: names of modules of yours that the run directory does not keep, neither as text nor in the
@@ -221,6 +226,7 @@ class Ensemble(MemberPipelines):
     allow_overlap: bool = False
     checkpoint_every: int = 1
     checkpoint_minutes: float | None = 30.0
+    keep_checkpoints: Literal["all", "weights", "selected"] = "all"
     keep_data: bool = True
     private_modules: Sequence[str] = ()
     objective: str | None = None
@@ -301,6 +307,7 @@ class Ensemble(MemberPipelines):
         for name in ("epochs", "batch_size", "prep_workers", "checkpoint_every"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=1, integer=True)
         check_number("Ensemble.checkpoint_minutes", self.checkpoint_minutes, low=0, above=True, optional=True)
+        check_choice("Ensemble.keep_checkpoints", self.keep_checkpoints, KEEP_CHECKPOINTS)
         for name in ("seed", "retries"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, integer=True)
         check_number("Ensemble.coverage", self.coverage, low=0, above=True)

@@ -9,16 +9,17 @@ from ensemble.store.event_handlers import apply_event, fold
 from ensemble.store.events import EventLog, is_locked
 from ensemble.store.files import format_command
 from ensemble.store.initial_weights import keep_checkpoint, keep_weights, load_initial_weights
-from ensemble.store.kept_code import load_code, remove_unused_code
+from ensemble.store.kept_code import load_code, pickle_by_value
 from ensemble.store.log_lines import end_of_events, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
 from ensemble.store.member_files import read_checkpoint, read_predictions
 from ensemble.store.predictions import Predictions, load_predictions, save_predictions
 from ensemble.store.requests import receive_requests, withdraw_request, write_request
-from ensemble.store.rundir import RunDir, revision, versions
+from ensemble.store.rundir import RunDir
 from ensemble.store.snapshot import RunStatus
 from ensemble.store.state import RunState
 from ensemble.store.trust import trust_folder, trust_group
+from ensemble.store.versions import revision, versions
 
 __all__ = [
     "DamagedError",
@@ -37,7 +38,6 @@ __all__ = [
     "end_of_events",
     "fold",
     "format_command",
-    "remove_unused_code",
     "is_locked",
     "keep_checkpoint",
     "keep_weights",
@@ -45,6 +45,7 @@ __all__ = [
     "load_initial_weights",
     "load_checkpoint",
     "load_predictions",
+    "pickle_by_value",
     "read_checkpoint",
     "read_events",
     "read_events_from",

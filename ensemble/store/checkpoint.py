@@ -70,13 +70,18 @@ def _prepare_save(state: dict[str, Any]) -> tuple[Callable[[str | os.PathLike[st
 
 
 def load_checkpoint(
-    path: str | os.PathLike[str], parts: Collection[str] | None = None, digest: str | None = None
+    path: str | os.PathLike[str],
+    parts: Collection[str] | None = None,
+    digest: str | None = None,
+    *,
+    mapped: bool = False,
 ) -> dict[str, Any]:
     """Read what `save_checkpoint` wrote; tensors on the CPU, in memory of their own.
 
     Args:
         parts: the keys of the state that are read; None: all.
         digest: that the file, or its weights, have by the log (`find_digest`); None: not known.
+        mapped: tensors are pages of the file, which are not aligned, and not to be written to.
 
     Raises:
         DamagedError: there is none, or it is damaged.
@@ -95,7 +100,9 @@ def load_checkpoint(
             whole = outline["state"]
             skeleton = whole if parts is None else _select(whole, parts)
             # cloned: a view of the file is only 8-byte aligned, and kernels give other bits on other alignments
-            tensors = {name: file.get_tensor(name).clone() for name in _list_tensors(skeleton)}
+            tensors = {name: file.get_tensor(name) for name in _list_tensors(skeleton)}
+            if not mapped:
+                tensors = {name: tensors.pop(name).clone() for name in list(tensors)}
             if digest is not None and digest.startswith(OF_WEIGHTS):
                 _check_weights(path, digest, whole, tensors, file.get_tensor)
     except FileNotFoundError:
@@ -104,6 +111,22 @@ def load_checkpoint(
         raise DamagedError(f"{path} is damaged: {error}") from None
     state: dict[str, Any] = _decode(skeleton, tensors, {})
     return state
+
+
+def count_bytes(path: str | os.PathLike[str], part: str) -> int:
+    """The bytes of the tensors in a part of a checkpoint, by the header of its file.
+
+    Raises:
+        DamagedError: it is not a checkpoint.
+    """
+    try:
+        with open(path, "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        outline = _select(json.loads(header["__metadata__"][_KEY])["state"], (part,))
+        spans = [header[name]["data_offsets"] for name in set(_list_tensors(outline))]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{path} is damaged: {error}") from None
+    return sum(stop - start for start, stop in spans)
 
 
 def _select(skeleton: Any, parts: Collection[str]) -> Any:

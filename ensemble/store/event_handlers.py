@@ -68,6 +68,7 @@ OF_ATTEMPTS = frozenset(
         "pruned",
         "cost",
         "damaged",
+        "checkpoint_reduced",
     )
 ) | frozenset(("stopped", "paused", "resumed", "cancelled", "failed"))
 
@@ -116,6 +117,8 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             _end_run(run, event)
         case "resources":
             run.missing = event["missing"]
+        case "memory_awaited":
+            run.awaited_memory = event["detail"]
         case "node":
             node = run.node(event["node"])
             run.has_gpus |= bool(event.get("gpus"))
@@ -195,7 +198,7 @@ def _start_run(run: RunState, event: Event) -> None:
     run.planned = None
     run.measuring.clear()
     run.combining = 0
-    run.missing = ""
+    run.missing = run.awaited_memory = ""
     code = event.get("code")
     back = {member.id for member in run.members.values() if member.is_resumable(code)}
     run.trail = [known for known in run.trail if known["type"] != "failed" or known["member"] not in back]
@@ -211,7 +214,7 @@ def _end_run(run: RunState, event: Event) -> None:
     run.ended = event
     run.unshared = {key: e for key, e in run.unshared.items() if e["type"] == "sharing_ended"}
     run.measuring.clear()
-    run.missing = ""
+    run.missing = run.awaited_memory = ""
     for member in run.members.values():
         if member.state in ("placed", "running"):
             member.end("stopped", event["t"])
@@ -302,6 +305,8 @@ def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
                 )
         case "damaged":
             _leave_out_damaged(run, member, event)
+        case "checkpoint_reduced":
+            member.reduce_checkpoint(event)
         case "plan":
             member.plan = {key: event.get(key) for key in ("tuned", "rates", "auto")}
         case "finished":
@@ -353,7 +358,9 @@ def _place(run: RunState, member: MemberState, event: Event) -> None:
 def _leave_out_damaged(run: RunState, member: MemberState, event: Event) -> None:
     """A file of a member is damaged: it goes on from the checkpoint before, or begins anew."""
     member.drop_checkpoint(event["file"])
-    if member.state == "finished":
+    if member.is_checkpoint_removed:
+        member.predictions = None  # nothing needs them: it takes no part in a later combination
+    elif member.state == "finished":
         reopen_member(run, member, event["t"])
         member.go_on_with(event.get("code", run.header.get("code")))
 

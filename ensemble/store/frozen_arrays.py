@@ -10,47 +10,36 @@ link to such a file, in /proc: it is gone with that process, however it ends.
 
 from __future__ import annotations
 
-import io
+import errno
 import math
 import os
-import pickle
 import re
-import sys
-import types
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ensemble.store._compat import make_classes_anew
 from ensemble.store.digests import digest_file
 from ensemble.store.errors import DamagedError, StoreError
-from ensemble.store.files import write_atomically
-from ensemble.store.old_names import Unpickler
-from pipelines.fingerprint import is_ours
-from pipelines.library_settings import SettingsOfProcess
-from pipelines.memory_pickle import Pickler
-from pipelines.sources._arrays import Arrays
+from ensemble.store.files import format_command, write_atomically
+from ensemble.store.log_lines import read_files
 from pipelines.sources._files import File
 from pipelines.sources._mapped import MappedArray
+
+if TYPE_CHECKING:
+    from ensemble.store.rundir import RunDir
 
 AnyArray = npt.NDArray[Any]
 
 #: Arrays of so many bytes have files of their own.
 LEAST_BYTES = 2**20
-#: The folder of these files in a run directory.
-FOLDER = "data"
 
 #: Ends of the names of files that are kept, and of links to memory.
 KEPT, IN_MEMORY = ".npy", ".memory"
 
-_NAME = re.compile(rb"[\w.]{1,40}-[0-9a-f]{32}\.(?:npy|memory)")
+_NAME = re.compile(r"[\w.]{1,40}-[0-9a-f]{32}\.(?:npy|memory)", re.ASCII)
 _held: dict[Path, int] = {}  # the links of this process, and the descriptors of the memory
-#: Kinds of dtypes that a file of numpy's has as they are: numbers, times, texts of one length, and structures.
-_PLAIN = "biufcmMSUV"
-#: What a copy within a process goes into; everything else that is not ours is taken as it is.
-_CONTAINERS = (dict, list, tuple, set, frozenset, np.ndarray, np.generic, np.dtype, pickle.PickleBuffer)
 
 
 class Place(NamedTuple):
@@ -81,22 +70,23 @@ class Place(NamedTuple):
         """Returns the array in the folder of a run.
 
         Raises:
-            StoreError: the file is missing, which a column says when it is read, or was cut off.
+            DamagedError: the file is missing, which a column says when it is read, or was cut off.
         """
         path = folder.absolute() / self.file
-        if not self.is_column:
-            order: Literal["C", "F"] = "F" if self.is_fortran else "C"
-            try:
-                return np.asarray(np.memmap(path, self.dtype, "c", self.offset, self.shape, order))
-            except OSError as error:
-                raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
         try:
+            if path.suffix == IN_MEMORY and not is_held(path):
+                raise FileNotFoundError(errno.ENOENT, "the process that had it in its memory has ended")
             file = File.of(str(path))
-        except OSError:
+        except OSError as error:
+            if not self.is_column:
+                raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from None
             file = File(str(path), 0, 0)
         else:
             if file.size != self.offset + self.nbytes:
                 raise DamagedError(f"{path} is damaged: it has {file.size} bytes, not {self.offset + self.nbytes}")
+        if not self.is_column:
+            order: Literal["C", "F"] = "F" if self.is_fortran else "C"
+            return np.asarray(np.memmap(path, self.dtype, "c", self.offset, self.shape, order))
         sizes = self.shape if self.is_fortran else self.shape[::-1]
         strides = [self.dtype.itemsize * math.prod(sizes[:n]) for n in range(len(sizes))]
         strides = strides if self.is_fortran else strides[::-1]
@@ -108,90 +98,9 @@ def name_to_digest(file: str) -> str:
     return f"xxh3:{Path(file).stem.rpartition('-')[2]}"
 
 
-def find_names(declaration: bytes) -> set[str]:
-    """The files of the arrays of a pickled declaration."""
-    return {name.decode() for name in _NAME.findall(declaration)}
-
-
-class DeclarationPickler(Pickler):
-    """Pickles a declaration without its large arrays.
-
-    Attributes:
-        arrays: name of its file -> array.
-    """
-
-    def __init__(
-        self, file: BinaryIO, places: dict[int, tuple[Any, Place]] | None = None, *, keeps_data: bool = True
-    ) -> None:
-        super().__init__(file)
-        self._end = KEPT if keeps_data else IN_MEMORY
-        self.arrays: dict[str, AnyArray] = {}
-        self.places = {} if places is None else places  # by the id of an object, which is kept with it
-        self._columns: dict[int, str] = {}
-
-    def reducer_override(self, obj: Any) -> Any:
-        """See `pickle.Pickler.reducer_override`."""
-        if isinstance(obj, Arrays):
-            obj.identity()  # the digest of what is about to be kept, which no other process computes again
-            if self._end == IN_MEMORY:
-                self._columns |= {id(values): name for name, values in obj.list_arrays()}
-            self._columns |= {id(values): name for name, values in obj.columns.items()}
-        torch = sys.modules.get("torch")
-        if torch is not None and type(obj) is torch.Tensor and _is_plain(obj):
-            return torch.from_numpy, (obj.numpy(),)
-        return super().reducer_override(obj)
-
-    def persistent_id(self, obj: Any) -> Any:
-        """The place of a large array, else None."""
-        kind = type(obj)
-        if kind is MappedArray and _NAME.fullmatch(os.path.basename(obj.file.path).encode()):
-            self._columns[id(obj)] = os.path.basename(obj.file.path).rpartition("-")[0]
-            return self._find_place(obj, obj.array)  # of another run, whose directory may go
-        if (
-            (kind is not np.ndarray and kind is not np.memmap)
-            or not obj.nbytes
-            or obj.dtype.kind not in _PLAIN
-            or obj.dtype.hasobject
-        ):
-            return None
-        is_left_out = self._end == IN_MEMORY and id(obj) in self._columns
-        return self._find_place(obj, obj) if is_left_out or obj.nbytes >= LEAST_BYTES else None
-
-    def _find_place(self, obj: Any, array: AnyArray) -> Place:
-        if id(obj) not in self.places:
-            column = self._columns.get(id(obj))
-            label = re.sub(r"[^\w.]", "_", column or "array", flags=re.ASCII)[:40]
-            sink = _Digest()
-            np.lib.format.write_array(sink, np.asarray(array), allow_pickle=False)
-            is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-            file, offset = f"{label}-{sink.digest.hexdigest()}{self._end}", sink.size - array.nbytes
-            place = Place(file, offset, array.dtype, array.shape, is_fortran, column is not None)
-            self.places[id(obj)] = (obj, place)
-            self.arrays[file] = np.asarray(array)
-        return self.places[id(obj)][1]
-
-
-def _is_plain(tensor: Any) -> bool:
-    """Whether numpy can have a tensor's memory, and nothing is lost by that."""
-    if tensor.nbytes < LEAST_BYTES or tensor.requires_grad or tensor.is_sparse or tensor.device.type != "cpu":
-        return False
-    try:
-        return bool(tensor.numpy().nbytes)
-    except (RuntimeError, TypeError):
-        return False
-
-
-class _Digest:
-    """Where numpy writes a file of which only the digest and the size are wanted."""
-
-    def __init__(self) -> None:
-        import xxhash
-
-        self.digest, self.size = xxhash.xxh3_128(), 0
-
-    def write(self, data: bytes) -> None:
-        self.digest.update(data)
-        self.size += len(data)
+def is_name(file: str) -> bool:
+    """Whether a file of the folder `data` has the name of an array's."""
+    return _NAME.fullmatch(file) is not None
 
 
 def save_array(path: Path, array: AnyArray) -> None:
@@ -224,114 +133,80 @@ def hold_array(path: Path, array: AnyArray) -> None:
 
     Raises:
         OSError: there is no room.
+        StoreError: another process has it there, and is about to begin the run.
     """
-    if path not in _held:
-        descriptor = os.memfd_create(path.name, os.MFD_CLOEXEC)
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            np.lib.format.write_array(file, array, allow_pickle=False)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
-        _held[path] = descriptor
+    if is_held(path):
+        run_dir = path.parent.parent
+        raise StoreError(f"{run_dir} is being started by another process: submit it again later, to follow that")
+    descriptor = _held[path] = os.memfd_create(path.name, os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(_describe_memory(descriptor))
+
+
+def is_held(link: Path) -> bool:
+    """Whether a link leads to the memory for which it was made: its process may have ended, and its number may be
+    another process's, with another file under that descriptor.
+    """
+    try:
+        return os.readlink(os.readlink(link)).removesuffix(" (deleted)") == f"/memfd:{link.name}"
+    except OSError:
+        return False
 
 
 def release_arrays(folder: Path) -> None:
-    """Frees the arrays of a run that this process holds in memory, and removes links that others have left."""
-    for path in folder.glob(f"*{IN_MEMORY}"):
-        path.unlink(missing_ok=True)
-        if path in _held:
-            os.close(_held.pop(path))
+    """Frees the arrays of a run that this process holds in memory, and removes its links to them."""
+    for path in [path for path in list(_held) if path.parent == folder]:
+        descriptor = _held.pop(path)
+        if path.is_symlink() and os.readlink(path) == _describe_memory(descriptor):
+            path.unlink()
+        os.close(descriptor)
 
 
-class DeclarationUnpickler(Unpickler):
-    """Unpickles a declaration.
+def _describe_memory(descriptor: int) -> str:
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
 
-    Args:
-        file: with the pickle.
-        folder: with the large arrays.
-        shared: objects that are taken as they are, by number.
+
+def _list_names(run_dir: RunDir, *declarations: Path) -> set[str]:
+    """The files in `data` of declarations, by the log; all it has where it does not know the declaration."""
+    known = read_files(run_dir.events)
+    every = [path.name for file in known.files if (path := run_dir.path / file).parent == run_dir.data]
+    digests = (digest_file(path) for path in declarations if path.is_file())
+    return {name for digest in digests for name in known.arrays.get(digest, every)}
+
+
+def list_arrays(run_dir: RunDir) -> set[Path]:
+    """The files of the arrays of the declarations that a run keeps, whether they are there or not."""
+    names = _list_names(run_dir, run_dir.ensemble_file, *run_dir.path.glob("code/*/ensemble.pkl"))
+    return {run_dir.data / name for name in names if name.endswith(KEPT)}
+
+
+def check_arrays(run_dir: RunDir) -> None:
+    """Check that the arrays of a run's latest declaration are there, as far as the run was not to keep them.
+
+    Raises:
+        StoreError: no process holds them any more.
     """
-
-    def __init__(self, file: BinaryIO, folder: Path, shared: list[Any] | None = None) -> None:
-        super().__init__(file)
-        self._folder, self._shared = folder, shared or []
-
-    def load(self) -> Any:
-        """Returns the declaration, when this process has the library settings that were pickled before it."""
-        loaded = super().load()
-        return loaded[1] if isinstance(loaded, tuple) else loaded  # earlier versions wrote no settings
-
-    def persistent_load(self, pid: Any) -> Any:
-        """An array that is not in the pickle, or an object of this process."""
-        return self._shared[pid] if isinstance(pid, int) else Place(*pid).open(self._folder)
+    names = _list_names(run_dir, run_dir.ensemble_file)
+    gone = sorted(name for name in names if name.endswith(IN_MEMORY) and not is_held(run_dir.data / name))
+    if gone:
+        columns = ", ".join(dict.fromkeys(name.rpartition("-")[0] for name in gone))
+        again = format_command("run", "SPEC.py", "--run-dir", run_dir.path)
+        raise StoreError(
+            f"{run_dir.path} does not keep its data ({columns}; Ensemble.keep_data is False): the spec, which "
+            f"makes them again, goes on with it: {again}"
+        )
 
 
-class Declaration:
-    """A pickled declaration: what it is made of while it is saved.
+def remove_unused_arrays(run_dir: RunDir) -> None:
+    """Removes the arrays that a run has saved, by its log, and that no declaration has any more; no other files.
 
-    Attributes:
-        content: the pickle.
-        arrays: name of its file in `data` -> array that is not in the pickle.
+    Of those in memory, links remain while the memory is there. This process has the lock of the run's log.
     """
-
-    def __init__(self, ensemble: Any) -> None:
-        self._ensemble = ensemble
-        self._keeps_data = getattr(ensemble, "keep_data", True)
-        with io.BytesIO() as file:
-            pickler = DeclarationPickler(file, keeps_data=self._keeps_data)
-            pickler.dump((SettingsOfProcess(), ensemble))
-            self.content, self.arrays, self._places = file.getvalue(), pickler.arrays, pickler.places
-
-    def load(self, folder: Path, *, is_in_process: bool = False) -> Any:
-        """The declaration with data of its own, the large arrays in a folder.
-
-        Args:
-            is_in_process: with the functions and the objects of this process; else as other processes load it.
-
-        Raises:
-            StoreError: a part of it cannot be unpickled.
-        """
-        try:
-            return self._load_here(folder) if is_in_process else self._load_anew(folder)
-        except StoreError:
-            raise
-        except Exception as error:  # objects raise whatever they like from __setstate__
-            raise StoreError(
-                f"ensemble {self._ensemble.name!r} can be pickled, but not unpickled, as all processes "
-                f"of a run do: {type(error).__name__}: {error}"
-            ) from error
-
-    def _load_anew(self, folder: Path) -> Any:
-        """The declaration as other processes load it.
-
-        Its functions and classes are not those of the modules here: whoever receives one of them from this process
-        has it by value, and does not import what the user has edited meanwhile.
-        """
-        with make_classes_anew():
-            return DeclarationUnpickler(io.BytesIO(self.content), folder).load()
-
-    def _load_here(self, folder: Path) -> Any:
-        """The declaration with the functions and the objects of this process."""
-        shared: list[Any] = []
-        train, places = self._ensemble.train, self._places
-
-        class SharingPickler(DeclarationPickler):
-            def persistent_id(self, obj: Any) -> Any:
-                place = super().persistent_id(obj)
-                if place is not None or obj is train or not _is_shared(obj):
-                    return place
-                shared.append(obj)
-                return len(shared) - 1
-
-        with io.BytesIO() as file:
-            SharingPickler(file, places, keeps_data=self._keeps_data).dump(self._ensemble)
-            file.seek(0)
-            return DeclarationUnpickler(file, folder, shared).load()
-
-
-def _is_shared(value: Any) -> bool:
-    """Whether a copy within a process has the very object: functions, classes, what is the user's."""
-    if isinstance(value, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
-        return True
-    kind = type(value)
-    return not (is_ours(kind) or issubclass(kind, _CONTAINERS) or kind.__module__ == "builtins")
+    known = read_files(run_dir.events)
+    saved = {run_dir.data / name for names in known.arrays.values() for name in names if is_name(name)}
+    for path in saved - list_arrays(run_dir):
+        if path.suffix == KEPT or (path.is_symlink() and not is_held(path)):
+            path.unlink(missing_ok=True)

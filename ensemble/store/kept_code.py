@@ -18,26 +18,30 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.store.errors import OtherPythonError, StoreError
 from ensemble.store.files import encode_json, fsync_directory, write_bytes
+from ensemble.store.log_lines import read_events, read_files
 from ensemble.store.unpicklable import describe_unpicklable
 from ensemble.user_code.fingerprint import PYTHON, Code
 from ensemble.user_code.imports import users_modules
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
-    from ensemble.store.frozen_arrays import Declaration
+    from ensemble.store.declaration import Declaration
+    from ensemble.store.rundir import RunDir
 
 log = logging.getLogger(__name__)
 
 _CODE, _DECLARATION = "code.json", "ensemble.pkl"
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
 
 
@@ -125,17 +129,37 @@ def check_python(declaration: Path, folders: Path) -> None:
     )
 
 
-def remove_unused_code(folder: Path, but: Collection[str]) -> None:
-    """Removes the code that no member trained with."""
-    for each in folder.iterdir() if folder.is_dir() else ():
-        if each.name not in but and each.is_dir() and not each.is_symlink():
-            shutil.rmtree(each)
+def is_fingerprint(folder: str) -> bool:
+    """Whether a folder in `code` has the name of one that a run has made."""
+    return _FINGERPRINT.fullmatch(folder) is not None
+
+
+def remove_unused_code(run_dir: RunDir, but: str) -> None:
+    """Removes the code that a run has saved, by its log, and that no member trained with, nor the last start has.
+
+    This process has the lock of the run's log.
+
+    Args:
+        but: fingerprint of the present code.
+    """
+    from ensemble.store.event_handlers import fold
+
+    folder = run_dir.code(but).parent
+    saved = (run_dir.path / file for file in read_files(run_dir.events).files)
+    kept = (path.parent for path in saved if path.name == _DECLARATION and path.parent.parent == folder)
+    unused = {each.name for each in kept if each.is_dir() and not each.is_symlink()} - {but}
+    if unused:
+        state = fold(read_events(run_dir.events))
+        unused -= {one.code for one in state.members.values() if one.checkpoint}
+        unused -= {state.header.get("code")}
+    for name in unused:
+        shutil.rmtree(folder / name)
 
 
 def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     """Returns the pickled declaration, with what the user's modules define in it by value.
 
-    Before it stand the global settings of libraries in this process, which unpickling applies.
+    Before it stand the global settings of libraries in this process.
 
     Args:
         spec: the spec file with the declaration; None where there is none.
@@ -143,20 +167,20 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     Raises:
         StoreError: it cannot be pickled.
     """
-    from ensemble.store.frozen_arrays import Declaration
+    from ensemble.store.declaration import Declaration
     from pipelines.memory_pickle import REMEDY, Pickler
 
     of_spec = _find_spec_modules(spec)
     for found in (_find_user_modules(spec, of_spec), of_spec):
         modules = [module for module in found if not is_private_module(module.__name__, ensemble)]
         try:
-            with _pickle_by_value(modules):
+            with _by_value(modules):
                 return Declaration(ensemble)
         except Exception as error:  # objects raise whatever they like from __reduce__
             # What another module holds is not in the way where that module is imported instead.
             log.info("the declaration cannot be pickled with %d modules by value: %s", len(modules), error)
             failure = error
-    with _pickle_by_value(modules):
+    with _by_value(modules):
         where = describe_unpicklable(ensemble, lambda part: Pickler(io.BytesIO()).dump(part))
     raise StoreError(
         f"ensemble {ensemble.name!r} cannot be sent to other processes: {f'{where}: ' if where else ''}{failure}; "
@@ -164,8 +188,14 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     ) from failure
 
 
+def pickle_by_value(code: Code, ensemble: Ensemble) -> contextlib.AbstractContextManager[None]:
+    """Within the context, what the user's modules define is pickled by value, as in `ensemble.pkl`."""
+    names = [name for name in code.sources if name in sys.modules and not is_private_module(name, ensemble)]
+    return _by_value([sys.modules[name] for name in names])
+
+
 @contextlib.contextmanager
-def _pickle_by_value(modules: Iterable[Any]) -> Iterator[None]:
+def _by_value(modules: Iterable[Any]) -> Iterator[None]:
     """Within the context, what these modules define is pickled by value: unpickling does not import them."""
     import cloudpickle
 

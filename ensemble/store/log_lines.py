@@ -9,7 +9,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ensemble.store.files import StoreError, make_read_error
 
@@ -83,17 +83,31 @@ def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[di
     return found, end
 
 
-def read_files(path: str | os.PathLike[str]) -> dict[str, list[str]]:
-    """Returns the digests of the declaration and the code by a log (`RunState.files`), without reading the rest.
+class SavedFiles(NamedTuple):
+    """What a log says of the declarations of its run.
+
+    Attributes:
+        files: see `RunState.files`.
+        arrays: digest of a declaration -> names of the files in `data` that it is read with, kept or in memory.
+    """
+
+    files: dict[str, list[str]]
+    arrays: dict[str, list[str]]
+
+
+def read_files(path: str | os.PathLike[str]) -> SavedFiles:
+    """Returns which files the declarations and the code of a run are, by its log, without reading the rest.
 
     Raises:
         OSError: it is unreadable.
     """
-    known: dict[str, list[str]] = {}
+    known = SavedFiles({}, {})
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for line in file:
             if b'"files":{' in line and _is_event(event := _parse_line(line)):
-                add_files(known, event)
+                add_files(known.files, event)
+                if "arrays" in event:
+                    known.arrays[event["files"]["ensemble.pkl"]] = event["arrays"]
     return known
 
 

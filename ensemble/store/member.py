@@ -20,7 +20,7 @@ ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
 UNRECOVERABLE: frozenset[str] = frozenset(("nan", "impossible"))
 
 
-_OF_CHECKPOINT = ("epoch", "step", "path", "digest", "weights_sha256")
+_OF_CHECKPOINT = ("epoch", "step", "path", "digest", "weights_sha256", "has_weights_only")
 
 
 @dataclass(slots=True)
@@ -85,6 +85,7 @@ class MemberState:
             was.
         checkpoint: the last `checkpoint` event whose file is not known to be damaged.  checkpoint_before: the one
             before it, whose file is there until the member has ended.
+        is_checkpoint_removed: whether it has ended, and its last checkpoint was not to be kept.
         predictions: the digest of its saved predictions, by split; None where the log has none.
         is_alone: whether it prepares its own batches because shared ones were not those of its pipeline.
         kept: which evaluation has the weights that are kept, and the value of the objective; None: the last.
@@ -119,6 +120,7 @@ class MemberState:
     checkpoint: Event | None = None
     is_alone: bool = False
     checkpoint_before: Event | None = None
+    is_checkpoint_removed: bool = False
     predictions: dict[str, str] | None = None
     weights_sha256: str | None = None
     error: str | None = None
@@ -217,7 +219,25 @@ class MemberState:
         path = Path(event["path"])  # raises for an event that is damaged, before it is known
         if self.checkpoint is None or Path(self.checkpoint["path"]) != path:
             self.checkpoint_before = self.checkpoint
-        self.checkpoint = event
+        self.checkpoint, self.is_checkpoint_removed = event, False
+
+    def reduce_checkpoint(self, event: Event) -> None:
+        """Takes note that of a checkpoint only the weights were kept, or nothing: a `checkpoint_reduced` event."""
+        if self.checkpoint is None or Path(self.checkpoint["path"]).name != event["removed"]:
+            return
+        self.is_checkpoint_removed = event["path"] is None
+        kept = {"path": event["path"], "digest": event.get("digest"), "has_weights_only": True}
+        self.checkpoint = None if self.is_checkpoint_removed else {**self.checkpoint, **kept}
+
+    @property
+    def has_weights_only(self) -> bool:
+        """Whether its checkpoint has no state of an optimizer any more."""
+        return bool(self.checkpoint and self.checkpoint.get("has_weights_only"))
+
+    def explain_no_checkpoint(self) -> str:
+        """Why there is no checkpoint."""
+        removed = "its checkpoint was removed (Ensemble.keep_checkpoints='selected')"
+        return removed if self.is_checkpoint_removed else f"it has no checkpoint ({self.state})"
 
     def list_checkpoints(self) -> list[tuple[str, str | None]]:
         """The (name, digest) of the files from which it can go on, the last one first."""

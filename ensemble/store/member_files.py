@@ -14,18 +14,23 @@ from ensemble.store.predictions import Predictions, load_predictions
 from ensemble.store.rundir import RunDir
 
 
-def read_checkpoint(run_dir: RunDir, member: MemberState, parts: Collection[str] | None = None) -> dict[str, Any]:
+def read_checkpoint(
+    run_dir: RunDir, member: MemberState, parts: Collection[str] | None = None, *, mapped: bool = False
+) -> dict[str, Any]:
     """The last checkpoint of a member.
 
     Args:
         parts: the keys of the state that are read; None: all.
+        mapped: see `load_checkpoint`.
 
     Raises:
         DamagedError: there is none, or it is damaged.
         StoreError: it is of a newer version.
     """
     with _naming_remedy(run_dir):
-        return load_checkpoint(run_dir.valid_checkpoint(member), parts, find_digest(member.checkpoint))
+        return load_checkpoint(
+            run_dir.valid_checkpoint(member), parts, find_digest(member.checkpoint), mapped=mapped
+        )
 
 
 def read_predictions(run_dir: RunDir, member: MemberState, split: str, *, mapped: bool = False) -> Predictions:

@@ -10,8 +10,11 @@ file that has its beginning, one line about what is left out, and its end.
 from __future__ import annotations
 
 import ctypes
+import errno
+import logging
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +28,12 @@ LIMIT_BYTES = 2**26
 """Bytes of a log on the disk from which on its middle is left out."""
 
 CHUNK_BYTES = 2**18
+
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)
+_LEFT_OUT = "\n({:,} bytes of output are left out here)\n"
+_FOUND_LEFT_OUT = re.compile(rb"\n\(([\d,]+) bytes of output are left out here\)\n")
+
+log = logging.getLogger(__name__)
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _BLOCK_BYTES = 512  # of `st_blocks`, on any file system
@@ -50,6 +59,32 @@ def free_middle(path: Path) -> None:
             raise OSError(number, os.strerror(number), str(path))
 
 
+class LogBounds:
+    """Keeps logs of members that run within their bounds, as far as their file system can."""
+
+    def __init__(self) -> None:
+        self._is_supported = True
+        self._said = set[int | None]()
+
+    def keep(self, logs: Iterable[Path]) -> None:
+        """`free_middle` of each; an error is said once, and what it prevented is tried again at the next call."""
+        for path in logs if self._is_supported else ():
+            try:
+                free_middle(path)
+            except (FileNotFoundError, InterruptedError):  # it has printed nothing yet, or a signal came
+                continue
+            except OSError as error:
+                self._is_supported = error.errno not in _UNSUPPORTED
+                if error.errno not in self._said:
+                    self._said.add(error.errno)
+                    log.warning("logs of members can grow without bound %s: %s", self._describe(), error)
+                if not self._is_supported:
+                    return
+
+    def _describe(self) -> str:
+        return "until this passes" if self._is_supported else "while these run"
+
+
 def shorten(path: Path) -> None:
     """Replace a log larger than `LIMIT_BYTES`, to which nobody writes any more, by what `read_pieces` gives of it.
 
@@ -71,16 +106,13 @@ def shorten(path: Path) -> None:
 def read_pieces(file: BinaryIO, begin: int = 0) -> Iterator[tuple[bytes, int]]:
     """A log from a position on: pieces of at most `CHUNK_BYTES`, and the position after each.
 
-    A log larger than `LIMIT_BYTES` is read without its middle, in whose place there is a line that says so. One
-    that has become shorter than `begin` has been shortened at the end of the run; its end is read.
+    A log larger than `LIMIT_BYTES` is read without its middle, in whose place there is a line that says so.
     """
     size = os.fstat(file.fileno()).st_size
-    if begin > size:
-        begin = max(0, size - CHUNK_BYTES)
     end_of_head, tail = (HEAD_BYTES, size - TAIL_BYTES) if size > LIMIT_BYTES else (size, 0)
     while begin < size:
         if end_of_head <= begin < tail:
-            yield f"\n({tail - begin:,} bytes of output are left out here)\n".encode(), tail
+            yield _LEFT_OUT.format(tail - begin).encode(), tail
             begin = tail
         file.seek(begin)
         data = file.read(min(CHUNK_BYTES, (end_of_head if begin < end_of_head else size) - begin))
@@ -88,6 +120,25 @@ def read_pieces(file: BinaryIO, begin: int = 0) -> Iterator[tuple[bytes, int]]:
             return
         begin += len(data)
         yield data.replace(b"\0", b""), begin  # freed while it is read
+
+
+def find_position(file: BinaryIO, inode: int, position: int) -> int:
+    """Where to read on in a log that was read up to a position, and may have been shortened or replaced since.
+
+    Args:
+        inode: of the file that was read.
+    """
+    status = os.fstat(file.fileno())
+    if status.st_ino == inode and position <= status.st_size:
+        return position
+    file.seek(HEAD_BYTES)
+    found = _FOUND_LEFT_OUT.match(file.read(100))
+    if found is None:
+        return 0  # another log
+    if position <= HEAD_BYTES:
+        return position
+    shift = int(found[1].replace(b",", b"")) - len(found[0])
+    return min(status.st_size, max(HEAD_BYTES, position - shift))
 
 
 def find_last_lines(file: BinaryIO, lines: int) -> int:

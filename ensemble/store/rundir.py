@@ -31,16 +31,14 @@ import json
 import logging
 import os
 import pickle
-import platform
-import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.store.declaration import DeclarationUnpickler
 from ensemble.store.digests import digest_bytes, open_checked
 from ensemble.store.errors import DamagedError
 from ensemble.store.events import EventLog
@@ -56,31 +54,33 @@ from ensemble.store.files import (
     write_bytes,
 )
 from ensemble.store.frozen_arrays import (
-    IN_MEMORY,
     KEPT,
-    DeclarationUnpickler,
-    find_names,
     hold_array,
+    is_name,
     name_to_digest,
     release_arrays,
+    remove_unused_arrays,
     save_array,
 )
 from ensemble.store.kept_code import (
     check_python,
+    is_fingerprint,
     is_private_module,
     list_code,
     modules_folder,
     pickle_ensemble,
+    remove_unused_code,
     save_code,
 )
 from ensemble.store.log_lines import read_files
 from ensemble.store.trust import check_modes, check_ownership, explain_distrust
+from ensemble.store.versions import revision, versions
 from ensemble.user_code.bytecode import without_bytecode
 from ensemble.user_code.fingerprint import Code, code_of
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
-    from ensemble.store.frozen_arrays import Declaration
+    from ensemble.store.declaration import Declaration
     from ensemble.store.member import MemberState
     from ensemble.store.state import RunState
 
@@ -93,18 +93,6 @@ log = logging.getLogger(__name__)
 
 #: Room that must be there before anything starts: a log, a report and a checkpoint of a small model.
 PROBE_BYTES = 16 * 2**20
-
-#: Names of `versions`, beside Python's, to the distributions of which one is installed.
-_LIBRARIES = {
-    "torch": ("torch",),
-    "ray": ("ray",),
-    "optuna": ("optuna",),
-    "ray_ensemble": ("ray-ensemble",),
-    "numpy": ("numpy",),
-    "pillow": ("pillow",),
-    "opencv": ("opencv-python-headless", "opencv-python", "opencv-contrib-python"),
-    "simplejpeg": ("simplejpeg",),
-}
 
 
 class RunDir:
@@ -169,7 +157,7 @@ class RunDir:
             DamagedError: it names none.
         """
         if member.checkpoint is None:
-            raise DamagedError(f"{self.path}: {member.id} has no checkpoint")
+            raise DamagedError(f"{self.path}: {member.id}: {member.explain_no_checkpoint()}")
         return self.member(member.id) / Path(member.checkpoint["path"]).name
 
     def initial_weights(self, id: str) -> Path:
@@ -238,6 +226,8 @@ class RunDir:
         In an existing directory, `run.json` stays and the declaration is replaced by the present one. The log has
         the digests of the files before they are written.
 
+        Code and arrays are removed that neither this declaration nor a member with a checkpoint has.
+
         Args:
             code: the ensemble's, where it is known.
             executor: with which it is started first; a resume uses it where the log has lost the last start.
@@ -278,13 +268,15 @@ class RunDir:
                 }
                 files[run_dir.info_file] = encode_json(info)
             with EventLog(run_dir.events) as events:
-                run_dir.log_files(events, {**known, **files}, info, arrays)
+                run_dir.log_files(events, {**known, **files}, info, declaration.arrays)
                 release_arrays(run_dir.data)
                 for path, array in arrays.items():
                     (save_array if path.suffix == KEPT else hold_array)(path, array)
                 save_code(known, run_dir.ensemble_file)
                 for path in set(files) - {run_dir.ensemble_file}:
                     write_bytes(path, files[path])
+                remove_unused_code(run_dir, code.fingerprint)
+                remove_unused_arrays(run_dir)
         except OSError as error:
             raise make_write_error(run_dir.path, error, PROBE_BYTES + needed) from None
         return run_dir
@@ -294,45 +286,19 @@ class RunDir:
         events: EventLog,
         files: Mapping[Path, bytes],
         info: Mapping[str, Any] | None,
-        arrays: Iterable[Path] = (),
+        arrays: Iterable[str] | None = None,
     ) -> None:
         """Log what is about to be written of the declaration and the code.
 
         Args:
             info: what run.json is to say; None where it stays.
-            arrays: the files of arrays, which have their digests in their names.
+            arrays: the files in `data` of the declaration, which have their digests in their names; None where
+                it is not among the files.
         """
-        digests = {path: digest_bytes(content) for path, content in files.items()}
-        digests |= {path: name_to_digest(path.name) for path in arrays if path.suffix == KEPT}
-        named = {str(path.relative_to(self.path)): digest for path, digest in digests.items()}
-        events.append("code_saved", files=named, info=info)
-
-    def list_arrays(self) -> set[Path]:
-        """The files of the arrays of the declarations that are kept, whether they are there or not."""
-        kept = [self.ensemble_file, *self.path.glob("code/*/ensemble.pkl")]
-        names = {name for file in kept if file.is_file() for name in find_names(file.read_bytes())}
-        return {self.data / name for name in names if name.endswith(KEPT)}
-
-    def check_arrays(self) -> None:
-        """Check that the arrays of the latest declaration are there, as far as the run was to keep them.
-
-        Raises:
-            StoreError: it was not to keep them, and no process holds them.
-        """
-        names = find_names(self.ensemble_file.read_bytes()) if self.ensemble_file.exists() else set[str]()
-        gone = sorted(name for name in names if name.endswith(IN_MEMORY) and not (self.data / name).exists())
-        if gone:
-            columns = ", ".join(dict.fromkeys(name.rpartition("-")[0] for name in gone))
-            again = format_command("run", "SPEC.py", "--run-dir", self.path)
-            raise StoreError(
-                f"{self.path} does not keep its data ({columns}; Ensemble.keep_data is False): the spec, which "
-                f"makes them again, goes on with it: {again}"
-            )
-
-    def remove_unused_arrays(self) -> None:
-        """Remove the arrays that no kept declaration has."""
-        for path in set(self.data.glob("*.npy")) - self.list_arrays():
-            path.unlink()
+        named = {str(path.relative_to(self.path)): digest_bytes(content) for path, content in files.items()}
+        named |= {f"{self.data.name}/{name}": name_to_digest(name) for name in arrays or () if name.endswith(KEPT)}
+        of_declaration = {} if arrays is None else {"arrays": sorted(arrays)}
+        events.append("code_saved", files=named, info=info, **of_declaration)
 
     def check_is_free(self, ensemble: Ensemble) -> None:
         """Check that the directory can have a run of this ensemble: it is empty, is not there, or has one already.
@@ -352,7 +318,10 @@ class RunDir:
         """Raises for a directory with files that are no run's; the remains of a failed start are accepted."""
         if not self.path.is_dir():
             return
-        ours = {"members", "requests", "code", "data", "lost+found"}
+        ours = {"members", "requests", "lost+found"}
+        for folder, is_ours in ((self.path / "code", is_fingerprint), (self.data, is_name)):
+            if folder.is_dir() and all(is_ours(each.name) or each.name[0] == "." for each in folder.iterdir()):
+                ours.add(folder.name)
         ours |= {self.ensemble_file.name, self.spec_file.name, self.events.name}
         names = sorted(each.name for each in self.path.iterdir())
         foreign = [name for name in names if name not in ours and not name.startswith(".")]
@@ -406,10 +375,12 @@ class RunDir:
             return self.ensemble_file
         return declaration
 
-    def load_ensemble(self, code: str | None = None) -> Ensemble:
-        """The declaration of the run, as it was pickled; this process gets the library settings that it had.
+    def load_ensemble(self, code: str | None = None, *, takes_settings: bool = False) -> Ensemble:
+        """The declaration of the run, as it was pickled.
 
         Args:
+            takes_settings: this process gets the library settings of the one that submitted it, before anything is
+                unpickled; a caller that is no process of the run has them within `keep_settings` only.
             code: a fingerprint: as it was when it had that code, where that is kept. The latest one where
                 another Python compiled the earlier one, which is said.
 
@@ -421,14 +392,14 @@ class RunDir:
         path = path if path.exists() else self.ensemble_file
         distrusted = None
         try:
-            for each in (self.path, *(parent for parent in path.parents if self.path in parent.parents)):
-                check_ownership(each, os.stat(each))
+            self._check_folders(path)
             path = self._choose_runnable(path)
             distrusted = self._add_code_to_path()
             with self._open_kept(path, ANEW) as name, open(name, "rb") as file:
                 check_ownership(path, os.fstat(file.fileno()))
                 with without_bytecode():
-                    ensemble: Ensemble = DeclarationUnpickler(file, self.data).load()
+                    unpickler = DeclarationUnpickler(file, self.data, takes_settings=takes_settings)
+                    ensemble: Ensemble = unpickler.load()
         except FileNotFoundError as error:
             raise StoreError(f"no run here: {error.filename} does not exist; give a run directory") from None
         except (ImportError, AttributeError) as error:
@@ -440,6 +411,20 @@ class RunDir:
             raise StoreError(f"cannot read {path}: {error}") from error
         return ensemble
 
+    def _check_folders(self, path: Path) -> None:
+        for each in (self.path, *(parent for parent in path.parents if self.path in parent.parents)):
+            check_ownership(each, os.stat(each))
+
+    def check_owners(self, file: Path) -> None:
+        """Check that nobody else could have written a file of the run, or replaced it, before its code runs.
+
+        Raises:
+            StoreError: another user could.
+            OSError: it is not there.
+        """
+        self._check_folders(file)
+        check_ownership(file, os.stat(file))
+
     @contextlib.contextmanager
     def _open_kept(self, path: Path, remedy: str) -> Iterator[str]:
         """Yields a name of a file of the declaration or the code that is what was written.
@@ -447,7 +432,7 @@ class RunDir:
         Raises:
             DamagedError: it is not; the message ends with the remedy.
         """
-        known = read_files(self.events).get(str(path.relative_to(self.path)), [])
+        known = read_files(self.events).files.get(str(path.relative_to(self.path)), [])
         try:
             with open_checked(path, known[-1] if known else None, known) as name:
                 yield name
@@ -471,25 +456,3 @@ class RunDir:
         if why is None:
             sys.path.append(code)
         return why
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of python and of `_LIBRARIES`, without importing any; None where not installed."""
-    return {"python": platform.python_version(), **{name: _find_version(*_LIBRARIES[name]) for name in _LIBRARIES}}
-
-
-def _find_version(*distributions: str) -> str | None:
-    for distribution in distributions:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(distribution)
-    return None
-
-
-def revision(directory: Path) -> str | None:
-    """The git commit of a directory, with `-dirty` where tracked files differ; None outside a repository."""
-    command = ["git", "-C", str(directory), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None if answer.returncode == 0 else None

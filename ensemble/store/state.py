@@ -33,6 +33,7 @@ class RunState:
         profiles: the last `profile` event (`ensemble.schedule.Profile`) of each (shape, device).
         planned: the last plan for members that waited (`ensemble.controller.planner`).
         missing: what the cluster has not given yet of what the run asked for, in words; empty if nothing.
+        awaited_memory: which member would start if others held no memory, in words; empty if none.
         measuring: members of which a few steps are being measured.
         combining: how many members are being combined now; 0 where none are.
         rooms: all `room` events: what members were granted after they ran out of memory.
@@ -68,6 +69,7 @@ class RunState:
     profiles: dict[tuple[str, str], Event] = field(default_factory=dict)
     planned: Event | None = None
     missing: str = ""
+    awaited_memory: str = ""
     measuring: set[str] = field(default_factory=set)
     combining: int = 0
     rooms: list[Event] = field(default_factory=list)
@@ -79,6 +81,13 @@ class RunState:
     def second_objective(self) -> str | None:
         """The field of `cost` events that a search minimizes beside its objective; None where it has one only."""
         return self.header.get("second_objective")
+
+    @property
+    def waits_for(self) -> str | None:
+        """What the run waits for that it has not got yet, in words."""
+        parts = [f"Ray: {self.missing}"] * bool(self.missing)
+        parts += [f"memory: {self.awaited_memory}"] * bool(self.awaited_memory)
+        return "; ".join(parts) if parts and self.ended is None else None
 
     @property
     def wall_s(self) -> float:

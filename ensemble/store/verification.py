@@ -15,7 +15,7 @@ from ensemble.store.digests import OF_WEIGHTS, digest_file, find_digest, is_newe
 from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.event_handlers import fold
 from ensemble.store.files import write_json
-from ensemble.store.frozen_arrays import name_to_digest
+from ensemble.store.frozen_arrays import list_arrays, name_to_digest
 from ensemble.store.initial_weights import load_initial_weights
 from ensemble.store.log_lines import read_events
 from ensemble.store.member import ENDED, MemberState
@@ -99,7 +99,7 @@ def _verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
 
 def check_code(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
     """Check the declaration and the code that are kept with a run, and run.json."""
-    arrays = run_dir.list_arrays()
+    arrays = list_arrays(run_dir)
     for name, digests in state.files.items():
         path = run_dir.path / name
         if path.parent == run_dir.data and path not in arrays:
@@ -200,7 +200,7 @@ def list_digests(run_dir: RunDir, state: RunState) -> dict[str, str]:
     """
     own = [run_dir.ensemble_file, run_dir.info_file, run_dir.spec_file, *(run_dir.path / "code").rglob("*.*")]
     there = {str(file.relative_to(run_dir.path)): digest_file(file) for file in own if file.is_file()}
-    arrays = {str(file.relative_to(run_dir.path)) for file in run_dir.list_arrays()}
+    arrays = {str(file.relative_to(run_dir.path)) for file in list_arrays(run_dir)}
     there |= {name: name_to_digest(name) for name in arrays}  # they were read for this start already
     files = {name: digest for name, digest in there.items() if digest in state.files.get(name, (digest,))}
     gone = (name for name in state.files if name not in files and (run_dir.path / name).parent.is_dir())

@@ -6,6 +6,7 @@ A checkpoint is the member's whole state at a step boundary. The randomness of e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ensemble.spec import Ensemble
+from ensemble.spec import Ensemble, Recipe
 from ensemble.spec.identity import Identity, field_defaults, select_warm
 from ensemble.store import (
     DamagedError,
@@ -25,9 +26,26 @@ from ensemble.store import (
 )
 from ensemble.train.data_identity import describe_difference, training_data
 from ensemble.train.job import Job, TrainingError
+from ensemble.train.kept_network import NotKept, pack_network, unpack_network
+from ensemble.user_code.fingerprint import code_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+
+#: Parts of a checkpoint without which a member that has ended cannot be used.
+_OF_USE = (
+    "data",
+    "identity",
+    "first_epoch",
+    "position",
+    "model",
+    "network",
+    "exchange",
+    "kept",
+    "call",
+    "outputs",
+)
 
 
 @dataclass
@@ -90,6 +108,20 @@ class Checkpointer(Protocol):
             StoreError: they are not what the log names.
         """
 
+    def keep_network(self, model: nn.Module) -> str | None:
+        """Keep a network in the checkpoints to come (`kept_network`); rank 0 calls it before the first step.
+
+        Returns:
+            Why it cannot be kept; None where it is.
+        """
+
+    def restore_network(self) -> nn.Module:
+        """The network of the checkpoint to resume from.
+
+        Raises:
+            NotKept: there is none.
+        """
+
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
         """Save a checkpoint; only rank 0 calls it.
 
@@ -109,6 +141,7 @@ class FileCheckpointer:
     def __init__(self, job: Job, ensemble: Ensemble) -> None:
         self._identity, self._ensemble = job.identity, ensemble
         self._files, self._attempt, self._checkpoints = RunDir(job.run_dir), job.attempt, job.checkpoints
+        self._network: dict[str, Any] | None = None
 
     @functools.cached_property
     def _data(self) -> dict[str, Any]:
@@ -132,8 +165,29 @@ class FileCheckpointer:
             return None
         return load_initial_weights(self._files, self._identity.member, lineage["weights_sha256"])
 
+    def keep_network(self, model: nn.Module) -> str | None:
+        """See `Checkpointer`."""
+        if not isinstance(self._ensemble.recipe, Recipe):
+            return None
+        try:
+            self._network = pack_network(model, self._ensemble, code_of(self._ensemble))
+        except NotKept as error:
+            return str(error)
+        return None
+
+    def restore_network(self) -> nn.Module:
+        """See `Checkpointer`."""
+        for name, digest in self._checkpoints:
+            path = self._files.member(self._identity.member) / name
+            with contextlib.suppress(DamagedError):  # `load` says it
+                state = load_checkpoint(path, ("network", "model"), digest)
+                return unpack_network(self._files, path, state, code_of(self._ensemble).fingerprint)
+        raise NotKept("there is no checkpoint")
+
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
         """See `Checkpointer`."""
+        if self._network is not None:
+            parts = {**parts, "network": self._network}
         path = self._files.checkpoint(self._identity.member, self._attempt, position.epoch, position.step)
         digest = save_checkpoint(path, pack(self._identity, self._data, first_epoch, position, parts))
         return {"path": str(path), "digest": digest, "weights_sha256": weights_sha256(parts["model"])}
@@ -181,6 +235,29 @@ def read(
             f"{path} was trained on other data: {changed}. Read what was read before, or take a new run directory"
         )
     return state
+
+
+def keep_weights_only(path: Path, target: Path, digest: str | None) -> str:
+    """Write what is needed of a member that has ended: its weights, how they are used, and where they come from.
+
+    A member can be evaluated with it, and others can start with its weights; it cannot be trained further.
+
+    Args:
+        digest: of the checkpoint, by the log; None: not known.
+
+    Returns:
+        The digest of the new file.
+
+    Raises:
+        DamagedError: there is no checkpoint, or it is damaged.
+        WriteError: there is no room for the new file, or it cannot be written.
+    """
+    state = load_checkpoint(path, _OF_USE, digest)
+    if (exchange := state.get("exchange")) is not None:
+        state["exchange"] = {name: exchange[name] for name in ("plan", "world") if name in exchange}
+    if (kept := state.get("kept")) is not None:
+        state["kept"] = {"is_best": kept["is_best"], "count": kept.get("average", kept).get("count", 0)}
+    return save_checkpoint(target, state)
 
 
 def _compared(identity: Identity) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from pipelines.verification.reader import Finding, Verification
 if TYPE_CHECKING:
     from pipelines import Batch, Loader, Pipeline, Resident
     from pipelines.loader.collate import Collate
+    from pipelines.loader.resident import StreamedSet
     from pipelines.verification.reader import MakeVerification, Stream
 
 
@@ -117,7 +118,7 @@ class Data:
         self._loader: Loader | None = None
         self._before: Counter[str] = Counter()  # counters of loaders that were closed
         self._epochs: Iterator[Any] = iter(())
-        self._residents: dict[str, Resident] = {}
+        self._residents: dict[str, Resident | StreamedSet] = {}
 
     def open(self, epoch: int, step: int) -> None:
         """Open the stream at a step of an own epoch; all ranks call it."""
@@ -315,7 +316,7 @@ class Data:
             raise TrainingError(f"predictions of {split!r} name the sample {missing}, which it does not have")
         return torch.stack([known[i] for i in index.tolist()])
 
-    def _resident(self, split: str) -> Resident:
+    def _resident(self, split: str) -> Resident | StreamedSet:
         from pipelines import resident
 
         if split not in self._residents:

@@ -324,6 +324,14 @@ class EvaluatedMember:
 
     # --- for both parts ---------------------------------------------------------------------------------
 
+    def restore_network(self) -> nn.Module:
+        """The network of the checkpoint to resume from, where `Recipe.model` raises.
+
+        Raises:
+            NotKept: there is none, or it is of other code.
+        """
+        return self._life.restore_network()
+
     def log(self, text: str) -> None:
         """Write a line into the member's log (rank 0 does)."""
         self._reporter.log(text)

@@ -125,6 +125,11 @@ class KeptWeights:
         kept = state.get("kept")
         if kept is None:
             return
+        if "trained" not in kept:  # it has ended: `keep_weights_only`
+            self._trained, self._best = _copy(self._model.state_dict()), dict(state["model"])
+            if self.average is not None:
+                self.average.count = kept["count"]
+            return
         self._model.load_state_dict(kept["trained"])
         self._best = dict(state["model"]) if kept["is_best"] else None
         if self.average is not None and "average" in kept:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangePlan
@@ -26,6 +26,10 @@ from ensemble.train.optimization import Optimization, StepResult
 from ensemble.train.reporter import Reporter, to_json_metrics
 from ensemble.train.selection import Selection
 from ensemble.train.throughput import Throughput
+from pipelines.loader.ragged import find_tensors
+
+#: Of a checkpoint that takes so long to write that it is said before.
+LARGE_BYTES = 2**30
 
 
 class Lifecycle:
@@ -110,6 +114,8 @@ class Lifecycle:
             TrainingError: the checkpoint belongs to another identity, or was trained on other data.
             MisfitError: the weights with which the member is to begin are not of this model.
         """
+        if self._comm.rank == 0 and (why := self._checkpointer.keep_network(optimization.model)) is not None:
+            self._reporter.log(f"load and resume need Recipe.model: the network is in no checkpoint, as {why}")
         state = self._checkpointer.load(self._report_damage)
         # Before the first collective whose order depends on it.
         position = None if state is None else [state["position"][name] for name in ("epoch", "step")]
@@ -131,9 +137,17 @@ class Lifecycle:
             self.at = Position(**state["position"])
             self.selection = Selection(**self.at.selection)
             self._saved_at = (self.at.epoch, self.at.step)
+            if "optimizer" not in state and not self.is_over:
+                raise TrainingError(
+                    f"{self._identity.member} cannot be trained further: the state of its optimizer was not kept"
+                )
             if self.at.handed_over is not None and not self.is_over:  # it was given more epochs
                 self.at.handed_over, self.selection = None, Selection()
                 optimization.kept.drop_best()
+
+    def restore_network(self) -> nn.Module:
+        """See `Checkpointer`."""
+        return self._checkpointer.restore_network()
 
     def _report_damage(self, file: str, error: str) -> None:
         self._reporter.event("damaged", file=file, error=error)
@@ -403,6 +417,8 @@ class Lifecycle:
         if self._comm.rank != 0:
             return
         began = time.monotonic()
+        if (size := sum(tensor.nbytes for tensor in find_tensors(parts))) >= LARGE_BYTES:
+            self._reporter.event("progress", **self._progress(), saves_bytes=size)
         saved = self._checkpointer.save(self._data.first_epoch or 0, self.at, parts)
         self._digest, self._save_due = saved["weights_sha256"], time.monotonic() + self._save_every_s
         self._reporter.event("checkpoint", **self.position, **saved, write_s=time.monotonic() - began)

@@ -230,6 +230,8 @@ class Optimization:
             return
         self.model.load_state_dict(state["model"])
         self.kept.load_state_dict(state)
+        if "optimizer" not in state:  # it has ended: `keep_weights_only`
+            return
         self._optimizer.load_state_dict(state["optimizer"])
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ensemble.comm import Communicator
 from ensemble.meter import CpuClock, make_usage, peak_memory_gb, release_memory, reset_peak_memory
@@ -36,6 +36,7 @@ from ensemble.train.forward_errors import describe_error
 from ensemble.train.gather import gather_json
 from ensemble.train.gpu_busy import describe_gpu_busy
 from ensemble.train.job import PROFILE, Diverged, Inbox, Job, LabelError, Outcome
+from ensemble.train.kept_network import NotKept
 from ensemble.train.member import TrainContext
 from ensemble.train.model_signature import signature_of
 from ensemble.train.recipe import run_training_loop
@@ -326,6 +327,13 @@ class _ProfileCheckpointer:
     def load_initial_weights(self) -> dict[str, Tensor] | None:
         """There are none: other weights take no more time or memory."""
         return None
+
+    def keep_network(self, model: nn.Module) -> None:
+        """Nothing is saved."""
+
+    def restore_network(self) -> nn.Module:
+        """There is none."""
+        raise NotKept("a profile has no checkpoint")
 
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
         """Allocate, and free, copies of all tensors of a checkpoint."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +22,13 @@ from ensemble.train.evaluation import (
     explain_misfit,
     explaining_label_errors,
 )
+from ensemble.train.forward_errors import describe_error
 from ensemble.train.gather import find_first
+from ensemble.train.kept_network import NotKept
 from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import TrainContext
 from ensemble.train.mixup import mixed_losses
+from ensemble.train.node_checks import NODE_DIRECTORY
 from ensemble.train.optimizers import make_recipe_optimizer
 from ensemble.train.outputs import OutputError, compute_outputs, compute_values
 
@@ -32,10 +38,7 @@ if TYPE_CHECKING:
 
 def train(recipe: Recipe, member: TrainContext) -> None:
     """Train one member by its recipe; evaluate it after each epoch, and save its predictions at the end."""
-    model = recipe.model(member.params)
-    if not isinstance(model, nn.Module):
-        raise SpecError(f"Recipe.model must return a torch.nn.Module, and returned {model!r:.60}")
-    model = model.to(member.device)
+    model = build_model(recipe, member).to(member.device)
     optimizer = make_recipe_optimizer(recipe, member.identity, model, member.params)
     schedule = _make_schedule(recipe, member, optimizer)
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
@@ -57,6 +60,40 @@ def train(recipe: Recipe, member: TrainContext) -> None:
 
     for split in member.splits:
         predict(recipe, member, split)
+
+
+def build_model(recipe: Recipe, member: TrainContext) -> nn.Module:
+    """The model of a member: what `Recipe.model` returns, or, where that raises, the network in its checkpoint."""
+    try:
+        model = _call_model(recipe, member)
+    except Exception as error:
+        try:
+            model = member.restore_network()
+        except NotKept as absent:
+            error.add_note(f"No network takes its place: {absent}")
+            raise error from None
+        member.log(f"Recipe.model raised {describe_error(error)}: the network in the checkpoint takes its place")
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"Recipe.model must return a torch.nn.Module, and returned {model!r:.60}")
+    return model
+
+
+def _call_model(recipe: Recipe, member: TrainContext) -> Any:
+    """Calls `Recipe.model`, the first time on a node alone: what it downloads is there for the others.
+
+    They wait for no more than that one call, and not for it once it has ended or its process is gone (flock(2)).
+    """
+    directory = os.environ.get(NODE_DIRECTORY)
+    if directory is None or (made := Path(directory, "model-called")).exists():
+        return recipe.model(member.params)
+    with open(Path(directory, "model-lock"), "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            try:
+                return recipe.model(member.params)
+            finally:  # also where it fails: the others are to fail at once, not one after the other
+                made.touch()
+    return recipe.model(member.params)
 
 
 def compute_losses(recipe: Recipe, member: TrainContext, model: nn.Module, batch: Batch) -> Tensor:

@@ -172,7 +172,7 @@ def _is_first_step(job: Job, position: Mapping[str, int]) -> bool:
 
 def classify(error: BaseException) -> tuple[str, bool]:
     """The `reason` of a failure, and whether a retry may help."""
-    from pipelines import PipelineError
+    from pipelines.errors import DataOutOfReach, PipelineError
     from pipelines.prepare.transient import find_errno
 
     if isinstance(error, Diverged):
@@ -181,6 +181,8 @@ def classify(error: BaseException) -> tuple[str, bool]:
         return "impossible", False
     if isinstance(error, CommunicatorError):
         return "lost", True
+    if isinstance(error, DataOutOfReach):
+        return "unreachable", True
     if isinstance(error, WriteError) or is_disk_full(error):
         return "disk", isinstance(error, WriteError) and error.is_for_room  # ours: there is a line that says so
     is_enomem = isinstance(error, OSError) and error.errno == errno.ENOMEM

@@ -285,6 +285,9 @@ class Consumers:
     def _handle_resident(self, consumer: Consumer, request: dict[str, Any]) -> None:
         residents = self._buffers.residents
         buffer = residents.get(request["key"])
+        if request["key"] in self._buffers.too_large:
+            self._refuse(consumer, "its feeder has no memory for it", unsure=True)
+            return
         if buffer is None:
             known = ", ".join(residents) or "none"
             self._refuse(consumer, f"no resident set {shorten_repr(request['key'])} here (known: {known})")

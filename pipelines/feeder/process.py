@@ -188,6 +188,7 @@ def spawn(
     every_s: float = 1.0,
     start_timeout_s: float | None = START_S,
     deadly: Mapping[str, Mapping[int, int]] | None = None,
+    settings: Mapping[str, Any] | None = None,
     **options: Unpack[FeederOptions],
 ) -> FeederProcess:
     """Start a feeder process and wait until it is ready.
@@ -198,6 +199,7 @@ def spawn(
         start_timeout_s: how long to wait; None does not wait (`FeederProcess.wait`).
         deadly: for `"ring"` and each resident set, index -> code (`pipelines.prepare.deadly_records`) of records
             that must not be prepared, in addition to those that the pipelines know.
+        settings: of libraries (`find_settings`) that it has; None for those of this process.
         options: arguments of `Feeder`.
 
     Raises:
@@ -212,9 +214,8 @@ def spawn(
     directory = ipc.create_directory() if address is None else None
     try:
         address = check_path("address", os.path.join(directory, "socket") if directory else address)
-        process = _start_process(
-            pipeline, options, _known_deadly(pipeline, options, deadly or {}), every_s, address, directory
-        )
+        known = _known_deadly(pipeline, options, deadly or {})
+        process = _start_process((pipeline, options, known, every_s, directory), address, settings)
     except BaseException:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
@@ -238,16 +239,11 @@ def _known_deadly(
 
 
 def _start_process(
-    pipeline: Pipeline,
-    options: FeederOptions,
-    deadly: dict[str, dict[int, int]],
-    every_s: float,
-    address: str,
-    directory: str | None,
+    given: tuple[Any, ...], address: str, settings: Mapping[str, Any] | None
 ) -> subprocess.Popen[bytes]:
     listener = ipc.listen(address)
     try:
-        payload = memory_pickle.dump((pipeline, options, deadly, every_s, directory))
+        payload = memory_pickle.dump(given, settings)
         try:
             inherited = (payload, listener.fileno())
             return subprocess.Popen(

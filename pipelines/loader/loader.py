@@ -27,7 +27,7 @@ from pipelines.loader.ragged import assemble
 from pipelines.loader.state import Resumable
 from pipelines.loader.suffix import complete_batch
 from pipelines.loader.workers import LoaderWorkers
-from pipelines.prepare.fields import GOOD, INDEX, ODD, OK, Columns
+from pipelines.prepare.fields import GOOD, INDEX, ODD, OK, UNREACHED, Columns
 from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.verification.reader import MakeVerification, Verification
 from pipelines.weights import Weights, weigh
@@ -274,7 +274,7 @@ class Loader(Resumable):
         return self._prepare_batch(epoch, step, start, stop)
 
     def _read_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch | None:
-        """The batch as views of the ring; None if a sample could not be prepared and has to be tried here."""
+        """The batch as views of the ring; None if a sample was not prepared there and has to be tried here."""
         assert self._attachment is not None
         ring = self._attachment
         base = epoch * self.reading.n
@@ -284,6 +284,8 @@ class Loader(Resumable):
         if self._is_verified(ring) and not self._is_admitted(ring, epoch, start, stop):
             return None
         ok = ring.read_status(base + start, base + stop)
+        if UNREACHED in ok:
+            return None
         if ring.stages < len(self.pipeline.stages):
             own = self.reading.own(start, stop)
             made = complete_batch(ring, self._get_preparer(), ok, epoch, (start, stop), own)

@@ -1,4 +1,7 @@
-"""Reads resident sets: validation and test data, prepared once and kept in memory, outside the stream."""
+"""Reads resident sets: validation and test data, prepared once and kept in memory, outside the stream.
+
+Where memory does not hold a set (`machine_limits.fits_in_memory`), each pass prepares it anew, batch by batch.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,19 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines import ipc
 from pipelines.checks import check_address, check_function, check_integer, check_pipeline
-from pipelines.errors import PipelineError, SampleError
+from pipelines.errors import DataOutOfReach, PipelineError, SampleError
 from pipelines.loader.attachment import AttachmentRefused, request_resident
 from pipelines.loader.batch import Batch
 from pipelines.loader.collate import Collate, make_collator
 from pipelines.loader.ragged import assemble
+from pipelines.machine_limits import fits_in_memory
 from pipelines.order import rank_bounds
 from pipelines.prepare.deadly_records import has_deadly
-from pipelines.prepare.fields import GOOD, INDEX, OK
+from pipelines.prepare.fields import GOOD, INDEX, OK, UNREACHED, Columns
 from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.shm import ring
 from pipelines.verification.reader import MakeVerification, Stream, Verification, verify_here
@@ -26,6 +31,11 @@ from pipelines.verification.served import ServedSample
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
+
+
+#: Reads rows of a set: a view, the slot of the first of them in it, and which rows hold a sample.
+ReadRows = Callable[[int, int], tuple[ring.RingView, int, npt.NDArray[Any]]]
+_CHECKS = 64  # while a set is prepared
 
 
 class Resident:
@@ -43,27 +53,38 @@ class Resident:
         self._view = view
         if has_deadly(ok := view.columns[OK].tobytes()):
             pipeline.hazards.learn(ok, view.columns[INDEX])
+        _check_reached(ok)
         self._ok = view.columns[OK] & GOOD != 0
         failed = np.flatnonzero(~self._ok).tolist()
         if pipeline.on_error == "skip":
             pipeline.check_skipped(len(failed), len(pipeline), failed)
         elif failed:
-            # Prepare it here again, to raise the original error.
-            bad = failed[0]
-            columns = {name: column[bad : bad + 1].copy() for name, column in view.columns.items() if name != OK}
-            Preparer(pipeline).fill(columns, 0, 0, bad, bad + 1)
-            raise SampleError(bad, pipeline.source.where(bad), "could not be prepared, but can be now: try again")
+            _raise_failure(pipeline, view.columns, failed[0])
 
     @classmethod
-    def prepare(cls, pipeline: Pipeline) -> Resident:
-        """Prepare the set in this process."""
+    def prepare(cls, pipeline: Pipeline, check: Callable[[int], None] = lambda size: None) -> Resident:
+        """Prepare the set in this process.
+
+        Args:
+            check: called now and then with the bytes that are still to be filled; what it raises ends it.
+
+        Raises:
+            SampleError: a record cannot be prepared, and `on_error` is "raise".
+            TooManySkipped: more cannot be than may be left out.
+            DataOutOfReach: an outage lasts (`pipelines.prepare.transient`).
+        """
         import torch  # noqa: F401 - before the stages do, so that they run on one thread from the start
 
-        layout = ring.Layout(pipeline.fields, len(pipeline))
+        n = len(pipeline)
+        layout = ring.Layout(pipeline.fields, n)
+        check(layout.nbytes)
         fd = ring.create(layout, "resident")
         try:
             preparer = Preparer(pipeline, warn_skipped if pipeline.on_error == "skip" else None)
-            preparer.fill(ring.map_writable(fd, layout), 0, 0, 0, len(pipeline))
+            columns = ring.map_writable(fd, layout)
+            for first in range(0, n, step := -(-n // _CHECKS)):
+                check(layout.nbytes * (n - first) // n)
+                preparer.fill(columns, first, 0, first, min(first + step, n))
             return cls(ring.RingView(fd, layout), pipeline, preparer.cpu_s)
         finally:
             os.close(fd)
@@ -79,8 +100,11 @@ class Resident:
         n = len(self._pipeline)
         return self._verification is None or self._verification.admit_first(self._read_served, 0, 0, n)
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, batch_size: int, first: int, last: int) -> ReadRows:
         """Compare the sample that is due in the next pass over a set that a feeder has prepared, if one is.
+
+        Returns:
+            What reads the rows [start, stop) within [first, last), at most `batch_size`.
 
         Raises:
             SamplesDiffer: it differs.
@@ -88,6 +112,7 @@ class Resident:
         if self._verification is not None:
             self._verification.check_batch(self._read_served, self._passes, 0, len(self._pipeline))
             self._passes += 1
+        return lambda start, stop: (self._view, start, self._ok[start:stop])
 
     def _read_served(self, place: int) -> ServedSample:
         record = None if self._structure is None else self._structure.as_record()
@@ -97,6 +122,11 @@ class Resident:
     def __len__(self) -> int:
         """Samples in the set, without the ones that were skipped."""
         return int(np.count_nonzero(self._ok))
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Of its samples."""
+        return self._pipeline
 
     def loader(
         self, batch_size: int, rank: int = 0, world: int = 1, collate: Collate | None = None
@@ -109,6 +139,82 @@ class Resident:
         return ResidentLoader(self, batch_size, rank, world, collate)
 
 
+class StreamedSet:
+    """All samples of a pipeline, in its source's order, of which one batch at a time is in memory.
+
+    Its batches are those of a `Resident`, bit by bit.
+
+    Args:
+        pipeline: without randomness.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        import torch  # noqa: F401 - before the stages do, so that they run on one thread from the start
+
+        self.pipeline = pipeline
+        self._preparer = Preparer(pipeline, warn_skipped if pipeline.on_error == "skip" else None)
+
+    @property
+    def prepare_cpu_s(self) -> float:
+        """CPU-seconds that this process spent on preparing it, in all passes."""
+        return self._preparer.cpu_s
+
+    def __len__(self) -> int:
+        """Samples in the set, without the ones that are skipped; prepares them all to find out."""
+        return sum(len(batch[INDEX]) for batch in self.loader(1))
+
+    def loader(
+        self, batch_size: int, rank: int = 0, world: int = 1, collate: Collate | None = None
+    ) -> ResidentLoader:
+        """See `Resident.loader`."""
+        return ResidentLoader(self, batch_size, rank, world, collate)
+
+    def begin_pass(self, batch_size: int, first: int, last: int) -> ReadRows:
+        """See `Resident.begin_pass`.
+
+        Raises:
+            MemoryError: there is none for a batch.
+        """
+        layout = ring.Layout(self.pipeline.fields, min(batch_size, max(1, last - first)))
+        fd = ring.create(layout, "a batch of a set")
+        try:
+            columns, view = ring.map_writable(fd, layout), ring.RingView(fd, layout)
+        finally:
+            os.close(fd)
+        failed: list[int] = []
+
+        def read(start: int, stop: int) -> tuple[ring.RingView, int, npt.NDArray[Any]]:
+            self._preparer.fill(columns, 0, 0, start, stop)
+            _check_reached(columns[OK][: stop - start].tobytes())
+            ok = columns[OK][: stop - start] & GOOD != 0
+            failed.extend((start + np.flatnonzero(~ok)).tolist())
+            if failed and self.pipeline.on_error != "skip":
+                _raise_failure(self.pipeline, columns, failed[0])
+            if stop == last:
+                self.pipeline.check_skipped(len(failed), last - first, failed)
+                self._preparer.on_skip = None  # each was named once
+            return view, 0, ok
+
+        return read
+
+
+def _check_memory(size: int) -> None:
+    if not fits_in_memory(size):
+        raise MemoryError(f"{size / 2**30:.3g} GiB are more than half of the memory that is free")
+
+
+def _check_reached(ok: bytes) -> None:
+    if UNREACHED in ok:
+        raise DataOutOfReach("records were out of reach where they were prepared")
+
+
+def _raise_failure(pipeline: Pipeline, columns: Columns, bad: int) -> None:
+    """Prepare a record that has failed here again, to raise the original error."""
+    alone = {name: column[:1].copy() for name, column in columns.items() if name != OK}
+    Preparer(pipeline).fill(alone, 0, 0, bad, bad + 1)
+    raise SampleError(bad, pipeline.source.where(bad), "could not be prepared, but can be now: try again")
+
+
 class ResidentLoader:
     """Iterates a rank's rows of a resident set, as often as wanted: the same batches at each pass.
 
@@ -116,13 +222,18 @@ class ResidentLoader:
     """
 
     def __init__(
-        self, resident: Resident, batch_size: int, rank: int = 0, world: int = 1, collate: Collate | None = None
+        self,
+        resident: Resident | StreamedSet,
+        batch_size: int,
+        rank: int = 0,
+        world: int = 1,
+        collate: Collate | None = None,
     ) -> None:
         self._resident = resident
         self._batch_size = check_integer("batch_size", batch_size, 1)
         world = check_integer("world", world, 1)
         rank = check_integer("rank", rank, 0, world - 1, f" of world {world}")
-        self._rows = rank_bounds(0, resident._view.layout.capacity, rank, world)
+        self._rows = rank_bounds(0, len(resident.pipeline), rank, world)
         self._collate = make_collator(collate)
         self._counts = {"samples": 0, "batches": 0, "skipped": 0}
 
@@ -131,12 +242,12 @@ class ResidentLoader:
         return -(-(last - first) // self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        self._resident.begin_pass()
-        view, (first, last), structure = self._resident._view, self._rows, self._resident._structure
+        (first, last), structure = self._rows, self._resident.pipeline.structure
+        read = self._resident.begin_pass(self._batch_size, first, last)
         for step, start in enumerate(range(first, last, self._batch_size)):
             stop = min(last, start + self._batch_size)
-            ok = self._resident._ok[start:stop]
-            tensors, views = view.read_batch(start, stop)
+            view, slot, ok = read(start, stop)
+            tensors, views = view.read_batch(slot, slot + stop - start)
             if not ok.all():
                 tensors = {name: tensor[np.flatnonzero(ok)] for name, tensor in tensors.items()}
             size = len(tensors[INDEX])
@@ -148,7 +259,7 @@ class ResidentLoader:
                 batch = Batch(fields, epoch=0, step=step, global_size=size)
                 yield self._collate(batch, is_training=False)
             finally:
-                view.restore(start, stop, views)
+                view.restore(slot, slot + stop - start, views)
 
     def stats(self) -> dict[str, Any]:
         """What has been read so far, over all passes: `samples` and `batches` of this rank, `skipped` samples.
@@ -164,8 +275,8 @@ def resident(
     pipeline: Pipeline,
     on_wait: Callable[[], None] | None = None,
     verify: bool | MakeVerification = True,
-) -> Resident:
-    """The feeder's resident set `key`, or one prepared here where there is no feeder.
+) -> Resident | StreamedSet:
+    """The feeder's resident set `key`, or one prepared here where it has none; streamed where it does not fit.
 
     Args:
         address: of the feeder; None where there is none.
@@ -192,8 +303,14 @@ def resident(
                 return found
         except ipc.ConnectionLost:
             warnings.warn(f"no feeder answers at {address}: {key!r} is prepared here", stacklevel=2)
+        except DataOutOfReach as error:
+            warnings.warn(f"{key!r} is prepared here: {error}", stacklevel=2)
         except AttachmentRefused as refused:
             if not refused.unsure:
                 raise PipelineError(str(refused)) from None
             warnings.warn(f"{key!r} is prepared here: {refused}", stacklevel=2)
-    return Resident.prepare(still)
+    try:
+        return Resident.prepare(still, _check_memory)  # again and again: others may prepare theirs
+    except MemoryError as error:
+        warnings.warn(f"{key!r} is prepared anew at each pass: {error}", stacklevel=2)
+        return StreamedSet(still)

@@ -11,7 +11,7 @@ import numpy as np
 from pipelines.checks import check_integer, check_seconds
 from pipelines.errors import PipelineError
 from pipelines.loader.private_feeder import LoaderTimeout, PrivateFeeder
-from pipelines.prepare.fields import GOOD
+from pipelines.prepare.fields import GOOD, UNREACHED
 from pipelines.rank_rows import RankRows
 from pipelines.workers.starting import CannotStart
 
@@ -89,6 +89,8 @@ class LoaderWorkers:
             raise
         except (CannotStart, MemoryError) as error:  # one that has died cannot be replaced
             self._give_up(error)
+            return None
+        if UNREACHED in ok:
             return None
         good = ok.count(GOOD)
         start, stop = reading.places(step)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import ForeignRandomness, PipelineError, SampleError
+from pipelines.errors import DataOutOfReach, ForeignRandomness, PipelineError, SampleError
 from pipelines.nested import Slot
 from pipelines.prepare.checked import prepare_checked
 from pipelines.prepare.fields import INDEX, OK, Field, describe_fields
@@ -41,7 +41,7 @@ def infer(pipeline: Pipeline) -> Inferred:
     for start in sorted({last // 2, last} - {0}):
         try:
             found.append(infer_from_sample(prepare_first_sample(pipeline, start=start), slots))
-        except ForeignRandomness:
+        except (ForeignRandomness, DataOutOfReach):
             raise
         except PipelineError:
             continue

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import ForeignRandomness, SampleError
+from pipelines.errors import DataOutOfReach, ForeignRandomness, SampleError
 from pipelines.order import Indices
 from pipelines.prepare.draw_watch import DrawWatch
-from pipelines.prepare.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, Columns
+from pipelines.prepare.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, UNREACHED, Columns
 from pipelines.prepare.global_generators import SEEDED, preserve_states
 from pipelines.prepare.memory_order import has_layout, is_channels_last
 from pipelines.prepare.sample_maker import SampleMaker
@@ -67,6 +67,8 @@ class Preparer:
     Args:
         in_ring: whether readers that go on from the pipeline's last stage are told which samples they can take.
         cache: keeps samples from one epoch to the next.
+        is_for_others: whether other processes read the columns, which then prepare themselves what is out of reach
+            here.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Preparer:
         *,
         in_ring: bool = False,
         cache: Cache | None = None,
+        is_for_others: bool = False,
     ) -> None:
         self.pipeline = pipeline
         self.on_skip = on_skip
@@ -84,7 +87,7 @@ class Preparer:
         self._structure = pipeline.structure
         forms = pipeline.forms if in_ring else ""
         self._layouts = forms if isinstance(forms, dict) else None
-        self._cache = cache
+        self._cache, self._is_for_others = cache, is_for_others
         self._hazards = pipeline.hazards
         self._maker = SampleMaker(pipeline)
         self._order = pipeline.order()
@@ -116,6 +119,7 @@ class Preparer:
 
         Raises:
             SampleError: a record cannot be prepared and the columns have no `_ok`.
+            DataOutOfReach: an outage lasts (`transient`), and no other process reads the columns.
         """
         self._fill(columns, slot, epoch, self._iterate_indices(epoch, start, stop), 0)
 
@@ -172,6 +176,10 @@ class Preparer:
                             verdict = self._store(targets, slot, index, sample)
                         else:
                             verdict = self._store_structured(columns, slot, index, sample)
+                    except DataOutOfReach:
+                        if ok is None or not self._is_for_others:
+                            raise
+                        verdict = UNREACHED
                     except SampleError as error:
                         if ok is None or (self.pipeline.on_error == "skip" and _is_resource_exhaustion(error)):
                             raise
@@ -221,6 +229,10 @@ class Preparer:
                     self.on_skip(SampleError(index, self.pipeline.source.where(index), str(error)))
             except SampleError:
                 continue
+            except DataOutOfReach:
+                if ok is None or not self._is_for_others:
+                    raise
+                found, ok[slot] = True, UNREACHED
         if not found:
             self._watch.ignore(changed)
 

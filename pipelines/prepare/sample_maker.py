@@ -59,6 +59,7 @@ class SampleMaker:
 
         Raises:
             SampleError: naming the index, the file and the stage.
+            DataOutOfReach: the outage lasts.
         """
         if index in self._hazards.deadly:
             raise self._hazards.error(index, self.pipeline.source.where(index))

@@ -1,7 +1,8 @@
 """Reads again what a file server does not deliver for a while (NFS, FUSE, object stores).
 
 An outage begins with the first read that fails so and ends with the next one that succeeds. All reads of one
-outage share its pauses, so that it delays a process by a minute, however many records it asks for.
+outage share its pauses, so that it delays a process by a minute, however many records it asks for. What is out of
+reach for longer is `DataOutOfReach`, whatever `on_error` says: a record that is there is never left out.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import time
 import warnings
 
-from pipelines.errors import SampleError
+from pipelines.errors import DataOutOfReach, SampleError
 
 #: Seconds before each further trial; about a minute in all.
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0)
@@ -56,7 +57,6 @@ class Outages:
     def __init__(self) -> None:
         self.is_on = False
         self._trial = 0  # in the present outage
-        self._given_up: set[int] = set()  # records whose outage was longer
 
     def end(self) -> None:
         """A record has been read."""
@@ -66,20 +66,25 @@ class Outages:
         """Pause after an error, which is said once in an outage.
 
         Returns:
-            Whether the record is to be read again.
+            Whether the record is to be read again; False after an error of another kind.
+
+        Raises:
+            DataOutOfReach: the outage is longer than all pauses.
         """
         number = find_errno(error)
-        if number is None or error.index in self._given_up:
+        if number is None:
             return False
+        name = errno.errorcode.get(number, str(number))
+        said = f"{error.where} is out of reach ({name}: {error.reason})"
         if self._trial == len(PAUSES_S):
-            self._given_up.add(error.index)
-            return False
+            raise DataOutOfReach(
+                f"sample {error.index}: {said} for longer than the {sum(PAUSES_S):.0f} seconds in which it was "
+                "read again; it is not left out: read on when it is in reach"
+            ) from error
         self.is_on = True
         if self._trial == 0:
-            name = errno.errorcode.get(number, str(number))
             warnings.warn(
-                f"{error.where} is out of reach ({name}: {error.reason}): it is read again, with growing "
-                f"pauses, for about {sum(PAUSES_S):.0f} seconds",
+                f"{said}: it is read again, with growing pauses, for about {sum(PAUSES_S):.0f} seconds",
                 RuntimeWarning,
                 stacklevel=2,
             )

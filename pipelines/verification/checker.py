@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import PipelineError, SampleError
+from pipelines.errors import DataOutOfReach, PipelineError, SampleError
 from pipelines.prepare.checked import prepare_checked
 from pipelines.prepare.draw_watch import find_own_generators
 from pipelines.prepare.fields import FAILED, GOOD, ODD
@@ -77,8 +77,11 @@ class SampleChecker:
         if index in cut.hazards.deadly:
             return Verdict(kind="left_out", detail="it ends or hangs whoever prepares it")
         with limit_torch_threads(), preserve_states(own=find_own_generators(cut)):
-            first, why = self._prepare(maker, served)
-            second, _ = self._prepare(maker, served)
+            try:
+                first, why = self._prepare(maker, served)
+                second, _ = self._prepare(maker, served)
+            except DataOutOfReach as error:
+                return Verdict(kind="left_out", detail=str(error))
         if (first is None) != (second is None):
             return Verdict(kind="left_out", detail=f"it can be prepared here now and then: {why}")
         if (unstable := self._compare_own(maker, served, first, second)) is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.machine_limits import fits_in_memory
 from pipelines.prepare.fields import GOOD, ODD, OK, Columns
 from pipelines.shm import ring
 from pipelines.stream import Block, Stream
@@ -54,13 +55,15 @@ class Buffers:
     Attributes:
         buffers: number -> buffer.
         ring: number of the ring.
+        too_large: resident sets that memory does not hold.
     """
 
     def __init__(
         self, pipeline: Pipeline, stream: Stream, resident: Mapping[str, Pipeline], *, poison: bool
     ) -> None:
         self.buffers: dict[int, Buffer] = {}
-        self.ring = 0
+        self.too_large: set[str] = set()
+        self.ring = held = 0
         self._pipeline = pipeline
         self._stream = stream
         self._poisoned: Columns | None = None
@@ -69,6 +72,10 @@ class Buffers:
             self.buffers[0] = _create_buffer("ring", 0, pipeline, stream.capacity)
             for number, (key, pipe) in enumerate(resident.items(), start=1):
                 still = pipe.without_randomness()
+                held += ring.Layout(still.fields, len(still)).nbytes
+                if not fits_in_memory(held):
+                    self.too_large.add(key)
+                    continue
                 buffer = self.buffers[number] = _create_buffer(key, number, still, len(still))
                 buffer.pending = [
                     (i, min(i + stream.block_size, len(still))) for i in range(0, len(still), stream.block_size)

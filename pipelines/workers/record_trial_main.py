@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pipelines import memory_pickle
 from pipelines.child_processes import end_with_parent
-from pipelines.errors import SampleError
+from pipelines.errors import DataOutOfReach, SampleError
 from pipelines.prepare.sample_maker import SampleMaker
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
         os.write(output, _STARTED)  # the time for one record begins again
         try:
             SampleMaker(pipeline).make(index, epoch, place=place)
-        except SampleError as error:
+        except (SampleError, DataOutOfReach) as error:
             print(error, file=sys.stderr)  # an ordinary error, which a worker survives
         except BaseException:  # what would end a worker
             traceback.print_exc()

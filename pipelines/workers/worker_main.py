@@ -115,7 +115,9 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Cal
         os.close(descriptor)
         rows = RankRows(**request["rows"]) if request.get("rows") is not None else None
         writers[buffer_id] = BufferWriter(
-            Preparer(pipeline, skipped, in_ring=rows is None, cache=caches.get(request["pipeline"])),
+            Preparer(
+                pipeline, skipped, in_ring=rows is None, cache=caches.get(request["pipeline"]), is_for_others=True
+            ),
             columns,
             capacity,
             rows,

@@ -72,6 +72,22 @@ def test_an_attempt_does_not_end_twice() -> None:
     assert (attempt.outcome, attempt.decision, attempt.deadline) == ("failed", Decision(True), 5.0)
 
 
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_who_writes_its_first_large_checkpoint_is_not_killed_within_it(asked_first: bool) -> None:
+    """20 GB: 400 s at the least rate that is expected of a disk; nothing was measured before."""
+    attempt = an_attempt(RUNNING)
+    if not asked_first:
+        attempt.note_life(95.0, 20e9)
+    assert attempt.advance("stop")
+    attempt.limit_stop(100.0, 160.0, 0.0, 300.0)
+    if asked_first:
+        assert attempt.deadline == 160.0
+        attempt.note_life(110.0, 20e9)
+    assert attempt.deadline == pytest.approx(510.0 if asked_first else 495.0)
+    attempt.limit_stop(120.0, 0.0, 0.0, 300.0)  # at once
+    assert attempt.deadline == 120.0
+
+
 def test_a_move_that_is_overtaken_by_another_goes_on_to_the_last_target() -> None:
     attempt = an_attempt(RUNNING)
     assert attempt.request_move(1) and not attempt.request_move(1)

@@ -68,6 +68,8 @@ def test_an_exception_that_came_again_at_the_same_step_is_not_tried_a_third_time
     for other in ({"position": (2, 6)}, {"error": "OSError: no route"}, {"position": None}, {"reason": "lost"}):
         assert policy.decide(dataclasses.replace(again[1], **other), again[:1]).retry, other  # type: ignore[arg-type]
     assert policy.decide(dataclasses.replace(again[1], member="another"), again[:1]).retry
+    outages = [dataclasses.replace(each, reason="unreachable") for each in again]
+    assert [d.retry for d in decisions(RetryPolicy(retries=2), *outages, outages[0])] == [True, True, False]
 
 
 def test_a_lost_node_and_a_lack_of_room_that_can_be_given_are_not_counted() -> None:

@@ -34,6 +34,7 @@ from ensemble.controller.actions import (
     Log,
     MeasureCost,
     Propose,
+    ReduceCheckpoint,
     Send,
     StartFeeder,
     StopFeeder,
@@ -218,6 +219,10 @@ class World:
                 energy_j = self.random.choice([None, 2.5])
                 used = {"energy_j": energy_j, "energy_origin": "estimated", "cpu_s": 1.0}
                 return {"type": "cost", "member": member, "attempt": attempt, **used}
+            case ReduceCheckpoint(member, name, _, keeps_weights):
+                assert member not in self.processes, "it may go on from its checkpoint"
+                path = f"/nowhere/{member}/{name}-weights" if keeps_weights else None
+                return {"type": "checkpoint_reduced", "member": member, "removed": name, "path": path}
             case EndTrial(number, state, _):
                 assert state in ("finished", "pruned", "failed", "cancelled")
                 costs = [e["member"] for e in self.log if e["type"] == "cost"].count(f"member-{number}")
@@ -522,7 +527,8 @@ def declare(kind: str, workers: int) -> Ensemble:
     second = {"second_objective": kind} if kind in SECOND_OBJECTIVES else {}
     search = {} if kind == "list" else {"search": Search({"n": uniform(0, 1)}, trials=TRIALS, **second)}
     listed = {"members": [{"n": n} for n in range(7)]} if kind == "list" else {}
-    return an_ensemble(sharing="node", retries=2, epochs=3, resources=resources, **search, **listed)
+    keep = {"keep_checkpoints": "all" if kind == "list" else "selected"}
+    return an_ensemble(sharing="node", retries=2, epochs=3, resources=resources, **search, **listed, **keep)
 
 
 @pytest.mark.parametrize("kind", ["list", "search", "energy_j"])
@@ -757,6 +763,42 @@ def test_a_member_waits_for_a_gpu_when_its_node_is_lost_and_says_on_which_other_
     assert changed == [("member-0", "A100", "H100"), ("member-1", "A100", "H100")]
     told = [notice.text for notice in collect_notices(world.log) if "another device" in notice.text]
     assert len(told) == 2 and told[0] == "member-0: trains on another device than before: H100, and not A100"
+    world.finish()
+    world.check_end()
+
+
+def test_members_wait_for_memory_that_others_hold_and_none_that_runs_is_stopped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    free = Node("a", 4.0, (), 8.0, "a")
+    declared = an_ensemble(
+        sharing="independent", resources=replace(DECLARED, memory_gb=2.0), members=[{"n": n} for n in range(6)]
+    )
+    held = replace(free, memory_left_gb=5.0)
+    world = World(declared, Random(0), failing_launches=0.0, nodes=[held])
+
+    def others_leave(memory_left_gb: float | None) -> None:
+        world.handle({"type": "node", **replace(free, memory_left_gb=memory_left_gb).as_event()})
+        world.reconcile()
+
+    def told() -> list[str]:
+        return [event["detail"] for event in world.log if event["type"] == "memory_awaited"]
+
+    assert sorted(world.processes) == ["member-0", "member-1"], "5 of 8 GiB are left"
+    others_leave(1.0)
+    assert sorted(world.processes) == ["member-0", "member-1"] and not told()
+    for process in list(world.processes.values()):
+        assert not process.commands, "it goes on"
+        end(world, process)
+    assert not world.processes and not world.session.is_over
+    asked = "member-2 asks for 1 worker x 1 cpus, 2 GiB, and others hold 7.0 of 8.0 GiB on node a"
+    assert told() == [asked] and caplog.text.count(asked) == 1
+    assert fold(world.log).waits_for == f"memory: {asked}"
+    others_leave(1.5)
+    assert told() == [asked], "it is said once"
+    others_leave(None)
+    assert sorted(world.processes) == ["member-2", "member-3", "member-4", "member-5"]
+    assert told() == [asked, ""] and fold(world.log).waits_for is None
     world.finish()
     world.check_end()
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 
+import edited_log
 import inspected_runs
 import pytest
 
 from ensemble import Member
 from ensemble.cli.parser import main
-from ensemble.inspection.prune_runs import find_old_runs, remove_run
+from ensemble.inspection.prune_runs import find_old_runs, remove_run, remove_runs
 from ensemble.store import EventLog, RunDir, StoreError
 
 DAY_S = 86400.0
@@ -28,11 +30,9 @@ def test_old_runs_are_listed_and_removed_when_that_is_asked_for_and_nothing_else
     inspected_runs.train(folder / "user", members=members, epochs=1)
     shutil.copytree(trained, tmp_path / "elsewhere")
     (folder / "link").symlink_to(tmp_path / "elsewhere")
-    (folder / "old" / "outside").symlink_to(tmp_path / "elsewhere")
-    for name in ("notes", "broken"):
-        (folder / name).mkdir()
+    (folder / "old" / "members" / "outside").symlink_to(tmp_path / "elsewhere")
+    (folder / "notes").mkdir()
     (folder / "notes" / "run.json").write_text("{}")
-    (folder / "broken" / "events.jsonl").write_text("no log\n")
     before = sorted(folder.rglob("*"))
     busy = EventLog(RunDir(folder / "busy").events)
     try:
@@ -64,7 +64,77 @@ def test_old_runs_are_listed_and_removed_when_that_is_asked_for_and_nothing_else
         busy.close()
     rows = {Path(row["path"]).name: row["kept"] for row in json.loads((tmp_path / "rows").read_text())}
     assert rows == {"old": "", "source": "", "monday": "", "busy": "it is in progress"}
-    assert {each.name for each in folder.iterdir()} == {"busy", "nights", "link", "notes", "broken"}
+    assert {each.name for each in folder.iterdir()} == {"busy", "nights", "link", "notes"}
     assert not any((folder / "nights").iterdir()) and (tmp_path / "elsewhere" / "events.jsonl").exists()
     assert main(["prune-runs", str(folder / "link"), "--keep", "0h", "--yes"]) != 0
     assert (tmp_path / "elsewhere" / "events.jsonl").exists()
+
+
+def test_a_run_stays_that_a_run_may_need_and_one_that_holds_what_is_not_of_it(
+    tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs"
+    names = ("relative", "linked", "declared", "outer", "outer/members/inner", "notes", "deep/a/b/c/old")
+    for name in names:
+        shutil.copytree(trained, folder / name)
+    (folder / "notes" / "thoughts.txt").write_text("of mine")
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    for number, start in enumerate(("relative/member-0", f"{tmp_path}/link/linked/member-0")):
+        members = [Member({"width": 8, "lr": 0.01}, start=start)]
+        inspected_runs.train(folder / f"user-{number}", members=members, epochs=1)
+    assert b"link/linked" in (folder / "user-1" / "events.jsonl").read_bytes()
+    (folder / "user-2").mkdir()
+    shutil.copy(trained / "events.jsonl", folder / "user-2")  # a declaration that names another one
+    (folder / "user-2" / "ensemble.pkl").write_bytes(pickle.dumps({"teacher": f"{folder}/declared"}))
+    monkeypatch.chdir(tmp_path)
+    for name in names:  # they have no event for so long
+        log = folder / name / "events.jsonl"
+        events = [json.loads(line) for line in edited_log.without_crc(log.read_bytes()).splitlines()]
+        older = [json.dumps({**event, "t": event["t"] - 30 * DAY_S}) for event in events]
+        log.write_text("\n".join([*older, ""]))
+    kept = {run.path.relative_to(folder).as_posix(): run.kept for run in find_old_runs(folder, 14 * DAY_S)}
+    assert {name: why.rpartition("/")[2] for name, why in kept.items()} == {
+        "relative": "user-0 was made from it",
+        "linked": "user-1 was made from it",
+        "declared": "user-2 was made from it",
+        "outer": "inner is in it",
+        "outer/members/inner": "",
+        "notes": "it has files that no run has written, such as thoughts.txt",
+        "deep/a/b/c/old": "",
+    }
+    (folder / "user-2" / "ensemble.pkl").write_bytes(b"\x80\x05broken")
+    with pytest.raises(StoreError, match=r"user-2 cannot be read.*not known"):
+        find_old_runs(folder, 14 * DAY_S)
+
+
+def test_what_a_run_may_need_that_cannot_be_removed_stays(tmp_path: Path, trained: Path) -> None:
+    folder = tmp_path / "runs"
+    for name in ("source", "other"):
+        shutil.copytree(trained, folder / name)
+    members = [Member({"width": 8, "lr": 0.01}, start=f"{folder}/source/member-0")]
+    inspected_runs.train(folder / "user", members=members, epochs=1)
+    with EventLog(RunDir(folder / "source").events) as log:  # it has gone on after the run that was made from it
+        log.append("asked", request="r", verb="stop", member=None, done=True, said="")
+    found = {run.path.name: run for run in find_old_runs(folder, -DAY_S)}
+    assert found["user"].needs == [folder / "source"] and not found["source"].needs
+    with EventLog(RunDir(folder / "user").events) as log:
+        log.append("asked", request="r", verb="stop", member=None, done=True, said="")
+    remove_runs(list(found.values()))
+    assert "has gone on meanwhile" in found["user"].kept
+    assert found["source"].kept == f"{folder}/user stays, which may need it"
+    assert sorted(path.name for path in folder.iterdir()) == ["source", "user"]
+    remove_runs(find_old_runs(folder, -DAY_S))
+    assert not any(folder.iterdir())
+
+
+def test_a_removal_that_was_killed_is_finished_by_the_next(
+    tmp_path: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = tmp_path / "runs" / ".old.removed"
+    shutil.copytree(trained, left)
+    for name in ("ensemble.pkl", "run.json"):
+        (left / name).unlink()
+    assert main(["prune-runs", str(tmp_path / "runs"), "--keep", "1000w", "--yes"]) == 0
+    assert "removed in part" in capsys.readouterr().out
+    assert list((tmp_path / "runs").iterdir()) == []

@@ -25,6 +25,7 @@ from core_pipes import (
 )
 
 from pipelines import Pipeline, PipelineError, SampleError, resident
+from pipelines.shm.private_mapping import PAGE
 
 
 def rows(loader: Any) -> list[Any]:
@@ -68,6 +69,52 @@ def test_a_resident_set_equals_plain_preparation_and_its_ranks_share_it_out(with
     for wrong in ({"batch_size": 0}, {"batch_size": 8, "rank": 1}, {"batch_size": 8, "world": 0}):
         with pytest.raises(PipelineError, match="must be"):
             held.loader(**wrong)
+
+
+@pytest.mark.parametrize("with_feeder", [True, False])
+def test_a_set_that_memory_does_not_hold_is_prepared_batch_by_batch_with_the_same_bits(
+    with_feeder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = expected(pipe("plain"))
+    monkeypatch.setattr("pipelines.machine_limits.available_bytes", lambda: 2 * PAGE)
+    with (
+        Feeder(pipe("numpy"), resident={"valid": pipe("plain")}, workers=1, capacity=16) as feeder,
+        pytest.warns(UserWarning, match="'valid' is prepared anew at each pass: .* half of the memory"),
+    ):
+        held = resident(feeder.address if with_feeder else None, "valid", pipe("plain"))
+    for batch_size in (1, 7, N, 100):
+        for world in (1, 3):
+            loaders = [held.loader(batch_size, rank, world) for rank in range(world)]
+            for _ in range(2):
+                assert [row for loader in loaders for row in rows(loader)] == wanted
+    first, second = (iter(held.loader(4)) for _ in range(2))
+    assert next(first)["index"].tolist() == next(second)["index"].tolist() == [0, 1, 2, 3], "each has its memory"
+    assert len(held) == N and held.prepare_cpu_s > 0
+
+
+def test_a_set_is_given_up_when_others_take_the_memory_while_it_is_prepared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = iter([2**30] * 12)
+    monkeypatch.setattr("pipelines.machine_limits.available_bytes", lambda: next(free, PAGE))
+    with pytest.warns(UserWarning, match="prepared anew at each pass"):
+        held = resident(None, "valid", pipe("plain"))
+    assert rows(held.loader(8)) == expected(pipe("plain"))
+
+
+def test_bad_records_of_a_streamed_set_are_named_or_left_out_as_of_one_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipelines.machine_limits.available_bytes", lambda: 0)
+    make = partial(Pipeline, pipe("plain").source)
+    skipping = make(on_error="skip", max_skipped=1.0).map(refuse_some)
+    with pytest.warns(UserWarning, match="prepared anew"):
+        refused = resident(None, "valid", make().map(refuse_some))
+    with pytest.raises(SampleError, match="sample"):
+        rows(refused.loader(8))
+    with pytest.warns(UserWarning, match="prepared anew"):
+        left_out = resident(None, "valid", skipping)
+    assert rows(left_out.loader(8)) == expected(skipping)
 
 
 def test_processes_share_one_set_and_read_it_at_their_own_pace() -> None:

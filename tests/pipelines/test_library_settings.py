@@ -14,7 +14,7 @@ from PIL import ImageFile
 
 from pipelines import Pipeline, memory_pickle, sources
 from pipelines.child_processes import child_environment
-from pipelines.library_settings import find_settings
+from pipelines.library_settings import apply_settings, find_settings, keep_settings
 
 torch = pytest.importorskip("torch")
 
@@ -32,16 +32,13 @@ print(json.dumps([before, find_settings(), str(torch.empty(0).dtype), ImageFile.
 
 
 @pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def settings() -> Iterator[None]:
     """What a spec may set when it is imported."""
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    torch.set_default_dtype(torch.float64)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
+    with keep_settings():
+        ImageFile.LOAD_TRUNCATED_IMAGES = True
+        torch.set_default_dtype(torch.float64)
+        torch.backends.cuda.matmul.allow_tf32 = True
         yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-        torch.set_float32_matmul_precision("highest")
 
 
 def make_pipeline() -> Pipeline:
@@ -69,3 +66,27 @@ def test_a_setting_that_changes_samples_is_part_of_what_is_compared(monkeypatch:
     assert fingerprints() == usual, "no sample depends on it"
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     assert {name for name, digest in fingerprints().items() if usual[name] != digest} == {"stage 0 abs('x')"}
+
+
+def test_a_process_takes_on_the_settings_of_a_run_and_no_others(settings: None) -> None:
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # torch says then that its two sets of names are mixed
+    found = find_settings()
+    with keep_settings():
+        apply_settings({})
+        assert find_settings() == {}
+        apply_settings({"torch.set_default_dtype": "torch.bfloat16"})
+        assert find_settings() == {"torch.set_default_dtype": "torch.bfloat16"}, (
+            "what is not named has its default"
+        )
+        assert not ImageFile.LOAD_TRUNCATED_IMAGES
+    assert find_settings() == found
+
+
+def test_contexts_that_overlap_leave_the_settings_of_before_the_first() -> None:
+    found, contexts = find_settings(), (keep_settings(), keep_settings())
+    for context, dtype in zip(contexts, ("torch.bfloat16", "torch.float16"), strict=True):  # as two threads do
+        context.__enter__()
+        apply_settings({"torch.set_default_dtype": dtype})
+    for context in contexts:
+        context.__exit__(None, None, None)
+    assert find_settings() == found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,28 +12,47 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines import Feeder, Pipeline, SampleError, attach, sources
-from pipelines.errors import TooManySkipped
+from pipelines import Feeder, Pipeline, SampleError, attach, resident, sources
+from pipelines.errors import DataOutOfReach, TooManySkipped
+from pipelines.loader.resident import StreamedSet
 from pipelines.prepare import transient
 
 N = 40
+ON_SHARE = range(20, 30)
 
 
 class Share:
     """A stage that opens a file of a file server, which answers with an error for its first so many requests."""
 
-    def __init__(self, answers: Path, failures: int, number: int, bad: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        answers: Path,
+        failures: int,
+        number: int,
+        bad: tuple[int, ...] = (),
+        pauses_s: tuple[float, ...] | None = None,
+    ) -> None:
         self.answers, self.failures, self.number, self.bad = str(answers), failures, number, bad
+        self.pauses_s = pauses_s
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        if self.pauses_s is not None:  # of whichever process this is
+            transient.PAUSES_S = self.pauses_s
         sample["x"] *= 2  # in place: what is read again begins anew
-        descriptor = os.open(self.answers, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(descriptor, b".")
-        asked = os.fstat(descriptor).st_size
-        os.close(descriptor)
-        if 3 < asked <= 3 + self.failures or int(sample["label"]) in self.bad:
-            raise OSError(self.number, os.strerror(self.number), "/net/share/part-0")
+        if int(sample["label"]) in ON_SHARE:
+            descriptor = os.open(self.answers, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.write(descriptor, b".")
+            asked = os.fstat(descriptor).st_size
+            os.close(descriptor)
+            if asked <= self.failures:
+                raise OSError(self.number, os.strerror(self.number), "/net/share/part-0")
+        if int(sample["label"]) in self.bad:
+            raise OSError(self.number, os.strerror(self.number), "/data/part-0")
         return sample
+
+
+def to_float64(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": sample["x"].astype(np.float64)}
 
 
 def pipeline(stage: Any, **options: Any) -> Pipeline:
@@ -76,16 +96,54 @@ def test_the_workers_of_a_feeder_wait_for_their_data(tmp_path: Path) -> None:
     assert stats["skipped"] == 0 and stats["restarts"] == 0
 
 
-def test_an_outage_that_lasts_is_an_error_after_a_minute_for_all_records_together(
-    tmp_path: Path, pauses: list[float]
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_an_outage_that_lasts_is_an_error_of_its_own_and_loses_no_record(
+    on_error: Any, tmp_path: Path, pauses: list[float]
 ) -> None:
-    lasting = pipeline(Share(tmp_path / "n", 10**6, errno.EIO), on_error="skip", max_skipped=1.0)
+    made = pipeline(Share(tmp_path / "n", 10**6, errno.EIO), on_error=on_error, max_skipped=1.0)
+    loader = made.loader(8, epochs=1)
+    with (
+        pytest.warns(RuntimeWarning) as said,
+        pytest.raises(DataOutOfReach, match=r"EIO.*for longer than .* seconds"),
+    ):
+        rows(loader)
+    assert pauses == list(transient.PAUSES_S) and len(said) == 1, "no record was left out"
+    with pytest.raises(DataOutOfReach):
+        made.resident()
+    with pytest.raises(DataOutOfReach):  # a set that memory does not hold
+        rows(StreamedSet(made).loader(8))
+    assert loader.stats()["skipped"] == 0
+
+
+@pytest.mark.parametrize("way", ["workers", "feeder", "feeder's prefix", "resident set"])
+def test_what_a_process_of_its_own_could_not_reach_is_read_by_the_reader(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transient, "PAUSES_S", (0.0,))
+    options: dict[str, Any] = {"on_error": "skip", "max_skipped": 1.0, "id": "share"}
+
+    def make(failures: int) -> tuple[Pipeline, Any]:
+        share = Share(tmp_path / f"n{failures}", failures, errno.ESTALE, pauses_s=(0.0,))
+        made = pipeline(share, **options)
+        return made, made.map(to_float64) if way == "feeder's prefix" else made
+
+    def read(failures: int) -> list[tuple[int, float]]:
+        fed, made = make(failures)
+        if way == "workers":
+            return rows(made.loader(8, epochs=1, workers=1))
+        still = {"valid": fed} if way == "resident set" else None
+        with Feeder(fed, workers=1, resident=still) as feeder:
+            if still is not None:
+                return rows(resident(feeder.address, "valid", fed, verify=False).loader(8))
+            found = rows(attach(feeder.address, made, 8, range(1), verify=False))
+            assert feeder.stats()["skipped"] == 0
+            return found
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert len(rows(lasting.loader(8, epochs=1))) == 3
-    assert pauses == list(transient.PAUSES_S)
-    with pytest.warns(RuntimeWarning), pytest.raises(SampleError, match="Input/output error"):
-        rows(pipeline(Share(tmp_path / "n", 10**6, errno.EIO)).loader(8, epochs=1))
+        assert sorted(read(6)) == [(index, 2.0 * index) for index in range(N)], "the outage has ended meanwhile"
+        with pytest.raises(DataOutOfReach, match="Stale file handle"):
+            read(10**6)
 
 
 def test_another_error_is_not_waited_for(tmp_path: Path, pauses: list[float]) -> None:
@@ -111,5 +169,10 @@ def test_no_more_records_are_skipped_than_is_allowed(limit: float, bad: int, pas
         made.resident()
 
 
-def test_by_default_a_hundredth_is_skipped() -> None:
-    assert Pipeline(sources.arrays(x=np.arange(3)), on_error="skip").max_skipped == 0.01
+def test_by_default_a_hundredth_is_skipped_and_by_older_runs_as_many_as_before() -> None:
+    made = Pipeline(sources.arrays(x=np.arange(3)), on_error="skip")
+    assert made.max_skipped == 0.01 and pickle.loads(pickle.dumps(made)).max_skipped == 0.01
+    del made.__dict__["max_skipped"]  # as it was pickled before there was a limit
+    older = pickle.dumps(made)
+    with pytest.warns(RuntimeWarning, match=r"before .*max_skipped=.* any number"):
+        assert pickle.loads(older).max_skipped == 1.0

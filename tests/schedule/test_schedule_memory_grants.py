@@ -94,3 +94,12 @@ def test_a_wider_member_is_granted_no_more_than_a_node_has() -> None:
     grants = Grants()
     grants.add({"outline": as_event(narrow, "a", Grant(memory_gb=48.0))["outline"], "memory_gb": 48.0})
     assert grants.apply(narrow, 64.0).memory_gb == 48.0 and grants.apply(wide, 64.0).memory_gb == 32.0
+
+
+def test_a_margin_is_given_up_where_others_leave_no_memory_for_it_and_a_declared_amount_is_not() -> None:
+    measured = identity(memory_gb=add_margin(4.0), auto=["memory_gb"])
+    assert Grants().apply(measured, 16.0, left_gb=16.0) == measured
+    assert Grants().apply(measured, 16.0, left_gb=4.5).memory_gb == 4.5
+    assert Grants().apply(measured, 16.0, left_gb=1.0).memory_gb == 4.0, "what it was measured to need"
+    declared = identity(memory_gb=5.25)
+    assert Grants().apply(declared, 16.0, left_gb=4.5) == declared

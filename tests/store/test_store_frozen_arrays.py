@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from ensemble.cli.parser import main
 from ensemble.spec import Ensemble, Recipe
 from ensemble.spec.spec_file import load_spec
 from ensemble.store import DamagedError, RunDir, StoreError, fold, read_events
-from ensemble.store.frozen_arrays import LEAST_BYTES
+from ensemble.store.frozen_arrays import LEAST_BYTES, check_arrays, hold_array, list_arrays, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import verify
 from pipelines import Pipeline, memory_pickle
@@ -126,16 +128,54 @@ def test_arrays_that_functions_hold_are_files_too_and_may_be_written_by_each_pro
     assert run.ensemble_file.stat().st_size < 20_000
 
 
-def test_arrays_that_no_declaration_has_any_more_are_removed(tmp_path: Path) -> None:
+def test_arrays_that_no_declaration_has_any_more_are_removed_and_no_others(tmp_path: Path) -> None:
     given = make_array(LEAST_BYTES)
     declared = declare(Pipeline(arrays(x=given, label=np.arange(ROWS))))
+    of_user = [
+        tmp_path / "data" / "mine.npy",
+        tmp_path / "data" / f"x-{'0' * 32}.npy",
+        tmp_path / "code" / "mine.py",
+    ]
     files = []
     for _ in range(2):
         run = RunDir.create(tmp_path, declared)
-        run.remove_unused_arrays()
-        files.append([file.name for file in run.data.iterdir()])
+        for file in of_user:
+            file.touch()
+        files.append({file.name for file in run.data.iterdir()} - {file.name for file in of_user})
         given += 1
     assert [len(each) for each in files] == [1, 1] and files[0] != files[1]
+    assert all(file.exists() for file in of_user)
+
+
+@pytest.mark.parametrize("file", ["data/mine.npy", "code/mine/a.py"])
+def test_a_folder_of_the_user_is_no_run_directory_whatever_its_folders_are_called(
+    tmp_path: Path, file: str
+) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).touch()
+    declared = declare(Pipeline(arrays(x=make_array(ROWS * 16), label=np.arange(ROWS))))
+    with pytest.raises(StoreError, match=r"is no run directory and not empty"):
+        RunDir.create(tmp_path, declared)
+    assert (tmp_path / file).exists()
+
+
+@pytest.mark.parametrize("keep_data", [True, False])
+def test_the_files_of_arrays_are_known_whatever_the_columns_are_called(tmp_path: Path, keep_data: bool) -> None:
+    columns: dict[str, Any] = {"a" * n: make_array(LEAST_BYTES) * n for n in range(1, 46)}
+    declared = declare(Pipeline(arrays(**columns)), keep_data=keep_data)
+    for _ in range(2):
+        run = RunDir.create(tmp_path, declared)
+        check_arrays(run)
+        assert len(list(run.data.iterdir())) == 45
+        assert list_arrays(run) == ({*run.data.iterdir()} if keep_data else set())
+    loaded = run.load_ensemble().train.source
+    assert all(loaded.columns[name].array[0, 0] == len(name) for name in columns)
+    release_arrays(run.data)
+    if keep_data:
+        assert list_arrays(run) == {*run.data.iterdir()}
+    else:
+        with pytest.raises(StoreError, match=r"does not keep its data \(a, aa, .*a{40};"):
+            check_arrays(run)
 
 
 def test_a_damaged_array_is_said_and_written_again_by_its_spec(tmp_path: Path) -> None:
@@ -151,7 +191,7 @@ def test_a_damaged_array_is_said_and_written_again_by_its_spec(tmp_path: Path) -
     ensemble.submit(declared, run.path, executor="inline").wait()
     assert file.read_bytes() == whole and all(each.is_sound for each in verify(run))
     file.write_bytes(whole[:100])
-    with pytest.raises(StoreError, match="is damaged: it has 100 bytes"):
+    with pytest.raises(DamagedError, match="is damaged: it has 100 bytes"):
         run.load_ensemble()
 
 
@@ -183,12 +223,14 @@ def test_a_run_that_keeps_no_data_holds_them_in_memory_and_goes_on_by_its_spec_o
 def test_what_is_kept_of_a_run_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = arrays(x=make_array(LEAST_BYTES), label=np.arange(ROWS) % 2)
     ensemble.submit(declare(Pipeline(records)), tmp_path / "run", executor="inline").wait()
+    (tmp_path / "run" / "data" / "mine.npy").touch()
     capsys.readouterr()
     assert main(["verify", str(tmp_path / "run"), "--contents", "--json", "-"]) == 0
     rows = {row["file"]: row for row in json.loads(capsys.readouterr().out)}
     there = {str(file.relative_to(tmp_path / "run")) for file in (tmp_path / "run").rglob("*") if file.is_file()}
-    assert set(rows) == there and not [row for row in rows.values() if row["holds"] == "not known"]
-    (array,) = [row for name, row in rows.items() if name.startswith("data/")]
+    assert set(rows) == there
+    assert [name for name, row in rows.items() if row["holds"] == "not known"] == ["data/mine.npy"]
+    (array,) = [row for name, row in rows.items() if name.startswith("data/x-")]
     assert array["holds"] == "'x', float32 [64, 4096]" and array["bytes"] > LEAST_BYTES
     assert "train 'label' (64 records)" in rows["ensemble.pkl"]["holds"]
     assert rows["members/member-0/log.txt"]["of"] == "member-0"
@@ -326,5 +368,64 @@ def test_a_killed_process_leaves_nothing_of_data_that_are_not_kept(tmp_path: Pat
     run = RunDir(tmp_path / "run")
     (link,) = run.data.iterdir()
     assert link.is_symlink() and not link.exists()
-    with pytest.raises(StoreError, match=r"does not keep its data \(x; .*`ensemble run SPEC.py"):
-        run.check_arrays()
+    with open(tmp_path / "another", "w+b") as another:  # of a process that has got the number of the killed one
+        for target in (os.readlink(link), f"/proc/{os.getpid()}/fd/{another.fileno()}"):
+            link.unlink()
+            link.symlink_to(target)
+            with pytest.raises(StoreError, match=r"does not keep its data \(x; .*`ensemble run SPEC.py"):
+                check_arrays(run)
+    RunDir.create(run.path, dataclasses.replace(load_spec(edited_spec), keep_data=True))
+    assert not link.is_symlink()
+
+
+def test_arrays_in_memory_are_there_again_when_the_folder_of_the_run_was_removed(tmp_path: Path) -> None:
+    declared = declare(Pipeline(arrays(x=make_array(ROWS * 16), label=np.arange(ROWS))), keep_data=False)
+    for _ in range(2):
+        run = RunDir.create(tmp_path / "run", declared)
+        check_arrays(run)
+        assert run.load_ensemble().train.source.columns["x"].array.all()
+        shutil.rmtree(run.path)
+    release_arrays(run.data)
+
+
+def test_the_memory_of_another_process_is_left_to_it_until_that_has_ended(tmp_path: Path) -> None:
+    link = tmp_path / "data" / f"x-{'0' * 32}.memory"
+    code = (
+        "import sys, numpy; from pathlib import Path; from ensemble.store.frozen_arrays import hold_array; "
+        f"hold_array(Path({str(link)!r}), numpy.zeros(3)); print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        theirs = os.readlink(link)
+        with pytest.raises(StoreError, match=rf"^{tmp_path} is being started by another process"):
+            hold_array(link, np.zeros(3))
+        release_arrays(link.parent)
+        assert os.readlink(link) == theirs
+        process.communicate(timeout=300)
+    hold_array(link, np.zeros(3))
+    assert os.readlink(link) != theirs and np.load(link).shape == (3,)
+    release_arrays(link.parent)
+    assert not link.is_symlink()
+
+
+def test_tensors_keep_the_order_of_their_axes_and_what_a_function_holds_says_when_it_is_cut_off(
+    tmp_path: Path,
+) -> None:
+    pictures = torch.arange(LEAST_BYTES // 4).float().view(4, 4, 128, 128)
+    last, part, given = pictures.to(memory_format=torch.channels_last), pictures[:, :, ::2], pictures + 1
+
+    def look(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"last": last, "part": part, "given": given}
+
+    small = arrays(x=np.ones((ROWS, 4), np.float32), label=np.arange(ROWS))
+    run = RunDir.create(tmp_path, declare(Pipeline(small).map(look)))
+    seen = run.load_ensemble().train.stages[0].call({})
+    for name, tensor in look({}).items():
+        assert torch.equal(seen[name], tensor) and seen[name].stride() == tensor.stride()
+    (file,) = run.data.iterdir()
+    os.truncate(file, 1000)
+    with pytest.raises(DamagedError, match=rf"^{file} is damaged: it has 1000 bytes.*; `ensemble run SPEC`"):
+        run.load_ensemble()
+    file.unlink()
+    with pytest.raises(DamagedError, match=rf"^{file} cannot be read: No such file.*; `ensemble run SPEC`"):
+        run.load_ensemble()

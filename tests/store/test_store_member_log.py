@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ensemble.store import member_log
-from ensemble.store.member_log import free_middle, read_pieces, read_text, shorten
+from ensemble.store.member_log import LogBounds, find_position, free_middle, read_pieces, read_text, shorten
 
 LINE = "step %09d of a member that prints every step\n"
 
@@ -72,3 +73,45 @@ def test_a_log_is_read_from_its_end_and_followed(tmp_path: Path) -> None:
         pieces = list(read_pieces(file, offset))
     assert b"left out here" in pieces[0][0] and pieces[-1][0].decode().endswith(LINE % 10_001)
     assert max(len(piece) for piece, _ in pieces) <= 2**12 and sum(len(piece) for piece, _ in pieces) < 2**17
+
+
+@pytest.mark.parametrize("shown", [10, 3_000, 20_000])
+def test_who_follows_a_log_that_is_shortened_reads_on_and_nothing_twice(shown: int, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    write_lines(log, 0, shown)
+    with log.open("rb") as file:
+        inode, (*_, (_, offset)) = os.fstat(file.fileno()).st_ino, read_pieces(file)
+    write_lines(log, shown, 20_000)
+    shorten(log)
+    write_lines(log, shown + 20_000, 2)  # of a resume
+    with log.open("rb") as file:
+        *pieces, (last, end) = read_pieces(file, find_position(file, inode, offset))
+        text = b"".join([*(piece for piece, _ in pieces), last]).decode()
+        assert find_position(file, os.fstat(file.fileno()).st_ino, end) == end
+    numbers = [int(line.split()[1]) for line in text.splitlines() if line.startswith("step ")]
+    assert numbers == sorted(set(numbers)) and numbers[0] >= shown and numbers[-1] == shown + 20_001
+    assert text.count("left out here") == 1
+    log.write_text("another\n")
+    with log.open("rb") as file:
+        assert find_position(file, inode, offset) == find_position(file, os.stat(log).st_ino, end) == 0
+
+
+def test_only_a_file_system_that_cannot_free_parts_of_files_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = tmp_path / "log.txt"
+    log.touch()
+    answers = [errno.EINTR, errno.ENOSPC, errno.ENOSPC, None, errno.EOPNOTSUPP, None]
+    asked = []
+
+    def answer(path: Path) -> None:
+        asked.append(number := answers[len(asked)])
+        if number is not None:
+            raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(member_log, "free_middle", answer)
+    bounds = LogBounds()
+    for _ in range(8):
+        bounds.keep([log, tmp_path / "none" / "log.txt"][:1])
+    assert asked == answers[:5]
+    assert [record.args[1].errno for record in caplog.records] == [errno.ENOSPC, errno.EOPNOTSUPP]  # type: ignore[index,union-attr]

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import grp
 import json
@@ -14,6 +15,7 @@ from forked import say_what_fails
 
 from ensemble.spec import Ensemble, Recipe
 from ensemble.store import RunDir, StoreError, revision, versions, write_request
+from ensemble.user_code.fingerprint import code_of
 
 SPEC = """
 from ensemble.spec import Ensemble, Recipe
@@ -61,6 +63,24 @@ def test_coming_back_keeps_the_run_and_takes_the_present_declaration(tmp_path: P
     run_id = first.info["run_id"]
     again = RunDir.create(tmp_path, ensemble(retries=5))
     assert again.info["run_id"] == run_id and again.load_ensemble().retries == 5
+
+
+def test_code_that_no_member_trained_with_is_removed_and_no_other_folder(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, ensemble())
+    mine = tmp_path / "code" / "0123456789abcdef"
+    mine.mkdir()
+    declared = ensemble()
+    recipe = Recipe(model=len, loss=lambda model, batch: model)
+    declared = dataclasses.replace(declared, recipe=recipe)
+    RunDir.create(tmp_path, declared)
+    assert {*mine.parent.iterdir()} == {mine, run.code(code_of(declared).fingerprint)}
+
+
+def test_what_a_failed_start_has_left_is_no_other_file(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, ensemble())
+    for file in (run.events, run.info_file):
+        file.unlink()
+    assert RunDir.create(tmp_path, ensemble()).load_ensemble().name == "digits"
 
 
 def test_a_directory_of_another_run_or_of_a_newer_version_is_refused(tmp_path: Path) -> None:

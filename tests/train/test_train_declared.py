@@ -30,7 +30,7 @@ WORDS = [
 @pytest.mark.parametrize("words", WORDS, ids=lambda w: f"{w['optimizer']}"[:20])
 def test_a_declared_optimizer_and_schedule_resume_to_the_same_bits(tmp_path: Path, words: dict[str, Any]) -> None:
     whole = train(tmp_path / "whole", PLAIN, **words)[1]
-    assert train(tmp_path / "cut", PLAIN, cases.Script(10, "stop"), **words)[0] == "stopped"
+    assert train(tmp_path / "cut", PLAIN, cases.Script(7, "stop"), **words)[0] == "stopped"
     outcome, events = train(tmp_path / "cut", PLAIN, **words)
     assert outcome == "finished" and of(events, "finished") == of(whole, "finished")
     assert [e["lr"] for e in of(whole, "epoch")][1:] == [e["lr"] for e in of(events, "epoch")]

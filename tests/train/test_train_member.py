@@ -20,7 +20,7 @@ from torch import nn  # noqa: E402
 
 from ensemble.spec import Bootstrap, Ensemble, Folds, Recipe  # noqa: E402
 from ensemble.store import RunDir, load_checkpoint, load_predictions  # noqa: E402
-from ensemble.train import Inbox, work  # noqa: E402
+from ensemble.train import Inbox, lifecycle, work  # noqa: E402
 from pipelines import Feeder, Pipeline, sources  # noqa: E402
 
 
@@ -93,6 +93,16 @@ def test_a_checkpoint_is_written_within_an_epoch_when_it_is_due(tmp_path: Path) 
     assert of(again, "finished")[0] == {**whole, "attempt": 1}
 
 
+def test_a_member_says_before_it_writes_a_large_checkpoint_how_large_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "LARGE_BYTES", 1)
+    _, events = train(tmp_path, cases.NOISY)
+    written = [number for number, event in enumerate(events) if event["type"] == "checkpoint"]
+    sizes = [events[number - 1]["saves_bytes"] for number in written]
+    assert len(written) > 1 and 0 < sizes[-1] < Path(events[written[-1]]["path"]).stat().st_size
+
+
 @pytest.mark.parametrize("averaging", ["none", "ema"])
 def test_a_member_is_stopped_in_its_evaluation_and_goes_on_with_it(tmp_path: Path, averaging: str) -> None:
     """The third batch of the evaluations: 3 batches within the epoch, 3 at its end, 3 for predictions after it."""
@@ -101,7 +111,7 @@ def test_a_member_is_stopped_in_its_evaluation_and_goes_on_with_it(tmp_path: Pat
     seen = []
     for n in range(1, 30):
         folder = tmp_path / str(n)
-        outcome, events = train(folder, cases.NOISY, cases.Script(n, "stop"), **options)
+        outcome, events = train(folder, cases.NOISY, cases.Script(n, "stop", in_evaluation=True), **options)
         if outcome == "finished":
             break
         assert outcome == "stopped", events[-1]
@@ -176,7 +186,7 @@ def test_a_log_that_cannot_be_written_ends_no_member(tmp_path: Path, capsys: pyt
 
 
 def test_a_resume_tells_the_last_epoch_again_with_its_start(tmp_path: Path) -> None:
-    first = train(tmp_path, inbox=cases.Script(11, "stop"))[1]
+    first = train(tmp_path, inbox=cases.Script(8, "stop"))[1]
     assert "last_epoch" not in of(first, "started")[0]
     (epoch,) = of(first, "epoch")
     told = {name: value for name, value in epoch.items() if name not in ("type", "member", "attempt")}

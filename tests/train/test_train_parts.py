@@ -35,6 +35,7 @@ from ensemble.train.seeding import step_seed  # noqa: E402
 from ensemble.train.throughput import Throughput  # noqa: E402
 from ensemble.train.worker import classify, is_same_gpu  # noqa: E402
 from pipelines import SampleError  # noqa: E402
+from pipelines.errors import DataOutOfReach  # noqa: E402
 
 IDENTITY = Identity(
     member="member-3",
@@ -73,6 +74,7 @@ def test_a_full_disk_is_no_fault_of_the_member() -> None:
     assert classify(out_of_reach) == ("error", False)
     out_of_reach.__cause__ = OSError(errno.ESTALE, "Stale file handle")
     assert classify(out_of_reach) == ("error", True), "a file server comes back"
+    assert classify(DataOutOfReach("sample 7")) == ("unreachable", True)
     assert classify(FileNotFoundError(errno.ENOENT, "no such file")) == ("error", True)
 
 

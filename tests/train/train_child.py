@@ -135,14 +135,19 @@ def own_loop(member: Any) -> None:
 
 
 class Script(Inbox):
-    """Answers the n-th time that it is asked (once a step, an evaluated batch, an epoch) with a command."""
+    """Answers the n-th time that it is asked with a command.
 
-    def __init__(self, at: int | None, command: str) -> None:
+    It is asked once a step and at the end of each epoch; and for each evaluated batch, which counts if
+    `in_evaluation`.
+    """
+
+    def __init__(self, at: int | None, command: str, *, in_evaluation: bool = False) -> None:
         super().__init__()
-        self._left, self._command = at, command
+        self._left, self._command, self._in_evaluation = at, command, in_evaluation
 
     def poll(self) -> Any:
-        if self._left is not None:
+        is_evaluated = sys._getframe(2).f_code.co_name == "interrupt_evaluation"
+        if self._left is not None and (self._in_evaluation or not is_evaluated):
             self._left -= 1
             if self._left == 0:
                 return self._command

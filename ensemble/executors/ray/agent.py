@@ -94,16 +94,16 @@ class NodeAgent:
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._wake, selectors.EVENT_READ, self._read_inbox)
-        ensemble = here.load_ensemble()
+        ensemble = here.load_ensemble(takes_settings=True)
         before = None if takes_over is None else Path(takes_over)
         self._services = NodeServices(node, ensemble, self._selector, self._events.put, before)
         self._ranks = ProcessPool(node, self._selector, self._events.put, self._start_fork_server)
         self._ranks.directory = self._services.directory
         self._services.attach(self._ranks)
         self._ranks.connect()  # now: its imports take long
-        if takes_over is not None and self._services.gpus is not None:
+        if takes_over is not None:
             self._services.describe()  # which nobody asks of it: the node is known
-            self._services.gpus.report()
+            self._services.report()
         self._guard = MemoryGuard()
         # Ray's daemons are a cost of this run only if Ray was started for it.
         self._meter = RaySampler(node, own_session) if own_session is not None else None

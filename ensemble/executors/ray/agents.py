@@ -81,10 +81,11 @@ class Agent:
         named, asked = zip(self.described["gpu_ids"], self.described["gpu_names"], strict=True), set(gpus)
         return tuple(device for device, names in named if asked.intersection(names))
 
-    def update_gpus(self, event: Mapping[str, Any]) -> None:
-        """Its node offers other GPUs, or more or less of them: a `node` event of its `NodeServices`."""
+    def update(self, event: Mapping[str, Any]) -> None:
+        """Its node offers other GPUs, or more or less of them or of its memory: an event of its `NodeServices`."""
         assert self.described is not None
-        self.described |= {name: event[name] for name in (*OF_GPUS, "gpu_names", "gpu_reasons", "power")}
+        changing = (*OF_GPUS, "gpu_names", "gpu_reasons", "power", "memory_left_gb")
+        self.described |= {name: event[name] for name in changing}
 
     def quarantine(self, devices: Iterable[str]) -> None:
         """GPUs of its node have broken, by the ids of all their instances."""

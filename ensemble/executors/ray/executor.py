@@ -544,7 +544,7 @@ class RayExecutor:
             elif event["type"] == "gpu_quarantined":
                 agent.quarantine(event["devices"])
             elif event["type"] == "node":
-                agent.update_gpus(event)
+                agent.update(event)
                 if agent.reported is None or has_changed(agent.reported, self._describe(agent)):
                     self._report_node(agent)
                 continue

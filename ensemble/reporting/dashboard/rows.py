@@ -83,6 +83,8 @@ ADVICE = {
     "lost": "Its process or node was ended from outside. `ensemble resume` goes on from its checkpoint.",
     "hang": "It made no step for a long time. Look into its log for what it waits for.",
     "disk": "The disk is full. Make room, then `ensemble resume`.",
+    "unreachable": "Its data were out of reach for longer than they are read again. When the file server answers, "
+    "`ensemble resume`.",
     "error": "The recipe raised an error; the traceback is in the log. Mend it, then `ensemble run` again.",
 }
 

@@ -153,8 +153,8 @@ def _facts(state: RunState, driver: str | None) -> Iterator[tuple[str, str, str]
         yield "driver", driver, "bad"
     if state.ended is not None and state.ended["type"] == "run_stopped":
         yield "stopped", f"{state.ended.get('reason') or 'no reason given'}; `ensemble resume` goes on", "warn"
-    if state.missing and state.ended is None:
-        yield "waits for", f"Ray: {state.missing}", "warn"
+    if state.waits_for:
+        yield "waits for", state.waits_for, "warn"
     if state.measuring:
         yield "measuring", f"a few steps of {text.count(len(state.measuring), 'member')}, to pack them", ""
     for line in bottleneck_lines(state):

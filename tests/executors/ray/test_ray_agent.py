@@ -30,6 +30,7 @@ from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.request import Bundle, Request
 from ensemble.executors.ray.session import Session, find_reachable
 from ensemble.executors.spawn import ForkServer
+from ensemble.schedule import Node
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import RunDir
 from ensemble.train import Job
@@ -122,7 +123,7 @@ def test_an_agent_that_takes_over_watches_the_gpus_as_the_one_before_did(tmp_pat
 
 def make_seen(*gpus: str) -> dict[str, Any]:
     """What an agent says of its node with these GPUs."""
-    seen: dict[str, Any] = {"name": "here", "host": "here", "cpus": 4.0, "memory_gb": 16.0}
+    seen: dict[str, Any] = {"name": "here", "host": "here", "cpus": 4.0, "memory_gb": 16.0, "memory_left_gb": None}
     own = {"gpus": ("A",) * len(gpus), "gpu_ids": gpus, "gpu_memory_gb": (80.0,) * len(gpus)}
     known = {"power": {"gpu_activity": "SM utilization"}}
     return seen | own | known | {"gpu_names": [(gpu,) for gpu in gpus], "gpu_reasons": []}
@@ -188,6 +189,16 @@ def test_what_others_do_on_a_gpu_that_the_run_does_not_hold_is_not_reported() ->
     for free in ((1.0, 1.0, 0.75), (1.0, 1.0, 0.5), (0.96, 1.0, 0.75), (0.92, 1.0, 0.75), (0.88, 1.0, 0.5)):
         executor._keep_events(agent, [make_change(*free)])
     assert [event["gpu_free"] for event in executor.events(0.0)] == [[0.92, 1.0]]
+
+
+def test_what_others_leave_of_the_memory_of_a_node_bounds_what_was_leased_of_it() -> None:
+    executor = RayExecutor()
+    agent = Agent("here", RECORD, None, make_seen())
+    executor._report_node(agent)
+    for left_gb in (3.0, 3.0, None):
+        executor._keep_events(agent, [{**make_change(), "memory_left_gb": left_gb}])
+    seen = [Node.from_event(event) for event in executor.events(0.0)]
+    assert [node.free_memory_gb for node in seen] == [16.0, 3.0, 16.0]
 
 
 NEVER_WAITS = """

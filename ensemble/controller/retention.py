@@ -1,0 +1,115 @@
+"""What is kept of the checkpoints of members that have ended: `Ensemble.keep_checkpoints`.
+
+A checkpoint is what training goes on from: weights, and the state of the optimizer, often of twice their size. A
+member that has finished needs the latter only for more epochs, one that was pruned or cancelled never. What is to
+be kept is written to a file beside the checkpoint and logged (`checkpoint_reduced`); only then the checkpoint is
+removed. A controller that is killed in between leaves what the log names, and the next start does the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ensemble.controller.actions import Event, ReduceCheckpoint
+from ensemble.store import MemberState, RunDir, RunState, StoreError
+from ensemble.store.digests import find_digest
+from ensemble.store.snapshot import CLOSED
+
+log = logging.getLogger(__name__)
+
+
+def plan_reduction(member: MemberState, keep: str) -> ReduceCheckpoint | None:
+    """What is to be taken out of the last checkpoint of a member that does not run; None: nothing.
+
+    Args:
+        keep: `Ensemble.keep_checkpoints`.
+    """
+    last = member.checkpoint
+    if keep == "all" or last is None or member.state not in CLOSED:
+        return None
+    keeps_weights = keep == "weights" or member.state == "finished"  # which may be selected at the end
+    if keeps_weights and member.has_weights_only:
+        return None
+    return ReduceCheckpoint(member.id, Path(last["path"]).name, find_digest(last), keeps_weights=keeps_weights)
+
+
+def name_weights(checkpoint: str) -> str:
+    """The name of the file that has the weights alone of a checkpoint."""
+    return f"{Path(checkpoint).stem}-weights.safetensors"
+
+
+def list_unselected(members: Collection[MemberState], combined: Mapping[str, Any] | None) -> list[MemberState]:
+    """The finished members whose weights the run's combination does not need, nor those who look for the best one.
+
+    Args:
+        combined: the `combined` event; of one that has selected nobody all members are needed.
+    """
+    event = combined or {}
+    needed = {*event.get("members", ()), event.get("best_member")}
+    if not event.get("members") or event.get("failed"):
+        return []
+    if event.get("method") == "stack":  # it is fitted again to all of them where the ensemble is loaded
+        needed.update(event.get("candidates", ()))
+    return [each for each in members if each.state == "finished" and each.checkpoint and each.id not in needed]
+
+
+def is_more_to_remove(state: RunState, keep: str) -> bool:
+    """Whether a run that has ended keeps more of its checkpoints than it is to keep."""
+    members = list(state.members.values())
+    unselected = list_unselected(members, state.combined) if keep == "selected" else []
+    return bool(unselected) or any(plan_reduction(member, keep) is not None for member in members)
+
+
+class CheckpointReducer:
+    """Takes out of checkpoints what is not to be kept, one by one, in a thread: they may have gigabytes."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: list[Future[Event]] = []
+
+    def add(self, action: ReduceCheckpoint) -> None:
+        """Reduce a checkpoint soon."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "checkpoints")
+        self._pending.append(self._thread.submit(self._reduce, action))
+
+    def read(self) -> list[Event]:
+        """What was done since the last call: `checkpoint_reduced` events, with `error` where it could not be."""
+        done = [each for each in self._pending if each.done()]
+        self._pending = [each for each in self._pending if each not in done]
+        return [each.result() for each in done]
+
+    def wait(self) -> list[Event]:
+        """As `read`, when all has been done."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+        return self.read()
+
+    def close(self) -> None:
+        """Do no more of it: a later start does."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+            self._thread = None
+        self._pending.clear()
+
+    def _reduce(self, action: ReduceCheckpoint) -> Event:
+        event: Event = {"type": "checkpoint_reduced", "member": action.member, "removed": action.name}
+        path = self._run_dir.member(action.member) / action.name
+        try:
+            before = path.stat().st_size
+            if not action.keeps_weights:
+                return {**event, "path": None, "freed_bytes": before}
+            from ensemble.train.checkpoint import keep_weights_only
+
+            kept = path.with_name(name_weights(path.name))
+            digest = keep_weights_only(path, kept, action.digest)
+            return {**event, "path": str(kept), "digest": digest, "freed_bytes": before - kept.stat().st_size}
+        except (StoreError, OSError) as error:  # the checkpoint stays as it is
+            log.warning("%s: the state of the optimizer stays in its checkpoint: %s", action.member, error)
+            return {**event, "error": str(error)}

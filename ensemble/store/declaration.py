@@ -1,0 +1,217 @@
+"""Pickles a declaration without its large arrays, which files of the run have (`ensemble.store.frozen_arrays`)."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ensemble.store._compat import make_classes_anew
+from ensemble.store.errors import StoreError
+from ensemble.store.frozen_arrays import IN_MEMORY, KEPT, LEAST_BYTES, AnyArray, Place, is_name
+from ensemble.store.old_names import Unpickler
+from pipelines.fingerprint import is_ours
+from pipelines.library_settings import apply_settings, find_settings
+from pipelines.memory_pickle import Pickler
+from pipelines.sources._arrays import Arrays
+from pipelines.sources._mapped import MappedArray
+
+#: Kinds of dtypes that a file of numpy's has as they are: numbers, times, texts of one length, and structures.
+_PLAIN = "biufcmMSUV"
+#: What a copy within a process goes into; everything else that is not ours is taken as it is.
+_CONTAINERS = (dict, list, tuple, set, frozenset, np.ndarray, np.generic, np.dtype, pickle.PickleBuffer)
+
+
+class DeclarationPickler(Pickler):
+    """Pickles a declaration without its large arrays.
+
+    Attributes:
+        arrays: name of its file -> array.
+    """
+
+    def __init__(
+        self, file: BinaryIO, places: dict[int, tuple[Any, Place]] | None = None, *, keeps_data: bool = True
+    ) -> None:
+        super().__init__(file)
+        self._end = KEPT if keeps_data else IN_MEMORY
+        self.arrays: dict[str, AnyArray] = {}
+        self.places = {} if places is None else places  # by the id of an object, which is kept with it
+        self._columns: dict[int, str] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See `pickle.Pickler.reducer_override`."""
+        if isinstance(obj, Arrays):
+            obj.identity()  # the digest of what is about to be kept, which no other process computes again
+            if self._end == IN_MEMORY:
+                self._columns |= {id(values): name for name, values in obj.list_arrays()}
+            self._columns |= {id(values): name for name, values in obj.columns.items()}
+        torch = sys.modules.get("torch")
+        if torch is not None and type(obj) is torch.Tensor and _is_plain(obj, is_whole=self._end == KEPT):
+            return torch.from_numpy, (obj.numpy(),)
+        return super().reducer_override(obj)
+
+    def persistent_id(self, obj: Any) -> Any:
+        """The place of a large array, else None."""
+        kind = type(obj)
+        if kind is MappedArray and is_name(os.path.basename(obj.file.path)):
+            self._columns[id(obj)] = os.path.basename(obj.file.path).rpartition("-")[0]
+            return self._find_place(obj, obj.array)  # of another run, whose directory may go
+        if (
+            (kind is not np.ndarray and kind is not np.memmap)
+            or not obj.nbytes
+            or obj.dtype.kind not in _PLAIN
+            or obj.dtype.hasobject
+        ):
+            return None
+        is_left_out = self._end == IN_MEMORY and id(obj) in self._columns
+        return self._find_place(obj, obj) if is_left_out or obj.nbytes >= LEAST_BYTES else None
+
+    def _find_place(self, obj: Any, array: AnyArray) -> Place:
+        if id(obj) not in self.places:
+            column = self._columns.get(id(obj))
+            label = re.sub(r"[^\w.]", "_", column or "array", flags=re.ASCII)[:40]
+            sink = _Digest()
+            np.lib.format.write_array(sink, np.asarray(array), allow_pickle=False)
+            is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+            file, offset = f"{label}-{sink.digest.hexdigest()}{self._end}", sink.size - array.nbytes
+            place = Place(file, offset, array.dtype, array.shape, is_fortran, column is not None)
+            self.places[id(obj)] = (obj, place)
+            self.arrays[file] = np.asarray(array)
+        return self.places[id(obj)][1]
+
+
+def _is_plain(tensor: Any, *, is_whole: bool) -> bool:
+    """Whether numpy can have a tensor's memory, and nothing is lost by that.
+
+    Args:
+        is_whole: leave other orders of the axes, and views of a part of a storage, to torch.
+    """
+    if tensor.nbytes < LEAST_BYTES or tensor.requires_grad or tensor.is_sparse or tensor.device.type != "cpu":
+        return False
+    try:
+        flags, nbytes = tensor.numpy().flags, tensor.untyped_storage().nbytes()
+    except (RuntimeError, TypeError):
+        return False
+    return not vars(tensor) and (not is_whole or (flags.forc and nbytes == tensor.nbytes))
+
+
+class _Digest:
+    """Where numpy writes a file of which only the digest and the size are wanted."""
+
+    def __init__(self) -> None:
+        import xxhash
+
+        self.digest, self.size = xxhash.xxh3_128(), 0
+
+    def write(self, data: bytes) -> None:
+        self.digest.update(data)
+        self.size += len(data)
+
+
+class DeclarationUnpickler(Unpickler):
+    """Unpickles a declaration.
+
+    Args:
+        file: with the pickle.
+        folder: with the large arrays.
+        shared: objects that are taken as they are, by number.
+        takes_settings: this process gets the library settings that were pickled before it.
+    """
+
+    def __init__(
+        self, file: BinaryIO, folder: Path, shared: list[Any] | None = None, *, takes_settings: bool = False
+    ) -> None:
+        super().__init__(file)
+        self._folder, self._shared, self._takes_settings = folder, shared or [], takes_settings
+
+    def load(self) -> Any:
+        """Returns the declaration."""
+        loaded = super().load()
+        if not isinstance(loaded, dict):  # earlier versions wrote no settings
+            return loaded
+        if self._takes_settings:
+            apply_settings(loaded)
+        return super().load()
+
+    def persistent_load(self, pid: Any) -> Any:
+        """An array that is not in the pickle, or an object of this process."""
+        return self._shared[pid] if isinstance(pid, int) else Place(*pid).open(self._folder)
+
+
+class Declaration:
+    """A pickled declaration: what it is made of while it is saved.
+
+    Attributes:
+        content: the pickle.
+        arrays: name of its file in `data` -> array that is not in the pickle.
+    """
+
+    def __init__(self, ensemble: Any) -> None:
+        self._ensemble = ensemble
+        self._keeps_data = getattr(ensemble, "keep_data", True)
+        with io.BytesIO() as file:
+            pickler = DeclarationPickler(file, keeps_data=self._keeps_data)
+            pickler.dump(find_settings())
+            pickler.dump(ensemble)
+            self.content, self.arrays, self._places = file.getvalue(), pickler.arrays, pickler.places
+
+    def load(self, folder: Path, *, is_in_process: bool = False) -> Any:
+        """The declaration with data of its own, the large arrays in a folder.
+
+        Args:
+            is_in_process: with the functions and the objects of this process; else as other processes load it.
+
+        Raises:
+            StoreError: a part of it cannot be unpickled.
+        """
+        try:
+            return self._load_here(folder) if is_in_process else self._load_anew(folder)
+        except StoreError:
+            raise
+        except Exception as error:  # objects raise whatever they like from __setstate__
+            raise StoreError(
+                f"ensemble {self._ensemble.name!r} can be pickled, but not unpickled, as all processes "
+                f"of a run do: {type(error).__name__}: {error}"
+            ) from error
+
+    def _load_anew(self, folder: Path) -> Any:
+        """The declaration as other processes load it.
+
+        Its functions and classes are not those of the modules here: whoever receives one of them from this process
+        has it by value, and does not import what the user has edited meanwhile.
+        """
+        with make_classes_anew():
+            return DeclarationUnpickler(io.BytesIO(self.content), folder).load()
+
+    def _load_here(self, folder: Path) -> Any:
+        """The declaration with the functions and the objects of this process."""
+        shared: list[Any] = []
+        train, places = self._ensemble.train, self._places
+
+        class SharingPickler(DeclarationPickler):
+            def persistent_id(self, obj: Any) -> Any:
+                place = super().persistent_id(obj)
+                if place is not None or obj is train or not _is_shared(obj):
+                    return place
+                shared.append(obj)
+                return len(shared) - 1
+
+        with io.BytesIO() as file:
+            SharingPickler(file, places, keeps_data=self._keeps_data).dump(self._ensemble)
+            file.seek(0)
+            return DeclarationUnpickler(file, folder, shared).load()
+
+
+def _is_shared(value: Any) -> bool:
+    """Whether a copy within a process has the very object: functions, classes, what is the user's."""
+    if isinstance(value, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
+        return True
+    kind = type(value)
+    return not (is_ours(kind) or issubclass(kind, _CONTAINERS) or kind.__module__ == "builtins")

@@ -1,0 +1,150 @@
+"""What a node offers of its host memory, beside real processes of others; control groups bound what they take."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from finished_runs import of_kind
+
+HERE = Path(__file__).parent
+MIB = 2**20
+JOIN = "import os, sys; open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
+#: A process of somebody else, which the kernel does not choose where memory is short.
+HOLDS = """
+open("/proc/self/oom_score_adj", "w").write("-900")
+held = bytearray(b"1") * (int(sys.argv[2]) << 20)
+print(flush=True)
+sys.stdin.read()
+"""
+#: Says after each step what others leave, as seen by a process that holds much itself, in each way there is.
+LOOKS = """
+import mmap, subprocess, tempfile
+from ensemble.executors.memory_offers import MemoryOffers
+from ensemble.schedule import Node
+from pipelines.machine_limits import limit_bytes
+
+offers, GIB = MemoryOffers(), 2**30
+def look(what):
+    left = offers.offer(Node("a", 1.0, (), limit_bytes() / GIB, "a"))
+    print(what, None if left is None else round(left * 1024), flush=True)
+
+look("nothing")
+own = bytearray(b"1") * (100 << 20)
+look("own")
+ring = os.memfd_create("ring")
+os.ftruncate(ring, 100 << 20)
+with mmap.mmap(ring, 100 << 20) as mapped:
+    mapped[:] = bytes(100 << 20)
+look("ring")
+child = subprocess.Popen(
+    [sys.executable, "-c", "held = bytearray(b'1') * (100 << 20); print(flush=True); input()"],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+)
+child.stdout.readline()
+look("child")
+with tempfile.NamedTemporaryFile(dir=sys.argv[2]) as file:
+    file.write(bytes(100 << 20))
+    file.flush()
+    os.fsync(file.fileno())
+    look("cache")
+input()
+look("others")
+child.communicate(b"\\n")
+"""
+RUNS = f"""
+sys.path.insert(0, {str(HERE)!r})
+import logging
+import ensemble
+from ensemble import Resources
+from execute_members import an_ensemble
+
+logging.basicConfig(level=logging.WARNING)
+if __name__ == "__main__":
+    ensemble.submit(
+        an_ensemble(
+            [{{"lr": 0.1, "hold_mb": 400}}, {{"lr": 0.2, "hold_mb": 400}}],
+            resources=Resources(cpus_per_worker=0.5, gpus_per_worker=0.0, memory_gb=1.0),
+            retries=0,
+        ),
+        sys.argv[2],
+        sys.argv[3],
+    ).wait()
+"""
+
+
+@pytest.fixture
+def make_group() -> Iterator[Callable[[int], Path]]:
+    """Makes a control group with a limit in MiB."""
+    made: list[Path] = []
+
+    def make(limit_mib: int) -> Path:
+        for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+            path = Path(root) / f"ensemble-{secrets.token_hex(4)}"
+            if (Path(root) / "cgroup.procs").exists():
+                with contextlib.suppress(OSError):
+                    path.mkdir()
+                    made.append(path)
+                    (path / limit).write_text(str(limit_mib * MIB))
+                    return path
+        pytest.skip("no control group can be made here")
+
+    yield make
+    for path in made:
+        path.rmdir()
+
+
+@contextlib.contextmanager
+def others_hold(group: Path, mib: int) -> Iterator[None]:
+    command = [sys.executable, "-c", JOIN + HOLDS, str(group), str(mib)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        yield
+        process.stdin.close()
+
+
+def test_only_what_others_hold_is_left_to_them(make_group: Callable[[int], Path], tmp_path: Path) -> None:
+    group, seen = make_group(1000), dict[str, str]()
+    script = tmp_path / "looks.py"
+    script.write_text(JOIN + LOOKS)
+    command = [sys.executable, str(script), str(group), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for what in ("nothing", "own", "ring", "child", "cache"):
+            seen |= [process.stdout.readline().split()]
+            assert seen.get(what) == "None", "what the run itself holds, and page cache, are nobody else's"
+        with others_hold(group, 300):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            what, left = process.stdout.readline().split()
+        assert what == "others" and 620 <= int(left) <= 710
+        process.stdin.write("\n")
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("executor", ["local", "inline"])
+def test_members_wait_while_others_hold_the_memory_and_start_when_it_is_given_back(
+    executor: str, make_group: Callable[[int], Path], tmp_path: Path
+) -> None:
+    group, run, script = make_group(2500), tmp_path / "run", tmp_path / "runs.py"
+    script.write_text(JOIN + RUNS)
+    with contextlib.ExitStack() as stack:
+        with others_hold(group, 1750):
+            command = [sys.executable, str(script), str(group), str(run), executor]
+            process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            assert "no member can start now: member-0 asks for 1 worker x 0.5 cpus, 1 GiB" in said
+            assert not of_kind(run, "placed")
+        assert process.wait() == 0, process.stderr.read()
+    first, later = of_kind(run, "node")
+    assert first["memory_left_gb"] < 1.0 and later["memory_left_gb"] is None
+    assert len(of_kind(run, "finished")) == 2 and not of_kind(run, "failed")
+    assert all(event["t"] >= later["t"] for event in of_kind(run, "placed"))
+    assert [bool(event["detail"]) for event in of_kind(run, "memory_awaited")] == [True, False]
