@@ -44,12 +44,27 @@ class OldRun:
 
 @dataclass
 class _Read:
-    """What is known of a run that is there; `names`: texts of it that may be paths of what it needs."""
+    """What is known of a run that is there.
+
+    Attributes:
+        names: texts of it that may name what it needs.  joined: the same, with zeros between them.
+        paths: those of them that may be paths, links resolved.  relative: the components of the relative ones.
+    """
 
     path: Path
     state: RunState
     last: float
     names: frozenset[str]
+    joined: str = field(init=False)
+    paths: list[Path] = field(init=False)
+    relative: list[tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.joined = "\0".join(self.names)
+        named = [n for n in self.names if os.sep in n and len(n) < _LONGEST and "\n" not in n and "\0" not in n]
+        self.paths = [Path(os.path.realpath(name)) for name in named]
+        relative = (Path(name).parts for name in named if not os.path.isabs(name))
+        self.relative = [tuple(part for part in parts if part not in (".", "..")) for parts in relative]
 
 
 def find_old_runs(folder: str | os.PathLike[str], keep_s: float, now: float | None = None) -> list[OldRun]:
@@ -78,8 +93,8 @@ def find_old_runs(folder: str | os.PathLike[str], keep_s: float, now: float | No
         if run.last < before
     }
     # A run that is kept may itself need another one.
-    staying = [run for run in runs if run.path not in old or old[run.path].kept]
     by_path = {run.path: run for run in runs}
+    staying = [run for run in runs if run.path not in old or old[run.path].kept]
     for path, each in old.items():
         each.needs = [other for other in old if other != path and _needs(by_path[path], other)]
     while staying:
@@ -223,17 +238,11 @@ def _needs(user: _Read, path: Path) -> bool:
     """
     if path.name in user.names or {path.parent.name, path.name} <= user.names | {user.state.name}:
         return True
-    ends = (str(path), f"{path.parent.name}/{path.name}")
-    for name in user.names:
-        if any(end in name for end in ends):
-            return True
-        if os.sep in name and len(name) < _LONGEST and "\n" not in name and "\0" not in name:
-            parts = tuple(part for part in Path(name).parts if part not in (".", ".."))
-            if Path(os.path.realpath(name)).is_relative_to(path) or (
-                not os.path.isabs(name) and any(path.parts[-n:] == parts[:n] for n in range(1, len(parts) + 1))
-            ):
-                return True
-    return False
+    if str(path) in user.joined or f"{path.parent.name}/{path.name}" in user.joined:
+        return True
+    return any(name.is_relative_to(path) for name in user.paths) or any(
+        path.parts[-n:] == parts[:n] for parts in user.relative for n in range(1, len(parts) + 1)
+    )
 
 
 def _measure(path: Path) -> int:
