@@ -268,8 +268,11 @@ def test_one_without_a_checkpoint_is_no_start_and_one_that_failed_later_is(tmp_p
 
     fault = {"lr": 0.1, "fault": "nan"}
     state = run_inline(tmp_path, make([{"lr": 0.1, "fault": "none"}, fault, fault | {"after": 8}]), ask)
-    why = "has no checkpoint with whose weights a clone could start"
-    refused = [(False, f"member-0 {why}; a pause makes it write one"), (False, f"member-1 {why}")]
+    why = "no clone can start with the weights of {}: it has no checkpoint ({})"
+    refused = [
+        (False, why.format("member-0", "running") + "; a pause makes it write one"),
+        (False, why.format("member-1", "failed")),
+    ]
     said = "member-3 is waiting; it starts with the weights of member-2 after 1 epoch"
     assert answers(tmp_path) == [*refused, (True, said)]
     assert [member.state for member in state.members.values()] == ["finished", "failed", "failed", "finished"]

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
 _ALIGNMENT = 64  # of torch's own memory on the CPU
 _CALLING = threading.RLock()
+_MAPPED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def map_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -24,6 +26,7 @@ def map_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         mapped = weights.get(name)
         if isinstance(own, Tensor) and mapped is not None and _is_alike(own, mapped):
             own.data = mapped
+    _MAPPED.add(model)
 
 
 def _is_alike(own: Tensor, mapped: Tensor) -> bool:
@@ -33,12 +36,11 @@ def _is_alike(own: Tensor, mapped: Tensor) -> bool:
 @contextlib.contextmanager
 def aligned(model: nn.Module) -> Iterator[None]:
     """Within the context, all parameters and buffers of a model are aligned; one thread is in it at a time."""
-    off = [tensor for tensor in _tensors(model) if tensor.device.type == "cpu" and tensor.data_ptr() % _ALIGNMENT]
-    if not off:
+    if model not in _MAPPED and not _find_unaligned(model):
         yield
         return
     with _CALLING:
-        mapped = [(tensor, tensor.data) for tensor in off]
+        mapped = [(tensor, tensor.data) for tensor in _find_unaligned(model)]
         try:
             for tensor, data in mapped:
                 tensor.data = data.clone()
@@ -48,5 +50,6 @@ def aligned(model: nn.Module) -> Iterator[None]:
                 tensor.data = data
 
 
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    return itertools.chain(model.parameters(), model.buffers())
+def _find_unaligned(model: nn.Module) -> list[Tensor]:
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.data_ptr() % _ALIGNMENT]

@@ -35,13 +35,15 @@ class WithoutFastPath(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_dtype_lock = threading.RLock()  # of threads that call members with another default dtype than the process has
+_dtype_lock = threading.RLock()  # of threads that call members, once those have several default dtypes
+_dtypes: set[torch.dtype] = set()  # of members of this process
 
 
 @contextlib.contextmanager
 def _use_default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Within the context, torch's default dtype is this one, also for other threads: torch has one for all."""
-    if is_traced() or dtype == torch.get_default_dtype():
+    _dtypes.add(dtype)
+    if is_traced() or (len(_dtypes) == 1 and dtype == torch.get_default_dtype()):
         yield
         return
     with _dtype_lock:
@@ -67,6 +69,9 @@ class MemberCall:
     recipe: Recipe
     seen: Observation
     default_dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        _dtypes.add(self.default_dtype)
 
     def compute_values(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
         """The member's values float32 [b, ...], as its task lays them out."""

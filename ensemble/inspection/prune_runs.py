@@ -17,6 +17,8 @@ from ensemble.inspection.run_contents import find_foreign_files
 from ensemble.store import RunDir, RunState, StoreError, fold, is_locked, read_events
 
 REMOVED = "removed in part"
+_SUFFIX = ".removed-by-ensemble"
+_LONGEST = 4096  # characters of a path
 
 
 @dataclass
@@ -42,12 +44,27 @@ class OldRun:
 
 @dataclass
 class _Read:
-    """What is known of a run that is there; `names`: texts of it that may be paths of what it needs."""
+    """What is known of a run that is there.
+
+    Attributes:
+        names: texts of it that may name what it needs.  joined: the same, with zeros between them.
+        paths: those of them that may be paths, links resolved.  relative: the components of the relative ones.
+    """
 
     path: Path
     state: RunState
     last: float
-    names: list[str]
+    names: frozenset[str]
+    joined: str = field(init=False)
+    paths: list[Path] = field(init=False)
+    relative: list[tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.joined = "\0".join(self.names)
+        named = [n for n in self.names if os.sep in n and len(n) < _LONGEST and "\n" not in n and "\0" not in n]
+        self.paths = [Path(os.path.realpath(name)) for name in named]
+        relative = (Path(name).parts for name in named if not os.path.isabs(name))
+        self.relative = [tuple(part for part in parts if part not in (".", "..")) for parts in relative]
 
 
 def find_old_runs(folder: str | os.PathLike[str], keep_s: float, now: float | None = None) -> list[OldRun]:
@@ -76,15 +93,15 @@ def find_old_runs(folder: str | os.PathLike[str], keep_s: float, now: float | No
         if run.last < before
     }
     # A run that is kept may itself need another one.
-    staying = [run for run in runs if run.path not in old or old[run.path].kept]
     by_path = {run.path: run for run in runs}
+    staying = [run for run in runs if run.path not in old or old[run.path].kept]
     for path, each in old.items():
         each.needs = [other for other in old if other != path and _needs(by_path[path], other)]
     while staying:
         user = staying.pop()
         for each in old.values():
             if not each.kept and each.path != user.path and _needs(user, each.path):
-                each.kept = f"{user.path} was made from it"
+                each.kept = f"{user.path} may need it"
                 staying.append(by_path[each.path])
     left = [OldRun(path, REMOVED, path.stat().st_mtime, _measure(path)) for path in found if _is_removed(path)]
     return left + list(old.values())
@@ -124,7 +141,9 @@ def remove_run(run: OldRun) -> None:
                 raise StoreError(f"{run.path} is in progress: it is kept") from None
             if _read(run.path).last != run.last:
                 raise StoreError(f"{run.path} has gone on meanwhile: it is kept")
-            hidden = run.path.with_name(f".{run.path.name}.removed")  # what is removed in part is no run any more
+            if foreign := find_foreign_files(RunDir(run.path)):
+                raise StoreError(f"{run.path / foreign[0]} was written by no run: it is kept")
+            hidden = _hide(run.path)  # what is removed in part is no run any more
             os.rename(run.path, hidden)
     log_file = RunDir(hidden).events
     for each in hidden.iterdir():
@@ -132,7 +151,7 @@ def remove_run(run: OldRun) -> None:
             shutil.rmtree(each)
         elif each != log_file:
             each.unlink()
-    log_file.unlink()  # the last: by it the rest of a removal that was interrupted is known
+    log_file.unlink(missing_ok=True)  # the last: by it the rest of a removal that was interrupted is known
     hidden.rmdir()
 
 
@@ -148,8 +167,13 @@ def _find_runs(root: Path) -> Iterator[Path]:
             yield directory
 
 
+def _hide(path: Path) -> Path:
+    """Where a run is while it is removed."""
+    return path.with_name(f".{path.name}{_SUFFIX}")
+
+
 def _is_removed(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(".removed")
+    return path.name.startswith(".") and path.name.endswith(_SUFFIX)
 
 
 def _read(path: Path) -> _Read:
@@ -161,25 +185,31 @@ def _read(path: Path) -> _Read:
         state = fold(events)
         last = float(events[-1]["t"]) if events else run_dir.events.stat().st_mtime
         names = {
-            str((member.identity.get("lineage") or {}).get("from") or "") for member in state.members.values()
+            str(start)
+            for member in state.members.values()
+            if (start := (member.identity.get("lineage") or {}).get("from")) and start not in state.members
         }
-        if run_dir.ensemble_file.exists():
-            names |= _list_texts(run_dir.ensemble_file.read_bytes())
+        for declaration in path.rglob("ensemble.pkl"):
+            names |= _list_texts(declaration.read_bytes())
+        for module in path.rglob("*.py"):
+            names.add(module.read_text(encoding="utf-8", errors="replace"))
     except (OSError, StoreError, KeyError, TypeError, ValueError) as error:
         raise StoreError(
             f"{path} cannot be read ({error}): which other runs it needs is not known. Repair it (`ensemble "
             f"verify {path} --repair`), or move it elsewhere"
         ) from None
-    return _Read(path, state, last, sorted(name for name in names if os.sep in name))
+    return _Read(path, state, last, frozenset(names - {state.name}))
 
 
 def _list_texts(pickled: bytes) -> set[str]:
-    """The texts in a pickle, which is not run.
+    """The texts and names of bytes in a pickle, which is not run; a `pathlib.Path` is pickled as its components.
 
     Raises:
         ValueError: it is none, or damaged.
     """
-    return {argument for _, argument, _ in pickletools.genops(pickled) if isinstance(argument, str)}
+    arguments = (argument for _, argument, _ in pickletools.genops(pickled))
+    texts = (argument for argument in arguments if isinstance(argument, str | bytes | bytearray))
+    return {text if isinstance(text, str) else os.fsdecode(bytes(text)) for text in texts if len(text) < 2**16}
 
 
 def _describe_end(state: RunState) -> str:
@@ -202,14 +232,17 @@ def _find_reason(path: Path, runs: list[Path]) -> str:
 
 
 def _needs(user: _Read, path: Path) -> bool:
-    """Whether a run names another one: from somewhere else a relative name may mean any run that ends with it."""
-    for name in user.names:
-        if str(path) in name or Path(os.path.realpath(name)).is_relative_to(path):
-            return True
-        parts = tuple(part for part in Path(name).parts if part not in (".", ".."))
-        if not os.path.isabs(name) and any(path.parts[-n:] == parts[:n] for n in range(1, len(parts) + 1)):
-            return True
-    return False
+    """Whether a run may name another one: by its path, by a link to it, by the end of its path, by its name alone.
+
+    The name that both ensembles have is the exception: it is no path.
+    """
+    if path.name in user.names or {path.parent.name, path.name} <= user.names | {user.state.name}:
+        return True
+    if str(path) in user.joined or f"{path.parent.name}/{path.name}" in user.joined:
+        return True
+    return any(name.is_relative_to(path) for name in user.paths) or any(
+        path.parts[-n:] == parts[:n] for parts in user.relative for n in range(1, len(parts) + 1)
+    )
 
 
 def _measure(path: Path) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.store import StoreError
+from ensemble.store import StoreError, read_events
 from ensemble.store.frozen_arrays import IN_MEMORY, KEPT, is_name
 
 if TYPE_CHECKING:
@@ -87,19 +87,67 @@ def _describe(name: str) -> tuple[str, str]:
     return _UNKNOWN, _UNKNOWN
 
 
+#: The files that a run writes at the top of its directory, and those in folders, besides its code and data.
+_TOP = [
+    "events.jsonl",
+    "snapshot.json",
+    "run.json",
+    "ensemble.pkl",
+    "spec.py",
+    "ledger.json",
+    "ledger.csv",
+    "results.json",
+    "summary.json",
+    "metrics.csv",
+    "uncertainty.csv",
+    "report.html",
+    "optuna.journal",
+    "digests.json",
+]
+_DEEPER = (
+    "members/*/log.txt",
+    "members/*/checkpoint-*.safetensors",
+    "members/*/initial-weights.safetensors",
+    "members/*/predictions-*.safetensors",
+    "members/*/preparing-*",
+    "members/*/failure-*.json",
+    "members/*/rendezvous-*",
+    "loggers/*.json",
+    "loggers/*.lock",
+    "usage/*.json",
+    "requests/*.json",
+    "feeders/cohort-*/*",
+    "code/*/code.json",
+    "code/*/ensemble.pkl",
+)
+#: Folders in which libraries write what they like.
+_OF_LIBRARIES = ("tensorboard", "mlflow", "wandb", "compiled")
+
+
 def find_foreign_files(run_dir: RunDir) -> list[str]:
-    """The files and links of a run directory, by their paths in it, that no run writes."""
-    names = {path: path.relative_to(run_dir.path).as_posix() for path in _list_files(run_dir)}
-    own = {run_dir.ensemble_file.name}
-    return [
-        name
-        for path, name in names.items()
-        if name not in own and path.parent != run_dir.data and _describe(name)[0] == _UNKNOWN
-    ] + [
-        name
-        for path, name in names.items()
-        if path.parent == run_dir.data and path.suffix not in (KEPT, IN_MEMORY)
-    ]
+    """The files and links of a run directory, by their paths in it, that no run writes, as far as it is known.
+
+    Raises:
+        StoreError: its log cannot be read.
+    """
+    logged = {name for event in read_events(run_dir.events) for name in event.get("files") or {}}
+    found = []
+    for path in _list_files(run_dir):
+        parts = path.relative_to(run_dir.path).parts
+        is_own = (
+            "/".join(parts) in logged
+            or parts[0] in _OF_LIBRARIES
+            or (len(parts) == 2 and parts[0] == run_dir.data.name and is_name(parts[1]))
+            or (len(parts) == 1 and parts[0] in _TOP)
+            or any(_fits(parts, pattern.split("/")) for pattern in _DEEPER)
+        )
+        if not is_own:
+            found.append("/".join(parts))
+    return found
+
+
+def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
+    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
 def _list_files(run_dir: RunDir) -> list[Path]:

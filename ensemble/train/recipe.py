@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,10 @@ from ensemble.train.outputs import OutputError, compute_outputs, compute_values
 
 if TYPE_CHECKING:
     from pipelines import Batch
+
+
+#: Seconds for which members of a node wait for the first call of `Recipe.model`.
+FIRST_CALL_S = 120.0
 
 
 def train(recipe: Recipe, member: TrainContext) -> None:
@@ -81,19 +86,34 @@ def build_model(recipe: Recipe, member: TrainContext) -> nn.Module:
 def _call_model(recipe: Recipe, member: TrainContext) -> Any:
     """Calls `Recipe.model`, the first time on a node alone: what it downloads is there for the others.
 
-    They wait for no more than that one call, and not for it once it has ended or its process is gone (flock(2)).
+    They wait for no more than that one call, not once it has ended or its process is gone (flock(2)), and not
+    for ever.
     """
     directory = os.environ.get(NODE_DIRECTORY)
     if directory is None or (made := Path(directory, "model-called")).exists():
         return recipe.model(member.params)
     with open(Path(directory, "model-lock"), "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
+        if _wait_for_lock(lock) and not made.exists():
             try:
                 return recipe.model(member.params)
             finally:  # also where it fails: the others are to fail at once, not one after the other
                 made.touch()
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a process that it has forked has the file, too
     return recipe.model(member.params)
+
+
+def _wait_for_lock(lock: IO[bytes]) -> bool:
+    """Whether the lock was got within the time for which others wait for a first call."""
+    until = time.monotonic() + FIRST_CALL_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
 
 
 def compute_losses(recipe: Recipe, member: TrainContext, model: nn.Module, batch: Batch) -> Tensor:

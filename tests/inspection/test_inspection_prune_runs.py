@@ -30,7 +30,8 @@ def test_old_runs_are_listed_and_removed_when_that_is_asked_for_and_nothing_else
     inspected_runs.train(folder / "user", members=members, epochs=1)
     shutil.copytree(trained, tmp_path / "elsewhere")
     (folder / "link").symlink_to(tmp_path / "elsewhere")
-    (folder / "old" / "members" / "outside").symlink_to(tmp_path / "elsewhere")
+    (folder / "old" / "tensorboard").mkdir()
+    (folder / "old" / "tensorboard" / "outside").symlink_to(tmp_path / "elsewhere")
     (folder / "notes").mkdir()
     (folder / "notes" / "run.json").write_text("{}")
     before = sorted(folder.rglob("*"))
@@ -42,7 +43,7 @@ def test_old_runs_are_listed_and_removed_when_that_is_asked_for_and_nothing_else
         os.utime(user)
         listed = {run.path.name: run for run in find_old_runs(folder, 0.0, now=last)}
         assert set(listed) == {"old", "source", "busy", "monday"}, "the last event decides, here that of `user`"
-        assert listed["busy"].kept == "it is in progress" and "/user was made from it" in listed["source"].kept
+        assert listed["busy"].kept == "it is in progress" and "/user may need it" in listed["source"].kept
         assert listed["old"].kept == "" and listed["old"].size_bytes > 10_000
 
         assert main(["prune-runs", str(folder), "--keep", "14d"]) == 0
@@ -95,9 +96,9 @@ def test_a_run_stays_that_a_run_may_need_and_one_that_holds_what_is_not_of_it(
         log.write_text("\n".join([*older, ""]))
     kept = {run.path.relative_to(folder).as_posix(): run.kept for run in find_old_runs(folder, 14 * DAY_S)}
     assert {name: why.rpartition("/")[2] for name, why in kept.items()} == {
-        "relative": "user-0 was made from it",
-        "linked": "user-1 was made from it",
-        "declared": "user-2 was made from it",
+        "relative": "user-0 may need it",
+        "linked": "user-1 may need it",
+        "declared": "user-2 may need it",
         "outer": "inner is in it",
         "outer/members/inner": "",
         "notes": "it has files that no run has written, such as thoughts.txt",
@@ -108,13 +109,53 @@ def test_a_run_stays_that_a_run_may_need_and_one_that_holds_what_is_not_of_it(
         find_old_runs(folder, 14 * DAY_S)
 
 
+@pytest.mark.parametrize(
+    "named",
+    [Path("/w/runs/base"), Path("runs/base"), b"/w/runs/base", "/w/runs/base/members/m", Path("base"), "base",
+     "sqlite:////w/runs/base/x.db"],
+)  # fmt: skip
+def test_a_run_is_named_by_all_that_may_be_a_path_of_it(named: object, tmp_path: Path, trained: Path) -> None:
+    folder = tmp_path / "w" / "runs"
+    for name in ("base", "basement", "user"):
+        shutil.copytree(trained, folder / name)
+    if isinstance(named, str | bytes) and len(named) > 4:
+        where, root = (os.fsencode(folder), b"/w/runs") if isinstance(named, bytes) else (str(folder), "/w/runs")
+        named = named.replace(root, where)  # type: ignore[arg-type]
+    elif isinstance(named, Path) and named.is_absolute():
+        named = folder / "base"
+    (folder / "user" / "ensemble.pkl").write_bytes(pickle.dumps({"teacher": named}))
+    with EventLog(RunDir(folder / "user").events) as log:
+        log.append("asked", request="r", verb="stop", member=None, done=True, said="")
+    now = max(run.last for run in find_old_runs(folder, -DAY_S))
+    kept = {run.path.name: run.kept for run in find_old_runs(folder, 0.0, now=now)}
+    assert kept == {"base": f"{folder}/user may need it", "basement": ""}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["members/member-0/my-analysis/thesis.ipynb", "members/notes.txt", "code/mine.py", "ledger-of-the-lab.xlsx",
+     "loggers/x/own.doc", "data/my_labels.npy", "data/big/own.npy", "top.txt", "members/member-0/notes.txt"],
+)  # fmt: skip
+def test_a_run_with_a_file_of_the_user_stays_wherever_that_is(name: str, tmp_path: Path, trained: Path) -> None:
+    shutil.copytree(trained, tmp_path / "runs" / "run")
+    (found,) = find_old_runs(tmp_path / "runs", -DAY_S)
+    assert found.kept == ""
+    file = tmp_path / "runs" / "run" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("mine")
+    with pytest.raises(StoreError, match="was written by no run"):
+        remove_run(found)
+    (again,) = find_old_runs(tmp_path / "runs", -DAY_S)
+    assert again.kept == f"it has files that no run has written, such as {name}" and file.exists()
+
+
 def test_what_a_run_may_need_that_cannot_be_removed_stays(tmp_path: Path, trained: Path) -> None:
     folder = tmp_path / "runs"
     for name in ("source", "other"):
         shutil.copytree(trained, folder / name)
     members = [Member({"width": 8, "lr": 0.01}, start=f"{folder}/source/member-0")]
     inspected_runs.train(folder / "user", members=members, epochs=1)
-    with EventLog(RunDir(folder / "source").events) as log:  # it has gone on after the run that was made from it
+    with EventLog(RunDir(folder / "source").events) as log:  # it has gone on after the run that may need it
         log.append("asked", request="r", verb="stop", member=None, done=True, said="")
     found = {run.path.name: run for run in find_old_runs(folder, -DAY_S)}
     assert found["user"].needs == [folder / "source"] and not found["source"].needs
@@ -131,7 +172,7 @@ def test_what_a_run_may_need_that_cannot_be_removed_stays(tmp_path: Path, traine
 def test_a_removal_that_was_killed_is_finished_by_the_next(
     tmp_path: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left = tmp_path / "runs" / ".old.removed"
+    left = tmp_path / "runs" / ".old.removed-by-ensemble"
     shutil.copytree(trained, left)
     for name in ("ensemble.pkl", "run.json"):
         (left / name).unlink()
