@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ensemble.controller.changes import check_code, check_data, check_edits, check_same, find_code_change
 from ensemble.controller.controller import Controller
-from ensemble.controller.extension import Extension, extend_ensemble, find_extended_epochs, plan_extension
+from ensemble.controller.more_epochs import MoreEpochs, apply_more_epochs, find_more_epochs, plan_more_epochs
 from ensemble.controller.repair import restore_files
 from ensemble.executors import Executor, make_executor
 from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, raise_interrupted
@@ -254,7 +254,7 @@ def resume(
 
     With `epochs`, members that have finished go on from their last checkpoint, too, and the run is combined and
     reported again; those that were pruned or cancelled, or failed for good, stay as they are. Later resumes keep
-    that number. Schedules go by the number of steps that was declared (`ensemble.controller.extension`).
+    that number. Schedules go by the number of steps that was declared (`ensemble.controller.more_epochs`).
 
     Args:
         run_dir: of the run.
@@ -279,18 +279,18 @@ def resume(
     restore_files(known, state)
     runner = make_executor(executor or state.executor or known.info.get("executor") or "ray")
     check_arrays(known)
-    ensemble, extension = known.load_ensemble(takes_settings=True), None
+    ensemble, more_epochs = known.load_ensemble(takes_settings=True), None
     if epochs is not None:
-        extension = plan_extension(known, state, ensemble, epochs)
-        for note in [] if extension is None else extension.notes:
+        more_epochs = plan_more_epochs(known, state, ensemble, epochs)
+        for note in [] if more_epochs is None else more_epochs.notes:
             log.warning("%s: %s", known.path, note)
-    ensemble = extend_ensemble(ensemble, max(epochs or 0, find_extended_epochs(state)))
+    ensemble = apply_more_epochs(ensemble, max(epochs or 0, find_more_epochs(state)))
     check_installed(ensemble.loggers)
     code = code_of(ensemble)
     check_data(state, ensemble, known.path)
     check_code(state, code, known, accept=accept_code)
     check_edits(code, known, accept=accept_code)
-    return _start(known, ensemble, code, runner, on_event, extension, checked)
+    return _start(known, ensemble, code, runner, on_event, more_epochs, checked)
 
 
 def read_begun(run_dir: RunDir) -> RunState:
@@ -317,7 +317,7 @@ def _start(
     code: Code,
     executor: Executor,
     on_event: Callable[[Event], None] | None,
-    extension: Extension | None = None,
+    more_epochs: MoreEpochs | None = None,
     checked: Sequence[FileCheck] | None = None,
 ) -> Run:
     for row in ensemble.list_overlaps():
@@ -348,7 +348,7 @@ def _start(
             state,
             on_event=follow,
             code=code,
-            extension=extension,
+            more_epochs=more_epochs,
             checked=checked,
         )
         try:

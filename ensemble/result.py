@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.meter.ledger import present
+from ensemble.meter.ledger import build_ledger
 from ensemble.reporting import status_rows, summary_text
 from ensemble.reporting.notebook import result_html
 from ensemble.reporting.ranking import front_members
@@ -103,7 +103,7 @@ def choose_best(rows: Rows, state: RunState) -> Row | None:
 def make_result(run_dir: RunDir) -> Result:
     """The result, so far, of the run in a directory."""
     status = RunStatus.load(run_dir)
-    state, rows = status.state, Rows(status_rows(status.state, present(status.account)))
+    state, rows = status.state, Rows(status_rows(status.state, build_ledger(status.account)))
     ended = state.ended or {}
     try:
         ledger = json.loads(run_dir.ledger.read_text(encoding="utf-8"))

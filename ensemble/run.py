@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ensemble.meter.ledger import present
+from ensemble.meter.ledger import build_ledger
 from ensemble.reporting import SILENT_S, describe_lost_controller, status_head, status_lines, status_rows
 from ensemble.reporting.notebook import LiveView, run_html
 from ensemble.reporting.results import list_epochs
@@ -99,7 +99,7 @@ class Request:
                 the controller has received is waited for as long as it takes.
 
         Returns:
-            The event `asked`: `said` is a message for people, `member` the name of a member.
+            The event `request`: `message` is a message for people, `member` the name of a member.
 
         Raises:
             StoreError: the run refused the request, has ended, or did not answer in time; nothing was done.
@@ -115,13 +115,13 @@ class Request:
             time.sleep(POLL_S / 2)
             status.update()
         if not answer["done"]:
-            raise StoreError(f"{self._run_dir.path}: {answer['said']}")
+            raise StoreError(f"{self._run_dir.path}: {answer['message']}")
         return answer
 
     def _poll(self) -> Event | None:
         """The answer, if it is among the new events of the log."""
         events, self._begin = read_events_from(self._run_dir.events, self._begin)
-        return next((e for e in events if e["type"] == "asked" and e["request"] == self._file.stem), None)
+        return next((e for e in events if e["type"] == "request" and e["request"] == self._file.stem), None)
 
     def _find_obstacle(self, state: RunState, late: bool) -> str | None:
         """Why no answer can be expected; None while one can."""
@@ -159,7 +159,7 @@ class Run:
         """One row per member, as `ensemble status` shows them; see `ensemble.reporting.status_rows`."""
         status = RunStatus.load(self._dir)
         is_lost = describe_lost_controller(self._dir, status.state, silent_s=SILENT_S) is not None
-        return status_rows(status.state, present(status.account), is_lost=is_lost)
+        return status_rows(status.state, build_ledger(status.account), is_lost=is_lost)
 
     def history(self) -> Rows:
         """What members reported epoch by epoch: the rows of `metrics.csv`, also while members train.
@@ -255,7 +255,7 @@ class Run:
     def __repr__(self) -> str:
         try:
             status = RunStatus.load(self._dir)
-            state, rows = status.state, status_rows(status.state, present(status.account))
+            state, rows = status.state, status_rows(status.state, build_ledger(status.account))
             head = status_head(state, describe_lost_controller(self._dir, state) is not None)
             return "\n".join([head, *status_lines(state, rows, WIDTH)])
         except (StoreError, OSError) as error:  # the directory is gone

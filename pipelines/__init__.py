@@ -16,7 +16,7 @@ from pipelines.loader.ragged import Ragged
 from pipelines.loader.resident import Resident, resident
 from pipelines.multinode.rendezvous import Peers
 from pipelines.pipeline import Pipeline
-from pipelines.prefix import common_prefix
+from pipelines.shared_stages import find_shared_stages
 
 __all__ = [
     "Batch",
@@ -29,7 +29,7 @@ __all__ = [
     "Resident",
     "SampleError",
     "attach",
-    "common_prefix",
+    "find_shared_stages",
     "from_samples",
     "resident",
     "sampling",

@@ -127,7 +127,7 @@ def count_common_stages(tokens: Sequence[str], parts: Sequence[Part], theirs: Ma
 
 def find_obstacle(pipeline: Pipeline) -> Difference | None:
     """Says why no reader can apply further stages to a pipeline's samples from a ring; None if readers can."""
-    why, stages = pipeline.forms, len(pipeline.stages)
+    why, stages = pipeline.layouts, len(pipeline.stages)
     if isinstance(why, dict):
         return None
     return Difference(f"no consumer can continue from the {stages} stages at the feeder: {why}", unsure=True)

@@ -9,7 +9,7 @@ with the ring's descriptor, or `refused`; then one `READY` for each `want`. When
 `ring`, then `memory` with its descriptor.
 
 Feeder to worker: `note` with the descriptor of the memory in which the worker notes its present sample, `cache`
-with the descriptor of a sample cache, `target` with the descriptor of a buffer, `forget` for a buffer, `deadly`
+with the descriptor of a sample cache, `target` with the descriptor of a buffer, `forget` for a buffer, `poison`
 for a record that must not be prepared, `PREPARE` (target, start, stop). Worker to feeder: `ready` once, `DONE`
 (target, start, stop, CPU nanoseconds so far), before it `skipped` with the error of each record that could not be
 prepared and, with a cache, `CACHED` (samples of the block that were read from it, were added to it, were invalid

@@ -22,9 +22,9 @@ from pipelines.checks import (
 from pipelines.comparison import Difference
 from pipelines.errors import DataOutOfReach, ForeignRandomness, PipelineError, TooManySkipped
 from pipelines.order import BlockOrder, Indices, epoch_indices
-from pipelines.prepare.deadly_records import DeadlyRecords
 from pipelines.prepare.fields import Field, declare_fields, describe_fields
 from pipelines.prepare.memory_order import MemoryLayout
+from pipelines.prepare.poison_records import PoisonRecords
 from pipelines.sampling import SampledOrder, Sampling, check_sampling
 from pipelines.stage import Randomness, Stage, make_stage
 from pipelines.stages._declared import find_slots
@@ -107,7 +107,7 @@ class Pipeline:
         # Identify this object and the pipelines that it was mapped from: one token per number of stages.
         self._tokens: tuple[str, ...] = (uuid.uuid4().hex,)
         self._is_cut = False
-        self._hazards = DeadlyRecords()
+        self._poison_records = PoisonRecords()
 
     def map(
         self,
@@ -143,14 +143,14 @@ class Pipeline:
         longer = self._copy()
         longer.stages = (*self.stages, make_stage(call, field, random, id, version))
         longer._tokens = (*self._tokens, uuid.uuid4().hex)
-        longer._hazards = DeadlyRecords()
+        longer._poison_records = PoisonRecords()
         longer._declared = declare_fields(fields, has_slots=bool(find_slots(longer.stages))) if fields else None
         return longer
 
     @property
-    def hazards(self) -> DeadlyRecords:
+    def poison_records(self) -> PoisonRecords:
         """The records known to crash or hang this process; shared by all copies that prepare the same samples."""
-        known: DeadlyRecords = self.__dict__.setdefault("_hazards", DeadlyRecords())
+        known: PoisonRecords = self.__dict__.setdefault("_poison_records", PoisonRecords())
         return known
 
     def check_skipped(self, skipped: int, n: int, indices: Sequence[int]) -> None:
@@ -183,12 +183,12 @@ class Pipeline:
             )
 
     def _copy(self) -> Pipeline:
-        _ = self.hazards
+        _ = self.poison_records
         other = object.__new__(Pipeline)
         other.__dict__ = {**self.__dict__, "_inferred": None, "_is_cut": False}
         return other
 
-    def prefix(self, stages: int, *, is_cut: bool = False) -> Pipeline:
+    def take_stages(self, stages: int, *, is_cut: bool = False) -> Pipeline:
         """Returns the pipeline of the first `stages` stages; it compares equal to the one that was mapped on.
 
         Args:
@@ -200,7 +200,7 @@ class Pipeline:
             PipelineError: there are fewer stages.
         """
         if not 0 <= stages <= len(self.stages):
-            raise PipelineError(f"prefix({stages!r}) of a pipeline of {len(self.stages)} stages")
+            raise PipelineError(f"take_stages({stages!r}) of a pipeline of {len(self.stages)} stages")
         if stages == len(self.stages) and not is_cut:
             return self
         cut = self._copy()
@@ -223,7 +223,7 @@ class Pipeline:
         shorter = self._copy()
         shorter._tokens = tuple(uuid.uuid4().hex for _ in self._tokens)
         shorter.source = self.source.take(n)
-        shorter._hazards = DeadlyRecords()
+        shorter._poison_records = PoisonRecords()
         shorter._declared = self._declared
         return shorter
 
@@ -276,7 +276,7 @@ class Pipeline:
         return self._infer()[0]
 
     @property
-    def forms(self) -> dict[str, MemoryLayout] | str:
+    def layouts(self) -> dict[str, MemoryLayout] | str:
         """Field -> memory layout of its value after the last stage, for readers that apply further stages.
 
         A text says why no reader can: a value that is neither an array nor a number does not fit into a ring.
@@ -292,7 +292,7 @@ class Pipeline:
 
     @property
     def is_cut(self) -> bool:
-        """Whether every reader applies further stages (see `prefix`)."""
+        """Whether every reader applies further stages (see `take_stages`)."""
         return self._is_cut
 
     @property
@@ -368,7 +368,7 @@ class Pipeline:
         """See `comparison.count_common_stages`."""
         return comparison.count_common_stages(self._tokens, self._describe_parts(), theirs)
 
-    def is_prefix_of(self, other: Pipeline) -> bool:
+    def begins(self, other: Pipeline) -> bool:
         """Whether another pipeline is this one, or this one with further stages."""
         return self.count_common_stages(other.describe_identity()) == len(self.stages)
 
@@ -383,7 +383,7 @@ class Pipeline:
     def describe_samples(self) -> dict[str, Any]:
         """Describes the samples in a ring to a reader, as JSON values."""
         fields = [[name, *field] for name, field in self.fields.items()]
-        held = {"stages": len(self.stages), "fields": fields, "forms": self.forms, "token": self.token}
+        held = {"stages": len(self.stages), "fields": fields, "layouts": self.layouts, "token": self.token}
         return held if self.structure is None else {**held, "structure": self.structure.as_record()}
 
     def find_difference(self, theirs: Mapping[str, Any]) -> Difference | None:

@@ -144,7 +144,11 @@ def test_hyperparameters_that_nothing_reads_are_named_once(
 ) -> None:
     run = ensemble.submit(an_ensemble([{"lr": 0.1, "momentun": 0.9}] * 3), tmp_path / "run", "inline")
     assert {row["state"] for row in run.wait().members} == {"finished"}
-    told = [event for event in read_events(RunDir(tmp_path / "run").events) if event["type"] == "unread"]
+    told = [
+        event
+        for event in read_events(RunDir(tmp_path / "run").events)
+        if event["type"] == "unused_hyperparameters"
+    ]
     assert [(event["member"], event["params"]) for event in told] == [("member-0", ["momentun"])]
     assert told[0]["meant"] == {"momentun": "momentum"}
     said = "nothing reads the hyperparameter 'momentun'; did you mean 'momentum'? (member-0)"
@@ -180,7 +184,7 @@ def test_the_function_that_makes_an_ensemble_is_not_taken_for_one(call: Any, tmp
 
 
 @pytest.mark.parametrize(
-    ("made", "said"), [(None, "None"), (torch.nn.Flatten, "<class 'torch.nn.modules.flatten")]
+    ("made", "message"), [(None, "None"), (torch.nn.Flatten, "<class 'torch.nn.modules.flatten")]
 )
 def test_a_model_function_without_a_model_fails_once_and_says_what_it_returned(
     made: Any, said: str, tmp_path: Path

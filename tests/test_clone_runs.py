@@ -83,7 +83,9 @@ def study_of(path: Path) -> Any:
 
 def answers(path: Path) -> list[tuple[bool, str]]:
     return [
-        (event["done"], event["said"]) for event in read_events(RunDir(path).events) if event["type"] == "asked"
+        (event["done"], event["message"])
+        for event in read_events(RunDir(path).events)
+        if event["type"] == "request"
     ]
 
 
@@ -179,7 +181,7 @@ def test_a_warm_clone_on_two_workers_or_one_stream_ends_with_the_weights_it_bega
     changes = Member({"lr": 0.0, "step_s": 0.0}, workers=2, epochs=2, seed=99)
     answer = run.clone("member-0", changes, warm=True).wait()
     run.wait()
-    check_unchanged(path, answer["said"])
+    check_unchanged(path, answer["message"])
 
 
 @pytest.mark.usefixtures("_requests_are_seen_at_once")

@@ -14,7 +14,7 @@ from execute_members import an_ensemble, loss, model, momentum
 import ensemble
 from ensemble import Member, Recipe
 from ensemble.cli.parser import main
-from ensemble.controller.extension import reads_attribute, reads_parameter
+from ensemble.controller.more_epochs import reads_attribute, reads_parameter
 from ensemble.store import RunDir, RunState, StoreError, fold, load_predictions, read_events
 
 K, N = 2, 5
@@ -81,7 +81,7 @@ def test_epochs_added_to_a_finished_run_give_the_weights_of_the_longer_one(
     state = state_of(path)
     assert [len(member.history) for member in state.members.values()] == [N, N]
     extended = {"epochs": N, "members": {"member-0": K, "member-1": K}, "notes": []}
-    assert [start.get("extended") for start in starts(path)] == [None, extended]
+    assert [start.get("more_epochs") for start in starts(path)] == [None, extended]
     assert (state.epochs, result.stopped) == (N, None)
     combined = [event for event in read_events(RunDir(path).events) if event["type"] == "combined"]
     assert len(combined) == 2 and result.combined == combined[1]
@@ -100,7 +100,7 @@ def test_epochs_can_be_added_more_than_once_and_the_run_is_that_of_the_longer_de
     ensemble.resume(path, epochs=N).wait()
     assert digests(train(path, make(N))) == whole, "the declaration with all epochs is this run's"
     member = state_of(path).members["member-0"]
-    assert (member.identity["epochs"], member.identity["extended_from"], member.attempts) == (N, K, 3)
+    assert (member.identity["epochs"], member.identity["epochs_before"], member.attempts) == (N, K, 3)
 
 
 @pytest.mark.more
@@ -136,7 +136,7 @@ def test_the_same_extension_again_goes_on_with_one_that_has_not_ended(
     assert "stopped" in {member.state for member in state_of(path).members.values()}
     assert main(["resume", str(path), "--epochs", str(N)]) == 0
     assert digests(path) == whole
-    assert [start.get("extended") is None for start in starts(path)] == [True, False, True]
+    assert [start.get("more_epochs") is None for start in starts(path)] == [True, False, True]
 
 
 def test_a_stopped_run_can_be_given_more_epochs(whole: list[str | None], tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_members_with_more_epochs_of_their_own_keep_them(tmp_path: Path) -> None
     ensemble.resume(path, epochs=3).wait()
     state = state_of(path)
     assert [member.identity["epochs"] for member in state.members.values()] == [3, 4, 3]
-    assert starts(path)[1]["extended"]["members"] == {"member-0": K, "member-2": 1}
+    assert starts(path)[1]["more_epochs"]["members"] == {"member-0": K, "member-2": 1}
     assert (digests(path)[1], state.members["member-1"].attempts) == (before[1], 1)
 
 
@@ -249,7 +249,7 @@ def test_a_schedule_that_has_ended_above_zero_stays_there_and_that_is_said(
 ) -> None:
     path = train(tmp_path / "run", make(schedule={"name": "cosine", "end": 0.25}))
     ensemble.resume(path, epochs=4).wait()
-    (note,) = starts(path)[1]["extended"]["notes"]
+    (note,) = starts(path)[1]["more_epochs"]["notes"]
     assert "'cosine' has ended after 2 epochs: the learning rate stays at 0.25 of the declared one" in note
     assert note in caplog.text
     rates = [epoch["lr"] for epoch in state_of(path).members["member-0"].history]
@@ -285,7 +285,7 @@ def test_pruned_trials_stay_pruned_and_the_declaration_with_all_epochs_is_the_ru
     assert {state for state, *_ in before.values()} == {"finished", "pruned"}
     ensemble.resume(path, epochs=3).wait()
     state = state_of(path)
-    assert set(starts(path)[1]["extended"]["members"]) == set(finished)
+    assert set(starts(path)[1]["more_epochs"]["members"]) == set(finished)
     for name, member in state.members.items():
         if name in finished:
             assert (member.state, len(member.history)) == ("finished", 3)
@@ -313,7 +313,7 @@ def test_the_declaration_with_all_epochs_is_the_runs_also_where_a_member_stopped
     path = train(tmp_path / "run", make(3, [{"lr": 0.1, "width": 4}, early], averaging="swa"))
     ensemble.resume(path, epochs=N).wait()
     assert [len(member.history) for member in state_of(path).members.values()] == [N, 2]
-    (note,) = starts(path)[1]["extended"]["notes"]
+    (note,) = starts(path)[1]["more_epochs"]["notes"]
     assert note == "SWA goes on with the average that began after 0.75 of the declared 3 epochs"
     train(path, make(N, [{"lr": 0.1, "width": 4}, early], averaging="swa"))
     assert [member.attempts for member in state_of(path).members.values()] == [2, 1]

@@ -174,7 +174,7 @@ def test_a_second_signal_ends_members_at_once_and_leaves_nothing(executor: str, 
     command = Command(tmp, tmp_path, executor, step_s=3600.0)  # no member comes to write a checkpoint
     command.wait_for(command.below("stepping"))
     command.process.send_signal(signal.SIGINT)
-    asked, requests = command.logged("asked"), command.run_dir / "requests"
+    asked, requests = command.logged("request"), command.run_dir / "requests"
     command.wait_for(lambda: any(requests.glob("stop-*")) or asked())  # two at once would be taken for one
     command.process.send_signal(signal.SIGINT)
     ends(command, 130, "ended at once; `ensemble resume")

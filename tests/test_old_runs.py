@@ -224,7 +224,7 @@ def test_what_was_asked_of_a_controller_that_was_killed_is_answered(tmp_path: Pa
     (request,) = (OLD / "listed" / "requests").iterdir()
     shutil.copyfile(request, run / "requests" / request.name)
     ensemble.resume(run, "inline").wait()
-    answer = events(run, "asked")[-1]
+    answer = events(run, "request")[-1]
     assert answer["request"] == request.stem and not answer["done"] and not list((run / "requests").iterdir())
 
 

@@ -37,7 +37,7 @@ def test_what_one_handle_asks_another_sees_and_weights_stay_what_they_are(tmp_pa
     run = ensemble.submit(declared(), path, executor="local")
     other = ensemble.attach(path)
     wait_until(lambda: bool(state_of(path).members["member-0"].history), "an epoch")
-    assert other.pause("member-0").wait()["said"] == "pausing member-0"
+    assert other.pause("member-0").wait()["message"] == "pausing member-0"
     wait_until(lambda: other.status()[0]["state"] == "paused", "a pause")
     assert run.add(Member({"lr": 0.3, "step_s": 0.01}, epochs=2)).wait()["member"] == "member-2"
 
@@ -52,7 +52,7 @@ def test_what_one_handle_asks_another_sees_and_weights_stay_what_they_are(tmp_pa
         other.cancel("member-11")
 
     wait_until(lambda: other.status()[2]["state"] == "finished", "the added member's end")
-    assert same.resume().wait()["said"] == "resuming member-0"
+    assert same.resume().wait()["message"] == "resuming member-0"
     result = same.wait()
     assert result == run.wait() and [row["state"] for row in result.members] == ["finished"] * 3
     kinds = [event["type"] for event in seen]
@@ -125,9 +125,9 @@ def test_a_request_that_was_received_is_waited_for_and_one_that_was_not_is_withd
         waiting = threading.Thread(target=lambda: found.append(request.wait(timeout_s=0.0)))
         waiting.start()
         waiting.join(timeout=0.5)
-        log.append("asked", request=received["id"], verb="pause", member=None, done=True, said="pausing")
+        log.append("request", request=received["id"], verb="pause", member=None, done=True, said="pausing")
         waiting.join()
-    assert found[0]["said"] == "pausing"
+    assert found[0]["message"] == "pausing"
 
 
 def test_a_result_says_as_text_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_files_that_are_no_requests_end_no_run_and_are_answered(
     run = ensemble.submit(an_ensemble([{"lr": 0.1}], epochs=2), tmp_path, executor="inline", on_event=write)
     assert [row["state"] for row in run.wait().members] == ["finished"]
     answers = {
-        event["request"]: event for event in read_events(RunDir(tmp_path).events) if event["type"] == "asked"
+        event["request"]: event for event in read_events(RunDir(tmp_path).events) if event["type"] == "request"
     }
     assert set(answers) == {*bad, "stop-folder", "stop-\udce9"} and not any(e["done"] for e in answers.values())
     assert not list(requests.glob("*.json"))

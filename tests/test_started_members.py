@@ -196,7 +196,7 @@ def test_a_started_member_is_added_to_a_run_in_progress(
             monkeypatch.chdir(tmp_path)
 
     run = train(path, make([WIDE | {"lr": 0.1}], epochs=3), on_event=add)
-    answers = [(e["done"], e["said"]) for e in read_events(RunDir(path).events) if e["type"] == "asked"]
+    answers = [(e["done"], e["message"]) for e in read_events(RunDir(path).events) if e["type"] == "request"]
     assert [each for each, _ in sorted(answers)] == [False, False, True]
     said = " ".join(text for _, text in answers)
     assert f"it starts with the weights of {tmp_path}/here/w.safetensors" in said
@@ -280,7 +280,7 @@ def test_a_clone_of_a_started_member_starts_with_the_same_weights(searched: bool
     members = None if searched else [{"lr": 0.1, "width": 8}, started]
     run = train(path, make(members, **({"search": search} if searched else {})), on_event=ask)
     assert [member.state for member in run.members.values()] == ["finished"] * 4, [
-        event["said"] for event in read_events(RunDir(path).events) if event["type"] == "asked"
+        event["message"] for event in read_events(RunDir(path).events) if event["type"] == "request"
     ]
     parent, *clones = (run.members[f"member-{number}"].identity["lineage"] for number in (1, 2, 3))
     assert clones == [parent] * 2 and parent["from"] == str(file)

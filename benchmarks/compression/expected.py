@@ -34,7 +34,7 @@ class Crossover:
 
     Attributes:
         hosts, what, scheme: as of an `ExchangeRow`.
-        verdict: "below", "always", "never".
+        kind: "below", "always", "never".
         bps: bit/s of the plain exchange on a host's link at the crossover; None where no such rate was measured.
         at_ms: of both exchanges at the crossover.
     """
@@ -42,14 +42,14 @@ class Crossover:
     hosts: int
     what: str
     scheme: str
-    verdict: str
+    kind: str
     bps: float | None
     at_ms: float | None
 
     @property
     def is_faster(self) -> str:
         """Where the scheme is faster, for people."""
-        return self.verdict if self.bps is None else f"{self.verdict} {format_bps(self.bps)}"
+        return self.kind if self.bps is None else f"{self.kind} {format_bps(self.bps)}"
 
 
 def make_outcome(
@@ -96,8 +96,8 @@ def crossovers(rows: Sequence[ExchangeRow]) -> Iterator[Crossover]:
     for (hosts, what, scheme), own in group_by(rows, lambda row: (row.hosts, row.what, row.scheme)).items():
         points = [(row.reached_bps, plain[hosts, what, row.rate], row.time_ms) for row in own]
         if scheme != PLAIN and len(points) > 1:
-            verdict, bps, at_ms = crossover(points)
-            yield Crossover(hosts=hosts, what=what, scheme=scheme, verdict=verdict, bps=bps, at_ms=at_ms)
+            kind, bps, at_ms = crossover(points)
+            yield Crossover(hosts=hosts, what=what, scheme=scheme, kind=kind, bps=bps, at_ms=at_ms)
 
 
 def crossover(points: Sequence[tuple[float, float, float]]) -> tuple[str, float | None, float | None]:
@@ -107,7 +107,7 @@ def crossover(points: Sequence[tuple[float, float, float]]) -> tuple[str, float 
         points: (rate, plain exchange's time, compressed exchange's time), two or more of different rates.
 
     Returns:
-        verdict, rate and time as `Crossover` has them; of several crossings the one at the highest rate.
+        kind, rate and time as `Crossover` has them; of several crossings the one at the highest rate.
     """
     ordered = [
         (math.log(plain / packed), math.log(rate), math.log(plain)) for rate, plain, packed in sorted(points)

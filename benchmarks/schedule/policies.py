@@ -8,22 +8,22 @@ from collections import deque
 from collections.abc import Sequence
 
 from benchmarks.schedule.simulate import Trainee
-from ensemble.schedule import Capacity, HeldSlots, PlacementState, RatedMember, Start, allocate, decide_starts
+from ensemble.schedule import Capacity, ClusterSnapshot, HeldSlots, RatedMember, Start, allocate, decide_starts
 from ensemble.schedule.flotilla import interpolate_rate
 from ensemble.spec import Identity
 
 _MOST_REPLANNED = 1000  # waiting members up to which a change among them makes a new plan
 
 
-def one_by_one(board: PlacementState, now_s: float) -> Sequence[Start]:
+def one_by_one(cluster: ClusterSnapshot, now_s: float) -> Sequence[Start]:
     """Starts each member by itself, with a pipeline of its own, as soon as a place is free; see `Policy`."""
-    found = decide_starts(dataclasses.replace(board, streaming=True))
+    found = decide_starts(dataclasses.replace(cluster, streaming=True))
     return [dataclasses.replace(start, cohort=None) for start in found]
 
 
-def in_cohorts(board: PlacementState, now_s: float) -> Sequence[Start]:
+def in_cohorts(cluster: ClusterSnapshot, now_s: float) -> Sequence[Start]:
     """Starts members with their declared workers, in cohorts of as many as fit; see `Policy`."""
-    return decide_starts(board)
+    return decide_starts(cluster)
 
 
 class Flotillas:
@@ -51,47 +51,47 @@ class Flotillas:
         self.plans_s: list[float] = []
         self.starts_s: list[float] = []
 
-    def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
+    def starts(self, cluster: ClusterSnapshot, now_s: float) -> Sequence[Start]:
         """See `Policy`."""
         start = time.thread_time()
-        waiting = {identity.member for identity in board.waiting}
+        waiting = {identity.member for identity in cluster.waiting}
         if waiting - self._planned_for or (waiting != self._planned_for and len(waiting) <= _MOST_REPLANNED):
-            self._plan(board, now_s)
+            self._plan(cluster, now_s)
             self.plans_s.append(time.thread_time() - start)
         planned = time.thread_time()
-        found = self._start_flotillas(board)
+        found = self._start_flotillas(cluster)
         self._started |= {each.placement.member: (now_s, each.cohort or 0) for each in found}
         self.starts_s.append(time.thread_time() - planned)
         return found
 
-    def _plan(self, board: PlacementState, now_s: float) -> None:
-        waiting = {identity.member: identity for identity in board.waiting}
+    def _plan(self, cluster: ClusterSnapshot, now_s: float) -> None:
+        waiting = {identity.member: identity for identity in cluster.waiting}
         self._planned_for = set(waiting)
         rated = [self._rated[member] for member in waiting]
-        plan = allocate(rated, self._room, self._samples, self._running_members(board, now_s))
+        plan = allocate(rated, self._room, self._samples, self._running_members(cluster, now_s))
         self._flotillas = deque(
             [dataclasses.replace(waiting[member], workers=plan.workers[member]) for member in flotilla.members]
             for flotilla in plan.flotillas
         )
 
-    def _running_members(self, board: PlacementState, now_s: float) -> list[HeldSlots]:
+    def _running_members(self, cluster: ClusterSnapshot, now_s: float) -> list[HeldSlots]:
         """The running members, each with its remaining time if it takes all epochs at its own rate."""
-        number = {node.name: n for n, node in enumerate(board.nodes)}
+        number = {node.name: n for n, node in enumerate(cluster.nodes)}
         found = []
-        for placement in board.running:
+        for placement in cluster.running:
             known, workers = self._rated[placement.member], placement.identity.workers
             start_s, cohort = self._started[placement.member]
             whole_s = known.epochs * self._samples / interpolate_rate(known.samples_per_s, workers)
             found.append(HeldSlots(number[placement.node], workers, max(0.0, start_s + whole_s - now_s), cohort))
         return found
 
-    def _start_flotillas(self, board: PlacementState) -> list[Start]:
+    def _start_flotillas(self, cluster: ClusterSnapshot) -> list[Start]:
         """Place whole flotillas in order, each as a cohort, until one does not fit."""
         found: list[Start] = []
-        free, cohort = board.free_capacity(), board.next_cohort
+        free, cohort = cluster.free_capacity(), cluster.next_cohort
         while self._flotillas:
             flotilla = self._flotillas[0]
-            some = decide_starts(dataclasses.replace(board, waiting=flotilla, next_cohort=cohort, free=free))
+            some = decide_starts(dataclasses.replace(cluster, waiting=flotilla, next_cohort=cohort, free=free))
             if len(some) < len(flotilla):
                 break
             self._flotillas.popleft()

@@ -5,8 +5,8 @@
 - *all at once*: each prepares for itself.
 
 The arms run in turn, so that what else the machine does falls on all of them. The figures are MLPerf HPC's
-(`ensemble.reporting.sections.turnaround`). Each arm is also simulated from the members' own time and core-seconds
-for a sample in the arm that runs them alone, and from a sample's cost of preparation.
+(`ensemble.reporting.sections.time_to_solution`). Each arm is also simulated from the members' own time and
+core-seconds for a sample in the arm that runs them alone, and from a sample's cost of preparation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.schedule.policies import in_cohorts, one_by_one
 from benchmarks.schedule.simulate import Preparation, Trainee, simulate
 from ensemble.bench.results import Report, median_row
 from ensemble.meter import Ledger, ledger
-from ensemble.reporting.sections.turnaround import Turnaround, measure_turnaround
+from ensemble.reporting.sections.time_to_solution import TimeToSolution, measure_time_to_solution
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import RunState, fold, read_events
@@ -116,7 +116,7 @@ class Run(NamedTuple):
     """What happened in a run of an arm, and what it used."""
 
     state: RunState
-    turnaround: Turnaround
+    time_to_solution: TimeToSolution
     used: Ledger
 
 
@@ -131,7 +131,7 @@ def study(plan: Plan, repeats: int, report: Report) -> list[ArmRow]:
     for number in range(repeats):
         for arm, ensemble in declared.items():
             runs[arm].append(run := _train(ensemble, plan.executor))
-            figures = f"{run.turnaround.ttta_s:.1f} s, {run.turnaround.over_median:.2f} x median"
+            figures = f"{run.time_to_solution.ttta_s:.1f} s, {run.time_to_solution.over_median:.2f} x median"
             report(f"{arm}, run {number + 1} of {repeats}: {figures}")
     measured = [measure_solo_members(run, plan.samples) for run in runs[IN_TURN]]
     alone = {member: median_row([each[member] for each in measured]) for member in measured[0]}
@@ -162,9 +162,9 @@ def _train(declared: Ensemble, executor: str) -> Run:
     if ended != {"finished"}:
         raise SpecError(f"members ended as {', '.join(sorted(ended))}; see `--executor local` first")
     state = fold(events)
-    turnaround = measure_turnaround(state)
-    assert turnaround is not None
-    return Run(state, turnaround, ledger(events))
+    time_to_solution = measure_time_to_solution(state)
+    assert time_to_solution is not None
+    return Run(state, time_to_solution, ledger(events))
 
 
 def measure_solo_members(run: Run, samples: int) -> dict[str, SoloMember]:
@@ -193,7 +193,7 @@ def _make_row(
     plan: Plan, arm: str, run: Run, alone: Mapping[str, SoloMember], simulated_s: float, cores: int
 ) -> ArmRow:
     work_s = plan.epochs * plan.samples * sum(one.own_s for one in alone.values())
-    ttta_s = run.turnaround.ttta_s
+    ttta_s = run.time_to_solution.ttta_s
     used = {role: cpu_s for role, cpu_s in run.used.cpu_by_role().items() if role != "startup"}
     return ArmRow(
         arm=arm,
@@ -201,8 +201,8 @@ def _make_row(
         cores=cores,
         executor=plan.executor,
         ttta_s=ttta_s,
-        models_per_minute=run.turnaround.per_minute,
-        over_median=run.turnaround.over_median,
+        models_per_minute=run.time_to_solution.per_minute,
+        over_median=run.time_to_solution.over_median,
         utilization=work_s / (len(alone) * ttta_s),
         cpu_s=run.used.run.cpu_s,
         orchestration=(used.get("orchestrate", 0.0) + used.get("ray", 0.0)) / sum(used.values()),

@@ -24,7 +24,7 @@ from benchmarks.schedule.cores import Flow, SharedCores, Use
 from ensemble.schedule.flotilla import interpolate_rate
 from ensemble.schedule.needs import Node, resolve_devices
 from ensemble.schedule.packing import FreeCapacity
-from ensemble.schedule.placement import PlacementState, Start
+from ensemble.schedule.placement import ClusterSnapshot, Start
 from ensemble.spec import Identity
 
 _SLACK = 1e-6  # of a sample: what sums of fractions may be off
@@ -68,8 +68,8 @@ class Preparation:
 
 
 #: Decides who starts now, at a time in seconds, as the controller does. A start without a cohort prepares for
-#: itself; new cohorts are numbered from `board.next_cohort`. `board.free` is left unchanged.
-Policy = Callable[[PlacementState, float], Sequence[Start]]
+#: itself; new cohorts are numbered from `cluster.next_cohort`. `cluster.free` is left unchanged.
+Policy = Callable[[ClusterSnapshot, float], Sequence[Start]]
 
 
 @dataclass
@@ -199,7 +199,7 @@ class _Simulation:
     # -- deciding -----------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        board = PlacementState(
+        cluster = ClusterSnapshot(
             nodes=self._nodes,
             devices=self._devices,
             waiting=[each.identity for each in self._waiting.values()],
@@ -207,7 +207,7 @@ class _Simulation:
             next_cohort=self._cohort,
             free=self._free,
         )
-        starts = list(self._policy(board, self._now))
+        starts = list(self._policy(cluster, self._now))
         if not starts and not self._running:
             raise ValueError(f"{len(self._waiting)} members wait, nothing runs and nothing is started")
         for stream in dict.fromkeys(self._start(start) for start in starts):

@@ -45,7 +45,7 @@ class ThroughputRow:
         wall_s: from the first member's start to the last one's end.  cpu_s: of the controller meanwhile.
         reports_per_s: of that time.  per_cpu_s: reports for each CPU-second: those that a controller with a core
             of its own would record in a second, disks aside.
-        answer_ms: the median time from a report's delivery to its verdict; None in list mode, in which nothing is
+        answer_ms: the median time from a report's delivery to its answer; None in list mode, in which nothing is
             answered.
         runs: of which the figures are medians.
     """
@@ -66,8 +66,8 @@ class ThroughputRow:
 class InMemoryExecutor:
     """An executor without processes: each member sends a real one's messages, as soon as it may.
 
-    An epoch is a `progress` event, the `epoch` with its metrics, `usage` and `checkpoint`; a gated member waits
-    for its verdict before it goes on. See `ensemble.executors.Executor`.
+    An epoch is a `progress` event, the `epoch` with its metrics, `usage` and `checkpoint`; a member that awaits
+    the pruner waits for its decision before it goes on. See `ensemble.executors.Executor`.
     """
 
     name = "memory"
@@ -129,13 +129,13 @@ class InMemoryExecutor:
         return events
 
     def _advance_member(self, member: str) -> None:
-        """Queue a member's next messages; a gated one waits for an answer after an epoch."""
+        """Queue a member's next messages; one that awaits the pruner waits for an answer after an epoch."""
         messages = next(self._scripts[member], None)
         if messages is None:
             del self._scripts[member], self._jobs[member]
             return
         self._lines.extend(json.dumps(event).encode() for event in messages)
-        if messages[-1]["type"] != "epoch" or not self._jobs[member].gated:
+        if messages[-1]["type"] != "epoch" or not self._jobs[member].awaits_pruner:
             self._ready.append(member)
 
     def send(self, member: str, command: str, **fields: Any) -> None:
@@ -180,7 +180,7 @@ def _member_messages(job: Job) -> Iterator[list[dict[str, Any]]]:
             _usage_message(job, 7.0 * (epoch + 1)),
             _message(job, "checkpoint", epoch=epoch + 1, step=0, **kept),
         ]
-        if job.gated:
+        if job.awaits_pruner:
             yield before
             yield after
         else:

@@ -99,7 +99,7 @@ def _divide_at(pipeline: Pipeline, cut: int, fields: Sequence[str]) -> Division:
             cropped = {old.get(name, name): size for name, size in cropped.items()}
         elif isinstance(stage.call, CENTER_CROP) and stage.call.field in names:
             cropped[stage.call.field] = stage.call.size
-    prepared = pipeline.prefix(cut).map(stages.select(*names))
+    prepared = pipeline.take_stages(cut).map(stages.select(*names))
     inputs = {
         name: Input((found.shape[0], None, None), found.dtype, cropped[name])
         if name in cropped

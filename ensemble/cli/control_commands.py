@@ -25,8 +25,8 @@ def send_request(options: argparse.Namespace) -> int:
 
     request = getattr(attach(options.run_dir), options.command)(options.member)
     answer = request.wait()
-    print_lines(options, answer["said"])
-    write_json(options, [{"run_dir": options.run_dir, "member": options.member, "said": answer["said"]}])
+    print_lines(options, answer["message"])
+    write_json(options, [{"run_dir": options.run_dir, "member": options.member, "message": answer["message"]}])
     return 0
 
 
@@ -47,8 +47,8 @@ def add(options: argparse.Namespace) -> int:
     else:
         request = run.add(Member(params, **fields))
     answer = request.wait()
-    print_lines(options, answer["said"])
-    write_json(options, [{"run_dir": options.run_dir, "member": answer["member"], "said": answer["said"]}])
+    print_lines(options, answer["message"])
+    write_json(options, [{"run_dir": options.run_dir, "member": answer["member"], "message": answer["message"]}])
     return 0
 
 
@@ -117,7 +117,7 @@ def stop(options: argparse.Namespace) -> int:
             else f"asked {on} to stop: members write a checkpoint and end within a minute",
             f"{format_command('resume', options.run_dir)} continues the run",
         )
-    write_json(options, [{"run_dir": str(run.run_dir), "asked": is_asked}])
+    write_json(options, [{"run_dir": str(run.run_dir), "request": is_asked}])
     return 0
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from ensemble.meter.power import Absent, PowerSource
 
-Verdict = Literal["meets", "does not meet", "cannot be checked"]
+Conformity = Literal["meets", "does not meet", "cannot be checked"]
 EXTERNAL, ACPI, NVML, RAPL, AMD = "external meter", "power_meter", "nvml", "rapl", "amd_energy"
 #: GPUs whose power sensor sees a quarter of the time (arXiv 2312.02741).
 PARTLY_SEEN = ("A100", "H100")
@@ -71,7 +71,7 @@ class Finding:
     """One rule, whether this machine meets it, and why."""
 
     rule: str
-    verdict: Verdict
+    conformity: Conformity
     because: str
 
 
@@ -280,12 +280,12 @@ def print_findings(findings: Sequence[Finding]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    colors: dict[Verdict, str] = {"meets": "green", "does not meet": "yellow", "cannot be checked": "cyan"}
+    colors: dict[Conformity, str] = {"meets": "green", "does not meet": "yellow", "cannot be checked": "cyan"}
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("MLPerf Power", overflow="fold", ratio=2)
     table.add_column("this machine", no_wrap=True)
     table.add_column("because", overflow="fold", ratio=3)
     for finding in findings:
-        verdict = Text(finding.verdict, colors[finding.verdict])
-        table.add_row(Text(finding.rule), verdict, Text(finding.because))
+        conformity = Text(finding.conformity, colors[finding.conformity])
+        table.add_row(Text(finding.rule), conformity, Text(finding.because))
     Console().print(table)

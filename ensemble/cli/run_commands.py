@@ -241,7 +241,7 @@ def _is_ending(events: Sequence[dict[str, Any]]) -> bool:
     since = max((n for n, event in enumerate(events) if event["type"] == "run_started"), default=0)
     return any(
         event["type"] in ("run_stopped", "run_finished")
-        or (event["type"] == "asked" and event.get("verb") == "stop" and event.get("done"))
+        or (event["type"] == "request" and event.get("verb") == "stop" and event.get("done"))
         for event in events[since:]
     )
 
@@ -327,7 +327,7 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
 def status(options: argparse.Namespace) -> int:
     """Show the state of the run and a row for each member."""
     from ensemble import reporting
-    from ensemble.meter.ledger import present
+    from ensemble.meter.ledger import build_ledger
     from ensemble.store import RunDir, RunStatus
 
     run_dir = RunDir(options.run_dir)
@@ -337,7 +337,7 @@ def status(options: argparse.Namespace) -> int:
         return _watch(run_dir)
     status = RunStatus.load(run_dir)
     state = status.state
-    used = present(status.account)
+    used = build_ledger(status.account)
     gone = reporting.describe_lost_controller(run_dir, state, silent_s=reporting.SILENT_S)
     rows = reporting.status_rows(state, used, is_lost=gone is not None)
     if options.json != "-":

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.combine.aligned import describe_task, read_aligned
 from ensemble.combine.classes import explain_missing_classes, read_fields
 from ensemble.combine.combination import FUNCTION, Combination, Combine, fingerprint_function, fit
 from ensemble.combine.methods import average_weights
 from ensemble.combine.metrics import CombineError
+from ensemble.combine.prediction_matrix import describe_task, read_prediction_matrix
 from ensemble.combine.tasks import find_math
 from ensemble.combine.tasks.free import NO_MIX
 from ensemble.combine.tasks.stacks import PointStacker
@@ -129,7 +129,7 @@ def _find_task_without_calls(run: RunDir, state: RunState, ensemble: Ensemble, i
     declared = as_task("Recipe.task", ensemble.recipe.task)
     if declared is not None:
         return declared
-    saved = read_aligned(run, state, ids, "valid").task
+    saved = read_prediction_matrix(run, state, ids, "valid").task
     why = explain_missing_classes(ensemble, run, state, ids) if saved == CLASSIFICATION else None
     if why is not None:
         raise CombineError(f"the members of {run.path} cannot be loaded as one model: {why}")
@@ -213,7 +213,7 @@ def _fit_combination(
     run: RunDir, state: RunState, ids: list[str], ensemble: Ensemble, method: str | Combine, named: bool
 ) -> tuple[list[str], Combination]:
     """Fits the method to the saved validation predictions; members without weight are dropped."""
-    valid = read_aligned(run, state, ids, "valid")
+    valid = read_prediction_matrix(run, state, ids, "valid")
     if valid.left_out and not valid.members and valid.unsaved and (method == "average" or callable(method)):
         equal = average_weights(len(ids))
         if callable(method):

@@ -6,8 +6,8 @@ so they reward calibration and sharpness together. A calibration error looks at 
 always answers the class frequencies has none and is useless, so read it beside the accuracy.
 
 Most metrics follow from sums over samples: the accuracy from the number of hits, R2 from sums of squares, F1 from
-counts, the ECE from the sums of each bin. Such a metric is kept as its sums (`Sums`), so that a bootstrap weighs
-samples anew without looking at predictions again.
+counts, the ECE from the sums of each bin. Such a metric is kept as its sums (`MetricSums`), so that a bootstrap
+weighs samples anew without looking at predictions again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CombineError(ValueError):
 
 
 @dataclass(frozen=True)
-class Rows:
+class Positions:
     """The positions of all samples, one under the other, without those whose target is ignored.
 
     Attributes:
@@ -61,7 +61,7 @@ class Rows:
         return np.stack(summed)
 
 
-def flatten(values: Array, target: Array) -> Rows:
+def flatten(values: Array, target: Array) -> Positions:
     """The rows of predictions [n, ..., tail] whose targets [n, ...] count.
 
     Raises:
@@ -71,10 +71,10 @@ def flatten(values: Array, target: Array) -> Rows:
     rows = values.reshape(-1, *values.shape[target.ndim :])
     sample = np.repeat(np.arange(samples), target.size // max(samples, 1))
     if known.all() and len(known):
-        return Rows(rows, target.reshape(-1), sample, samples)
+        return Positions(rows, target.reshape(-1), sample, samples)
     if not known.any():
         raise CombineError(f"none of the {target.size} targets takes part: all are NaN or {IGNORED}")
-    return Rows(rows[known], target.reshape(-1)[known], sample[known], samples)
+    return Positions(rows[known], target.reshape(-1)[known], sample[known], samples)
 
 
 def compute_defined(
@@ -99,7 +99,7 @@ def compute_defined(
 
 
 @dataclass(frozen=True)
-class Sums:
+class MetricSums:
     """Metrics that follow from sums over samples.
 
     Attributes:
@@ -121,7 +121,7 @@ class Sums:
             return self.finish(sums)
 
 
-def count_bins(confidence: Array, right: Array, rows: Rows, bins: int = BINS) -> Array:
+def count_bins(confidence: Array, right: Array, rows: Positions, bins: int = BINS) -> Array:
     """What `calibration_errors` needs of each sample: [3 * bins, n], of the rows in each bin of the confidence
     their number, the sum of their confidences, and how many are right.
 
@@ -136,7 +136,7 @@ def count_bins(confidence: Array, right: Array, rows: Rows, bins: int = BINS) ->
     return np.concatenate(parts)
 
 
-def count_scatter(bins: Array, rows: Rows) -> Array:
+def count_scatter(bins: Array, rows: Positions) -> Array:
     """What `calibration_errors` needs more where samples have several rows, which may go together.
 
     Args:
@@ -194,17 +194,17 @@ class AreasUnderCurve:
     """
 
     name: str
-    labels: tuple[Rows, ...]
+    labels: tuple[Positions, ...]
 
     def __call__(self, counts: Array | None = None) -> Figures:
-        """The mean area of d resamples (see `Sums.__call__`); NaN where no label has one."""
+        """The mean area of d resamples (see `MetricSums.__call__`); NaN where no label has one."""
         areas = np.stack([_compute_area(rows, counts) for rows in self.labels])
         has = np.isfinite(areas)
         with np.errstate(invalid="ignore"):
             return {self.name: np.where(has, areas, 0).sum(axis=0) / has.sum(axis=0)}
 
 
-def _compute_area(rows: Rows, counts: Array | None) -> Array:
+def _compute_area(rows: Positions, counts: Array | None) -> Array:
     """The area under one ROC curve, [d]: the chance that a positive ranks above a negative, ties counting half."""
     order = np.argsort(rows.values, kind="stable")
     ranked, positive = rows.values[order], rows.target[order] != 0

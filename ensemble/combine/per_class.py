@@ -212,7 +212,7 @@ def read_per_class(run_dir: RunDir, state: RunState | None = None) -> dict[str, 
     Raises:
         CombineError: nothing was combined, the task has no classes, or the predictions have no targets.
     """
-    from ensemble.combine.aligned import read_aligned
+    from ensemble.combine.prediction_matrix import read_prediction_matrix
     from ensemble.combine.recorded import read_combined
     from ensemble.store import fold, read_events
 
@@ -225,7 +225,7 @@ def read_per_class(run_dir: RunDir, state: RunState | None = None) -> dict[str, 
     classes, found = combined.get("classes"), {}
     found["ensemble"] = compute_per_class(ensemble.task, ensemble.values, ensemble.target, classes, split)
     if combined.get("best_member"):
-        best = read_aligned(run_dir, state, [combined["best_member"]], split)
+        best = read_prediction_matrix(run_dir, state, [combined["best_member"]], split)
         if best.members:
             found["best"] = compute_per_class(best.task, best.values[0], ensemble.target, classes, split)
     return found

@@ -19,8 +19,8 @@ from ensemble.combine.uncertainty import PARTS, average, decompose
 from ensemble.spec.task import Task
 
 if TYPE_CHECKING:
-    from ensemble.combine.aligned import Aligned
     from ensemble.combine.combination import Combination
+    from ensemble.combine.prediction_matrix import PredictionMatrix
 
 #: What each column of `uncertainty.csv` holds; empty where it has no meaning for the task.
 COLUMNS = {
@@ -59,7 +59,7 @@ class Quantified:
     is_known: bool = True
 
 
-def quantify(split: str, aligned: Aligned, combination: Combination) -> Quantified:
+def quantify(split: str, aligned: PredictionMatrix, combination: Combination) -> Quantified:
     """Predict a split's samples and decompose their uncertainty.
 
     Raises:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.combine.aligned import Aligned, read_aligned
 from ensemble.combine.combination import FUNCTION, Combine, call_function, fingerprint_function
 from ensemble.combine.metrics import Array, CombineError
+from ensemble.combine.prediction_matrix import PredictionMatrix, read_prediction_matrix
 from ensemble.combine.tasks import find_math
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ METHODS = ("average", "weighted", "greedy", "stack")
 
 def combine_again(
     combined: Mapping[str, Any],
-    valid: Aligned,
-    shown: Aligned,
+    valid: PredictionMatrix,
+    shown: PredictionMatrix,
     *,
     is_valid: bool,
     is_complete: bool = True,
@@ -81,11 +81,11 @@ def read_combined(
         why = combined.get("reason") or "the run has not combined its members"
         raise CombineError(f"{run_dir.path} has no combined model: {why}")
     members = list(dict.fromkeys([*combined["weights"], *(combined.get("candidates") or ())]))
-    shown = read_aligned(run_dir, state, members, split)
+    shown = read_prediction_matrix(run_dir, state, members, split)
     missing = [member for member in combined["weights"] if member not in shown.members]
     if missing:
         raise CombineError(f"{run_dir.path}: {missing[0]}: {shown.left_out[missing[0]]}")
-    valid = shown if split == "valid" else read_aligned(run_dir, state, members, "valid")
+    valid = shown if split == "valid" else read_prediction_matrix(run_dir, state, members, "valid")
     function: Any = None
     if combined.get("method") == FUNCTION:
         function = load_function() if load_function is not None else run_dir.load_ensemble().combine

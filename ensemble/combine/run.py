@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.combine.aligned import Aligned, read_aligned
 from ensemble.combine.bootstrap import Resampled, find_noise, intervals
 from ensemble.combine.classes import explain_missing_classes
 from ensemble.combine.combination import FUNCTION, Combination, fingerprint_function, fit_held_out
 from ensemble.combine.metrics import Array, CombineError, compute_defined, find_known
+from ensemble.combine.prediction_matrix import PredictionMatrix, read_prediction_matrix
 from ensemble.combine.quantify import Quantified, describe, quantify
 from ensemble.combine.tasks import Statistic, TaskMath, find_math
 from ensemble.spec.objectives import infer_mode
@@ -105,7 +105,7 @@ def combine_samples(
     if ensemble.valid is None:
         reason = "there is no validation split to select and calibrate on; declare Ensemble.valid"
         return refuse(asked, reason, left_out)
-    valid = read_aligned(run_dir, state, finished, "valid")
+    valid = read_prediction_matrix(run_dir, state, finished, "valid")
     left_out |= valid.left_out
     declared = as_task("Recipe.task", getattr(ensemble.recipe, "task", None))
     is_unclear = valid.target is None and (valid.members or valid.unsaved) and valid.task == CLASSIFICATION
@@ -118,7 +118,7 @@ def combine_samples(
 
     report, note = valid, OPTIMISTIC
     if ensemble.test is not None:
-        test = read_aligned(run_dir, state, valid.members, "test")
+        test = read_prediction_matrix(run_dir, state, valid.members, "test")
         if not test.members:
             note = f"no usable test predictions ({_explain_left_out(test.left_out)}); {OPTIMISTIC}"
         elif test.target is None and valid.target is not None:
@@ -182,13 +182,13 @@ def combine_samples(
 
 
 def _read_shifted(
-    run_dir: RunDir, state: RunState, valid: Aligned, combination: Combination
+    run_dir: RunDir, state: RunState, valid: PredictionMatrix, combination: Combination
 ) -> tuple[Quantified | None, str]:
     """The shifted samples, or why they cannot be measured: nothing else depends on them."""
     from ensemble.store import DamagedError
 
     try:
-        shifted = read_aligned(run_dir, state, valid.members, "shifted")
+        shifted = read_prediction_matrix(run_dir, state, valid.members, "shifted")
         if not shifted.left_out and shifted.task == valid.task:
             found = quantify("shifted", shifted, combination)
             padded = valid.target is not None and not find_known(valid.target).all()
@@ -204,7 +204,7 @@ def _read_shifted(
 
 
 def _describe_calibration(
-    task_math: TaskMath, combination: Combination, valid: Aligned, ensemble: Ensemble
+    task_math: TaskMath, combination: Combination, valid: PredictionMatrix, ensemble: Ensemble
 ) -> dict[str, Any]:
     reason = task_math.explain_no_calibration()
     if reason is None and not ensemble.calibrate:
@@ -217,7 +217,10 @@ def _describe_calibration(
 
 
 def find_best_member(
-    members: Sequence[str], reported: Mapping[str, Mapping[str, Any] | None], valid: Aligned, ensemble: Ensemble
+    members: Sequence[str],
+    reported: Mapping[str, Mapping[str, Any] | None],
+    valid: PredictionMatrix,
+    ensemble: Ensemble,
 ) -> str:
     """The member best on validation by the objective (ties: the earlier one).
 
@@ -231,7 +234,7 @@ def find_best_member(
     return min(members, key=lambda m: math.inf if (value := values[m]) is None else sign * value)
 
 
-def _score_members(valid: Aligned, ensemble: Ensemble) -> tuple[dict[str, float | None], float]:
+def _score_members(valid: PredictionMatrix, ensemble: Ensemble) -> tuple[dict[str, float | None], float]:
     """The criterion that stands in for an objective that nobody reported, of each member, and the sign by which
     the least is best.
     """
@@ -249,8 +252,8 @@ def _score_members(valid: Aligned, ensemble: Ensemble) -> tuple[dict[str, float 
 
 def _measure(
     task_math: TaskMath,
-    valid: Aligned,
-    report: Aligned,
+    valid: PredictionMatrix,
+    report: PredictionMatrix,
     combined: Array,
     state: RunState,
     ensemble: Ensemble,

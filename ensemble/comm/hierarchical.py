@@ -21,7 +21,7 @@ import torch
 from ensemble.comm.autotune.decide import Ways, choose_way
 from ensemble.comm.communicator import Communicator, Completed, Op, Pending
 from ensemble.comm.hosts import Groups
-from ensemble.comm.worker_thread import Task, WorkerThread
+from ensemble.comm.worker_thread import PendingCall, WorkerThread
 
 
 class Forwarding:
@@ -113,7 +113,7 @@ class Hierarchical(Forwarding):
         if len(groups) > 1:
             self._leaders = base.group([min(ranks) for ranks in groups])
         self._thread = WorkerThread(torch.get_num_threads())
-        self._last: Task | None = None
+        self._last: PendingCall | None = None
 
     def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
         """See `Communicator`."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 
-class Task:
+class PendingCall:
     """A call in progress; `wait` returns when it is done, or raises its exception."""
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -36,9 +36,9 @@ class Task:
             raise self._error
 
 
-def run_immediately(work: Callable[[], None]) -> Task:
+def run_immediately(work: Callable[[], None]) -> PendingCall:
     """Run the call in this thread; the returned task is done or has failed."""
-    task = Task(work)
+    task = PendingCall(work)
     task.run()
     return task
 
@@ -55,15 +55,15 @@ class WorkerThread:
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[PendingCall | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def start(self, work: Callable[[], None]) -> Task:
+    def start(self, work: Callable[[], None]) -> PendingCall:
         """Queue a call."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="collectives", daemon=True)
             self._thread.start()
-        task = Task(work)
+        task = PendingCall(work)
         self._tasks.put(task)
         return task
 

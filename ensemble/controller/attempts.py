@@ -48,14 +48,14 @@ NODE_LOSS_S = 75.0  # until it is known that a node was lost, or that what start
 _LOSSES = ("node_lost", "agent_lost", "gpu_lost")
 
 #: Fields of reported events that are not logged: the log sets them itself, or only the session uses them.
-_NOT_LOGGED = frozenset(("type", "v", "t", "verdict", "unranked"))
+_NOT_LOGGED = frozenset(("type", "v", "t", "prune_decision", "unranked"))
 
 
 class Attempts:
     """All attempts that have not ended.
 
     Args:
-        gated: whether a member waits for a verdict after each epoch.
+        awaits_pruner: whether a member waits for a prune_decision after each epoch.
 
     Attributes:
         failures: the failures so far, and the members that wait for a retry.
@@ -63,13 +63,19 @@ class Attempts:
     """
 
     def __init__(
-        self, session: SessionState, ensemble: Ensemble, run_dir: RunDir, policy: FailurePolicy, *, gated: bool
+        self,
+        session: SessionState,
+        ensemble: Ensemble,
+        run_dir: RunDir,
+        policy: FailurePolicy,
+        *,
+        awaits_pruner: bool,
     ) -> None:
         self._session, self._live, self._actions = session, session.live, session.actions
         self._state, self._log = session.run, session.log
-        self._run_dir, self._gated = run_dir, gated
+        self._run_dir, self._awaits_pruner = run_dir, awaits_pruner
         self._hang_timeout_s = ensemble.hang_timeout_s
-        self.failures = FailureTracker(policy, session.log, rooms=session.run.rooms)
+        self.failures = FailureTracker(policy, session.log, memory_increases=session.run.memory_increases)
         self.costs = TrialCosts(session, ensemble.search)
 
     def __len__(self) -> int:
@@ -141,7 +147,7 @@ class Attempts:
             self._session.nodes,
             run_dir=str(self._run_dir.path),
             rendezvous=meeting.as_uri() if live.identity.workers > 1 else None,
-            gated=self._gated,
+            awaits_pruner=self._awaits_pruner,
             timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
             checkpoints=known.list_checkpoints(),
             exchange_plan=_find_plan(known),
@@ -224,9 +230,9 @@ class Attempts:
                 live, "failed", "error", f"epoch {event['epoch']}: {event['unranked']}", is_retry_useful=False
             )
             self._actions.append(Send(live.member, "cancel"))
-        elif kind == "epoch" and self._gated and live.phase is not AttemptPhase.STOPPING:
-            live.is_being_pruned = event["verdict"] == "prune"
-            self._actions.append(Send(live.member, event["verdict"]))
+        elif kind == "epoch" and self._awaits_pruner and live.phase is not AttemptPhase.STOPPING:
+            live.is_being_pruned = event["prune_decision"] == "prune"
+            self._actions.append(Send(live.member, event["prune_decision"]))
         elif kind in ("checkpoint", "finished"):
             kept = [name for name, _ in member.list_checkpoints()]
             self._actions.append(RemoveCheckpoints(live.member, live.number, kept))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.controller.extension import find_extended_epochs
+from ensemble.controller.more_epochs import find_more_epochs
 from ensemble.spec.identity import is_same_start, select_warm
 from ensemble.store import RunDir, RunState, StoreError, load_code, versions
 from ensemble.store.member import ENDED
@@ -192,7 +192,7 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
     Raises:
         StoreError: a member of the run in `path` is declared otherwise now, or not at all.
     """
-    extended = find_extended_epochs(state)
+    extended = find_more_epochs(state)
     for member in state.members.values():
         listed = ensemble.search is None and member.number < len(ensemble.members or ())
         if member.identity.get("added") and not listed:
@@ -206,7 +206,7 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
         if begins and not in_progress:
             continue
         for name, before, now in _list_differences(member, ensemble, extended)[:1]:
-            if name == "epochs" and member.identity.get("extended_from"):
+            if name == "epochs" and member.identity.get("epochs_before"):
                 hint = (
                     f"`ensemble resume --epochs` gave it {before}; declare epochs={before}, or `ensemble resume`"
                 )
@@ -218,7 +218,7 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
 def has_corrected_member(state: RunState, ensemble: Ensemble) -> bool:
     """Whether a member that failed without a checkpoint is declared otherwise now, so that it is tried again."""
     declared = len(state.members) if ensemble.search is not None else len(ensemble.members or ())
-    extended = find_extended_epochs(state)
+    extended = find_more_epochs(state)
     return any(
         member.is_diverged_without_checkpoint
         and member.number < declared
@@ -264,7 +264,7 @@ def _list_differences(member: MemberState, ensemble: Ensemble, extended: int) ->
     """(field, before, now) of the fields that decide a member's weights and differ from the declaration.
 
     Args:
-        extended: the number of epochs that the run's members were given (`find_extended_epochs`), or 0.
+        extended: the number of epochs that the run's members were given (`find_more_epochs`), or 0.
     """
     fresh = ensemble.identify(member.number, member.params if ensemble.search is not None else None)
     declared = {**member.identity, "lineage": select_warm(member.identity.get("lineage"))}

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from ensemble.controller.actions import Action, Event
 from ensemble.controller.changes import find_code_change
 from ensemble.controller.clock import StallFreeClock
-from ensemble.controller.extension import Extension
 from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.finalize import Finalizer
+from ensemble.controller.more_epochs import MoreEpochs
 from ensemble.controller.performer import EventReader, Performer
 from ensemble.controller.repair import check_ended, plan_repairs
 from ensemble.controller.session import Session, Setup
@@ -35,7 +35,7 @@ from ensemble.schedule import Node
 from ensemble.search.trials import make_trials
 from ensemble.spec import Ensemble, SpecError, resolve_loggers
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, receive_requests, revision, versions
-from ensemble.store.event_handlers import extend_members
+from ensemble.store.event_handlers import give_more_epochs
 from ensemble.store.files import format_command
 from ensemble.store.frozen_arrays import release_arrays
 from ensemble.store.member_log import shorten
@@ -64,7 +64,7 @@ class Controller:
         on_event: called with each event of the log.
         stop_timeout_s: how long members may take to write a checkpoint when the run is stopped, in seconds.
         code: the ensemble's code; None: it is read now.
-        extension: more epochs for members that have ended.
+        more_epochs: more epochs for members that have ended.
         checked: how the files of members that have ended were found (`check_ended`); None: `open` reads them.
 
     Attributes:
@@ -84,12 +84,12 @@ class Controller:
         on_event: Callable[[Event], None] | None = None,
         stop_timeout_s: float = 60.0,
         code: Code | None = None,
-        extension: Extension | None = None,
+        more_epochs: MoreEpochs | None = None,
         checked: Sequence[FileCheck] | None = None,
     ) -> None:
         self.run_dir, self.ensemble, self.executor, self.state = run_dir, ensemble, executor, state
         self.lock = threading.RLock()
-        self._extension, self._checked = extension, checked
+        self._more_epochs, self._checked = more_epochs, checked
         self._code = code or code_of(ensemble)  # before user code runs, which may change what it finds in globals
         self._finalizer = Finalizer(run_dir, ensemble)
         self._events, self._on_event, self._stop_timeout_s = events, on_event, stop_timeout_s
@@ -150,7 +150,7 @@ class Controller:
                     list_cluster=lambda: self.executor.cluster,
                     stream=stream,
                     policy=RetryPolicy(self.ensemble.retries),
-                    gated=self._trials.gated,
+                    awaits_pruner=self._trials.awaits_pruner,
                     streaming=self._trials.streaming,
                     trials_left=self._trials.left(),
                     profiles=known,
@@ -183,11 +183,11 @@ class Controller:
             raise
 
     def _plan_repairs(self, check: Callable[[], None]) -> list[Event]:
-        """The events by which this start mends damage. The state is as they, and `extended`, will leave it: a
+        """The events by which this start mends damage. The state is as they, and `more_epochs`, will leave it: a
         searcher reads it before they are logged.
         """
-        if self._extension is not None:
-            extend_members(self.state, self._extension.as_event(), self._events.read_clock())
+        if self._more_epochs is not None:
+            give_more_epochs(self.state, self._more_epochs.as_event(), self._events.read_clock())
         found, code = self._checked, self._code.fingerprint
         if found is None:
             found = check_ended(self.run_dir, self.state, code, check)
@@ -227,7 +227,7 @@ class Controller:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "resumed": self.state.started is not None,
-            **({} if self._extension is None else {"extended": self._extension.as_event()}),
+            **({} if self._more_epochs is None else {"more_epochs": self._more_epochs.as_event()}),
         }
 
     # -- the loop -----------------------------------------------------------------------------------------------

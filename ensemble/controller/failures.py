@@ -25,7 +25,7 @@ class FailureTracker:
     Args:
         policy: decides whether a member that failed is tried again.
         log_event: `log_event(kind, **fields)` logs an event.
-        rooms: the `room` events of the run so far.
+        memory_increases: the `memory_increase` events of the run so far.
 
     Attributes:
         grants: the least memory of members, learnt from those that ran out of it.
@@ -35,10 +35,10 @@ class FailureTracker:
         self,
         policy: FailurePolicy,
         log_event: Callable[..., None],
-        rooms: Sequence[Mapping[str, Any]] = (),
+        memory_increases: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._policy, self._log, self._node_policy = policy, log_event, NodePolicy()
-        self.grants = Grants(rooms)
+        self.grants = Grants(memory_increases)
         self._failures: list[Failure] = []
         self._avoided: frozenset[str] = frozenset()
         self._deferred: list[tuple[float, PendingRetry]] = []  # (time of the retry, member)
@@ -93,7 +93,7 @@ class FailureTracker:
         if grant is None:
             return False
         event = as_event(identity, node, grant)
-        self._log("room", **event)
+        self._log("memory_increase", **event)
         self.grants.add(event)
         return True
 

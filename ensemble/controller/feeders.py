@@ -76,7 +76,7 @@ class SharedStream:
         if not self.sharing or not callable(self._ensemble.train):
             return self.sharing
         if identity.member not in self._readers:
-            reads = self._ensemble.stream.is_prefix_of(self._ensemble.pipeline(identity.params))
+            reads = self._ensemble.stream.begins(self._ensemble.pipeline(identity.params))
             if not reads:
                 log.warning(
                     "%s prepares its own batches: its pipeline does not begin with the shared one", identity.member
@@ -204,7 +204,7 @@ class Feeders:
         unreached = next((node.name for node in nodes if node.interface is None), None)
         if unreached is not None:
             log.warning(
-                "cohort %d: each node prepares its own samples: no network interface of node %s has its address",
+                "stream group %d: each node prepares its own samples: no network interface of node %s has its address",
                 cohort,
                 unreached,
             )
@@ -233,7 +233,7 @@ class Feeders:
         if self._addresses.get(key) is None:
             return
         where, detail = {"node": node, "cohort": cohort}, detail or "no reason given"
-        log.warning("the feeder of cohort %d on node %s ended: %s", cohort, node, detail)
+        log.warning("the feeder of stream group %d on node %s ended: %s", cohort, node, detail)
         self._session.log("feeder_lost", **where, detail=detail)
         if not expect:
             return
@@ -250,7 +250,10 @@ class Feeders:
         """Do not replace this feeder: its members prepare their own batches."""
         self._addresses[key] = None
         log.warning(
-            "cohort %d on node %s has no feeder, its members prepare their own batches: %s", key[1], key[0], why
+            "stream group %d on node %s has no feeder, its members prepare their own batches: %s",
+            key[1],
+            key[0],
+            why,
         )
         self._session.log("sharing_ended", node=key[0], cohort=key[1], detail=why)
 
@@ -323,7 +326,7 @@ class Feeders:
             self._addresses[key] = event["address"]
             if restarted and event["address"] is not None:
                 log.warning(
-                    "cohort %d on node %s has a new feeder; members return to it at its present sample",
+                    "stream group %d on node %s has a new feeder; members return to it at its present sample",
                     key[1],
                     key[0],
                 )

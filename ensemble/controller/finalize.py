@@ -91,8 +91,8 @@ class Finalizer:
         self, state: RunState, samples: Sequence[Quantified], combined: dict[str, Any]
     ) -> dict[str, PerClass]:
         """The figures of each class, of the combined model and of the best member; empty where there are none."""
-        from ensemble.combine.aligned import read_aligned
         from ensemble.combine.per_class import compute_per_class
+        from ensemble.combine.prediction_matrix import read_prediction_matrix
         from ensemble.spec.task import LABELS
 
         shown = next((one for one in samples if one.split == combined["split"]), None)
@@ -100,7 +100,7 @@ class Finalizer:
             return {}
         more = (shown.target, combined["classes"], shown.split)
         found = {"ensemble": compute_per_class(shown.task, shown.values, *more)}
-        best = read_aligned(self._run_dir, state, [combined["best_member"]], shown.split)
+        best = read_prediction_matrix(self._run_dir, state, [combined["best_member"]], shown.split)
         return found | {"best": compute_per_class(shown.task, best.values[0], *more)}
 
     def _write_uncertainty(self, samples: Sequence[Quantified]) -> None:

@@ -39,14 +39,14 @@ from ensemble.controller.retention import CheckpointReducer
 from ensemble.controller.starts import describe_kept, find_start, keep_start
 from ensemble.executors import Executor
 from ensemble.executors.base import MetricsExporter
-from ensemble.meter.ledger import present
+from ensemble.meter.ledger import build_ledger
 from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
 from ensemble.spec import PREDICTED_SPLITS, Identity, SpecError
 from ensemble.spec.identity import make_lineage
 from ensemble.store import EventLog, RunDir, RunStatus, StoreError, keep_checkpoint
 from ensemble.store.files import fsync_directory, make_directory
-from ensemble.train.deadly_records import note_file, read_interrupted
 from ensemble.train.job import Job
+from ensemble.train.poison_records import note_file, read_interrupted
 from ensemble.train.reporter import FailureNote, append_log
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class Performer:
         return None
 
     def _measure_cost(self, member: str, attempt: int) -> Event:
-        used = present(self._status.read_account(), member).member(member)
+        used = build_ledger(self._status.read_account(), member).member(member)
         return {
             "type": "cost",
             "member": member,
@@ -239,8 +239,8 @@ class EventReader:
 
         Returns:
             The event. `exited` gets `note` and `preparing`, see `add_exit_notes`. The metrics of `finished` get
-            the `gain`, if that is the objective, and its predictions become the member's. `epoch` gets `verdict`,
-            "continue" or "prune", or `unranked`, the reason why the member cannot be ranked.
+            the `gain`, if that is the objective, and its predictions become the member's. `epoch` gets
+            `prune_decision`, "continue" or "prune", or `unranked`, the reason why the member cannot be ranked.
         """
         kind = event["type"]
         if kind == "exited":
@@ -252,7 +252,10 @@ class EventReader:
             _publish_predictions(self._run_dir, identity.member, event["attempt"])
             return {**event, "metrics": self._trials.final(identity.number, metrics)}
         try:
-            return {**event, "verdict": self._trials.verdict(identity.number, event["epoch"], metrics)}
+            return {
+                **event,
+                "prune_decision": self._trials.prune_decision(identity.number, event["epoch"], metrics),
+            }
         except NoObjectiveError as error:
             return {**event, "unranked": str(error)}
 

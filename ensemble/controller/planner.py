@@ -18,9 +18,9 @@ from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.session_state import PendingRetry, SessionState
 from ensemble.schedule import (
     Allocation,
+    ClusterSnapshot,
     Node,
     Placement,
-    PlacementState,
     Profile,
     RatedMember,
     Start,
@@ -91,7 +91,7 @@ class Planner:
         self,
         waiting: Sequence[Identity],
         returning: Sequence[PendingRetry],
-        board: PlacementState,
+        cluster: ClusterSnapshot,
         coming: int,
     ) -> tuple[list[Identity], list[PendingRetry]]:
         """Fill in what waiting and returning members left to measurement, and sort the waiting ones.
@@ -106,20 +106,20 @@ class Planner:
         """
         added = [identity for identity, _ in returning if not self._has_begun(identity)]
         new = [*waiting, *added]
-        if not self._profiler.is_busy and board.nodes:
+        if not self._profiler.is_busy and cluster.nodes:
             crowded = bool(self._shares)
-            wanted = self._profiler.select_members(new, board.nodes, coming, crowded, board.devices)
+            wanted = self._profiler.select_members(new, cluster.nodes, coming, crowded, cluster.devices)
             if wanted:
-                node = _choose_profiling_node(board, wanted)
-                self._profiler.start(wanted, node, self._session.now, board.nodes, board.devices)
-        if self.is_measuring or not board.nodes:
+                node = _choose_profiling_node(cluster, wanted)
+                self._profiler.start(wanted, node, self._session.now, cluster.nodes, cluster.devices)
+        if self.is_measuring or not cluster.nodes:
             return list(waiting), list(returning)
-        plan = self._choose_widths(new, board)
+        plan = self._choose_widths(new, cluster)
         fill_in = functools.partial(
             self._fill_in,
             workers=plan,
-            cap=MemoryCap(self._session.list_potential(), board.devices),
-            board=board,
+            cap=MemoryCap(self._session.list_potential(), cluster.devices),
+            cluster=cluster,
         )
         known = [fill_in(identity) for identity in waiting]
         back = [(fill_in(identity), cohort) for identity, cohort in returning]
@@ -133,41 +133,41 @@ class Planner:
         )
         return apply_profile(identity, most, None, MemoryCap(nodes, self._session.devices))
 
-    def choose_starts(self, board: PlacementState) -> list[Start]:
+    def choose_starts(self, cluster: ClusterSnapshot) -> list[Start]:
         """Choose the members that start now.
 
         Flotillas start in their order, each as a cohort, until one does not find places for all of its members.
         """
         found: list[Start] = []
-        free, returning, cohort = board.free_capacity(), board.returning, board.next_cohort
-        for flotilla in self._group_by_flotilla(board.waiting) or [[]]:
+        free, returning, cohort = cluster.free_capacity(), cluster.returning, cluster.next_cohort
+        for flotilla in self._group_by_flotilla(cluster.waiting) or [[]]:
             names = {one.member for one in flotilla}
             some = decide_starts(
-                dataclasses.replace(board, waiting=flotilla, returning=returning, next_cohort=cohort, free=free)
+                dataclasses.replace(cluster, waiting=flotilla, returning=returning, next_cohort=cohort, free=free)
             )
             free.reserve(*(start.placement for start in some))
             new = [start for start in some if start.placement.member in names]
             old = [start for start in some if start.placement.member not in names]
-            parted = new if board.streaming else self._split_by_rate(new, board)
+            parted = new if cluster.streaming else self._split_by_rate(new, cluster)
             found, returning = found + old + parted, ()
             if len(new) < len(flotilla):
                 break
-            if not board.streaming:
+            if not cluster.streaming:
                 cohort = max([cohort, *(start.cohort + 1 for start in parted if start.cohort is not None)])
         free.release(*(start.placement for start in found))
         return found
 
-    def _split_by_rate(self, starts: list[Start], board: PlacementState) -> list[Start]:
+    def _split_by_rate(self, starts: list[Start], cluster: ClusterSnapshot) -> list[Start]:
         """Divide members that start together into several cohorts, if that shortens the run."""
         together = [start.placement.identity for start in starts]
         names = {one.member for one in together}
         members = rate_members(
             [(one, self._epochs_left(one.member)) for one in together], self._find_profiles(together), names
         )
-        if members is None or (offered := estimate_capacity(board.nodes, together, board.devices)).streams < 2:
+        if members is None or (offered := estimate_capacity(cluster.nodes, together, cluster.devices)).streams < 2:
             return starts
-        left = dataclasses.replace(board, waiting=[one for one in board.waiting if one.member not in names])
-        cores, waiting = self._rebalancer.core_budget(board), self._rate_waiting(left)
+        left = dataclasses.replace(cluster, waiting=[one for one in cluster.waiting if one.member not in names])
+        cores, waiting = self._rebalancer.core_budget(cluster), self._rate_waiting(left)
         groups = group_streams(members, offered, self._ensemble.samples, cores=cores, waiting=waiting).groups
         stream = {member: n for n, group in enumerate(groups) for member in group}
         return [
@@ -185,12 +185,12 @@ class Planner:
         return self._flotillas.get(identity.member, len(self._flotillas))
 
     def _fill_in(
-        self, identity: Identity, workers: Mapping[str, int], cap: MemoryCap, board: PlacementState
+        self, identity: Identity, workers: Mapping[str, int], cap: MemoryCap, cluster: ClusterSnapshot
     ) -> Identity:
         chosen = None
         if "workers" in identity.auto and not self._has_begun(identity):
             # a node for which it was planned may be lost by now
-            widest = _max_workers_per_node(board, on_gpus=uses_gpus(identity, board.devices))
+            widest = _max_workers_per_node(cluster, on_gpus=uses_gpus(identity, cluster.devices))
             chosen = min(widest, workers.get(identity.member, identity.workers))
         known = self._apply_core_share(apply_profile(identity, self._profiler.find_profile(identity), chosen, cap))
         if known != identity:
@@ -211,7 +211,7 @@ class Planner:
             for one in running
         ]
 
-    def _choose_widths(self, waiting: Sequence[Identity], board: PlacementState) -> Mapping[str, int]:
+    def _choose_widths(self, waiting: Sequence[Identity], cluster: ClusterSnapshot) -> Mapping[str, int]:
         """Choose numbers of workers for waiting members.
 
         The choice is made anew when other members wait, when running ones are slower than measured, and when the
@@ -220,26 +220,26 @@ class Planner:
         """
         names, slowdown = frozenset(one.member for one in waiting), self._rebalancer.estimate_slowdown()
         free_width = any("workers" in one.auto for one in waiting)
-        if not waiting or (board.streaming and not free_width):
+        if not waiting or (cluster.streaming and not free_width):
             return {}
-        together = [*waiting, *(one.identity for one in board.running)]
-        on_cpus = not any(node.gpus for node in board.nodes)
-        on_cpus |= not any(uses_gpus(one, board.devices) for one in together)
+        together = [*waiting, *(one.identity for one in cluster.running)]
+        on_cpus = not any(node.gpus for node in cluster.nodes)
+        on_cpus |= not any(uses_gpus(one, cluster.devices) for one in together)
         least = min(one.cpus_per_worker * one.workers for one in waiting)
         has_all = not on_cpus or not self._session.can_get_cores(least)
         if names <= self._planned_for[0] and (slowdown, has_all) == self._planned_for[1:]:  # the plan still holds
             return {}
         self._planned_for = names, slowdown, has_all
         left_open = all("cpus_per_worker" in one.auto for one in waiting)
-        if on_cpus and has_all and left_open and not board.streaming:
-            return self._share_cores(waiting, board)
+        if on_cpus and has_all and left_open and not cluster.streaming:
+            return self._share_cores(waiting, cluster)
         if self._ensemble.sharing == "independent" and not free_width:  # no member waits for another one
             return {}
-        return self._plan_flotillas(waiting, board)
+        return self._plan_flotillas(waiting, cluster)
 
-    def _share_cores(self, waiting: Sequence[Identity], board: PlacementState) -> Mapping[str, int]:
+    def _share_cores(self, waiting: Sequence[Identity], cluster: ClusterSnapshot) -> Mapping[str, int]:
         """Divide the cores so that all members, running ones included, have the same epoch time."""
-        running = {one.member: one.identity for one in board.running}
+        running = {one.member: one.identity for one in cluster.running}
         together = [*waiting, *(one for one in running.values() if one.member in self._shares)]
         profiles = [self._profiler.find_profile(one) for one in together]
         measured = [one for one in profiles if one is not None]
@@ -256,26 +256,26 @@ class Planner:
                 rate_member(one, profile, self._ensemble.samples, one.member in running or self._has_begun(one))
                 for one, profile in known
             ],
-            cores=max(LEAST_SHARE, sum(node.cpus for node in board.nodes) - fixed),
-            widest=_max_workers_per_node(board, on_gpus=False),
+            cores=max(LEAST_SHARE, sum(node.cpus for node in cluster.nodes) - fixed),
+            widest=_max_workers_per_node(cluster, on_gpus=False),
             prepare_s=max(profile.prepare_s for _, profile in known) * self._ensemble.samples,
         )
         self._shares, self._flotillas = dict(found.cpus), {}
-        self._log("planned", abreast=[one.member for one, _ in known], pace_s=found.pace_s)
+        self._log("planned", concurrent=[one.member for one, _ in known], pace_s=found.pace_s)
         return found.workers
 
-    def _plan_flotillas(self, waiting: Sequence[Identity], board: PlacementState) -> Mapping[str, int]:
+    def _plan_flotillas(self, waiting: Sequence[Identity], cluster: ClusterSnapshot) -> Mapping[str, int]:
         """Group members of similar rates into flotillas, which start one after another as places become free."""
         guessed = [apply_profile(one, self._profiler.find_profile(one)) for one in waiting]
         profiles = self._find_profiles(guessed)
         started = {one.member for one in waiting if self._has_begun(one)}
         slowdown = self._rebalancer.estimate_slowdown()
-        offered = estimate_capacity(board.nodes, guessed, board.devices)
+        offered = estimate_capacity(cluster.nodes, guessed, cluster.devices)
         known = [(one, self._epochs_left(one.member)) for one in guessed]
         members = rate_members(known, profiles, started, slowdown, offered.most_workers)
         if members is None:
             return {}
-        running = self._rebalancer.list_cohorts(board.nodes)
+        running = self._rebalancer.list_cohorts(cluster.nodes)
         plan = revise(members, running, offered, self._ensemble.samples, self._allocation)
         self._allocation = plan
         self._flotillas = {member: n for n, each in enumerate(plan.flotillas) for member in each.members}
@@ -297,7 +297,7 @@ class Planner:
 
     # -- while members train ------------------------------------------------------------------------------------
 
-    def rebalance(self, board: PlacementState, coming: int, cohort: int) -> int:
+    def rebalance(self, cluster: ClusterSnapshot, coming: int, cohort: int) -> int:
         """Decide about stragglers in the cohorts whose members have ended an epoch.
 
         Args:
@@ -309,20 +309,20 @@ class Planner:
         """
         ended, self._ended_epochs = self._ended_epochs, []
         next_up = dataclasses.replace(
-            board, waiting=sorted(board.waiting, key=self._flotilla_of)[:MAX_WAITING_CONSIDERED]
+            cluster, waiting=sorted(cluster.waiting, key=self._flotilla_of)[:MAX_WAITING_CONSIDERED]
         )
         waiting = self._rate_waiting(next_up) if ended else []
         for member in ended:
-            cohort = self._rebalancer.rebalance(member, board, waiting, coming, cohort)
+            cohort = self._rebalancer.rebalance(member, cluster, waiting, coming, cohort)
         return cohort
 
-    def _rate_waiting(self, board: PlacementState) -> list[list[RatedMember]]:
+    def _rate_waiting(self, cluster: ClusterSnapshot) -> list[list[RatedMember]]:
         """The rates of waiting members with their present widths, by flotilla."""
-        known = [(one, self._epochs_left(one.member)) for one in board.waiting]
-        names = {one.member for one in board.waiting}
-        members = rate_members(known, self._find_profiles(board.waiting), names) if known else None
+        known = [(one, self._epochs_left(one.member)) for one in cluster.waiting]
+        names = {one.member for one in cluster.waiting}
+        members = rate_members(known, self._find_profiles(cluster.waiting), names) if known else None
         by_name = {one.member: one for one in members or ()}
-        groups = self._group_by_flotilla([one for one in board.waiting if one.member in by_name])
+        groups = self._group_by_flotilla([one for one in cluster.waiting if one.member in by_name])
         return [[by_name[one.member] for one in group] for group in groups]
 
     def _find_profiles(self, members: Iterable[Identity]) -> dict[str, Profile]:
@@ -333,20 +333,20 @@ class Planner:
         return max(1, int(known.identity["epochs"]) - known.epoch)
 
 
-def _choose_profiling_node(board: PlacementState, wanted: Sequence[Identity]) -> Node:
+def _choose_profiling_node(cluster: ClusterSnapshot, wanted: Sequence[Identity]) -> Node:
     """Where members are measured: where all find room, on devices that they will train on, beside the fewest."""
-    running = Counter(placement.node for placement in board.running)
+    running = Counter(placement.node for placement in cluster.running)
     widest = max(wanted, key=lambda one: (one.workers, one.workers * one.cpus_per_worker))
 
     def merit(node: Node) -> tuple[bool, bool, int]:
-        holds = bool(pack([widest], [], [node], board.devices))
-        return not holds, board.devices != "cpu" and not any(node.gpu_free), running[node.name]
+        holds = bool(pack([widest], [], [node], cluster.devices))
+        return not holds, cluster.devices != "cpu" and not any(node.gpu_free), running[node.name]
 
-    return min(board.nodes, key=merit)
+    return min(cluster.nodes, key=merit)
 
 
-def _max_workers_per_node(board: PlacementState, *, on_gpus: bool) -> int:
+def _max_workers_per_node(cluster: ClusterSnapshot, *, on_gpus: bool) -> int:
     """Most workers of one member on a node."""
-    if on_gpus and (most := max((node.physical_gpus for node in board.nodes), default=0)):
+    if on_gpus and (most := max((node.physical_gpus for node in cluster.nodes), default=0)):
         return most
-    return max(1, *(int(node.cpus) for node in board.nodes))
+    return max(1, *(int(node.cpus) for node in cluster.nodes))

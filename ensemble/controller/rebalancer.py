@@ -16,10 +16,10 @@ from ensemble.controller.feeders import Feeders
 from ensemble.controller.profiler import Profiler
 from ensemble.controller.session_state import SessionState
 from ensemble.schedule import (
+    ClusterSnapshot,
     Cohort,
     CoreBudget,
     Node,
-    PlacementState,
     RatedMember,
     RebalanceDecision,
     RunningMember,
@@ -126,25 +126,27 @@ class Rebalancer:
             rates = dict(correct_rates(rates, workers, seen)) if rates else {workers: seen}
         return RunningMember(member=identity.member, samples_per_s=rates, epochs=left, workers=workers, node=node)
 
-    def core_budget(self, board: PlacementState) -> CoreBudget | None:
+    def core_budget(self, cluster: ClusterSnapshot) -> CoreBudget | None:
         """The cores that preparation and members share on CPU nodes; None where preparation was not measured."""
         profiles = self._profiler.profiles
         prepare_s = max((one.prepare_s for one in profiles.values()), default=0.0)
-        if not prepare_s or (board.devices != "cpu" and any(node.gpus for node in board.nodes)):
+        if not prepare_s or (cluster.devices != "cpu" and any(node.gpus for node in cluster.nodes)):
             return None
         busy = {
             identity.member: workers * profiles[identity.member].cpus.get(workers, 1.0)
-            for identity in _list_identities(board)
+            for identity in _list_identities(cluster)
             if identity.member in profiles and (workers := identity.workers)
         }
-        return CoreBudget(total=sum(node.cpus for node in board.nodes), prepared_per_s=1 / prepare_s, members=busy)
+        return CoreBudget(
+            total=sum(node.cpus for node in cluster.nodes), prepared_per_s=1 / prepare_s, members=busy
+        )
 
     # -- stragglers ---------------------------------------------------------------------------------------------
 
     def rebalance(
         self,
         member: str,
-        board: PlacementState,
+        cluster: ClusterSnapshot,
         waiting: Sequence[Sequence[RatedMember]],
         coming: int,
         free_cohort: int,
@@ -161,25 +163,25 @@ class Rebalancer:
         """
         if not (waiting or coming or self._ensemble.elastic):
             return free_cohort
-        cohorts = self.list_cohorts(board.nodes)
+        cohorts = self.list_cohorts(cluster.nodes)
         home = next((each for each in cohorts if any(one.member == member for one in each.members)), None)
         if home is None or (len(cohorts) == 1 and len(home.members) == 1 and not self._ensemble.elastic):
             return free_cohort
         follow = [*waiting, *self._expect_trials(coming, home)]
-        offered = estimate_capacity(board.nodes, [*_list_identities(board)], board.devices)
+        offered = estimate_capacity(cluster.nodes, [*_list_identities(cluster)], cluster.devices)
         decision = decide_rebalance(
             member,
             cohorts,
             offered,
             self._ensemble.samples,
             waiting=follow,
-            cores=self.core_budget(board),
+            cores=self.core_budget(cluster),
             elastic=self._ensemble.elastic,
-            free=_count_free_slots(offered.slots, board),
+            free=_count_free_slots(offered.slots, cluster),
             restart_s=self._estimate_restart_s(),
             settled_epochs=self._state.members[member].epoch - self._changed_at.get(member, -1),
         )
-        return self._apply(decision, board, free_cohort)
+        return self._apply(decision, cluster, free_cohort)
 
     def _expect_trials(self, coming: int, home: Cohort) -> list[list[RatedMember]]:
         """Trials that will be proposed, assumed to be like the median member of a cohort."""
@@ -204,11 +206,11 @@ class Rebalancer:
         taken = [span.started - span.placed for span in spans if span.started and span.started > span.placed]
         return statistics.median(taken) if taken else RESTART_S
 
-    def _apply(self, decision: RebalanceDecision, board: PlacementState, free_cohort: int) -> int:
+    def _apply(self, decision: RebalanceDecision, cluster: ClusterSnapshot, free_cohort: int) -> int:
         if decision.kind == "pace":
             return free_cohort
-        running = {one.member: one for one in board.running}
-        nodes = {node.name: node for node in board.nodes}
+        running = {one.member: one for one in cluster.running}
+        nodes = {node.name: node for node in cluster.nodes}
         moving = [running[name] for name in decision.members if name in running]
         cohort = free_cohort if decision.kind == "apart" else decision.cohort
         done = False
@@ -238,16 +240,16 @@ class Rebalancer:
         return free_cohort + (done and decision.kind == "apart")
 
 
-def _list_identities(board: PlacementState) -> Iterable[Identity]:
-    yield from board.waiting
-    yield from (placement.identity for placement in board.running)
+def _list_identities(cluster: ClusterSnapshot) -> Iterable[Identity]:
+    yield from cluster.waiting
+    yield from (placement.identity for placement in cluster.running)
 
 
-def _count_free_slots(slots: Sequence[int], board: PlacementState) -> list[int]:
+def _count_free_slots(slots: Sequence[int], cluster: ClusterSnapshot) -> list[int]:
     """Free slots by node."""
-    held = {node.name: 0 for node in board.nodes}
-    for placement in board.running:
+    held = {node.name: 0 for node in cluster.nodes}
+    for placement in cluster.running:
         for name, ranks in placement.ranks_by_node.items():
             if name in held:
                 held[name] += len(ranks)
-    return [max(0, many - held[node.name]) for many, node in zip(slots, board.nodes, strict=True)]
+    return [max(0, many - held[node.name]) for many, node in zip(slots, cluster.nodes, strict=True)]

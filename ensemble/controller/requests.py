@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class RequestHandler:
-    """Answers each request with exactly one `asked` event.
+    """Answers each request with exactly one `request` event.
 
     Args:
         stop: `stop(reason, until)` stops the run; members have until then to write a checkpoint.
@@ -67,12 +67,12 @@ class RequestHandler:
         log.warning("refused to %s %s: %s", request["verb"], request.get("member") or "", why)
         self._answer(request, False, why)
 
-    def _answer(self, request: Mapping[str, Any], done: bool, said: str) -> None:
+    def _answer(self, request: Mapping[str, Any], done: bool, message: str) -> None:
         self._session.log(
-            "asked",
+            "request",
             request=request["id"],
             verb=request["verb"],
             member=request.get("member"),
             done=done,
-            said=said,
+            message=message,
         )

@@ -26,10 +26,10 @@ from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.requests import RequestHandler
 from ensemble.controller.retention import list_unselected, plan_reduction
 from ensemble.controller.session_state import SessionState
-from ensemble.schedule import Node, PlacementState, count_placeable, explain_memory_wait, explain_unplaceable
+from ensemble.schedule import ClusterSnapshot, Node, count_placeable, explain_memory_wait, explain_unplaceable
 from ensemble.schedule.profiles import max_node_memory_gb
 from ensemble.spec import Ensemble, Identity, SpecError
-from ensemble.spec.hyperparameters import describe_unread
+from ensemble.spec.hyperparameters import describe_unused
 from ensemble.store import RunDir, RunState
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Setup:
         nodes: on which the executor can place members.
         stream: what the feeders prepare.
         policy: decides whether a member that failed is tried again.
-        gated, streaming, trials_left: see `ensemble.search.trials.Trials`.
+        awaits_pruner, streaming, trials_left: see `ensemble.search.trials.Trials`.
         list_cluster: returns `Executor.cluster`.
         profiles: `profile` events of earlier sessions that are still valid.
         can_measure: whether the executor can start processes that measure members.
@@ -65,7 +65,7 @@ class Setup:
     nodes: Sequence[Node]
     stream: SharedStream
     policy: FailurePolicy
-    gated: bool
+    awaits_pruner: bool
     streaming: bool
     trials_left: int
     list_cluster: Callable[[], Sequence[Node] | None] = lambda: None
@@ -92,7 +92,9 @@ class Session:
             list_cluster=setup.list_cluster,
             trials_left=setup.trials_left,
         )
-        self.attempts = Attempts(self.state, setup.ensemble, setup.run_dir, setup.policy, gated=setup.gated)
+        self.attempts = Attempts(
+            self.state, setup.ensemble, setup.run_dir, setup.policy, awaits_pruner=setup.awaits_pruner
+        )
         failures = self.attempts.failures
         self.commands = AttemptCommands(
             self.state, failures, elastic=setup.ensemble.elastic, hang_timeout_s=setup.ensemble.hang_timeout_s
@@ -118,7 +120,7 @@ class Session:
         rebalancer = Rebalancer(self.state, setup.ensemble, profiler, self.commands, self.feeders)
         self._planner = Planner(self.state, setup.ensemble, profiler, rebalancer)
         self._demand: Demand | None = None  # as it was last said
-        self._unread: set[str] = set()  # hyperparameters for which `unread` was logged
+        self._unused: set[str] = set()  # hyperparameters for which `unused_hyperparameters` was logged
         self._readers_changed = True
         spans = [span.cohort for member in setup.run.members.values() for span in member.spans]
         self._stream = 1 + max((cohort for cohort in spans if cohort is not None), default=-1)
@@ -185,7 +187,7 @@ class Session:
             self._place()
         if self.stop_reason is None and self._planner.is_due:
             self._cohort = self._planner.rebalance(
-                self._placement_state(), self.queue.count_trials_left(), self._cohort
+                self._take_cluster_snapshot(), self.queue.count_trials_left(), self._cohort
             )
         return self.state.drain_actions()
 
@@ -245,8 +247,8 @@ class Session:
             self.attempts.supply_feeder(key, self.feeders.address(key))
         elif kind == "feeder_exited":
             self._restart_feeder(event)
-        elif kind == "unread":
-            self._log_unread(event)
+        elif kind == "unused_hyperparameters":
+            self._log_unused(event)
         elif kind == "checkpoint_reduced":
             self.state.end_reduction(event)
         elif kind == "cost":
@@ -295,14 +297,16 @@ class Session:
             reading, started = self.state.list_feeders_read().count(key), event.get("started", True)
             self.feeders.restart(*key, reading, event.get("detail", ""), started=started)
 
-    def _log_unread(self, event: Event) -> None:
-        new = [name for name in event["params"] if name not in self._unread]
-        self._unread.update(new)
+    def _log_unused(self, event: Event) -> None:
+        new = [name for name in event["params"] if name not in self._unused]
+        self._unused.update(new)
         if new:
             meant = {name: near for name, near in event.get("meant", {}).items() if name in new}
             known = {"meant": meant} if meant else {}
-            self.state.log("unread", member=event["member"], attempt=event["attempt"], params=new, **known)
-            log.warning("%s (%s)", describe_unread(new, meant), event["member"])
+            self.state.log(
+                "unused_hyperparameters", member=event["member"], attempt=event["attempt"], params=new, **known
+            )
+            log.warning("%s (%s)", describe_unused(new, meant), event["member"])
 
     def _stop(self, reason: str, until: float) -> None:
         if self.stop_reason is None:
@@ -313,12 +317,12 @@ class Session:
 
     # -- placement ----------------------------------------------------------------------------------------------
 
-    def _placement_state(self) -> PlacementState:
+    def _take_cluster_snapshot(self) -> ClusterSnapshot:
         state, failures = self.state, self.attempts.failures
         most_gb, measuring = max_node_memory_gb(state.list_potential()), self._planner.is_measuring
         left_gb = max_node_memory_gb(state.nodes) if state.list_cluster() is None else math.inf
         wanted = state.list_waiting()
-        return PlacementState(
+        return ClusterSnapshot(
             nodes=failures.list_usable_nodes(state.nodes, wanted, state.devices, state.now),
             devices=state.devices,
             waiting=[] if measuring else [failures.grants.apply(each, most_gb, left_gb) for each in state.waiting],
@@ -340,9 +344,9 @@ class Session:
         if self._streaming and not self._planner.is_measuring:
             self.queue.propose(self._count_wanted_trials())
         state.waiting, state.returning = self._planner.prepare_waiting(
-            state.waiting, state.returning, self._placement_state(), self.queue.count_trials_left()
+            state.waiting, state.returning, self._take_cluster_snapshot(), self.queue.count_trials_left()
         )
-        starts = self._planner.choose_starts(self._placement_state())
+        starts = self._planner.choose_starts(self._take_cluster_snapshot())
         new = (start.cohort + 1 for start in starts if start.cohort is not None)
         self._cohort = max(self._cohort, *new, 0)
         self.queue.remove({start.placement.member for start in starts})
@@ -376,7 +380,7 @@ class Session:
             return
         for member, reason in why.items():
             self.queue.give_up(member, reason)
-        self._say_memory_wait(explain_memory_wait(self._placement_state()) or "")
+        self._say_memory_wait(explain_memory_wait(self._take_cluster_snapshot()) or "")
 
     def _say_memory_wait(self, detail: str) -> None:
         """Say that no member can start because of what others hold of the memory, or (empty) that one could."""
@@ -418,12 +422,12 @@ class Session:
 
     def _count_wanted_trials(self) -> int:
         """The number of trials to propose: those that fit now, and at least one while no member runs or waits."""
-        left, board = self.queue.count_trials_left(), self._placement_state()
+        left, cluster = self.queue.count_trials_left(), self._take_cluster_snapshot()
         if not left:
             return 0
-        example = self._planner.make_example(self._ensemble.identify(0, {}), board.nodes)
-        nobody = not (self.attempts or board.waiting or board.returning)
-        return max(count_placeable(example, left, board), int(nobody))
+        example = self._planner.make_example(self._ensemble.identify(0, {}), cluster.nodes)
+        nobody = not (self.attempts or cluster.waiting or cluster.returning)
+        return max(count_placeable(example, left, cluster), int(nobody))
 
     def _epochs_left(self, identity: Identity) -> int:
         """The number of epochs after a member's last checkpoint."""

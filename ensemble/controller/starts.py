@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ensemble.controller.extension import find_extended_epochs
+from ensemble.controller.more_epochs import find_more_epochs
 from ensemble.schedule import Node, explain_unplaceable
 from ensemble.schedule.needs import Need, compute_need, resolve_devices
 from ensemble.spec import Ensemble, Identity, SpecError, unknown_name
@@ -69,7 +69,7 @@ def check_fit(ensemble: Ensemble, nodes: Sequence[Node], *, has_gpus: bool = Fal
 
 
 @dataclass(frozen=True)
-class Start:
+class StartPlan:
     """The weights that a declaration names.
 
     Attributes:
@@ -96,7 +96,7 @@ class Start:
         return known or digest_weights(self.file)
 
 
-def find_start(start: str) -> Start:
+def find_start(start: str) -> StartPlan:
     """The weights of `start`: a safetensors file, or RUN_DIR/MEMBER.
 
     Raises:
@@ -104,7 +104,7 @@ def find_start(start: str) -> Start:
     """
     path = Path(start).expanduser()
     if path.is_file():
-        return Start(path, None)
+        return StartPlan(path, None)
     folder = path.parent.parent if path.parent.name == "members" else path.parent
     if RunDir(path).events.exists():
         raise StoreError(f"start={start!r} is a whole run: name one of its members, such as {start}/member-0")
@@ -116,7 +116,7 @@ def find_start(start: str) -> Start:
     member = members[path.name]
     if member.checkpoint is None:
         raise StoreError(f"start={start!r}: {path.name}: {member.explain_no_checkpoint()}")
-    return Start(RunDir(folder).valid_checkpoint(member), member.checkpoint)
+    return StartPlan(RunDir(folder).valid_checkpoint(member), member.checkpoint)
 
 
 def describe_kept(lineage: Mapping[str, Any], kept: KeptCheckpoint) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def find_redeclared(
         StoreError: there are no weights with which a member is declared to start now, and was not before.
     """
     found, unstartable = dict[str, Identity](), dict[str, str]()
-    extended = find_extended_epochs(state)
+    extended = find_more_epochs(state)
     for member in state.members.values():
         begins = member.checkpoint is None and not member.identity.get("added")
         if not begins or not (member.state == "waiting" or member.is_diverged_without_checkpoint):

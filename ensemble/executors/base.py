@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from ensemble.meter import CpuClock
-    from ensemble.reporting.metrics.projection import Sample
+    from ensemble.reporting.metrics.projection import MetricSample
     from ensemble.schedule import Node, Placement
     from ensemble.spec import Ensemble, Identity
     from ensemble.store import RunDir
@@ -32,7 +32,7 @@ class MetricsExporter(Protocol):
 
     exports_metrics: bool
 
-    def export_metrics(self, samples: Iterable[Sample]) -> None:
+    def export_metrics(self, samples: Iterable[MetricSample]) -> None:
         """Take the present values of the run's metrics; those of counters are totals."""
 
     def export_dashboard(self, dashboard: str) -> None:

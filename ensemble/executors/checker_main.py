@@ -6,7 +6,7 @@ the member's environment, which is this process's while it prepares: what a stag
 would read. Nothing of it runs in a process that trains, where CUDA and threads are.
 
 A request is the message `check` with the descriptor of memory that holds `ServedSample.pack`; the answer is the
-message `verdict`. Nothing is unpickled but the run's declaration. A comparison that takes too long ends this
+message `result`. Nothing is unpickled but the run's declaration. A comparison that takes too long ends this
 process with a traceback in its log, and all comparing on this node. It sees no GPU.
 """
 
@@ -33,7 +33,7 @@ from ensemble.store import RunDir
 from pipelines import ipc
 from pipelines.errors import PipelineError
 from pipelines.verification.checker import SampleChecker
-from pipelines.verification.compare import Verdict
+from pipelines.verification.compare import CheckResult
 from pipelines.verification.served import ServedSample
 
 #: Pipelines are kept, with what they have opened, while they are few and have made this process little larger.
@@ -52,7 +52,7 @@ class Checker:
         self._checkers: OrderedDict[str, SampleChecker] = OrderedDict()  # the last used last
         self._least_gb = data_gb()
 
-    def check(self, packed: bytes) -> Verdict:
+    def check(self, packed: bytes) -> CheckResult:
         """Compares one sample.
 
         Args:
@@ -121,14 +121,14 @@ def main(descriptor: int, executor: int, run_dir: str) -> int:
         for fd in ready & members.keys():
             try:
                 message, memory = ipc.receive_with_descriptor(members[fd])
-                verdict = answer(message, memory, find_checker)
-                ipc.send(members[fd], ipc.pack("verdict", found=verdict.as_record()))
+                result = answer(message, memory, find_checker)
+                ipc.send(members[fd], ipc.pack("result", found=result.as_record()))
             except ipc.ConnectionLost:
                 waited.unregister(fd)
                 members.pop(fd).close()
 
 
-def answer(message: bytes, memory: int | None, find_checker: Callable[[], Checker]) -> Verdict:
+def answer(message: bytes, memory: int | None, find_checker: Callable[[], Checker]) -> CheckResult:
     """Compares the sample of a request; whatever is wrong with it, or happens, there is an answer.
 
     Args:
@@ -140,9 +140,9 @@ def answer(message: bytes, memory: int | None, find_checker: Callable[[], Checke
         with mmap.mmap(-1 if memory is None else memory, 0, prot=mmap.PROT_READ) as packed:
             return find_checker().check(bytes(packed))
     except PipelineError as error:
-        return Verdict(kind="left_out", detail=str(error))
+        return CheckResult(kind="left_out", detail=str(error))
     except (Exception, SystemExit) as error:  # of the user's code
-        return Verdict(kind="left_out", detail=f"{type(error).__name__}: {error}")
+        return CheckResult(kind="left_out", detail=f"{type(error).__name__}: {error}")
     finally:
         faulthandler.cancel_dump_traceback_later()
         if memory is not None:

@@ -1,6 +1,6 @@
 """The inline executor: trains members in this process and thread, one after the other, for debuggers and tests.
 
-Members train inside `events`. Their events are handled at once by the controller, so verdicts and requests are
+Members train inside `events`. Their events are handled at once by the controller, so results and requests are
 answered between two epochs although nothing runs beside the member. A breakpoint in the user's code stops the
 whole run, with the controller's frames below it on the stack.
 """

@@ -59,7 +59,7 @@ class _Feeder:
     since: float = field(default_factory=time.monotonic)
     usage: dict[str, float] = field(default_factory=dict)
     has_renewed: bool = False  # its cache, which was said
-    deadly: int = 0  # deadly records that it has reported
+    poison: int = 0  # poison records that it has reported
 
     def __post_init__(self) -> None:
         self.began = read_start(self.process.pid)
@@ -106,7 +106,7 @@ class NodeServices:
         self._emit = emit
         self._feeders: dict[int, _Feeder] = {}
         self._known: set[int] = set()
-        self._deadly: dict[str, dict[int, int]] = {}  # of each set: not in the pipelines, which outlive the run
+        self._poison: dict[str, dict[int, int]] = {}  # of each set: not in the pipelines, which outlive the run
         self._meter = PowerMeter(node, energy=ensemble.energy)
         try:
             self._meter.start()
@@ -221,7 +221,7 @@ class NodeServices:
         process = spawn(
             ensemble.stream,
             start_timeout_s=None,
-            deadly=self._deadly,
+            poison_records=self._poison,
             settings=self._settings,
             resident={key: pipe for key, pipe in splits.items() if pipe is not None},
             replacement=again or late,
@@ -292,9 +292,9 @@ class NodeServices:
         """Emit a feeder's report as a `feeder` event, and `usage` events of its processes from their start on."""
         if report["type"] != "feeder":
             return
-        for record in report["deadly"][feeder.deadly :]:
+        for record in report["poison"][feeder.poison :]:
             self._emit_bad_record(feeder.cohort, record)
-        feeder.deadly = len(report["deadly"])
+        feeder.poison = len(report["poison"])
         if report["cache_renewed"] is not None and not feeder.has_renewed:
             feeder.has_renewed = True
             renewed = {"cohort": feeder.cohort, "member": None, "split": "train", "action": "renewed"}
@@ -316,7 +316,7 @@ class NodeServices:
     def _emit_bad_record(self, cohort: int, record: dict[str, Any]) -> None:
         """Report a record that kills or hangs the process that prepares it; later feeders leave it out."""
         split = "train" if record["set"] == "ring" else record["set"]
-        self._deadly.setdefault(record["set"], {})[record["index"]] = record["code"]
+        self._poison.setdefault(record["set"], {})[record["index"]] = record["code"]
         fields = {key: record[key] for key in ("index", "where", "reason", "code")}
         self._emit({"type": "bad_record", "node": self.node, "cohort": cohort, "split": split, **fields})
 

@@ -19,7 +19,7 @@ from ensemble.spec import SpecError
 from ensemble.spec.validation import check_number
 
 if TYPE_CHECKING:
-    from ensemble.combine.aligned import Aligned
+    from ensemble.combine.prediction_matrix import PredictionMatrix
 
 Table = list[dict[str, Any]]
 MODELS = {"combined": "the combined model", "best": "the best member"}
@@ -197,7 +197,7 @@ def _make_rows(
 
 
 def explain_other_samples(
-    first: Declared, ours: Aligned | str, second: Declared, theirs: Aligned | str
+    first: Declared, ours: PredictionMatrix | str, second: Declared, theirs: PredictionMatrix | str
 ) -> str | None:
     """Why predictions of two runs are not of the same samples; None where they are. A text stands for predictions
     that are missing.
@@ -225,7 +225,7 @@ def explain_other_samples(
     return None
 
 
-def _bootstrap(first: Aligned, second: Aligned) -> dict[str, Any]:
+def _bootstrap(first: PredictionMatrix, second: PredictionMatrix) -> dict[str, Any]:
     """Intervals of the second's figures minus the first's, by the paired bootstrap; "" says they were drawn."""
     from ensemble.combine.bootstrap import intervals
     from ensemble.combine.tasks import find_math

@@ -14,7 +14,7 @@ from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store import RunDir, RunState, StoreError, apply_event, read_events
 
 if TYPE_CHECKING:
-    from ensemble.combine.aligned import Aligned
+    from ensemble.combine.prediction_matrix import PredictionMatrix
     from ensemble.meter import Ledger
 
 #: Of the identities of members, what is compared beside their hyperparameters.
@@ -87,20 +87,20 @@ class Declared:
         found = metrics.get({"combined": "ensemble"}.get(model, model)) or {}
         return {name: value for name, value in found.items() if finite_or_none(value) is not None}
 
-    def read_model(self, model: str) -> Aligned | str:
+    def read_model(self, model: str) -> PredictionMatrix | str:
         """What a model predicted; or why that is not known."""
         from ensemble.combine import CombineError
-        from ensemble.combine.aligned import Aligned, read_aligned
+        from ensemble.combine.prediction_matrix import PredictionMatrix, read_prediction_matrix
         from ensemble.combine.recorded import read_combined
 
         try:
             if model == "combined":
                 one = read_combined(self.run_dir, self.state, self.split)
-                return Aligned([model], [one.values], one.index, one.target, {}, one.task)
+                return PredictionMatrix([model], [one.values], one.index, one.target, {}, one.task)
             best = (self.state.combined or {}).get("best_member")
             if best is None:
                 return f"{self.run_dir.path} has measured no member on a test or validation split"
-            found = read_aligned(self.run_dir, self.state, [best], self.split)
+            found = read_prediction_matrix(self.run_dir, self.state, [best], self.split)
             return found if found.members else f"{self.run_dir.path}: {best}: {found.left_out[best]}"
         except (CombineError, StoreError) as error:
             return str(error)

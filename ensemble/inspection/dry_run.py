@@ -248,7 +248,7 @@ def _measure(
     ensemble: Ensemble, groups: Sequence[Sequence[Identity]], folder: str, meter: Any
 ) -> tuple[Table, float | None, dict[str, Any]]:
     """A row for each group of members, CPU-seconds of preparing a sample, and the power in the meantime."""
-    from ensemble.train.dry_steps import measure_here
+    from ensemble.train.trial_steps import measure_here
 
     steps_s = min(STEPS_S[0], STEPS_S[1] / len(groups))
     rows: Table = []

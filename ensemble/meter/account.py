@@ -18,9 +18,9 @@ from ensemble.meter.proportional_split import Lag, Owner
 from ensemble.meter.usage_intervals import (
     CpuUse,
     Device,
+    EnergyPart,
     Event,
-    Interval,
-    Part,
+    PowerInterval,
     Process,
     Reader,
 )
@@ -116,7 +116,7 @@ class Sums:
         """What an owner has used on a node."""
         return self.uses.setdefault((owner, node), Use())
 
-    def add_interval(self, node: str, interval: Interval, energies: Energies) -> None:
+    def add_interval(self, node: str, interval: PowerInterval, energies: Energies) -> None:
         """Adds one interval of a node and its energy by owner."""
         self._add_to_node(node, interval)
         watts: dict[tuple[str, str], int] = {}
@@ -134,7 +134,7 @@ class Sums:
             for owner, ticks in part.activity or ():
                 self.use(owner, node).sm += ticks
 
-    def _add_to_node(self, name: str, interval: Interval) -> None:
+    def _add_to_node(self, name: str, interval: PowerInterval) -> None:
         node = self.nodes.setdefault(name, NodeUse())
         node.unread_s += interval.end - interval.start if interval.unread else 0.0
         if not interval.parts:
@@ -262,7 +262,7 @@ class Account:
             for spans in (*node.reserved.values(), *node.busy.values()):
                 spans[:] = [span for span in spans if span.end > edge]
 
-    def _sum_intervals(self, sums: Sums, name: str, intervals: list[Interval], lag: Lag) -> None:
+    def _sum_intervals(self, sums: Sums, name: str, intervals: list[PowerInterval], lag: Lag) -> None:
         """Adds a node's first open intervals to sums."""
         sums.nodes.setdefault(name, NodeUse())
         if not intervals:
@@ -276,9 +276,9 @@ class Account:
             sums.add_interval(name, interval, attribute(interval, use, node.cores))
 
 
-def _join_intervals(intervals: Sequence[Interval]) -> Interval:
+def _join_intervals(intervals: Sequence[PowerInterval]) -> PowerInterval:
     """One interval with the energy of these, of which there is at least one: what is between them counts, too."""
-    parts: dict[tuple[str, Device | None], Part] = {}
+    parts: dict[tuple[str, Device | None], EnergyPart] = {}
     for part in (part for interval in intervals for part in interval.parts):
         before = parts.get((part.kind, part.device))
         parts[part.kind, part.device] = part if before is None else _join_parts(before, part)
@@ -291,11 +291,11 @@ def _join_intervals(intervals: Sequence[Interval]) -> Interval:
     )
 
 
-def _join_parts(one: Part, other: Part) -> Part:
+def _join_parts(one: EnergyPart, other: EnergyPart) -> EnergyPart:
     idle = None if one.idle is None or other.idle is None else one.idle + other.idle
     activity: dict[Owner, int] = {}
     for owner, ticks in (*(one.activity or ()), *(other.activity or ())):
         activity[owner] = activity.get(owner, 0) + ticks
     both = None if one.activity is None or other.activity is None else tuple(activity.items())
     origin = weakest((one.origin, other.origin))
-    return Part(one.kind, one.device, one.ticks + other.ticks, origin, idle, both)
+    return EnergyPart(one.kind, one.device, one.ticks + other.ticks, origin, idle, both)

@@ -7,8 +7,8 @@ from typing import Any
 
 from ensemble.meter.account import Account, NodeUse, Use
 from ensemble.meter.origin import Origin
-from ensemble.meter.proportional_split import Lag, Owner, Span
-from ensemble.meter.usage_intervals import CpuUse, Interval, Node, Part, Reservation, Samples
+from ensemble.meter.proportional_split import Lag, Owner, UsageSpan
+from ensemble.meter.usage_intervals import CpuUse, EnergyPart, NodeRecord, PowerInterval, Reservation, Samples
 
 
 def encode(account: Account) -> dict[str, Any]:
@@ -87,15 +87,15 @@ def _decode_use(cpu: int, origin: Origin, sm: int, energy: list[Any]) -> Use:
     return Use(cpu, origin, sm, 0, {(kind, method): (ticks, of) for kind, method, ticks, of in energy})
 
 
-def _encode_span(span: Span) -> list[Any]:
+def _encode_span(span: UsageSpan) -> list[Any]:
     return [*span.owner, span.start, span.end, span.ticks, span.rate]
 
 
-def _decode_span(role: str, member: str | None, cohort: int | None, *rest: Any) -> Span:
-    return Span(Owner(role, member, cohort), *rest)
+def _decode_span(role: str, member: str | None, cohort: int | None, *rest: Any) -> UsageSpan:
+    return UsageSpan(Owner(role, member, cohort), *rest)
 
 
-def _encode_node(node: Node) -> dict[str, Any]:
+def _encode_node(node: NodeRecord) -> dict[str, Any]:
     return {
         "cores": node.cores,
         "gpus": [[gpu, *of] for gpu, of in node.gpus.items()],
@@ -108,16 +108,18 @@ def _encode_node(node: Node) -> dict[str, Any]:
     }
 
 
-def _decode_node(kept: Mapping[str, Any]) -> Node:
-    def decode_part(kind: str, device: Any, ticks: int, origin: Origin, idle: int | None, activity: Any) -> Part:
+def _decode_node(kept: Mapping[str, Any]) -> NodeRecord:
+    def decode_part(
+        kind: str, device: Any, ticks: int, origin: Origin, idle: int | None, activity: Any
+    ) -> EnergyPart:
         by_owner = None if activity is None else tuple((Owner(*owner), sm) for owner, sm in activity)
-        return Part(kind, device, ticks, origin, idle, by_owner)
+        return EnergyPart(kind, device, ticks, origin, idle, by_owner)
 
-    return Node(
+    return NodeRecord(
         cores=kept["cores"],
         gpus={gpu: (parent, part) for gpu, parent, part in kept["gpus"]},
         power=[
-            Interval(**{**each, "parts": tuple(decode_part(*part) for part in each["parts"])})
+            PowerInterval(**{**each, "parts": tuple(decode_part(*part) for part in each["parts"])})
             for each in kept["power"]
         ],
         cpu=[CpuUse((a, b, c), _decode_span(*span), origin) for a, b, c, origin, *span in kept["cpu"]],

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from ensemble.meter.origin import Origin, to_ticks, weakest
 from ensemble.meter.proportional_split import Lag, Owner, split, spread, subtract_claimed
-from ensemble.meter.usage_intervals import UNNAMED, Device, Interval, Node, Part
+from ensemble.meter.usage_intervals import UNNAMED, Device, EnergyPart, NodeRecord, PowerInterval
 
 #: By what energy was shared out: idle energy by `reservation`; dynamic energy of processors and memory by
 #: `cpu_time`; of a GPU by `sm_utilization` of each process, else by the `busy_time` that the members counted
@@ -49,7 +49,7 @@ class IntervalUse:
         self.cpu, self.reserved, self.busy = cpu, reserved, busy
 
 
-def list_uses(node: Node, intervals: list[Interval], lag: Lag | None = None) -> list[IntervalUse]:
+def list_uses(node: NodeRecord, intervals: list[PowerInterval], lag: Lag | None = None) -> list[IntervalUse]:
     """Who used what in each of a node's intervals.
 
     Args:
@@ -72,7 +72,7 @@ def list_uses(node: Node, intervals: list[Interval], lag: Lag | None = None) -> 
     ]
 
 
-def attribute(interval: Interval, use: IntervalUse, cores: float) -> Energies:
+def attribute(interval: PowerInterval, use: IntervalUse, cores: float) -> Energies:
     """The energy of one interval by owner; sums to that of the interval's parts exactly.
 
     Args:
@@ -92,13 +92,13 @@ def attribute(interval: Interval, use: IntervalUse, cores: float) -> Energies:
     return energies
 
 
-def _share_idle(part: Part, use: IntervalUse, capacity: int) -> Weights:
+def _share_idle(part: EnergyPart, use: IntervalUse, capacity: int) -> Weights:
     weights = dict(use.reserved.get(part.device if part.kind == "gpu" else None, {}))
     free = capacity - sum(weights.values())
     return weights | {IDLE: free} if free > 0 or not weights else weights
 
 
-def _share_dynamic(part: Part, use: IntervalUse, energies: Energies) -> tuple[Method, Weights]:
+def _share_dynamic(part: EnergyPart, use: IntervalUse, energies: Energies) -> tuple[Method, Weights]:
     if part.kind == "gpu":
         gpu = UNNAMED if part.device is None else part.device
         by_process = _sum_owners(part.activity or ())
@@ -129,7 +129,7 @@ def _sum_dynamic(energies: Energies) -> Weights:
     }
 
 
-def _add(energies: Energies, part: Part, method: Method, ticks: int, weights: Weights) -> None:
+def _add(energies: Energies, part: EnergyPart, method: Method, ticks: int, weights: Weights) -> None:
     """Splits ticks of a part by weights and adds each share to its owner's; without weights, they are others'."""
     origin: Origin = "attributed" if part.origin == "measured" else "estimated"
     for owner, share in split(ticks, weights if sum(weights.values()) else {OTHER: 1}).items():

@@ -66,7 +66,7 @@ class RunProcess(NamedTuple):
     gpu: str | None
 
 
-class Sample(NamedTuple):
+class GpuSample(NamedTuple):
     """The utilization of a GPU by one process since the last reading, in percent; see the module."""
 
     pid: int
@@ -74,7 +74,7 @@ class Sample(NamedTuple):
     sm_percent: int
 
 
-def select_samples(samples: Iterable[Sample], since_us: int, now_us: int) -> list[Sample] | None:
+def select_samples(samples: Iterable[GpuSample], since_us: int, now_us: int) -> list[GpuSample] | None:
     """The samples of processes that used the GPU; None where one cannot be.
 
     Args:
@@ -88,7 +88,7 @@ def select_samples(samples: Iterable[Sample], since_us: int, now_us: int) -> lis
 
 
 def sum_by_owner(
-    samples: Iterable[Sample], interval_s: float, find_owner: Callable[[int], RunProcess | None]
+    samples: Iterable[GpuSample], interval_s: float, find_owner: Callable[[int], RunProcess | None]
 ) -> Activity:
     """SM-seconds of an interval by who used the GPU.
 
@@ -282,7 +282,7 @@ class GpuActivity:
         self._unused.pop(gpu, None)
         return sum_by_owner(samples, interval_s, owners.get)
 
-    def _read_samples(self, gpu: str, now_us: int) -> list[Sample] | None:
+    def _read_samples(self, gpu: str, now_us: int) -> list[GpuSample] | None:
         """The samples since the last reading; None where they cannot be used, and why is noted."""
         library, since_us = self._library, min(self._since_us[gpu], now_us)  # the clock may have been set back
         try:
@@ -292,7 +292,7 @@ class GpuActivity:
                 self._fail(gpu, error)
                 return None
             answered = []
-        found = [Sample(int(each.pid), int(each.timeStamp), int(each.smUtil)) for each in answered]
+        found = [GpuSample(int(each.pid), int(each.timeStamp), int(each.smUtil)) for each in answered]
         samples = select_samples(found, since_us, now_us)
         newest_us = max((sample.at_us for sample in samples or ()), default=since_us)
         self._since_us[gpu] = max(newest_us, now_us - _LATE_US)

@@ -6,9 +6,9 @@ Roles of CPU time: ``startup``, ``train`` (members), ``prepare``, ``feed`` (the 
 reserved, and ``other``, what it used for processes that are not the run's.
 
 There are two views. `Ledger.rows` has what serves several members in rows of its own, without a member.
-`Ledger.full_rows` shares that out to members (`ensemble.meter.sharing_out`). Both add up to the totals exactly.
-How energy is attributed is the matter of `ensemble.meter.attribution` and docs/concepts/accounting.md. A share of
-what was measured is ``attributed``, a share of what was estimated ``estimated``.
+`Ledger.full_rows` shares that out to members (`ensemble.meter.shared_cost_allocation`). Both add up to the totals
+exactly. `ensemble.meter.attribution` and docs/concepts/accounting.md say how energy is attributed. A share of what
+was measured is ``attributed``, a share of what was estimated ``estimated``.
 
 The log may hold several starts of the run (resumes). Counts of one start say nothing about the next.
 """
@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 from ensemble.meter.account import ROLES, Account, NodeUse, Sums, Use
 from ensemble.meter.origin import Origin, from_ticks, weakest
 from ensemble.meter.proportional_split import Owner
-from ensemble.meter.sharing_out import share_out
-from ensemble.meter.usage_intervals import Interval
+from ensemble.meter.shared_cost_allocation import share_out
+from ensemble.meter.usage_intervals import PowerInterval
 
 VERSION = 2
 NOT_THE_RUNS = ("idle", "other")
@@ -267,10 +267,10 @@ def ledger(events: Iterable[Mapping[str, Any]]) -> Ledger:
             account.apply(event)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             continue
-    return present(account)
+    return build_ledger(account)
 
 
-def present(account: Account, member: str | None = None) -> Ledger:
+def build_ledger(account: Account, member: str | None = None) -> Ledger:
     """The ledger of an account, up to now.
 
     Args:
@@ -336,7 +336,7 @@ def _make_row(owner: Owner, node: str, use: Use) -> LedgerRow:
     )
 
 
-def _make_node_total(name: str, sums: Sums, power: Sequence[Interval]) -> NodeTotal:
+def _make_node_total(name: str, sums: Sums, power: Sequence[PowerInterval]) -> NodeTotal:
     node = sums.nodes.get(name, NodeUse())
     energy_j = None if node.energy is None else from_ticks(node.energy)
     return NodeTotal(
@@ -354,7 +354,7 @@ def _make_node_total(name: str, sums: Sums, power: Sequence[Interval]) -> NodeTo
     )
 
 
-def _get_idle_watts(interval: Interval) -> float | None:
+def _get_idle_watts(interval: PowerInterval) -> float | None:
     idle = [part.idle for part in interval.parts if part.idle is not None]
     length = interval.end - interval.start
     return from_ticks(sum(idle)) / length if idle and length > 0 else None

@@ -26,7 +26,7 @@ class Owner(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Span:
+class UsageSpan:
     """`ticks` of something that `owner` used evenly over the time (start, end]; at `end` when they are equal.
 
     Attributes:
@@ -83,7 +83,7 @@ def split(total: int, weights: Mapping[K, int]) -> dict[K, int]:
     return shares
 
 
-def spread(spans: Iterable[Span], intervals: Sequence[tuple[float, float]]) -> list[dict[Owner, int]]:
+def spread(spans: Iterable[UsageSpan], intervals: Sequence[tuple[float, float]]) -> list[dict[Owner, int]]:
     """For each interval (start, end], how many ticks each owner used in it.
 
     Args:

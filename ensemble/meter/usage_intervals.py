@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ensemble.meter.origin import Origin, to_ticks
-from ensemble.meter.proportional_split import Owner, Span
+from ensemble.meter.proportional_split import Owner, UsageSpan
 
 ENDS_ATTEMPT = ("finished", "pruned", "stopped", "paused", "cancelled", "failed")
 Event = Mapping[str, Any]
@@ -27,7 +27,7 @@ BEGINS_POWER = frozenset(("node", "node_lost", "agent_replaced"))
 Process = tuple[str, int | None, int]  # node, pid, and what tells two processes of that id apart
 
 
-class Part(NamedTuple):
+class EnergyPart(NamedTuple):
     """Energy of one part of a node in one interval.
 
     Attributes:
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Interval:
+class PowerInterval:
     """One `power` event: what a node used in (start, end].
 
     Attributes:
@@ -54,7 +54,7 @@ class Interval:
 
     start: float
     end: float
-    parts: tuple[Part, ...]
+    parts: tuple[EnergyPart, ...]
     busy: int | None
     watts: float | None
     origin: Origin
@@ -66,12 +66,12 @@ class CpuUse(NamedTuple):
     """A span of CPU time with the process that used it."""
 
     process: Process
-    span: Span
+    span: UsageSpan
     origin: Origin
 
 
 @dataclass
-class Node:
+class NodeRecord:
     """What happened on one node.
 
     Attributes:
@@ -85,10 +85,10 @@ class Node:
 
     cores: float = 0.0
     gpus: dict[Device, tuple[Device, float]] = field(default_factory=dict)
-    power: list[Interval] = field(default_factory=list)
+    power: list[PowerInterval] = field(default_factory=list)
     cpu: list[CpuUse] = field(default_factory=list)
-    reserved: dict[Device | None, list[Span]] = field(default_factory=dict)
-    busy: dict[Device, list[Span]] = field(default_factory=dict)
+    reserved: dict[Device | None, list[UsageSpan]] = field(default_factory=dict)
+    busy: dict[Device, list[UsageSpan]] = field(default_factory=dict)
 
     def find_gpu(self, device: Device) -> tuple[Device, float]:
         """The physical GPU of a device, and the part of its compute that the device has."""
@@ -104,16 +104,16 @@ class Reservation(NamedTuple):
     cores: float
     start: float
 
-    def list_spans(self, member: str, node: Node, until: float) -> Iterator[tuple[Device | None, Span]]:
+    def list_spans(self, member: str, node: NodeRecord, until: float) -> Iterator[tuple[Device | None, UsageSpan]]:
         """What it held until a time: of cores (None), and of each physical GPU."""
         held = [(None, self.cores), *(_reserve(node, device, self.share) for device in self.devices)]
         for what, amount in held:
             ticks = to_ticks((until - self.start) * amount)
             if ticks > 0:
-                yield what, Span(Owner("train", member), self.start, until, ticks, amount)
+                yield what, UsageSpan(Owner("train", member), self.start, until, ticks, amount)
 
 
-def _reserve(node: Node, device: Device | None, share: float) -> tuple[Device | None, float]:
+def _reserve(node: NodeRecord, device: Device | None, share: float) -> tuple[Device | None, float]:
     if device is None:
         return None, 0.0
     gpu, part = node.find_gpu(device)
@@ -152,7 +152,7 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, NodeRecord] = {}
         self.samples = Samples()
         self.held: dict[str, int] = {}
         self.ranks: dict[tuple[str, str], int] = {}
@@ -169,9 +169,9 @@ class Reader:
         self.last_power: dict[str, float] = {}
         self.last_feeder: dict[tuple[Any, ...], dict[str, int]] = {}
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> NodeRecord:
         """The node of that name, made when it is first met."""
-        return self.nodes.setdefault(name, Node())
+        return self.nodes.setdefault(name, NodeRecord())
 
     def apply(self, event: Event) -> None:
         """Applies the next event of the log; its CPU time, if it has some, is the last of its node's `cpu`."""
@@ -208,7 +208,7 @@ class Reader:
             case kind if kind in ENDS_ATTEMPT:
                 self._release(event["member"], event["t"])
 
-    def list_open_spans(self, name: str, until: float) -> Iterator[tuple[Device | None, Span]]:
+    def list_open_spans(self, name: str, until: float) -> Iterator[tuple[Device | None, UsageSpan]]:
         """What members that still hold something of a node have held until a time."""
         node = self.node(name)
         for member, hold in self.holds.items():
@@ -259,7 +259,7 @@ class Reader:
         first = max(self.started_t, before) if for_s is None else t - for_s
         # The count is of the process in that role, whoever it works for: one process may train several members.
         since, ticks = self._advance((*process, event["role"]), t, event["cpu_s"], first)
-        span = Span(owner, min(since, t), t, ticks)
+        span = UsageSpan(owner, min(since, t), t, ticks)
         use = CpuUse(process, span, event.get("origin", "measured"))
         self.node(event["node"]).cpu.append(use)
 
@@ -278,7 +278,7 @@ class Reader:
         node, (since, ticks) = self.node(event["node"]), grown
         gpu, part = node.find_gpu(UNNAMED if device is None else device)
         if ticks:
-            node.busy.setdefault(gpu, []).append(Span(owner, since, event["t"], round(ticks * part)))
+            node.busy.setdefault(gpu, []).append(UsageSpan(owner, since, event["t"], round(ticks * part)))
             key = (owner, event["node"])
             self.gpu_busy[key] = self.gpu_busy.get(key, 0) + ticks
 
@@ -300,7 +300,7 @@ class Reader:
         self.last_power[node] = t
         busy_s = event.get("busy_s")
         earlier.append(
-            Interval(
+            PowerInterval(
                 start=min(start, t),
                 end=t,
                 parts=tuple(map(_read_part, parts)),
@@ -387,9 +387,9 @@ def _add_held(
         ranks[member, one.node] = ranks.get((member, one.node), 0) + ticks * len(one.devices)
 
 
-def _read_part(part: Mapping[str, Any]) -> Part:
+def _read_part(part: Mapping[str, Any]) -> EnergyPart:
     idle_j, activity, ticks = part.get("idle_j"), part.get("activity"), to_ticks(part["energy_j"])
-    return Part(
+    return EnergyPart(
         part["kind"],
         part.get("device"),
         ticks,

@@ -16,7 +16,7 @@ from ensemble.reporting.status import (
     status_missing,
     status_notes,
     status_rows,
-    status_turnaround,
+    status_time_to_solution,
 )
 from ensemble.reporting.summary import summary, summary_text
 
@@ -30,7 +30,7 @@ __all__ = [
     "status_lines",
     "status_notes",
     "status_rows",
-    "status_turnaround",
+    "status_time_to_solution",
     "status_missing",
     "summary",
     "summary_text",

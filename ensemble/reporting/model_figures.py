@@ -144,7 +144,7 @@ def read_task(combined: Mapping[str, Any] | None) -> Task:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """A figure of the combined model beside that of its best member, on the same samples.
 
     Attributes:
@@ -173,7 +173,7 @@ class Comparison:
         return f"{words}, within noise" if self.is_noise else words
 
 
-def compare(combined: Mapping[str, Any] | None, ranking: Ranking | None = None) -> list[Comparison]:
+def compare(combined: Mapping[str, Any] | None, ranking: Ranking | None = None) -> list[ModelComparison]:
     """Returns the figures of the combined model, those that say most first; none where nothing was combined.
 
     Args:
@@ -191,7 +191,7 @@ def compare(combined: Mapping[str, Any] | None, ranking: Ranking | None = None) 
         if value is None:
             continue
         comparisons.append(
-            Comparison(
+            ModelComparison(
                 figure,
                 value,
                 finite_or_none(best.get(figure.name)),

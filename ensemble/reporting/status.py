@@ -20,7 +20,7 @@ from ensemble.reporting.sections.feeders import (
 )
 from ensemble.reporting.sections.notices import describe_early_stop, describe_quarantine, describe_unusable
 from ensemble.reporting.sections.quality import describe_figures, describe_quality
-from ensemble.reporting.sections.turnaround import measure_turnaround, summarize
+from ensemble.reporting.sections.time_to_solution import measure_time_to_solution, summarize
 from ensemble.reporting.time_left import member_epochs
 from ensemble.store.events import is_locked
 from ensemble.store.files import format_command
@@ -135,7 +135,7 @@ def status_feeders(state: RunState) -> str | None:
     return "\n".join(lines + unshared_lines(state) + bad_record_lines(state) + difference_lines(state)) or None
 
 
-def status_turnaround(state: RunState) -> str | None:
+def status_time_to_solution(state: RunState) -> str | None:
     """How many models a minute, and how long all took; None while no model is done, or after a resume."""
     return "\n".join(f"{label}: {line}" for label, line in summarize(state)) or None
 
@@ -172,7 +172,7 @@ NOTES = (
     status_gpus,
     status_missing,
     status_feeders,
-    status_turnaround,
+    status_time_to_solution,
     status_quality,
 )
 
@@ -242,7 +242,7 @@ def status_rows(state: RunState, ledger: Ledger, *, is_lost: bool = False) -> li
 
 def status_json(state: RunState, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of `status_rows` for programs, and in each what is the run's: models a minute, TTTa."""
-    found = measure_turnaround(state)
+    found = measure_time_to_solution(state)
     figures = {"models_per_minute": found and found.per_minute, "ttta_s": found and found.ttta_s}
     return [row | figures for row in rows]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
-from ensemble.reporting.model_figures import Comparison, compare
+from ensemble.reporting.model_figures import ModelComparison, compare
 from ensemble.reporting.ranking import (
     describe_options,
     finite_or_none,
@@ -17,7 +17,7 @@ from ensemble.reporting.ranking import (
     rank_members,
     varied_parameters,
 )
-from ensemble.reporting.sections import Line, cost, exchange, feeders, quality, training, turnaround
+from ensemble.reporting.sections import Line, cost, exchange, feeders, quality, time_to_solution, training
 from ensemble.reporting.status import ATTEMPTS
 from ensemble.store.files import format_command
 
@@ -41,7 +41,7 @@ SUMMARIES = (
     feeders.summarize,
     exchange.summarize,
     cost.summarize,
-    turnaround.summarize,
+    time_to_solution.summarize,
 )
 MOST_QUALITY = 5  # figures of the combined model
 NEEDED_QUALITY = 3  # of them, for whose sake intervals are left out
@@ -258,7 +258,7 @@ def _combined_table(state: RunState, width: int) -> Any:
     return grid
 
 
-def _compare_figures(state: RunState) -> list[Comparison]:
+def _compare_figures(state: RunState) -> list[ModelComparison]:
     """The figures of the combined model that are shown; none in a task without figures."""
     assert state.combined is not None
     return compare(state.combined, (state.objective, state.direction))[:MOST_QUALITY]
@@ -270,7 +270,7 @@ def _count_fitting(columns: Sequence[Sequence[str]], room: int) -> int:
     return sum(end <= room for end in ends)
 
 
-def _describe_figure(given: Comparison, metrics: Mapping[str, Any]) -> list[str]:
+def _describe_figure(given: ModelComparison, metrics: Mapping[str, Any]) -> list[str]:
     """A column of the table: its head, the combined model and the best member with intervals, mean, difference."""
     best, mean = (finite_or_none((metrics.get(of) or {}).get(given.figure.name)) for of in ("best", "mean"))
     return [

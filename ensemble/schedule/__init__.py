@@ -19,7 +19,7 @@ from ensemble.schedule.flotilla import (
 )
 from ensemble.schedule.needs import Node, Placement
 from ensemble.schedule.packing import FreeCapacity, pack
-from ensemble.schedule.placement import PlacementState, Start, count_placeable, decide_starts
+from ensemble.schedule.placement import ClusterSnapshot, Start, count_placeable, decide_starts
 from ensemble.schedule.profiles import (
     Profile,
     apply_profile,
@@ -38,7 +38,7 @@ __all__ = [
     "HeldSlots",
     "Node",
     "Placement",
-    "PlacementState",
+    "ClusterSnapshot",
     "Profile",
     "RatedMember",
     "RebalanceDecision",

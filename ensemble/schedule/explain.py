@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ensemble.schedule.needs import Node, compute_need, needs_gpu
 from ensemble.schedule.packing import FreeCapacity, pack
-from ensemble.schedule.placement import PlacementState
+from ensemble.schedule.placement import ClusterSnapshot
 from ensemble.spec import Identity
 
 _ROUNDING = 1e-9  # ten members of 0.1 cores fit on one core, whatever binary fractions add up to
@@ -50,19 +50,19 @@ def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str 
     )
 
 
-def explain_memory_wait(board: PlacementState) -> str | None:
+def explain_memory_wait(cluster: ClusterSnapshot) -> str | None:
     """Say which member would start now if processes of others held no memory; None where none would."""
-    if all(node.memory_left_gb is None for node in board.nodes):
+    if all(node.memory_left_gb is None for node in cluster.nodes):
         return None
-    empty = [replace(node, memory_left_gb=None) for node in board.nodes]
-    waiting = [*board.waiting, *(identity for identity, _ in board.returning)]
-    free = pack(waiting, board.running, empty, board.devices, board.limits, board.tenants)
-    if not free or pack(waiting, board.running, board.nodes, board.devices, board.limits, board.tenants):
+    empty = [replace(node, memory_left_gb=None) for node in cluster.nodes]
+    waiting = [*cluster.waiting, *(identity for identity, _ in cluster.returning)]
+    free = pack(waiting, cluster.running, empty, cluster.devices, cluster.limits, cluster.tenants)
+    if not free or pack(waiting, cluster.running, cluster.nodes, cluster.devices, cluster.limits, cluster.tenants):
         return None
     first = free[0].identity
     held = [
         f"others hold {node.memory_gb - node.free_memory_gb:.1f} of {node.memory_gb:.1f} GiB on node {node.name}"
-        for node in board.nodes
+        for node in cluster.nodes
         if node.memory_left_gb is not None
     ]
     return f"{first.member} {_describe_request(first)}, and {'; '.join(held[:3])}"

@@ -88,7 +88,7 @@ class Grants:
     """Grants by cost key.
 
     Args:
-        events: the `room` events of the run's log.
+        events: the `memory_increase` events of the run's log.
     """
 
     def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -98,7 +98,7 @@ class Grants:
             self.add(event)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Record the grant of a `room` event; grants only grow."""
+        """Record the grant of a `memory_increase` event; grants only grow."""
         fields = {field.name: event.get(field.name) for field in dataclasses.fields(Grant)}
         before = self._grants.get(event["outline"], Grant())
         fields = {name: max(value or 0.0, getattr(before, name) or 0.0) or None for name, value in fields.items()}
@@ -133,7 +133,7 @@ class Grants:
 
 
 def as_event(identity: Identity, node: str, grant: Grant) -> dict[str, Any]:
-    """The fields of a `room` event: plain JSON values."""
+    """The fields of a `memory_increase` event: plain JSON values."""
     return {
         "member": identity.member,
         "node": node,

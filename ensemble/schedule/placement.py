@@ -19,7 +19,7 @@ from ensemble.spec import Identity
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacementState:
+class ClusterSnapshot:
     """The input of `decide_starts`.
 
     Attributes:
@@ -59,34 +59,34 @@ class Start:
     cohort: int | None
 
 
-def decide_starts(board: PlacementState) -> list[Start]:
+def decide_starts(cluster: ClusterSnapshot) -> list[Start]:
     """Decide which members start now; the state is left unchanged.
 
     Returning members are placed first. A new cohort of a fixed list opens when all waiting members fit at once, or
     nothing runs, or at least half of all places are free, where a place is what one of these members takes.
     """
 
-    free = board.free_capacity()
-    cohorts = {identity.member: cohort for identity, cohort in board.returning}
-    back = free.place([identity for identity, _ in board.returning], board.limits, board.tenants)
+    free = cluster.free_capacity()
+    cohorts = {identity.member: cohort for identity, cohort in cluster.returning}
+    back = free.place([identity for identity, _ in cluster.returning], cluster.limits, cluster.tenants)
     starts = [Start(placement, cohorts[placement.member]) for placement in back]
-    new = free.place(board.waiting, board.limits, board.tenants)
-    if not board.streaming and len(new) < len(board.waiting):
+    new = free.place(cluster.waiting, cluster.limits, cluster.tenants)
+    if not cluster.streaming and len(new) < len(cluster.waiting):
         busy = free.held_needs - Counter(placement.need for placement in new)
         enough = 2 * len(new) + 1
-        everyone = busy + Counter(compute_need(identity) for identity in board.waiting)
-        if busy and free.count_if_empty(everyone, board.limits, board.tenants, most=enough) == enough:
+        everyone = busy + Counter(compute_need(identity) for identity in cluster.waiting)
+        if busy and free.count_if_empty(everyone, cluster.limits, cluster.tenants, most=enough) == enough:
             free.release(*new)
             new = []
     free.release(*back, *new)  # the caller reserves the places of the members that it starts
-    return starts + [Start(placement, board.next_cohort) for placement in new]
+    return starts + [Start(placement, cluster.next_cohort) for placement in new]
 
 
-def count_placeable(example: Identity, most: int, board: PlacementState) -> int:
+def count_placeable(example: Identity, most: int, cluster: ClusterSnapshot) -> int:
     """How many members like `example`, up to `most`, fit beside all that run, wait or return."""
-    free = board.free_capacity()
-    ahead = [*board.waiting, *(identity for identity, _ in board.returning)]
-    placed = free.place(ahead, board.limits, board.tenants)
-    copies = free.place([example] * most, board.limits, board.tenants) if len(placed) == len(ahead) else []
+    free = cluster.free_capacity()
+    ahead = [*cluster.waiting, *(identity for identity, _ in cluster.returning)]
+    placed = free.place(ahead, cluster.limits, cluster.tenants)
+    copies = free.place([example] * most, cluster.limits, cluster.tenants) if len(placed) == len(ahead) else []
     free.release(*placed, *copies)
     return len(copies)

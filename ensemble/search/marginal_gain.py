@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ensemble.combine.aligned import align
 from ensemble.combine.methods import Criterion, mix, select_greedily
 from ensemble.combine.metrics import Array, CombineError
+from ensemble.combine.prediction_matrix import align
 from ensemble.combine.tasks import find_math
 from ensemble.spec.task import CLASSIFICATION, Task
 

@@ -103,7 +103,7 @@ class Searcher:
         self._outside: set[int] = set()  # trials that samplers and pruners ignore
         self._is_beyond_gp = False
         self._added = 0  # trials that a user added; they are no points of a grid
-        self._verdicts: dict[int, dict[int, bool]] = {}
+        self._prune_decisions: dict[int, dict[int, bool]] = {}
         self._name = self._run_id = self._objective = ""  # `restore` takes them from the log
         opened = [open_storage(storage)]
 
@@ -199,14 +199,14 @@ class Searcher:
             trial is never pruned after its last epoch.
         """
         self._mirror.mark_changed(number)
-        verdicts = self._verdicts.setdefault(number, {})
-        if epoch not in verdicts and not self._frozen_trial(number).state.is_finished():
+        prune_decisions = self._prune_decisions.setdefault(number, {})
+        if epoch not in prune_decisions and not self._frozen_trial(number).state.is_finished():
             done = epoch + 1
             self._storage.set_trial_intermediate_value(self._trial_id(number), done, float(value))
             # Called even if the answer is not used, because the pruner records the value of this rung.
             prune = self.study.pruner.prune(self.study, self._storage.get_trial(self._trial_id(number)))
-            verdicts[epoch] = prune and done < self._epochs
-        return any(verdict for known, verdict in verdicts.items() if known <= epoch)
+            prune_decisions[epoch] = prune and done < self._epochs
+        return any(prune_decision for known, prune_decision in prune_decisions.items() if known <= epoch)
 
     def tell(
         self, number: int, state: str, value: float | None = None, cost: Mapping[str, Any] | None = None
@@ -274,7 +274,7 @@ class Searcher:
         if self._params:
             raise ValueError("restore() must be called before trials are requested")
         self._name, self._run_id, self._objective = state.name, state.run_id, state.objective
-        for event in state.trail:
+        for event in state.decision_events:
             if event["type"] == "failed" and event.get("reason") not in UNRECOVERABLE:
                 continue
             if event["type"] == ("cost" if self._second is None else "finished"):

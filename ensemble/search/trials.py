@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Verdict = Literal["continue", "prune"]
+PruneDecision = Literal["continue", "prune"]
 
 #: A search is given up when its first so many trials fail and none has finished an epoch.
 FIRST_TRIALS = 10
@@ -49,11 +49,11 @@ class Trials(Protocol):
     """Proposes members, and decides after each epoch whether to continue them.
 
     Attributes:
-        gated: whether a member waits for a verdict after each epoch.
+        awaits_pruner: whether a member waits for a prune_decision after each epoch.
         streaming: whether members join a running stream as soon as they fit.
     """
 
-    gated: bool = False
+    awaits_pruner: bool = False
     streaming: bool = False
 
     @property
@@ -91,7 +91,7 @@ class Trials(Protocol):
             SpecError: no such member can be trained; nothing has changed.
         """
 
-    def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
+    def prune_decision(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> PruneDecision:
         """Whether a member continues after its own epoch `epoch` (from 0), which the run's state may lack yet.
 
         Raises:
@@ -163,7 +163,7 @@ class ListedTrials(Trials):
         lineage = lineage or identity.lineage
         return dataclasses.replace(identity, added=True, first_epoch=first_epoch, lineage=lineage)
 
-    def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
+    def prune_decision(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> PruneDecision:
         if not self._strict or number in self._excused:
             return "continue"
         if self._ensemble.objective not in metrics and not self._ranked(self._state.members[f"member-{number}"]):
@@ -193,7 +193,7 @@ class SearchTrials(Trials):
         self._sharing = sharing
         self._next = 1 + max((member.number for member in state.members.values()), default=-1)
         self._proposed = sum(not member.identity.get("added") for member in state.members.values())
-        self.gated = self._search.pruner_options["name"] != "none"
+        self.awaits_pruner = self._search.pruner_options["name"] != "none"
         self._searcher = Searcher(
             self._search,
             direction=ensemble.mode or "max",
@@ -290,7 +290,7 @@ class SearchTrials(Trials):
         ]
         return f"it trains with another {', '.join(differs)} than the trials" if differs else None
 
-    def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
+    def prune_decision(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> PruneDecision:
         value, is_ranked = _number(metrics.get(self._objective)), self._searcher.is_ranked(number)
         if is_ranked and self._objective not in metrics and not self._searcher.has_reported(number):
             raise NoObjectiveError(describe_missing_objective(self._objective, metrics))
@@ -359,7 +359,7 @@ def _find_judged_epochs(ensemble: Ensemble, state: RunState) -> int:
     between two extensions were declared with more.
     """
     trials = [m.identity for m in state.members.values() if m.identity.get("outside") is None]
-    return min((each["extended_from"] for each in trials if each.get("extended_from")), default=ensemble.epochs)
+    return min((each["epochs_before"] for each in trials if each.get("epochs_before")), default=ensemble.epochs)
 
 
 def _number(value: Any) -> float | None:

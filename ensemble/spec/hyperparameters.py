@@ -17,7 +17,7 @@ def find_meant(name: str, known: Iterable[str]) -> str | None:
     return names[close[0]] if close else None
 
 
-def describe_unread(names: Iterable[str], meant: Mapping[str, str]) -> str:
+def describe_unused(names: Iterable[str], meant: Mapping[str, str]) -> str:
     """One line about hyperparameters that nothing reads.
 
     Args:

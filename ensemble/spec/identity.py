@@ -40,7 +40,7 @@ class Identity:
         outside: why a search does not learn from it; None where it does.
         widened_from: its number of workers before it was given more; None where it was not. Learning-rate rules
             that count workers use it, because the global batch has not grown with the workers.
-        extended_from: its number of epochs as it was declared, if it was given more after it had ended; None where
+        epochs_before: its number of epochs as it was declared, if it was given more after it had ended; None where
             it was not. Learning-rate schedules go by the declared number.
         span_nodes: see `ensemble.spec.member.Resources`; "spread" where two nodes were measured to be faster.
         lineage: of a clone: the member that it is cloned `from`, and whether it is `warm`, so that it starts with
@@ -83,7 +83,7 @@ class Identity:
     widened_from: int | None = None
     span_nodes: bool | Literal["auto", "spread"] = True
     lineage: dict[str, Any] | None = None
-    extended_from: int | None = None
+    epochs_before: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The identity as plain JSON values."""
@@ -92,7 +92,7 @@ class Identity:
     def compared_fields(self) -> dict[str, Any]:
         """The fields that determine the weights, except `first_epoch`; `lineage` only of a warm clone."""
         ignored = {"cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch", "auto", "added", "outside"}
-        ignored |= {"widened_from", "extended_from", "span_nodes"}  # width and epochs themselves are compared
+        ignored |= {"widened_from", "epochs_before", "span_nodes"}  # width and epochs themselves are compared
         if "workers" in self.auto:
             ignored.add("workers")
         fields = {name: value for name, value in self.as_dict().items() if name not in ignored}

@@ -1,7 +1,7 @@
 """The members' training pipelines: one for all, or one for each member with stages of its own at the end.
 
 Where `train=` is a function of the hyperparameters, each member has its own pipeline. The stages that all
-pipelines start with run once, in the feeders; the others run in the members (`pipelines.common_prefix`).
+pipelines start with run once, in the feeders; the others run in the members (`pipelines.find_shared_stages`).
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ class MemberPipelines:
         Raises:
             PipelineError: the members' pipelines have no common beginning.
         """
-        from pipelines import common_prefix
+        from pipelines import find_shared_stages
 
-        return common_prefix(self._distinct_pipelines())
+        return find_shared_stages(self._distinct_pipelines())
 
     def pipeline(self, params: Mapping[str, Any]) -> Pipeline:
         """The training pipeline of a member with these hyperparameters."""

@@ -147,8 +147,8 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             run.measuring -= set(event["members"])
         case "planned":
             run.planned = event
-        case "room":
-            run.rooms.append(event)
+        case "memory_increase":
+            run.memory_increases.append(event)
         case "combining":
             run.combining = event["members"]
         case "combined":
@@ -161,19 +161,20 @@ def _combine_members(run: RunState, event: Event) -> None:
     run.combined, run.combining = event, 0
 
 
-def extend_members(run: RunState, extended: Event, t: float) -> None:
+def give_more_epochs(run: RunState, more_epochs: Event, t: float) -> None:
     """Gives members more epochs; those that have finished wait to be trained further.
 
     A second call with the same arguments changes nothing.
 
     Args:
-        extended: the field of that name of a `run_started` event: `epochs`, and `members`, name -> epochs before.
+        more_epochs: the field of that name of a `run_started` event: `epochs`, and `members`, name -> epochs
+            before.
         t: Unix seconds.
     """
-    for name, before in extended["members"].items():
+    for name, before in more_epochs["members"].items():
         member = run.members[name]
-        member.identity["epochs"] = extended["epochs"]
-        member.identity["extended_from"] = member.identity.get("extended_from") or before
+        member.identity["epochs"] = more_epochs["epochs"]
+        member.identity["epochs_before"] = member.identity.get("epochs_before") or before
         if member.state == "finished":
             reopen_member(run, member, t)
     run.combined = None  # it was of the members as they had finished
@@ -183,8 +184,8 @@ def _start_run(run: RunState, event: Event) -> None:
     run.header, run.ended = event, None
     add_files(run.files, event)
     run.holes = [{**hole, "is_known": True} for hole in run.holes]
-    if event.get("extended"):
-        extend_members(run, event["extended"], event["t"])
+    if event.get("more_epochs"):
+        give_more_epochs(run, event["more_epochs"], event["t"])
     run.starts += 1
     run.name, run.run_id = event.get("name", run.name), event.get("run_id", run.run_id)
     run.executor, run.mode = event.get("executor", run.executor), event.get("mode", run.mode)
@@ -201,7 +202,9 @@ def _start_run(run: RunState, event: Event) -> None:
     run.missing = run.awaited_memory = ""
     code = event.get("code")
     back = {member.id for member in run.members.values() if member.is_resumable(code)}
-    run.trail = [known for known in run.trail if known["type"] != "failed" or known["member"] not in back]
+    run.decision_events = [
+        known for known in run.decision_events if known["type"] != "failed" or known["member"] not in back
+    ]
     for member in run.members.values():
         member.failures = 0
         if member.id in back:
@@ -259,21 +262,21 @@ def _declare_member(run: RunState, event: Event) -> None:
     if event.get("widened") and member.state == "stopped":
         member.state = "waiting"
     if known and member.state == "failed":  # it failed for good, and is declared otherwise now
-        run.trail = [e for e in run.trail if e["type"] != "failed" or e["member"] != member.id]
+        run.decision_events = [e for e in run.decision_events if e["type"] != "failed" or e["member"] != member.id]
         member.requeue(event["t"])
         member.code = run.header.get("code")
     if not known or is_restored:
         member.code = run.header.get("code")
-        run.trail.insert(_find_place(run, member) if is_restored else len(run.trail), event)
+        run.decision_events.insert(_find_place(run, member) if is_restored else len(run.decision_events), event)
         run.declared += bool(event.get("added"))
 
 
 def _find_place(run: RunState, member: MemberState) -> int:
-    """Where a declaration that is made again belongs in the trail: before what follows it, ordered by number."""
-    for place, event in enumerate(run.trail):
+    """The place of a declaration made again among the decision events: before what follows it, by number."""
+    for place, event in enumerate(run.decision_events):
         if event["member"] == member.id or (event["type"] == "member" and event["number"] > member.number):
             return place
-    return len(run.trail)
+    return len(run.decision_events)
 
 
 def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
@@ -318,14 +321,14 @@ def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
             member.checkpoint_before = None
             member.metrics = _drop_missing(event.get("metrics") or {}) or member.metrics
             member.kept, member.early_stopping = event.get("kept"), event.get("early_stopping")
-            run.trail.append(event)
+            run.decision_events.append(event)
         case "cost":
             member.cost = event
-            run.trail.append(event)
+            run.decision_events.append(event)
         case "pruned" | "cancelled":
             member.end(event["type"], t)
             member.checkpoint_before = None
-            run.trail.append(event)
+            run.decision_events.append(event)
         case "stopped" | "paused":
             member.end(event["type"], t)
             member.epoch, member.step = event.get("epoch", member.epoch), event.get("step", member.step)
@@ -338,7 +341,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
             member.end("waiting" if event.get("retry") else "failed", t)
             if member.state == "failed":
                 member.checkpoint_before = None
-                run.trail.append(event)
+                run.decision_events.append(event)
 
 
 def _place(run: RunState, member: MemberState, event: Event) -> None:
@@ -367,7 +370,9 @@ def _leave_out_damaged(run: RunState, member: MemberState, event: Event) -> None
 
 def reopen_member(run: RunState, member: MemberState, t: float) -> None:
     """Lets a member that has finished wait to be trained further, or to save again what it had saved."""
-    run.trail = [e for e in run.trail if e["type"] not in ("finished", "cost") or e["member"] != member.id]
+    run.decision_events = [
+        e for e in run.decision_events if e["type"] not in ("finished", "cost") or e["member"] != member.id
+    ]
     member.cost = member.weights_sha256 = member.kept = None
     member.requeue(t)
     run.combined = None  # it was of the members as they had finished
@@ -397,7 +402,7 @@ def _end_epoch(run: RunState, member: MemberState, event: Event) -> None:
     member.history.append(event)
     member.metrics, member.epoch, member.step = metrics, event["epoch"] + 1, 0
     member.samples_per_s = event.get("samples_per_s", member.samples_per_s)
-    run.trail.append(event)
+    run.decision_events.append(event)
 
 
 def _drop_missing(metrics: dict[str, float | None]) -> dict[str, float]:

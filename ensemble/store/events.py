@@ -46,7 +46,7 @@ DURABLE = frozenset(("member", "checkpoint", "finished", "pruned", "stopped", "c
         "cost",
         "paused",
         "resumed",
-        "asked",
+        "request",
         "code_saved",
         "run_started",
         "combined",

@@ -24,7 +24,7 @@ MODULES = {
     "pipelines.batch": "pipelines.loader.batch",
     "pipelines.feeder": "pipelines.feeder.server",
     "pipelines.fields": "pipelines.prepare.fields",
-    "pipelines.hazards": "pipelines.prepare.deadly_records",
+    "pipelines.poison_records": "pipelines.prepare.poison_records",
     "pipelines.loader": "pipelines.loader.loader",
     "pipelines.pictures": "pipelines.stages._pictures",
     "pipelines.rendezvous": "pipelines.multinode.rendezvous",
@@ -47,7 +47,7 @@ NAMES = {
     },
     ("ensemble.store.kept_code", "_cached"): ("pipelines.memory_pickle", "restore_cached"),
     ("pipelines.pipeline", "Stage"): ("pipelines.stage", "Stage"),
-    ("pipelines.prepare.deadly_records", "Hazards"): ("pipelines.prepare.deadly_records", "DeadlyRecords"),
+    ("pipelines.prepare.poison_records", "PoisonRecords"): ("pipelines.prepare.poison_records", "PoisonRecords"),
 }
 
 

@@ -12,9 +12,9 @@
 A clone has the declaration of the member named in `from`, with the changes in `declared` (in its `params` those
 hyperparameters that change), and starts with that member's weights where `warm` is true.
 
-Each is answered by an event `asked` in the log: `request` (its id), `verb`, `member`, `done`, `said`. A request
-belongs to whoever removes its file: the controller, or the one who asked and no longer waits. One that cannot be
-read is put aside as `NAME.unreadable`, and answered as well.
+Each is answered by an event `request` in the log: `request` (its id), `verb`, `member`, `done`, `message`. A
+request belongs to whoever removes its file: the controller, or the one who asked and no longer waits. One that
+cannot be read is put aside as `NAME.unreadable`, and answered as well.
 """
 
 from __future__ import annotations

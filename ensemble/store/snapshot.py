@@ -44,7 +44,7 @@ EPOCH = ("type", "t", "attempt", "epoch", "metrics", "samples", "samples_per_s",
 #: Of a member's identity.
 IDENTITY = ("params", "seed", "epochs", "workers", "cpus_per_worker", "gpus_per_worker", "first_epoch", "lineage")
 #: Of a run, and of a member, what no status shows.
-_RUN_LEFT_OUT = frozenset(("files", "info", "trail", "profiles", "planned", "rooms"))
+_RUN_LEFT_OUT = frozenset(("files", "info", "decision_events", "profiles", "planned", "memory_increases"))
 _MEMBER_LEFT_OUT = frozenset(("plan", "checkpoint", "checkpoint_before", "weights_sha256"))
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class RunStatus:
                     apply_event(self.state, event)
                 except EVENT_ERRORS as error:
                     leave_out(self.state, event, error)
-            self.state.trail.clear()
+            self.state.decision_events.clear()
             self.offset = offset
 
     def read_account(self) -> Account:

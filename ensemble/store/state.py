@@ -28,15 +28,15 @@ class RunState:
         differences: the last `sample_difference` event of each (member, split); member None: of a cache.
         quarantined: the `gpu_quarantined` event of each GPU that has broken in this start, by its id.
         unusable: the last `node_unusable` event of each node, by its name, until it can be used.
-        trail: what a search decides from, in the order of the log: member, epoch, finished, cost, pruned, failed
-            (for good) and cancelled events.
+        decision_events: what a search decides from, in the log's order: member, epoch, finished, cost, pruned,
+            failed (for good) and cancelled events.
         profiles: the last `profile` event (`ensemble.schedule.Profile`) of each (shape, device).
         planned: the last plan for members that waited (`ensemble.controller.planner`).
         missing: what the cluster has not given yet of what the run asked for, in words; empty if nothing.
         awaited_memory: which member would start if others held no memory, in words; empty if none.
         measuring: members of which a few steps are being measured.
         combining: how many members are being combined now; 0 where none are.
-        rooms: all `room` events: what members were granted after they ran out of memory.
+        memory_increases: all `memory_increase` events: what members were granted after they ran out of memory.
         holes: `unreadable` events: the parts of the log that are damaged.
         combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
     """
@@ -65,14 +65,14 @@ class RunState:
     differences: dict[tuple[str | None, str], Event] = field(default_factory=dict)
     quarantined: dict[str, Event] = field(default_factory=dict)
     unusable: dict[str, Event] = field(default_factory=dict)
-    trail: list[Event] = field(default_factory=list)
+    decision_events: list[Event] = field(default_factory=list)
     profiles: dict[tuple[str, str], Event] = field(default_factory=dict)
     planned: Event | None = None
     missing: str = ""
     awaited_memory: str = ""
     measuring: set[str] = field(default_factory=set)
     combining: int = 0
-    rooms: list[Event] = field(default_factory=list)
+    memory_increases: list[Event] = field(default_factory=list)
     holes: list[Event] = field(default_factory=list)
     combined: Event | None = None
     ended: Event | None = None

@@ -127,7 +127,7 @@ class WeightAverage:
         }
 
 
-class Measured(nn.Module):
+class LossProbe(nn.Module):
     """A model as `torch.optim.swa_utils.update_bn` calls it: with a batch, which `measure` knows how to use."""
 
     def __init__(self, model: nn.Module, measure: Callable[[nn.Module, Any], Any]) -> None:

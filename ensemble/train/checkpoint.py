@@ -59,8 +59,8 @@ class Position:
         skipped_steps: those of them that an overflow of the loss scale skipped.
         metrics: the last ones reported.
         is_reported: whether they are of the epoch in progress.
-        told: the fields of the last `epoch` event. A resume repeats them: a controller that was killed may not
-            have received the event.
+        last_epoch_event: the fields of the last `epoch` event. A resume repeats them: a controller that was killed
+            may not have received the event.
         selection: `Selection.as_dict`, where the objective decides anything.
         validations: [step, metrics] of the evaluations within the epoch in progress.
         stop_asked: why its train function ends it after the epoch in progress; None where it does not.
@@ -75,7 +75,7 @@ class Position:
     skipped_steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     is_reported: bool = False
-    told: dict[str, Any] | None = None
+    last_epoch_event: dict[str, Any] | None = None
     selection: dict[str, Any] = field(default_factory=dict)
     validations: list[list[Any]] = field(default_factory=list)
     stop_asked: str | None = None
@@ -214,8 +214,8 @@ def read(
     other = [name for name in current if saved.get(name) != current[name]]
     if elastic and "workers" in other and saved["workers"] < identity.workers:
         other.remove("workers")
-    is_longer = identity.extended_from is not None and "epochs" in other
-    if is_longer and saved["epochs"] >= identity.extended_from and saved["epochs"] < identity.epochs:
+    is_longer = identity.epochs_before is not None and "epochs" in other
+    if is_longer and saved["epochs"] >= identity.epochs_before and saved["epochs"] < identity.epochs:
         other.remove("epochs")
     if identity.first_epoch is not None and state["first_epoch"] != identity.first_epoch:
         other.append("first_epoch")

@@ -234,10 +234,10 @@ class Data:
         Raises:
             SharingDiffers: what it has learned is not what its own pipeline teaches.
         """
-        verdict, mode = found.verdict, self._ensemble.verify_sharing
+        result, mode = found.result, self._ensemble.verify_sharing
         # The ranks of a member read a resident set each for itself: they cannot leave it together.
         is_late = found.is_late or (split != "train" and self._comm.world > 1)
-        action = "none" if verdict.kind != "different" else "alone" if not is_late else "anew"
+        action = "none" if result.kind != "different" else "alone" if not is_late else "anew"
         action = "fails" if action == "anew" and mode == "fail" else action
         self.on_finding(split=split, action=action, **found.as_record())
         if action in ("anew", "fails"):

@@ -1,7 +1,7 @@
 """`EvaluatedMember`: what a `TrainContext` consists of, and the part of it that evaluates and predicts.
 
 The weights that are evaluated, and those that predictions are saved of, are those that count for the member: see
-`ensemble.train.kept_weights`.
+`ensemble.train.best_weights`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from ensemble.spec.recipe import has_own_loop
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.store import RunDir, save_predictions
 from ensemble.train.accumulation import MicroBatches
-from ensemble.train.averaging import Measured
+from ensemble.train.averaging import LossProbe
 from ensemble.train.call import Observation
 from ensemble.train.checkpoint import Checkpointer, FileCheckpointer
 from ensemble.train.data import Data, as_stored_target, steps_per_epoch
-from ensemble.train.deadly_records import DeadlyRecords
 from ensemble.train.gather import Means, find_first, gather_rows
 from ensemble.train.gpu_busy import open_gpu_busy
 from ensemble.train.hyperparameters import Hyperparameters
@@ -33,6 +32,7 @@ from ensemble.train.job import Inbox, Job, TrainingError
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.observer import Observer
 from ensemble.train.optimization import Optimization
+from ensemble.train.poison_records import PoisonRecords
 from ensemble.train.precision import MixedPrecision
 from ensemble.train.reporter import Reporter
 from ensemble.train.seeding import seed_everything, step_seed
@@ -64,7 +64,7 @@ class EvaluatedMember:
         self.device = torch.device(job.device)
         self.rank, self.world = comm.rank, comm.world
         self.steps_per_epoch = steps_per_epoch(ensemble, job.identity)
-        self.steps = self.steps_per_epoch * (job.identity.extended_from or job.identity.epochs)
+        self.steps = self.steps_per_epoch * (job.identity.epochs_before or job.identity.epochs)
         self.splits = [name for name in PREDICTED_SPLITS if getattr(ensemble, name) is not None]
         self.objective = str(ensemble.objective)
         self.observer = Observer(ensemble.recipe, comm)
@@ -81,7 +81,7 @@ class EvaluatedMember:
         )
         self._data.on_resident_wait = self._life.report_progress
         self._data.on_finding = functools.partial(reporter.event, "sample_difference")
-        self._find_deadly_records: Callable[[], None] = lambda: DeadlyRecords(
+        self._find_poison_records: Callable[[], None] = lambda: PoisonRecords(
             job,
             ensemble,
             comm,
@@ -166,7 +166,7 @@ class EvaluatedMember:
         self._is_renewing = True
         try:
             with self.evaluating() as model, self.autocast():
-                update_bn(batches(), Measured(model, measure))
+                update_bn(batches(), LossProbe(model, measure))
                 self._prepared().kept.renew_statistics()
         finally:
             self._is_renewing = False

@@ -82,7 +82,7 @@ class _SplitRows:
         self._recipe, self._member = recipe, member
         self._rows: list[Rows] = []
         self._is_measured, self._missing = False, ""  # whether some batch has predictions; why some has none
-        self._misfit = ""  # why the targets of some batch are no labels
+        self._shape_mismatch = ""  # why the targets of some batch are no labels
         self._names: set[str] = set()  # of the figures of the task
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class _SplitRows:
         if (wrong := _find_wrong_label(task, target)) is not None:
             raise LabelError(f"Ensemble.valid: sample {int(batch['index'][wrong[0]])} {wrong[1]}")
         if (why := explain_labels(task, target)) is not None:
-            self._misfit = self._misfit or why
+            self._shape_mismatch = self._shape_mismatch or why
             return {}
         figures = measure_batch(task, values, target)
         self._names |= figures.keys()
@@ -152,14 +152,14 @@ class _SplitRows:
             Also why some batches have no predictions, where others have.
         """
         shares = gather_json(
-            self._member.comm, [self._is_measured, self._missing, self._misfit, sorted(self._names)]
+            self._member.comm, [self._is_measured, self._missing, self._shape_mismatch, sorted(self._names)]
         )
-        missing, self._misfit = (next((each[at] for each in shares if each[at]), "") for at in (1, 2))
+        missing, self._shape_mismatch = (next((each[at] for each in shares if each[at]), "") for at in (1, 2))
         is_measured = any(each[0] for each in shares)
-        why = self._misfit if is_measured else missing
+        why = self._shape_mismatch if is_measured else missing
         if why and self._member.position["epoch"] == 0:
             self._member.log(f"no figures of the predictions on 'valid': {why}")
-        dropped = {name for each in shares for name in each[3]} if self._misfit else set()
+        dropped = {name for each in shares for name in each[3]} if self._shape_mismatch else set()
         kept = {name: value for name, value in figures.items() if name not in dropped}
         return kept, missing if is_measured else ""
 
@@ -179,8 +179,8 @@ class _SplitRows:
         wanted, member = self._wanted(figures), self._member
         if not wanted or not figures:
             return {}
-        if self._missing or self._misfit:
-            raise OutputError(f"{', '.join(map(name_of, wanted))}: {self._missing or self._misfit}")
+        if self._missing or self._shape_mismatch:
+            raise OutputError(f"{', '.join(map(name_of, wanted))}: {self._missing or self._shape_mismatch}")
         values, index, target = (gather_rows(member.comm, part) for part in concatenate_rows(self._rows))
         self._rows.clear()  # the member keeps `measure` until the next evaluation
 
@@ -234,7 +234,7 @@ def _mean_where(known: Tensor, values: Tensor, is_root: bool = False) -> Ratio:
     return Ratio(chosen.sum(), known.sum(), is_root)
 
 
-def explain_misfit(task: Task, values: Tensor, target: Tensor | None) -> str | None:
+def explain_shape_mismatch(task: Task, values: Tensor, target: Tensor | None) -> str | None:
     """Why values [b, ...] and the target are not those of the task; None where they are.
 
     Args:
@@ -245,7 +245,7 @@ def explain_misfit(task: Task, values: Tensor, target: Tensor | None) -> str | N
 
 
 def explain_layout(task: Task, values: Tensor, target: Tensor | None) -> str | None:
-    """Why values are not laid out by the task and the target, both of `explain_misfit`; None where they are."""
+    """Why values do not have the layout of the task and the target; None where they do."""
     positions = {"classification": 1, "gaussian": 1, "quantiles": 1}.get(task.kind, 0)
     if task.kind != "free" and values.dim() < 1 + max(positions, task.kind == "multilabel"):
         return f"values of shape {list(values.shape)} are not those of {task.kind}"
@@ -261,7 +261,7 @@ def explain_layout(task: Task, values: Tensor, target: Tensor | None) -> str | N
 
 
 def explain_labels(task: Task, target: Tensor) -> str | None:
-    """Why a target, of `explain_misfit`, names no classes or labels; None where it does, or need not."""
+    """Why a target, of `explain_shape_mismatch`, names no classes or labels; None where it does, or need not."""
     if (wrong := _find_wrong_label(task, target)) is not None:
         return f"{task.kind}: sample {wrong[0]} of a batch {wrong[1]}"
     if task.kind in LABELS and target.is_floating_point():

@@ -1,4 +1,4 @@
-"""A member's hyperparameters, which record the keys that are read: an unread one is probably a mistake.
+"""A member's hyperparameters, which record the keys that are read: an unused one is probably a mistake.
 
 So is a key that is read and was not declared.
 """
@@ -48,13 +48,13 @@ class Hyperparameters(dict[str, Any]):
         self._read: set[str] = set()
 
     @property
-    def unread(self) -> list[str]:
+    def unused(self) -> list[str]:
         """The given keys that were not read, in order."""
         return [key for key in self._given if key not in self._read]
 
-    def suggest(self, unread: str) -> str | None:
+    def suggest(self, unused: str) -> str | None:
         """The key that was asked for and resembles one that was not read, of which it may be a misspelling."""
-        return find_meant(unread, map(str, self._read - set(self._given)))
+        return find_meant(unused, map(str, self._read - set(self._given)))
 
     def __missing__(self, key: Any) -> Any:
         raise UndeclaredHyperparameterError(

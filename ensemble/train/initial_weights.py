@@ -11,7 +11,7 @@ from ensemble.train.job import TrainingError
 MOST_NAMED = 4
 
 
-class MisfitError(TrainingError):
+class ShapeMismatchError(TrainingError):
     """A model cannot start with the weights that were declared for it, and never will."""
 
 
@@ -22,7 +22,7 @@ def check_fit(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> N
         source: the member or the file whose weights they are, for the message.
 
     Raises:
-        MisfitError: they have not; the message names those that differ.
+        ShapeMismatchError: they have not; the message names those that differ.
     """
     own = model.state_dict()
     differences = [f"{name} is only in {source}" for name in weights if name not in own]
@@ -33,7 +33,7 @@ def check_fit(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> N
             differences.append(f"{name} is {list(tensor.shape)}, in {source} {list(weights[name].shape)}")
     if differences:
         more = f"; and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
-        raise MisfitError(
+        raise ShapeMismatchError(
             f"the model cannot start with the weights of {source}: {'; '.join(differences[:MOST_NAMED])}{more}. "
             "Start it without them, or leave out what changes its shape"
         )

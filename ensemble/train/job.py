@@ -106,11 +106,11 @@ class Job:
         device: "cpu" or "cuda:<index>".
         gpu: the id of its GPU (`ensemble.schedule.Node.gpu_ids`); None on the CPU.
         feeder: the address of the node's feeder; None: the member prepares its own batches.
-        gated: whether rank 0 waits for a verdict after every epoch (a pruner decides).
+        awaits_pruner: whether rank 0 waits for a decision after every epoch (a pruner decides).
         node: the name of the node, for events.
         timeout_s: how long a rank waits in a collective before it takes another rank to be lost.
         bad: [split, index, code] of records that kill or hang the process that prepares them
-            (`pipelines.prepare.deadly_records`).
+            (`pipelines.prepare.poison_records`).
         checkpoints: [name, digest] of the files to resume from, in the member's directory: the first that is
             whole; where none is, the member begins anew. A digest is None where the log has none.
         exchange_plan: what an earlier attempt has planned for the exchange of gradients, for one without a
@@ -127,7 +127,7 @@ class Job:
     interface: str | None
     device: str
     feeder: str | None
-    gated: bool = False
+    awaits_pruner: bool = False
     node: str = "local"
     timeout_s: float = 1800.0
     bad: list[list[Any]] = dataclasses.field(default_factory=list)
@@ -171,10 +171,11 @@ def _factor_out_common(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], list
 class Inbox:
     """Commands to a worker, in order; any thread may `put`, one thread reads.
 
-    `"continue"` and `"prune"` answer a gated epoch; `"stop"` asks for a checkpoint at the next step boundary and
-    a resumable end; `"cancel"` ends the member without one. Commands that take effect between two epochs are read
-    separately, by `pop_deferred`: `"alone"` (prepare its own batches from then on), `"join"` (read the stream of
-    another feeder: its address, and its cohort for the record) and `"stop_after_epoch"`. `"bad_record"` (split,
+    `"continue"` and `"prune"` answer an epoch of a member that awaits the pruner; `"stop"` asks for a checkpoint
+    at the next step boundary and a resumable end; `"cancel"` ends the member without one. Commands that take
+    effect between two epochs are read separately, by `pop_deferred`: `"alone"` (prepare its own batches from then
+    on), `"join"` (read the stream of another feeder: its address, and its cohort for the record) and
+    `"stop_after_epoch"`. `"bad_record"` (split,
     index, code) names a record that is not to be prepared; `on_record` receives it at once.
     """
 

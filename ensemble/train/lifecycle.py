@@ -112,7 +112,7 @@ class Lifecycle:
 
         Raises:
             TrainingError: the checkpoint belongs to another identity, or was trained on other data.
-            MisfitError: the weights with which the member is to begin are not of this model.
+            ShapeMismatchError: the weights with which the member is to begin are not of this model.
         """
         if self._comm.rank == 0 and (why := self._checkpointer.keep_network(optimization.model)) is not None:
             self._reporter.log(f"load and resume need Recipe.model: the network is in no checkpoint, as {why}")
@@ -173,7 +173,7 @@ class Lifecycle:
             **self.position,
             startup_cpu_s=startup_cpu_s,
             first_epoch=self._data.first_epoch,
-            **({"last_epoch": self.at.told} if self.at.told else {}),
+            **({"last_epoch": self.at.last_epoch_event} if self.at.last_epoch_event else {}),
         )
 
     def poll_command(self) -> Command | None:
@@ -282,7 +282,7 @@ class Lifecycle:
             raise StopTraining("cancelled")
 
     def end_epoch(self, optimization: Optimization) -> None:
-        """Report an epoch whose steps are all done, wait for the verdict, and save."""
+        """Report an epoch whose steps are all done, wait for the prune_decision, and save."""
         at = self.at
         if at.step != self.steps_per_epoch:
             raise TrainingError(
@@ -294,7 +294,7 @@ class Lifecycle:
         if self._select(at.metrics if at.is_reported else None, optimization) or at.validations:
             self.selection.end_epoch((self._identity.early_stopping or {}).get("patience"))
         stats = self._data.stats()
-        at.told = {
+        at.last_epoch_event = {
             **self.position,
             "metrics": to_json_metrics(at.metrics),
             "train_loss": at.loss_sum / at.samples if at.samples else None,
@@ -306,37 +306,39 @@ class Lifecycle:
             **({"validations": at.validations} if at.validations else {}),
             **self.throughput.end_epoch(stats),
         }
-        self._reporter.event("epoch", **at.told)
+        self._reporter.event("epoch", **at.last_epoch_event)
         self._reporter.usage(stats["prepare_cpu_s"])
-        verdict, change = self._receive_verdict()
+        prune_decision, change = self._receive_prune_decision()
         at.next_epoch()
         if at.epoch < self._identity.epochs:
             at.stop_reason = at.stop_asked
         at.stop_asked = None
-        if verdict == "prune" and self.is_over:
-            verdict = "continue"  # it has stopped early by itself: it is as good as its weights that are kept
-        if change is not None and verdict in (None, "continue") and not self.is_over:
+        if prune_decision == "prune" and self.is_over:
+            prune_decision = (
+                "continue"  # it has stopped early by itself: it is as good as its weights that are kept
+            )
+        if change is not None and prune_decision in (None, "continue") and not self.is_over:
             if change["command"] == "stop_after_epoch":
-                verdict = "stop"
+                prune_decision = "stop"
             else:
                 self._switch_feeder(change)
         is_due = self.is_over or self._is_checkpoint_due(at.epoch)
-        if verdict in (None, "continue") and is_due:
+        if prune_decision in (None, "continue") and is_due:
             self.save(optimization)
-        self.execute(verdict, optimization)
+        self.execute(prune_decision, optimization)
 
-    def _receive_verdict(self) -> tuple[Command | None, dict[str, Any] | None]:
+    def _receive_prune_decision(self) -> tuple[Command | None, dict[str, Any] | None]:
         """The command after an epoch, and the deferred command; the same on all ranks.
 
         Rank 0 waits for the command where a pruner decides.
         """
-        verdict: Command | None = None
+        prune_decision: Command | None = None
         if self._stop_at_epoch_end:
-            verdict = "stop"
+            prune_decision = "stop"
         elif self._comm.rank == 0:
-            verdict = self._inbox.wait() if self._job.gated else self._inbox.poll()
+            prune_decision = self._inbox.wait() if self._job.awaits_pruner else self._inbox.poll()
         change = self._inbox.pop_deferred() if self._comm.rank == 0 else None
-        agreed = gather_json(self._comm, [verdict, change])[0]
+        agreed = gather_json(self._comm, [prune_decision, change])[0]
         return agreed[0], agreed[1]
 
     def conclude(self, optimization: Optimization) -> None:

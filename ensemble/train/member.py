@@ -12,7 +12,7 @@ it. All ranks of a member run the same loop; what they must do together happens 
             member.step()
         member.report(**member.evaluate(measure))
 
-Checkpoints, events, a pruner's verdicts and commands to stop are handled between steps and between epochs.
+Checkpoints, events, a pruner's decision and commands to stop are handled between steps and between epochs.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class TrainContext(EvaluatedMember):
         predictions are made then. A loop that is left after a whole epoch ends the member there, as `stop` does.
         """
         optimization, life = self._prepared(), self._life
-        self._find_deadly_records()
+        self._find_poison_records()
         if not life.is_over:
             self._data.open(life.at.epoch, life.at.step)
         while not life.is_over:
@@ -260,19 +260,19 @@ class TrainContext(EvaluatedMember):
             self.observer.agree(is_epoch_over=is_epoch_over)
         life.end_step(result, batch.global_size, optimization)
 
-    def report_unread(self) -> None:
+    def report_unused(self) -> None:
         """Report the hyperparameters that nothing has read so far; the run warns about them once."""
         assert isinstance(self.params, Hyperparameters)
-        unread = [] if self._pipeline_reads_params else self.params.unread
-        if unread:
-            meant = {name: near for name in unread if (near := self.params.suggest(name)) is not None}
-            self._reporter.event("unread", params=unread, **({"meant": meant} if meant else {}))
+        unused = [] if self._pipeline_reads_params else self.params.unused
+        if unused:
+            meant = {name: near for name in unused if (near := self.params.suggest(name)) is not None}
+            self._reporter.event("unused_hyperparameters", params=unused, **({"meant": meant} if meant else {}))
 
     # --- for the worker ---------------------------------------------------------------------------------
 
     # The earlier names.
     where = EvaluatedMember.position
-    name_unread = report_unread
+    name_unused = report_unused
 
     def finish(self) -> None:
         """Save and report the end of the training loop; end an epoch that it left after the last step."""
@@ -296,7 +296,7 @@ class TrainContext(EvaluatedMember):
         release_caches()
         for part in (self._data, self._life):
             vars(part).clear()
-        del self._find_deadly_records
+        del self._find_poison_records
 
 
 #: The earlier name of `TrainContext`.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import ipc
-from pipelines.verification.compare import Verdict
+from pipelines.verification.compare import CheckResult
 from pipelines.verification.served import ServedSample
 
 #: The variable that names a node's directory to the processes of its members.
@@ -53,10 +53,10 @@ class NodeChecks:
         self._address, self._limit_s, self._on_wait = address, limit_s, on_wait
         self._about = {"split": split, "params": dict(params), "is_exact": is_exact}
 
-    def check(self, served: ServedSample) -> Verdict:
+    def check(self, served: ServedSample) -> CheckResult:
         """Compares one sample."""
         if self._address in _SILENT:
-            return Verdict(kind="left_out", detail="no checker answers")
+            return CheckResult(kind="left_out", detail="no checker answers")
         # As it is now: the member's own code may have changed it since its process was started.
         packed = served.pack({**self._about, "environment": dict(os.environ)})
         memory = os.memfd_create("served", os.MFD_CLOEXEC)
@@ -65,11 +65,11 @@ class NodeChecks:
                 file.write(packed)
             return self._ask(memory)
         except (OSError, ipc.ConnectionLost) as error:
-            return Verdict(kind="left_out", detail=f"the checker does not answer: {error}")
+            return CheckResult(kind="left_out", detail=f"the checker does not answer: {error}")
         finally:
             os.close(memory)
 
-    def _ask(self, memory: int) -> Verdict:
+    def _ask(self, memory: int) -> CheckResult:
         # Within one limit it ends itself, unless it is stopped, or has others to serve.
         until = time.monotonic() + 2 * self._limit_s
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
@@ -84,9 +84,9 @@ class NodeChecks:
                         self._on_wait()
                     if time.monotonic() > until:
                         _SILENT.add(self._address)
-                        return Verdict(kind="left_out", detail=f"no verdict within {2 * self._limit_s:g} s")
+                        return CheckResult(kind="left_out", detail=f"no result within {2 * self._limit_s:g} s")
                     continue
                 try:
-                    return Verdict.from_record(ipc.unpack(message)["found"])
+                    return CheckResult.from_record(ipc.unpack(message)["found"])
                 except (ValueError, KeyError, TypeError) as error:
-                    return Verdict(kind="left_out", detail=f"the checker's answer cannot be read: {error!r}")
+                    return CheckResult(kind="left_out", detail=f"the checker's answer cannot be read: {error!r}")

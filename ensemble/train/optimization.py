@@ -16,9 +16,9 @@ from ensemble.comm.gradients import FusedBroadcast, GradientExchange
 from ensemble.comm.sparse_gradients import coalesce_gradients, find_sparse_parameters, make_dense
 from ensemble.spec import Identity
 from ensemble.train.batchnorm import guard_small_batches
+from ensemble.train.best_weights import BestWeights
 from ensemble.train.gather import compute_once, gather_json
 from ensemble.train.job import Diverged, StepAction, TrainingError
-from ensemble.train.kept_weights import KeptWeights
 from ensemble.train.precision import MixedPrecision, step_schedule
 from ensemble.train.step_sync import StepSync
 
@@ -56,7 +56,7 @@ class Optimization:
         identity: of the member, for what it keeps; None: nothing.
 
     Attributes:
-        kept: see `KeptWeights`.
+        kept: see `BestWeights`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Optimization:
         identity: Identity | None = None,
     ) -> None:
         self.model = model.to(device)
-        self.kept = KeptWeights(self.model, identity)
+        self.kept = BestWeights(self.model, identity)
         self._optimizer, self._schedule = optimizer, schedule
         self._clip_norm, self._precision = clip_norm, precision
         everything, buffers = list(model.parameters()), list(model.buffers())

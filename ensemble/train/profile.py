@@ -42,7 +42,7 @@ from ensemble.train.model_signature import signature_of
 from ensemble.train.recipe import run_training_loop
 from ensemble.train.reporter import append_log
 from ensemble.train.seeding import process_settings, seed_everything
-from ensemble.train.stopwatch import Gpu, Stopwatch
+from ensemble.train.stopwatch import GpuTimer, Stopwatch
 from ensemble.train.worker import check_gpu, connect
 from pipelines.loader.ragged import find_tensors
 
@@ -71,12 +71,12 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock 
         with contextlib.ExitStack() as leaving:
             leaving.callback(_emit_usage, job, emit)
             device = torch.device(job.device)
-            gpu = Gpu(device) if device.type == "cuda" else None
+            gpu = GpuTimer(device) if device.type == "cuda" else None
             leaving.enter_context(process_settings(job.identity.threads, device))
             check_gpu(job.gpu, device)
             communicator = connect(job, device)
             leaving.callback(communicator.close)
-            Session(job, ensemble, communicator, gpu, emit).measure()
+            TrialSession(job, ensemble, communicator, gpu, emit).measure()
         return "finished"
     except (Exception, SystemExit) as error:
         traceback.print_exc()
@@ -94,10 +94,10 @@ def _emit_usage(job: Job, emit: Emit) -> None:
     emit({**used, **describe_gpu_busy(job.gpu)})
 
 
-class Session:
+class TrialSession:
     """One rank of a session."""
 
-    def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, gpu: Gpu | None, emit: Emit) -> None:
+    def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, gpu: GpuTimer | None, emit: Emit) -> None:
         assert job.profile is not None
         self._job, self._request, self._ensemble, self._comm, self._emit = job, job.profile, ensemble, comm, emit
         self._gpu, self._ready = gpu, _PreparedBatches(ensemble, comm)

@@ -20,7 +20,7 @@ from ensemble.train.evaluation import (
     Rows,
     concatenate_rows,
     evaluate,
-    explain_misfit,
+    explain_shape_mismatch,
     explaining_label_errors,
 )
 from ensemble.train.forward_errors import describe_error
@@ -61,7 +61,7 @@ def train(recipe: Recipe, member: TrainContext) -> None:
             member.step()
         member.report(**evaluate(recipe, member))
         if epoch == 0:
-            member.report_unread()
+            member.report_unused()
 
     for split in member.splits:
         predict(recipe, member, split)
@@ -132,7 +132,7 @@ def run_training_loop(recipe: Recipe | Callable[[TrainContext], None], member: T
         loop = recipe.train if isinstance(recipe, Recipe) else recipe
         assert loop is not None
         loop(member)
-        member.report_unread()
+        member.report_unused()
 
 
 def _make_schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.Optimizer) -> Any:
@@ -163,9 +163,9 @@ def predict(recipe: Recipe, member: TrainContext, split: str) -> None:
                 with member.autocast():
                     values, task = predict_batch(recipe, member, model, batch)
                 target = as_stored_target(task, find_target(batch, recipe.target))
-                why = explain_misfit(task, values, target)
+                why = explain_shape_mismatch(task, values, target)
                 if why is not None and split == "shifted" and target is not None:
-                    is_foreign, why = True, explain_misfit(task, values, None)
+                    is_foreign, why = True, explain_shape_mismatch(task, values, None)
                 if why is not None:
                     break
                 kept = None if target is None else target.cpu().clone()

@@ -34,7 +34,7 @@ class Stopwatch:
         comm: Communicator,
         device: torch.device,
         steps_s: float,
-        gpu: Gpu | None,
+        gpu: GpuTimer | None,
         evaluations: int = 1,
         steps: int | None = None,
     ) -> None:
@@ -117,7 +117,7 @@ class Stopwatch:
         }
 
 
-class Gpu:
+class GpuTimer:
     """Measures a member's use of this rank's GPU; made before the process allocates memory there."""
 
     def __init__(self, device: torch.device) -> None:

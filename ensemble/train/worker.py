@@ -17,7 +17,7 @@ from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import is_disk_full
 from ensemble.train.forward_errors import describe_error, is_repeatable
-from ensemble.train.initial_weights import MisfitError
+from ensemble.train.initial_weights import ShapeMismatchError
 from ensemble.train.job import Diverged, Inbox, Job, Outcome, SharingDiffers, StopTraining, TrainingError
 from ensemble.train.member import TrainContext
 from ensemble.train.outputs import OutputError
@@ -177,7 +177,7 @@ def classify(error: BaseException) -> tuple[str, bool]:
 
     if isinstance(error, Diverged):
         return "nan", False
-    if isinstance(error, MisfitError):
+    if isinstance(error, ShapeMismatchError):
         return "impossible", False
     if isinstance(error, CommunicatorError):
         return "lost", True

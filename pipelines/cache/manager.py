@@ -245,7 +245,7 @@ def _compute_key(pipeline: Pipeline, stages: int) -> str | None:
     """Identifies the content of a cache on disk: source, stages and installed packages (decoders differ)."""
     from importlib import metadata
 
-    parts = pipeline.prefix(stages).parts()
+    parts = pipeline.take_stages(stages).parts()
     if parts is None:
         return None
     kept = [SCHEME, *(digest for name, digest in parts if name not in _NOT_CACHED)]

@@ -16,7 +16,7 @@ from pipelines.prepare.draw_watch import find_own_generators
 from pipelines.prepare.global_generators import preserve_states
 from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.prepare.torch_threads import limit_torch_threads
-from pipelines.verification.compare import Verdict, compare_arrays, flatten_sample
+from pipelines.verification.compare import CheckResult, compare_arrays, flatten_sample
 from pipelines.verification.machine import describe_machine
 from pipelines.verification.reader import Finding
 from pipelines.verification.schedule import choose_first
@@ -53,11 +53,11 @@ def find_difference(pipeline: Pipeline, stages: int, fd: int) -> Finding | None:
                 first, second = (flatten_sample(maker.make(index, 0, last=stages)) for _ in range(2))
         except SampleError as error:
             detail = f"it cannot be prepared now: {error.reason}"
-            return Finding(Verdict(kind="different", detail=detail), 0, index, index, False)
+            return Finding(CheckResult(kind="different", detail=detail), 0, index, index, False)
         if (unstable := compare_arrays(first, second, is_exact=True)).kind != "equal":
             reason = f"two different samples were made of it, called twice: {unstable.detail}"
             raise SampleError(index, pipeline.source.where(index), reason)
-        verdict = compare_arrays(flatten_sample(kept), first, is_exact=is_exact)
-        if verdict.kind == "different":
-            return Finding(verdict, 0, index, index, False)
+        result = compare_arrays(flatten_sample(kept), first, is_exact=is_exact)
+        if result.kind == "different":
+            return Finding(result, 0, index, index, False)
     return None

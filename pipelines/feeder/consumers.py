@@ -26,7 +26,7 @@ from pipelines.workers.buffers import Buffer, Buffers
 
 # Members of which some ranks have been assigned an epoch and others have not.
 _MAX_JOINING = 1024
-_MAX_DEADLY = 1000  # in one message
+_MAX_POISON = 1000  # in one message
 
 
 @dataclass(eq=False)
@@ -257,7 +257,7 @@ class Consumers:
         self._count_members()
         held = pipeline.describe_samples() if goes_on or request["fields"] is None else {}
         held |= {"prepared_by": pipeline.token, "machine": describe_machine(), "has_peers": self._has_peers}
-        held["deadly"] = list(pipeline.hazards.deadly.items())[:_MAX_DEADLY]
+        held["poison"] = list(pipeline.poison_records.codes.items())[:_MAX_POISON]
         welcome = ipc.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
         ipc.send(consumer.connection, welcome, ring.read_only_fd)
         self._on_join()

@@ -176,7 +176,7 @@ class FeederOptions(TypedDict, total=False):
     cache: Literal["memory", "disk"] | None
     cache_bytes: int | None
     cache_dir: str | os.PathLike[str] | None
-    poison: bool
+    overwrite_released: bool
     peers: Peers | None
     design: str
     preparers: int | None
@@ -187,7 +187,7 @@ def spawn(
     *,
     every_s: float = 1.0,
     start_timeout_s: float | None = START_S,
-    deadly: Mapping[str, Mapping[int, int]] | None = None,
+    poison_records: Mapping[str, Mapping[int, int]] | None = None,
     settings: Mapping[str, Any] | None = None,
     **options: Unpack[FeederOptions],
 ) -> FeederProcess:
@@ -197,7 +197,7 @@ def spawn(
         pipeline: the pipeline to prepare.
         every_s: seconds between its reports.
         start_timeout_s: how long to wait; None does not wait (`FeederProcess.wait`).
-        deadly: for `"ring"` and each resident set, index -> code (`pipelines.prepare.deadly_records`) of records
+        poison_records: for `"ring"` and each resident set, index -> code of records
             that must not be prepared, in addition to those that the pipelines know.
         settings: of libraries (`find_settings`) that it has; None for those of this process.
         options: arguments of `Feeder`.
@@ -214,7 +214,7 @@ def spawn(
     directory = ipc.create_directory() if address is None else None
     try:
         address = check_path("address", os.path.join(directory, "socket") if directory else address)
-        known = _known_deadly(pipeline, options, deadly or {})
+        known = _known_poison(pipeline, options, poison_records or {})
         process = _start_process((pipeline, options, known, every_s, directory), address, settings)
     except BaseException:
         if directory is not None:
@@ -230,12 +230,12 @@ def _named_pipelines(pipeline: Pipeline, options: FeederOptions) -> dict[str, Pi
     return {**(options.get("resident") or {}), "ring": pipeline}
 
 
-def _known_deadly(
-    pipeline: Pipeline, options: FeederOptions, deadly: Mapping[str, Mapping[int, int]]
+def _known_poison(
+    pipeline: Pipeline, options: FeederOptions, poison_records: Mapping[str, Mapping[int, int]]
 ) -> dict[str, dict[int, int]]:
     """For each set, the records that must not be prepared."""
     sets = _named_pipelines(pipeline, options).items()
-    return {name: {**each.hazards.deadly, **deadly.get(name, {})} for name, each in sets}
+    return {name: {**each.poison_records.codes, **poison_records.get(name, {})} for name, each in sets}
 
 
 def _start_process(
@@ -298,10 +298,10 @@ def main(arguments: list[str]) -> int:
     listener = socket.socket(fileno=listening)
     ipc.close_in_children(listener)
     known = list_descriptors()
-    pipeline, options, deadly, every_s, directory = memory_pickle.load(payload)
+    pipeline, options, known_poison, every_s, directory = memory_pickle.load(payload)
     os.close(payload)
     for name, each in _named_pipelines(pipeline, options).items():
-        each.hazards.deadly.update(deadly[name])
+        each.poison_records.codes.update(known_poison[name])
     forks = not options.get("threads", False) and prepare_to_fork(pipeline, known)
     with contextlib.ExitStack() as cleanup:
         if directory is not None:

@@ -80,7 +80,7 @@ class Feeder:
         cache_bytes: the largest size of the cache, from which nothing is evicted; by default a quarter of the free
             memory, or half of the free disk.
         cache_dir: for `"disk"`: a directory that later feeders of the same fingerprint use again.
-        poison: overwrite released samples at once, for tests.
+        overwrite_released: overwrite released samples at once, for tests.
         peers: where to meet the feeders of other nodes, to share one stream with them; the ring then holds whole
             blocks. While there are none this node prepares everything itself.
         design: who prepares and who sends (`pipelines.multinode.designs`): `"node"`, `"single"`, `"multi"`,
@@ -113,7 +113,7 @@ class Feeder:
         cache: Literal["memory", "disk"] | None = None,
         cache_bytes: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
-        poison: bool = False,
+        overwrite_released: bool = False,
         peers: Peers | None = None,
         design: str = "auto",
         preparers: int | None = None,
@@ -126,7 +126,7 @@ class Feeder:
         stall_limit_s = check_seconds("stall_limit_s", stall_limit_s, above=True)
         prepare_timeout_s = check_seconds("prepare_timeout_s", prepare_timeout_s, above=True)
         check_flag("replacement", replacement)
-        check_flag("poison", poison)
+        check_flag("overwrite_released", overwrite_released)
         check_resident(resident)
         manager.check_options(cache, cache_bytes, cache_dir)
         preparers = check_peers(peers, design, preparers)
@@ -158,8 +158,8 @@ class Feeder:
             self._cache: manager.CacheManager | None = None
             if cache is not None:
                 self._cache = manager.CacheManager(pipeline, cache, cache_bytes, cache_dir, self._resources)
-            _ = pipeline.forms  # inferred here once, not by every worker
-            self._buffers = Buffers(pipeline, self._stream, resident or {}, poison=poison)
+            _ = pipeline.layouts  # inferred here once, not by every worker
+            self._buffers = Buffers(pipeline, self._stream, resident or {}, overwrite_released=overwrite_released)
             self._resources.callback(self._buffers.close)
             self._selector = self._resources.enter_context(selectors.DefaultSelector())
             # Sockets, not a pipe's descriptors: a write after `close` cannot reach an unrelated file.
@@ -240,7 +240,7 @@ class Feeder:
             "group": None if self._group is None else self._group.stats(),
             "workers": pool.pids,
             "bad": dict(pool.bad),
-            "deadly": list(pool.deadly),
+            "poison": list(pool.poison),
             "cache": None if self._cache is None else self._cache.stats(),
             "cache_renewed": self._describe_renewal(),
             "failure": self._failure,

@@ -1,1 +1,1 @@
-"""What a training loop iterates: batches, resident sets, and the attachment to a feeder."""
+"""What a training loop iterates: batches, resident sets, and the client of a feeder's stream."""

@@ -20,12 +20,12 @@ from pipelines.checks import (
     check_function,
 )
 from pipelines.errors import PipelineError
-from pipelines.loader.attachment import Attachment, AttachmentRefused
 from pipelines.loader.batch import Batch, ReadRange, Staging, empty_batch
 from pipelines.loader.collate import Collate, make_collator
+from pipelines.loader.private_stages import complete_batch
 from pipelines.loader.ragged import assemble
 from pipelines.loader.state import Resumable
-from pipelines.loader.suffix import complete_batch
+from pipelines.loader.stream_client import StreamClient, StreamRefused
 from pipelines.loader.workers import LoaderWorkers
 from pipelines.prepare.fields import GOOD, INDEX, ODD, OK, UNREACHED, Columns
 from pipelines.prepare.preparer import Preparer, warn_skipped
@@ -102,7 +102,7 @@ class Loader(Resumable):
         self._on_wait = on_wait
         self._weights = weights
         self._collate = make_collator(collate, pipeline.seed, reading.rank, weighted=weights is not None)
-        self._attachment: Attachment | None = None
+        self._client: StreamClient | None = None
         self._make_verification = verify
         self._verification: Verification | None = None
         self._workers = LoaderWorkers(pipeline, workers, prefetch, timeout_s, copy=copy)
@@ -135,7 +135,7 @@ class Loader(Resumable):
     @property
     def shared(self) -> bool:
         """Whether the next batch comes from a feeder."""
-        return self._attachment is not None
+        return self._client is not None
 
     def __len__(self) -> int:
         reading = self.reading
@@ -179,7 +179,7 @@ class Loader(Resumable):
         finally:
             if self._passes != number:
                 pass  # another pass has begun, and has what this one had
-            elif self._is_endless and self._attachment is None:
+            elif self._is_endless and self._client is None:
                 self._workers.keep_batch()  # they prepare the next pass
             else:
                 self.close()
@@ -199,15 +199,15 @@ class Loader(Resumable):
         return {**self._counts, "waited_s": self._waited_s, "prepare_cpu_s": prepared}
 
     def _leave_stream(self) -> None:
-        if self._attachment is not None:
+        if self._client is not None:
             self.close()
 
     def close(self) -> None:
         """Leave the stream and end the workers; others no longer wait for this loader."""
         self._workers.close()
-        if self._attachment is not None:
-            self._attachment.close()
-            self._attachment = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     # --- batches ----------------------------------------------------------------------------------------
 
@@ -233,9 +233,9 @@ class Loader(Resumable):
             self._next = (epoch, step + 1)
             yield batch
         self._workers.end_epoch(epoch)
-        if self._attachment is not None:
+        if self._client is not None:
             try:
-                self._attachment.release(self._position(epoch + 1, 0))
+                self._client.release(self._position(epoch + 1, 0))
             except ipc.ConnectionLost:
                 self.close()
 
@@ -245,10 +245,10 @@ class Loader(Resumable):
         return sorted(set(given) - set(batch[INDEX].tolist()))
 
     def _next_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch:
-        if self._attachment is None and self._address is not None:
+        if self._client is None and self._address is not None:
             self._try_reattach(epoch, step)
         # Released samples may be overwritten: an epoch that is read again is prepared here.
-        if self._attachment is not None and self._attachment.position <= epoch * self.reading.n + start:
+        if self._client is not None and self._client.position <= epoch * self.reading.n + start:
             try:
                 batch = self._read_batch(epoch, step, start, stop)
             except ipc.ConnectionLost as lost:
@@ -275,8 +275,8 @@ class Loader(Resumable):
 
     def _read_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch | None:
         """The batch as views of the ring; None if a sample was not prepared there and has to be tried here."""
-        assert self._attachment is not None
-        ring = self._attachment
+        assert self._client is not None
+        ring = self._client
         base = epoch * self.reading.n
         began = time.perf_counter()
         ring.wait(released=base + start, want=base + stop)
@@ -309,7 +309,7 @@ class Loader(Resumable):
         Returns:
             Whether batches come from the feeder.
         """
-        (epoch, step), ring = self._next, self._attachment
+        (epoch, step), ring = self._next, self._client
         if ring is None or epoch >= self.reading.epochs.stop or not self._is_verified(ring):
             return self.shared
         start, stop = self.reading.places(step)
@@ -322,13 +322,13 @@ class Loader(Resumable):
             self.close()
         return self.shared
 
-    def _is_verified(self, ring: Attachment) -> bool:
+    def _is_verified(self, ring: StreamClient) -> bool:
         """Whether samples of the stream are compared."""
         if self._make_verification is not None:
             self._verification, self._make_verification = self._make_verification(ring.stream), None
         return self._verification is not None
 
-    def _is_admitted(self, ring: Attachment, epoch: int, start: int, stop: int) -> bool:
+    def _is_admitted(self, ring: StreamClient, epoch: int, start: int, stop: int) -> bool:
         """Compare samples of a batch, if any are due; leave the stream for good if one differs at its start."""
         assert self._verification is not None
         read = functools.partial(ring.read_served, self.pipeline, epoch)
@@ -402,7 +402,7 @@ class Loader(Resumable):
         epochs = len(reading.epochs) if first_epoch is None else reading.epochs.stop - first_epoch
         place = 0 if first_epoch is None else position - first_epoch * reading.n
         try:
-            self._attachment = Attachment(
+            self._client = StreamClient(
                 self._address,
                 self.pipeline,
                 self._on_wait,
@@ -415,10 +415,10 @@ class Loader(Resumable):
                 place=place,
                 epochs=epochs,
             )
-            self._joined_epoch = self._attachment.first_epoch
+            self._joined_epoch = self._client.first_epoch
         except ipc.ConnectionLost as lost:
             self._attach_error = str(lost)
-        except AttachmentRefused as refused:
+        except StreamRefused as refused:
             self._joined_epoch = refused.first_epoch or 0
             if refused.unsure:
                 warnings.warn(f"working alone: {refused}", stacklevel=4)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipelines.errors import PipelineError
-from pipelines.prepare.deadly_records import has_deadly
 from pipelines.prepare.fields import INDEX
+from pipelines.prepare.poison_records import has_poison
 from pipelines.shm import ring
 from pipelines.stream import Block, Stream
 from pipelines.workers.buffers import Buffers
@@ -78,7 +78,7 @@ class PrivateFeeder:
         sample_bytes = ring.sample_bytes(pipeline.fields)
         self.rows = rows
         self.prefetch = default_prefetch(workers, batch * sample_bytes) if prefetch is None else prefetch
-        self._hazards = pipeline.hazards
+        self._poison_records = pipeline.poison_records
         self._timeout_s = timeout_s
         self._pid = os.getpid()
         self._stop = _LAST_POSITION if stop_epoch is None else stop_epoch * rows.per_epoch
@@ -88,7 +88,7 @@ class PrivateFeeder:
         capacity = choose_capacity(batch, block, self.prefetch)
         stream = self._stream = Stream(capacity, block)
         self._selector = selectors.DefaultSelector()
-        buffers = Buffers(pipeline, stream, {}, poison=False)
+        buffers = Buffers(pipeline, stream, {}, overwrite_released=False)
 
         def next_block() -> tuple[int, Block] | None:
             found = stream.next_block()
@@ -152,9 +152,9 @@ class PrivateFeeder:
             self._view = ring.RingView(self._fd, self._layout, wraps=True)
         slot = start % self._stream.capacity
         ok = self._view.read_status(slot, slot + stop - start)
-        if has_deadly(ok):
+        if has_poison(ok):
             slots = np.arange(start, stop) % self._stream.capacity
-            ok = self._hazards.learn(ok, self._view.columns[INDEX][slots])
+            ok = self._poison_records.learn(ok, self._view.columns[INDEX][slots])
         tensors, views = self._view.read_batch(slot, slot + stop - start, copy=copy)
         self._lent = (slot, slot + stop - start, views)
         return ok, tensors

@@ -16,14 +16,14 @@ import numpy.typing as npt
 from pipelines import ipc
 from pipelines.checks import check_address, check_function, check_integer, check_pipeline
 from pipelines.errors import DataOutOfReach, PipelineError, SampleError
-from pipelines.loader.attachment import AttachmentRefused, request_resident
 from pipelines.loader.batch import Batch
 from pipelines.loader.collate import Collate, make_collator
 from pipelines.loader.ragged import assemble
+from pipelines.loader.stream_client import StreamRefused, request_resident
 from pipelines.machine_limits import fits_in_memory
 from pipelines.order import rank_bounds
-from pipelines.prepare.deadly_records import has_deadly
 from pipelines.prepare.fields import GOOD, INDEX, OK, UNREACHED, Columns
+from pipelines.prepare.poison_records import has_poison
 from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.shm import ring
 from pipelines.verification.reader import MakeVerification, Stream, Verification, verify_here
@@ -51,8 +51,8 @@ class Resident:
         self._verification: Verification | None = None
         self._passes = 0
         self._view = view
-        if has_deadly(ok := view.columns[OK].tobytes()):
-            pipeline.hazards.learn(ok, view.columns[INDEX])
+        if has_poison(ok := view.columns[OK].tobytes()):
+            pipeline.poison_records.learn(ok, view.columns[INDEX])
         _check_reached(ok)
         self._ok = view.columns[OK] & GOOD != 0
         failed = np.flatnonzero(~self._ok).tolist()
@@ -305,7 +305,7 @@ def resident(
             warnings.warn(f"no feeder answers at {address}: {key!r} is prepared here", stacklevel=2)
         except DataOutOfReach as error:
             warnings.warn(f"{key!r} is prepared here: {error}", stacklevel=2)
-        except AttachmentRefused as refused:
+        except StreamRefused as refused:
             if not refused.unsure:
                 raise PipelineError(str(refused)) from None
             warnings.warn(f"{key!r} is prepared here: {refused}", stacklevel=2)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def infer(pipeline: Pipeline) -> Inferred:
-    """Infers fields, forms and structure of a pipeline's samples from the first that can be prepared.
+    """Infers fields, layouts and structure of a pipeline's samples from the first that can be prepared.
 
     With `on_error="skip"`, that sample may be an outlier, for which all others would be left out. So the first
     sample, one in the middle and the last one are compared, and two have to agree.

@@ -24,7 +24,7 @@ from pipelines.prepare.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, UNREAC
 from pipelines.prepare.global_generators import SEEDED, preserve_states
 from pipelines.prepare.memory_order import has_layout, is_channels_last
 from pipelines.prepare.sample_maker import SampleMaker
-from pipelines.prepare.structure import StructureMisfit, describe_misfit
+from pipelines.prepare.structure import StructureMismatch, describe_shape_mismatch
 from pipelines.prepare.torch_threads import limit_torch_threads
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ class Preparer:
         self.cpu_s = 0.0
         self._fields = pipeline.fields
         self._structure = pipeline.structure
-        forms = pipeline.forms if in_ring else ""
-        self._layouts = forms if isinstance(forms, dict) else None
+        layouts = pipeline.layouts if in_ring else ""
+        self._layouts = layouts if isinstance(layouts, dict) else None
         self._cache, self._is_for_others = cache, is_for_others
-        self._hazards = pipeline.hazards
+        self._poison_records = pipeline.poison_records
         self._maker = SampleMaker(pipeline)
         self._order = pipeline.order()
         self._chunk: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
@@ -149,7 +149,7 @@ class Preparer:
 
     def _fill(self, columns: Columns, slot: int, epoch: int, given: Iterable[Given], first: int) -> None:
         began = time.thread_time()
-        deadly, note = self._hazards.deadly, self._hazards.note
+        poison, note = self._poison_records.codes, self._poison_records.note
         if note is not None:
             note.words[1] = epoch
         capacity = len(columns[INDEX])
@@ -165,29 +165,29 @@ class Preparer:
                     filled.append((slot, index, place))
                     if note is not None:
                         note.words[0] = index + 1
-                    verdict = FAILED
+                    status = FAILED
                     try:
                         done = first
                         if begun is None and cache is not None:
                             begun, done = self._get_or_prepare(index, epoch, cache), cache.stages
                         sample = make(index, epoch, begun, 0 if begun is None else done, None, place)
-                        verdict = UNFIT
+                        status = UNFIT
                         if self._structure is None:
-                            verdict = self._store(targets, slot, index, sample)
+                            status = self._store(targets, slot, index, sample)
                         else:
-                            verdict = self._store_structured(columns, slot, index, sample)
+                            status = self._store_structured(columns, slot, index, sample)
                     except DataOutOfReach:
                         if ok is None or not self._is_for_others:
                             raise
-                        verdict = UNREACHED
+                        status = UNREACHED
                     except SampleError as error:
                         if ok is None or (self.pipeline.on_error == "skip" and _is_resource_exhaustion(error)):
                             raise
-                        verdict = deadly.get(index, verdict)
-                        if self.on_skip is not None and not (verdict == UNFIT and self.pipeline.is_cut):
+                        status = poison.get(index, status)
+                        if self.on_skip is not None and not (status == UNFIT and self.pipeline.is_cut):
                             self.on_skip(error)
                     if ok is not None:
-                        ok[slot] = verdict
+                        ok[slot] = status
                     slot += 1
                     if slot == capacity:
                         slot = 0
@@ -244,40 +244,40 @@ class Preparer:
         ]
 
     def _store(self, targets: list[_Target], slot: int, index: int, sample: dict[str, Any]) -> int:
-        forms = self._layouts
+        layouts = self._layouts
         # A class of its own (a defaultdict) may do what is not in its items, which are all that the columns hold.
-        verdict = GOOD if forms is None or type(sample) is dict else ODD
+        status = GOOD if layouts is None or type(sample) is dict else ODD
         for name, column, shape, dtype, is_split in targets:
             given = sample.get(name)
             value = given
             if type(given) is not np.ndarray:
-                if isinstance(given, np.generic) and given.dtype == dtype and not shape and not forms:
+                if isinstance(given, np.generic) and given.dtype == dtype and not shape and not layouts:
                     column[slot] = given  # a label, at a fraction of the time of what follows
                     continue
                 value = as_array(given)
             if value is None or value.shape != shape or value.dtype != dtype:
-                raise self._misfit_error(index, sample, name)
+                raise self._shape_mismatch_error(index, sample, name)
             if is_split and is_channels_last(value):
                 _load_opencv_split()(value.transpose(1, 2, 0), list(column[slot]))
             else:
                 column[slot] = value
-            if forms is not None and not has_layout(given, forms[name]):
-                verdict = ODD
+            if layouts is not None and not has_layout(given, layouts[name]):
+                status = ODD
         if len(sample) != len(targets):
             surplus = next(name for name in sample if name not in self._fields)
-            raise self._misfit_error(index, sample, surplus)
-        return verdict
+            raise self._shape_mismatch_error(index, sample, surplus)
+        return status
 
     def _store_structured(self, columns: Columns, slot: int, index: int, sample: dict[str, Any]) -> int:
         """`_store` for samples with nested or declared fields."""
         assert self._structure is not None
         try:
             is_kept = self._structure.store(sample, self._fields, columns, slot, self._layouts, as_array)
-        except StructureMisfit as misfit:
-            raise SampleError(index, self.pipeline.source.where(index), str(misfit)) from None
+        except StructureMismatch as shape_mismatch:
+            raise SampleError(index, self.pipeline.source.where(index), str(shape_mismatch)) from None
         return GOOD if is_kept else ODD
 
-    def _misfit_error(self, index: int, sample: dict[str, Any], name: str) -> SampleError:
+    def _shape_mismatch_error(self, index: int, sample: dict[str, Any], name: str) -> SampleError:
         wanted = self._fields.get(name)
         value = as_array(sample.get(name))
         if name not in sample:
@@ -285,7 +285,7 @@ class Preparer:
         elif wanted is None:
             said = f"the field {name!r} is not one of the pipeline's ({', '.join(self._fields)})"
         else:
-            said = describe_misfit(name, sample[name], value, wanted)
+            said = describe_shape_mismatch(name, sample[name], value, wanted)
         return SampleError(index, self.pipeline.source.where(index), said)
 
 

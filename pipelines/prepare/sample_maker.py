@@ -25,7 +25,7 @@ class SampleMaker:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self._generators = Generators(pipeline.seed)
-        self._hazards = pipeline.hazards
+        self._poison_records = pipeline.poison_records
         self._outages = Outages()
         self._may_repeat = pipeline.sampling is not None  # a record in an epoch
         # A source of a class of its own need not have more than `[]`.
@@ -61,8 +61,8 @@ class SampleMaker:
             SampleError: naming the index, the file and the stage.
             DataOutOfReach: the outage lasts.
         """
-        if index in self._hazards.deadly:
-            raise self._hazards.error(index, self.pipeline.source.where(index))
+        if index in self._poison_records.codes:
+            raise self._poison_records.error(index, self.pipeline.source.where(index))
         if not self._may_repeat:
             place = 0
         stage, failure = None, None
@@ -132,7 +132,7 @@ class SampleMaker:
 
     def _wait_to_retry(self, failure: SampleError) -> bool:
         """Whether a record is to be read again, after a pause in which it does not count as one that hangs."""
-        note = self._hazards.note
+        note = self._poison_records.note
         if note is None:
             return self._outages.wait(failure)
         before, note.words[0] = note.words[0], 0

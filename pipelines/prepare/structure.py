@@ -46,7 +46,7 @@ class Leaf:
         return self.column + LENGTH
 
 
-class StructureMisfit(Exception):
+class StructureMismatch(Exception):
     """A sample does not have the structure of the others; the text says where."""
 
 
@@ -121,7 +121,7 @@ class Structure:
         """Each leaf with a sample's value.
 
         Raises:
-            StructureMisfit: the sample has another structure.
+            StructureMismatch: the sample has another structure.
         """
         return _flatten(self.tree, sample, ())
 
@@ -145,7 +145,7 @@ class Structure:
             Whether `read_sample` gives back the same sample.
 
         Raises:
-            StructureMisfit: the sample has another structure, or a value does not fit.
+            StructureMismatch: the sample has another structure, or a value does not fit.
         """
         is_kept = layouts is None or (type(sample) is dict and find_foreign_container(sample) is None)
         for leaf, given in self.flatten(sample):
@@ -209,34 +209,34 @@ def _store_value(leaf: Leaf, given: Any, value: Any, field: Field, columns: Colu
         field: of the column.
 
     Raises:
-        StructureMisfit: it does not fit.
+        StructureMismatch: it does not fit.
     """
     shape, name = field.shape, leaf.column
     if leaf.kind in ("text", "binary"):
         if not isinstance(given, str if leaf.kind == "text" else bytes):
             wanted = "a str" if leaf.kind == "text" else "bytes"
-            raise StructureMisfit(f"the field {name!r} is {type(given).__name__}, in other samples {wanted}")
+            raise StructureMismatch(f"the field {name!r} is {type(given).__name__}, in other samples {wanted}")
         value = np.frombuffer(encode(leaf.kind, given), np.uint8)
         if len(value) > shape[0]:
-            raise StructureMisfit(f"the field {name!r} has {len(value)} bytes, more than most_bytes={shape[0]}")
+            raise StructureMismatch(f"the field {name!r} has {len(value)} bytes, more than most_bytes={shape[0]}")
     elif leaf.kind == "array":
         if value is None or value.shape != shape or value.dtype != columns[name].dtype:
-            raise StructureMisfit(describe_misfit(name, given, value, field))
+            raise StructureMismatch(describe_shape_mismatch(name, given, value, field))
         columns[name][slot] = value
         return
     elif value is None or value.shape[1:] != shape[1:] or value.ndim != len(shape) or value.dtype != field.dtype:
         got = type(given).__name__ if value is None else f"{value.dtype}{list(value.shape)}"
-        raise StructureMisfit(
+        raise StructureMismatch(
             f"the field {name!r} is {got}, the pipeline's fields say "
             f"{field.dtype}[{', '.join(map(str, ('n', *shape[1:])))}]"
         )
     elif len(value) > shape[0]:
-        raise StructureMisfit(f"the field {name!r} has {len(value)} entries, more than most={shape[0]}")
+        raise StructureMismatch(f"the field {name!r} has {len(value)} entries, more than most={shape[0]}")
     columns[name][slot, : len(value)] = value
     columns[leaf.length][slot] = len(value)
 
 
-def describe_misfit(name: str, given: Any, value: npt.NDArray[Any] | None, field: Field) -> str:
+def describe_shape_mismatch(name: str, given: Any, value: npt.NDArray[Any] | None, field: Field) -> str:
     """Says how a value differs from the shape and dtype of its field.
 
     Args:
@@ -284,19 +284,19 @@ def _flatten(node: Node, value: Any, path: Path) -> Iterator[tuple[Leaf, Any]]:
     if isinstance(node, tuple):
         if type(value) is not tuple or len(value) != len(node):
             got = f"a tuple of {len(value)}" if type(value) is tuple else type(value).__name__
-            raise StructureMisfit(f"{said} is {got}, in other samples a tuple of {len(node)}")
+            raise StructureMismatch(f"{said} is {got}, in other samples a tuple of {len(node)}")
         for number, each in enumerate(node):
             yield from _flatten(each, value[number], (*path, number))
         return
     if not isinstance(value, dict):
-        raise StructureMisfit(f"{said} is {type(value).__name__}, in other samples a dict")
+        raise StructureMismatch(f"{said} is {type(value).__name__}, in other samples a dict")
     for name, each in node.items():
         if name not in value:
-            raise StructureMisfit(f"the field {join_path((*path, name))!r} is missing")
+            raise StructureMismatch(f"the field {join_path((*path, name))!r} is missing")
         yield from _flatten(each, value[name], (*path, name))
     if len(value) != len(node):
         surplus = next(name for name in value if name not in node)
-        raise StructureMisfit(
+        raise StructureMismatch(
             f"the field {join_path((*path, surplus))!r} is not one of the pipeline's ({', '.join(node)})"
         )
 
@@ -333,10 +333,10 @@ class Inferred(NamedTuple):
 
     Attributes:
         fields: see `Pipeline.fields`.
-        forms: see `Pipeline.forms`.
+        layouts: see `Pipeline.layouts`.
         structure: how the fields make up a sample; None: they are its values.
     """
 
     fields: dict[str, Field]
-    forms: dict[str, MemoryLayout] | str
+    layouts: dict[str, MemoryLayout] | str
     structure: Structure | None = None

@@ -20,9 +20,9 @@ from pipelines.prepare.fields import FAILED, GOOD, ODD
 from pipelines.prepare.global_generators import preserve_states
 from pipelines.prepare.preparer import as_array
 from pipelines.prepare.sample_maker import SampleMaker
-from pipelines.prepare.structure import LENGTH, Structure, StructureMisfit
+from pipelines.prepare.structure import LENGTH, Structure, StructureMismatch
 from pipelines.prepare.torch_threads import limit_torch_threads
-from pipelines.verification.compare import Verdict, compare_arrays
+from pipelines.verification.compare import CheckResult, compare_arrays
 from pipelines.verification.served import ServedSample
 
 if TYPE_CHECKING:
@@ -52,51 +52,53 @@ class SampleChecker:
         self._is_compared = not _is_spooled(pipeline)
         self._cut: tuple[int, Pipeline, SampleMaker] | None = None
 
-    def check(self, served: ServedSample) -> Verdict:
+    def check(self, served: ServedSample) -> CheckResult:
         """Compares one sample.
 
         Returns:
             "left_out" for a sample that was not served: its reader prepares it in full, or nobody may.
         """
         if not self._is_compared:
-            return Verdict(kind="left_out", detail="a spooled iterable is read from one file by all")
+            return CheckResult(kind="left_out", detail="a spooled iterable is read from one file by all")
         if served.status not in (FAILED, GOOD, ODD):
-            return Verdict(kind="left_out", detail="it ends or hangs whoever prepares it, or does not fit")
+            return CheckResult(kind="left_out", detail="it ends or hangs whoever prepares it, or does not fit")
         if served.status == ODD and served.stages < len(self._pipeline.stages):
-            return Verdict(kind="left_out", detail="its reader prepares it in full")
+            return CheckResult(kind="left_out", detail="its reader prepares it in full")
         if served.status == FAILED and self._pipeline.on_error == "raise":
-            return Verdict(kind="left_out", detail="its reader prepares it again, for the error")
+            return CheckResult(kind="left_out", detail="its reader prepares it again, for the error")
         if self._cut is None or self._cut[0] != served.stages:
-            cut = self._pipeline.prefix(served.stages)
+            cut = self._pipeline.take_stages(served.stages)
             self._cut = served.stages, cut, SampleMaker(cut)
         _, cut, maker = self._cut
         index = int(cut.order()(served.epoch, served.place, served.place + 1)[0])
         if index != served.index:
             detail = f"the sample there is {served.index} where it was prepared, {index} here"
-            return Verdict(kind="different", field="index", size=float(abs(index - served.index)), detail=detail)
-        if index in cut.hazards.deadly:
-            return Verdict(kind="left_out", detail="it ends or hangs whoever prepares it")
+            return CheckResult(
+                kind="different", field="index", size=float(abs(index - served.index)), detail=detail
+            )
+        if index in cut.poison_records.codes:
+            return CheckResult(kind="left_out", detail="it ends or hangs whoever prepares it")
         with limit_torch_threads(), preserve_states(own=find_own_generators(cut)):
             try:
                 first, why = self._prepare(maker, served)
                 second, _ = self._prepare(maker, served)
             except DataOutOfReach as error:
-                return Verdict(kind="left_out", detail=str(error))
+                return CheckResult(kind="left_out", detail=str(error))
         if (first is None) != (second is None):
-            return Verdict(kind="left_out", detail=f"it can be prepared here now and then: {why}")
+            return CheckResult(kind="left_out", detail=f"it can be prepared here now and then: {why}")
         if (unstable := self._compare_own(maker, served, first, second)) is not None:
             return unstable
         if first is None and _NEEDS_GPU.search(why):
-            return Verdict(
+            return CheckResult(
                 kind="left_out", detail=f"a stage needs a GPU, which no process that compares has: {why}"
             )
         if first is None or served.status == FAILED:
             if first is None and served.status == FAILED:
-                return Verdict(kind="equal")  # skipped there and here
+                return CheckResult(kind="equal")  # skipped there and here
             where = (
                 f"could not be prepared here ({why})" if first is None else "was left out where it was prepared"
             )
-            return Verdict(kind="different", detail=f"sample {index} {where}")
+            return CheckResult(kind="different", detail=f"sample {index} {where}")
         return compare_arrays(self._select_used(served, served.columns), first, is_exact=self._is_exact)
 
     def _prepare(self, maker: SampleMaker, served: ServedSample) -> tuple[Values | None, str]:
@@ -106,8 +108,8 @@ class SampleChecker:
             return self._select_used(served, self._store(served, sample)), ""
         except SampleError as error:
             return None, error.reason
-        except StructureMisfit as misfit:
-            return None, str(misfit)
+        except StructureMismatch as shape_mismatch:
+            return None, str(shape_mismatch)
 
     def _store(self, served: ServedSample, sample: dict[str, Any]) -> Values:
         fields = served.fields
@@ -117,10 +119,10 @@ class SampleChecker:
                 value = values.get(name)
                 if value is None or (value.shape, str(value.dtype)) != (field.shape, field.dtype):
                     got = "missing" if value is None else f"{value.dtype}{list(value.shape)}"
-                    raise StructureMisfit(f"the field {name!r} is {got}, not {field.dtype}{list(field.shape)}")
+                    raise StructureMismatch(f"the field {name!r} is {got}, not {field.dtype}{list(field.shape)}")
             if len(values) != len(fields):
                 surplus = next(name for name in values if name not in fields)
-                raise StructureMisfit(f"the field {surplus!r} is not one of {', '.join(fields)}")
+                raise StructureMismatch(f"the field {surplus!r} is not one of {', '.join(fields)}")
             return {name: values[name] for name in fields}  # type: ignore[misc]
         columns: Values = {name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in fields.items()}
         Structure.from_record(served.structure).store(sample, fields, columns, 0, None, as_array)
@@ -136,8 +138,8 @@ class SampleChecker:
 
     def _compare_own(
         self, maker: SampleMaker, served: ServedSample, first: Values | None, second: Values | None
-    ) -> Verdict | None:
-        """The verdict "unstable", with the stage, if the samples that were prepared here differ; None if not."""
+    ) -> CheckResult | None:
+        """The result "unstable", with the stage, if the samples that were prepared here differ; None if not."""
         if first is None or second is None:
             return None
         found = compare_arrays(first, second, is_exact=True)
@@ -148,7 +150,9 @@ class SampleChecker:
             reason = f"two different samples were made of it, called twice: {found.detail}"
         except PipelineError as error:
             reason = str(error)
-        return Verdict(kind="unstable", field=found.field, position=found.position, size=found.size, detail=reason)
+        return CheckResult(
+            kind="unstable", field=found.field, position=found.position, size=found.size, detail=reason
+        )
 
 
 def _is_spooled(pipeline: Pipeline) -> bool:

@@ -18,7 +18,7 @@ from pipelines.nested import iterate_leaves, join_path
 
 TOLERANCE = 1e-5  # of a field's range
 INTEGERS = 1
-MOST_DETAIL = 4000  # a verdict is one message, of 64 KiB at most
+MOST_DETAIL = 4000  # a result is one message, of 64 KiB at most
 
 #: Field to array. A name that the other sample lacks is a difference.
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -26,7 +26,7 @@ Kind = Literal["equal", "rounding", "different", "unstable", "left_out"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class CheckResult:
     """What a comparison of one sample has found.
 
     Attributes:
@@ -50,19 +50,19 @@ class Verdict:
     def as_record(self) -> dict[str, Any]:
         """As JSON values; see `from_record`."""
         known = asdict(self)
-        return {"verdict": known.pop("kind"), **known, "position": list(self.position)}
+        return {"result": known.pop("kind"), **known, "position": list(self.position)}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Verdict:
-        """The verdict that `as_record` has written."""
+    def from_record(cls, record: Mapping[str, Any]) -> CheckResult:
+        """The result that `as_record` has written."""
         known = {name: record[name] for name in ("field", "size", "detail")}
-        return cls(kind=record["verdict"], **known, position=tuple(record["position"]))
+        return cls(kind=record["result"], **known, position=tuple(record["position"]))
 
 
-EQUAL = Verdict(kind="equal")
+EQUAL = CheckResult(kind="equal")
 
 
-def compare_arrays(served: Arrays, own: Arrays, *, is_exact: bool) -> Verdict:
+def compare_arrays(served: Arrays, own: Arrays, *, is_exact: bool) -> CheckResult:
     """Compares two samples field by field.
 
     Args:
@@ -77,7 +77,7 @@ def compare_arrays(served: Arrays, own: Arrays, *, is_exact: bool) -> Verdict:
     for name in sorted({*served, *own}):
         if name not in served or name not in own:
             where = "here" if name in own else "where it was prepared"
-            return Verdict(kind="different", field=name, detail=f"there is a field {name!r} only {where}")
+            return CheckResult(kind="different", field=name, detail=f"there is a field {name!r} only {where}")
         found = _compare_field(name, served[name], own[name], is_exact=is_exact)
         if found.kind == "different":
             return found
@@ -85,10 +85,10 @@ def compare_arrays(served: Arrays, own: Arrays, *, is_exact: bool) -> Verdict:
     return rounded
 
 
-def _compare_field(name: str, served: npt.NDArray[Any], own: npt.NDArray[Any], *, is_exact: bool) -> Verdict:
+def _compare_field(name: str, served: npt.NDArray[Any], own: npt.NDArray[Any], *, is_exact: bool) -> CheckResult:
     if (served.shape, served.dtype) != (own.shape, own.dtype):
         given, made = (f"{each.dtype}{list(each.shape)}" for each in (served, own))
-        return Verdict(
+        return CheckResult(
             kind="different", field=name, detail=f"{name!r} is {given} where it was prepared, {made} here"
         )
     if served.tobytes() == own.tobytes():
@@ -103,7 +103,7 @@ def _compare_field(name: str, served: npt.NDArray[Any], own: npt.NDArray[Any], *
     where = f" at {list(position)}" if position else ""
     by = "" if size is None else f", a difference of {size:.6g}"
     detail = f"{name!r}{where} is {there} where it was prepared, {here} here{by}"
-    return Verdict(kind=kind, field=name, position=position, size=size, detail=detail)
+    return CheckResult(kind=kind, field=name, position=position, size=size, detail=detail)
 
 
 def _measure(served: npt.NDArray[Any], own: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

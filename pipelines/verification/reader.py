@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipelines.errors import SampleError, SamplesDiffer
 from pipelines.verification.checker import SampleChecker
-from pipelines.verification.compare import Verdict
+from pipelines.verification.compare import CheckResult
 from pipelines.verification.machine import describe_machine
 from pipelines.verification.schedule import choose_first, choose_later
 from pipelines.verification.served import ServedSample
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class SampleChecks(Protocol):
     """Compares samples, in this process or in another."""
 
-    def check(self, served: ServedSample) -> Verdict:
+    def check(self, served: ServedSample) -> CheckResult:
         """Compares one sample that was served with what the reader's pipeline prepares."""
 
 
@@ -37,12 +37,12 @@ class Finding:
     """A comparison that was not equal, or was not possible.
 
     Attributes:
-        verdict: of the comparison.
+        result: of the comparison.
         epoch, place, index: of the sample.
         is_late: whether the reader has read other samples before.
     """
 
-    verdict: Verdict
+    result: CheckResult
     epoch: int
     place: int
     index: int
@@ -51,12 +51,12 @@ class Finding:
     def as_record(self) -> dict[str, Any]:
         """As JSON values: where the sample is, and what was found."""
         where = {name: getattr(self, name) for name in ("epoch", "place", "index")}
-        return {**where, **self.verdict.as_record()}
+        return {**where, **self.result.as_record()}
 
     def describe(self) -> str:
         """What was found, in words."""
         where = f"epoch {self.epoch}, position {self.place} (sample {self.index})"
-        return f"{where}: {self.verdict.detail}"
+        return f"{where}: {self.result.detail}"
 
 
 class Verification:
@@ -84,7 +84,7 @@ class Verification:
         self._checks, self._name, self._pipeline = checks, name, pipeline
         self._report = report or (lambda finding: None)
         self._later: tuple[int, int | None] = (-1, None)  # the place to compare in an epoch
-        self._said: set[str] = set()  # kinds of verdicts that were reported, once each
+        self._said: set[str] = set()  # kinds of results that were reported, once each
 
     def admit_first(self, read: Callable[[int], ServedSample], epoch: int, start: int, stop: int) -> bool:
         """Compares samples of the first batch that is read of a stream.
@@ -125,18 +125,18 @@ class Verification:
 
     def _compare(self, served: ServedSample, *, is_late: bool) -> Finding | None:
         """The finding, if the sample differs."""
-        verdict = self._checks.check(served)
-        self.compared += verdict.kind != "left_out"
-        if verdict.kind == "equal":
+        result = self._checks.check(served)
+        self.compared += result.kind != "left_out"
+        if result.kind == "equal":
             return None
-        if verdict.kind == "unstable":
-            raise SampleError(served.index, self._pipeline.source.where(served.index), verdict.detail)
-        found = Finding(verdict, served.epoch, served.place, served.index, is_late)
-        if verdict.kind == "different":
+        if result.kind == "unstable":
+            raise SampleError(served.index, self._pipeline.source.where(served.index), result.detail)
+        found = Finding(result, served.epoch, served.place, served.index, is_late)
+        if result.kind == "different":
             self._report(found)
             return found
-        if verdict.kind not in self._said:
-            self._said.add(verdict.kind)
+        if result.kind not in self._said:
+            self._said.add(result.kind)
             self._report(found)
         return None
 
@@ -152,7 +152,7 @@ class OwnChecks:
         self._make = make
         self._checker: SampleChecker | None = None
 
-    def check(self, served: ServedSample) -> Verdict:
+    def check(self, served: ServedSample) -> CheckResult:
         """See `SampleChecks`."""
         if self._checker is None:
             self._checker = self._make()
@@ -195,9 +195,9 @@ def verify_here(pipeline: Pipeline, name: str, what: str = "the feeder's stream"
 
     def warn(found: Finding) -> None:
         said = f"{what} {{}}, {found.describe()}"
-        if found.verdict.kind == "left_out":
+        if found.result.kind == "left_out":
             log.info(said.format("is not compared"))
-        elif found.verdict.kind == "rounding":
+        elif found.result.kind == "rounding":
             warnings.warn(said.format("is rounded otherwise than here, and is read"), stacklevel=2)
         elif not found.is_late:  # else an error is raised
             warnings.warn(said.format(f"is not what is prepared here, {name} prepares alone"), stacklevel=2)

@@ -50,7 +50,7 @@ class Buffers:
         pipeline: the ring's pipeline.
         stream: the ring's state.
         resident: name -> pipeline without randomness.
-        poison: whether to overwrite released samples.
+        overwrite_released: whether to overwrite released samples.
 
     Attributes:
         buffers: number -> buffer.
@@ -59,7 +59,7 @@ class Buffers:
     """
 
     def __init__(
-        self, pipeline: Pipeline, stream: Stream, resident: Mapping[str, Pipeline], *, poison: bool
+        self, pipeline: Pipeline, stream: Stream, resident: Mapping[str, Pipeline], *, overwrite_released: bool
     ) -> None:
         self.buffers: dict[int, Buffer] = {}
         self.too_large: set[str] = set()
@@ -81,7 +81,7 @@ class Buffers:
                     (i, min(i + stream.block_size, len(still))) for i in range(0, len(still), stream.block_size)
                 ]
                 buffer.unfinished = len(buffer.pending)
-            self._map_for_writing(poison=poison)
+            self._map_for_writing(overwrite_released=overwrite_released)
         except BaseException:
             self.close()
             raise
@@ -135,7 +135,7 @@ class Buffers:
         self.ring = max((before, *self.buffers)) + 1
         self.buffers[self.ring] = new
         _close_buffer(old)
-        self._map_for_writing(poison=self._poisoned is not None)
+        self._map_for_writing(overwrite_released=self._poisoned is not None)
         return before
 
     def count_good(self, start: int, stop: int) -> int:
@@ -146,7 +146,7 @@ class Buffers:
         return int(np.count_nonzero(self._ok[slots] & (ODD if self._pipeline.is_cut else GOOD)))
 
     def poison_released(self) -> None:
-        """Overwrite released samples if `poison` is set; later readers cannot join there."""
+        """Overwrite released samples if `overwrite_released` is set; later readers cannot join there."""
         stream = self._stream
         if self._poisoned is None or not stream.has_started:
             return
@@ -164,12 +164,12 @@ class Buffers:
             _close_buffer(buffer)
         self.buffers = {}
 
-    def _map_for_writing(self, *, poison: bool) -> None:
+    def _map_for_writing(self, *, overwrite_released: bool) -> None:
         skipping = self._pipeline.on_error == "skip"
-        if not (poison or skipping):
+        if not (overwrite_released or skipping):
             return
         columns = ring.map_writable(self.ring_buffer.fd, self._layout())
-        self._poisoned = columns if poison else None
+        self._poisoned = columns if overwrite_released else None
         self._ok = columns[OK] if skipping else None
 
     def _layout(self) -> ring.Layout:

@@ -69,7 +69,7 @@ def prepare_to_fork(pipeline: Pipeline, known: Set[int]) -> bool:
             pipeline.source[0]
         known = list_descriptors()
     with contextlib.suppress(Exception), limit_torch_threads(), preserve_states():  # the feeder reports the error
-        _ = pipeline.forms
+        _ = pipeline.layouts
         SampleMaker(pipeline).make(0, 0)
     if len(os.listdir("/proc/self/task")) > _OWN_THREADS or not list_descriptors() <= known:
         return False

@@ -1,4 +1,4 @@
-"""Tries records at which preparation workers have ended or hung, to find out which of them are deadly.
+"""Tries records at which preparation workers have ended or hung, to find out which of them are poison.
 
 Anybody may kill a worker, so a record is tried only after the second worker has ended at it; a record that hangs
 is tried at once. The process of a trial is `pipelines.workers.record_trial_main`.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pipelines import memory_pickle
 from pipelines.child_processes import START_S, child_environment
-from pipelines.prepare.deadly_records import HUNG, KILLED
+from pipelines.prepare.poison_records import HUNG, KILLED
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -42,11 +42,11 @@ class RecordTrial:
 
     Attributes:
         stdout: a descriptor to wait on before `read_output`.
-        verdict: KILLED or HUNG; None if the record is harmless, or that is unknown.
+        outcome: KILLED or HUNG; None if the record is harmless, or that is unknown.
     """
 
     def __init__(self, payload: int, number: int, index: int, epoch: int, timeout_s: float) -> None:
-        self.verdict: int | None = None
+        self.outcome: int | None = None
         self._timeout_s = timeout_s
         self._has_begun = self._was_killed = False
         self._until = time.monotonic() + START_S
@@ -75,19 +75,19 @@ class RecordTrial:
             return left_s
         if not self._was_killed:
             self._was_killed = True
-            self.verdict = HUNG if self._has_begun else None
+            self.outcome = HUNG if self._has_begun else None
             self._process.kill()
         return _RETRY_S
 
     def close(self) -> None:
-        """Wait for the process to end, and set the verdict."""
+        """Wait for the process to end, and set the outcome."""
         try:
             self._process.wait(timeout=_EXIT_S)
         except subprocess.TimeoutExpired:  # it closed its output and runs on
             self._was_killed = True
         self.terminate()
         if self._has_begun and not self._was_killed and self._process.returncode:
-            self.verdict = KILLED
+            self.outcome = KILLED
 
     def terminate(self) -> None:
         """Kill the process and close its pipes."""
@@ -104,7 +104,7 @@ class Suspects:
     Args:
         payload: returns a memory file of the pipelines by number.
         selector: where trials are registered, each with its handler.
-        on_verdict: called with a record and its trial's `verdict`.
+        on_outcome: called with a record and its trial's `outcome`.
         timeout_s: the longest time for one record.
     """
 
@@ -112,10 +112,10 @@ class Suspects:
         self,
         payload: Callable[[], int],
         selector: selectors.BaseSelector,
-        on_verdict: Callable[[RecordKey, int | None], None],
+        on_outcome: Callable[[RecordKey, int | None], None],
         timeout_s: float,
     ) -> None:
-        self._payload, self._selector, self._on_verdict = payload, selector, on_verdict
+        self._payload, self._selector, self._on_outcome = payload, selector, on_outcome
         self._timeout_s = timeout_s
         self._failures: Counter[RecordKey] = Counter()
         self._trials: dict[RecordKey, RecordTrial] = {}
@@ -124,7 +124,7 @@ class Suspects:
         """Report that a worker ended or hung at a record.
 
         Returns:
-            Whether the record is being tried now, so that `on_verdict` will be called.
+            Whether the record is being tried now, so that `on_outcome` will be called.
         """
         self._failures[record] += 1
         if record not in self._trials and (hung or self._failures[record] >= _MIN_FAILURES):
@@ -140,7 +140,7 @@ class Suspects:
         self._selector.unregister(descriptor)
         trial.close()
         del self._trials[record], self._failures[record]
-        self._on_verdict(record, trial.verdict)
+        self._on_outcome(record, trial.outcome)
 
     def tick(self) -> float | None:
         """End trials that take too long; returns the seconds until the next check, None without trials."""
@@ -154,7 +154,7 @@ class Suspects:
 
 
 def try_record(pipeline: Pipeline, index: int, epoch: int, timeout_s: float) -> int | None:
-    """Try a record of a pipeline and wait; returns `RecordTrial.verdict`."""
+    """Try a record of a pipeline and wait; returns `RecordTrial.outcome`."""
     payload = memory_pickle.dump({0: pipeline})
     try:
         trial = RecordTrial(payload, 0, index, epoch, timeout_s)
@@ -165,4 +165,4 @@ def try_record(pipeline: Pipeline, index: int, epoch: int, timeout_s: float) -> 
     while True:
         if output.poll(1000 * trial.tick()) and not trial.read_output():
             trial.close()
-            return trial.verdict
+            return trial.outcome

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipelines import ipc, memory_pickle
 from pipelines.child_processes import child_environment
-from pipelines.prepare.deadly_records import PreparationNote
+from pipelines.prepare.poison_records import PreparationNote
 from pipelines.workers.forked import ForkedProcess, is_shared_after_fork
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 from pipelines import ipc, memory_pickle
 from pipelines.cache.file import Cache
 from pipelines.errors import SampleError
-from pipelines.prepare.deadly_records import PreparationNote
 from pipelines.prepare.fields import Columns
+from pipelines.prepare.poison_records import PreparationNote
 from pipelines.prepare.preparer import Preparer
 from pipelines.rank_rows import RankRows
 from pipelines.shm.ring import Layout, map_writable
@@ -91,15 +91,15 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Cal
             ipc.send(connection, ipc.DONE.pack(b"D", buffer_id, start, stop, cpu_ns()))
             continue
         request = ipc.unpack(message)
-        if request["kind"] == "deadly":
-            pipelines[request["pipeline"]].hazards.deadly[request["index"]] = request["code"]
+        if request["kind"] == "poison":
+            pipelines[request["pipeline"]].poison_records.codes[request["index"]] = request["code"]
             continue
         if request["kind"] == "note":
             assert descriptor is not None
             note = PreparationNote(descriptor)
             os.close(descriptor)
             for each in pipelines.values():
-                each.hazards.note = note
+                each.poison_records.note = note
             continue
         if request["kind"] == "cache":
             assert descriptor is not None

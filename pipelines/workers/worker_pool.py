@@ -20,7 +20,7 @@ from pipelines import ipc
 from pipelines.cache.manager import CacheManager
 from pipelines.child_processes import START_S
 from pipelines.errors import PipelineError
-from pipelines.prepare.deadly_records import PreparationNote
+from pipelines.prepare.poison_records import PreparationNote
 from pipelines.rank_rows import RankRows
 from pipelines.stream import Block
 from pipelines.workers.buffers import Buffers
@@ -77,8 +77,8 @@ class WorkerPool:
         rows: the rows of each epoch that the ring holds; None: all.
 
     Attributes:
-        deadly: the records that end or hang every process that prepares them: `set` (the buffer's key), `index`,
-            `where`, `code` (`pipelines.prepare.deadly_records`), `reason`.
+        poison: the records that end or hang every process that prepares them: `set` (the buffer's key), `index`,
+            `where`, `code` (`pipelines.prepare.poison_records`), `reason`.
         skipped: how many records could not be prepared.
         bad: index -> reason, of those records.
         restarts: how many workers were replaced.
@@ -108,16 +108,16 @@ class WorkerPool:
         self._next_block, self._on_done = next_block, on_done
         self._threads = threads
         self._workers: list[_Worker] = []
-        self._fruitless_restarts = self._consecutive_deadly = 0
+        self._fruitless_restarts = self._consecutive_poison = 0
         self._ended_cpu_s = 0.0
         pipelines = {buffer.pipeline_id: buffer.pipeline for buffer in self._buffers.values()}
         self._starter = Starter(pipelines, is_forked=is_forked)
-        self.deadly: list[dict[str, Any]] = []
+        self.poison: list[dict[str, Any]] = []
         self._timeout_s = timeout_s
         self._next_check = 0.0
         self._start_limit = StartLimit(min(timeout_s, _FORK_START_S))
-        self._suspects = Suspects(self._starter.get_payload, selector, self._handle_verdict, timeout_s)
-        self._awaiting_verdict: dict[RecordKey, list[tuple[int, Block]]] = {}
+        self._suspects = Suspects(self._starter.get_payload, selector, self._handle_outcome, timeout_s)
+        self._awaiting_outcome: dict[RecordKey, list[tuple[int, Block]]] = {}
 
     @property
     def cpu_s(self) -> float:
@@ -217,8 +217,8 @@ class WorkerPool:
             # A forked worker begins at once: it needs no time to import anything.
             worker = _Worker(ours, process, send_progress_note(ours), is_ready=self._starter.is_forked)
             for pipeline_id, pipeline in {t.pipeline_id: t.pipeline for t in self._buffers.values()}.items():
-                for index, code in pipeline.hazards.deadly.items():
-                    self._send_deadly(worker, pipeline_id, index, code)
+                for index, code in pipeline.poison_records.codes.items():
+                    self._send_poison(worker, pipeline_id, index, code)
             if self._cache is not None:  # before the buffers of its pipeline
                 with contextlib.suppress(ipc.ConnectionLost):  # as in `dispatch`
                     ipc.send(ours, ipc.pack("cache", pipeline=0, **self._cache.worker_arguments()), self._cache.fd)
@@ -228,9 +228,9 @@ class WorkerPool:
             self._next_check = min(self._next_check, worker.started_at + self._limit_s(worker))
             self._selector.register(ours, selectors.EVENT_READ, lambda _, w=worker: self._handle_message(w))
 
-    def _send_deadly(self, worker: _Worker, pipeline_id: int, index: int, code: int) -> None:
+    def _send_poison(self, worker: _Worker, pipeline_id: int, index: int, code: int) -> None:
         with contextlib.suppress(ipc.ConnectionLost):  # as in `dispatch`
-            ipc.send(worker.connection, ipc.pack("deadly", pipeline=pipeline_id, index=index, code=code))
+            ipc.send(worker.connection, ipc.pack("poison", pipeline=pipeline_id, index=index, code=code))
 
     def _send_buffer(self, worker: _Worker, buffer_id: int) -> None:
         buffer = self._buffers[buffer_id]
@@ -273,7 +273,7 @@ class WorkerPool:
         worker.busy_since = now
         self._fruitless_restarts = 0
         if good:
-            self._consecutive_deadly = 0
+            self._consecutive_poison = 0
         self._on_done(buffer_id, (start, stop))
 
     def _record_skipped(self, records: list[dict[str, Any]], *, warn: bool) -> None:
@@ -356,15 +356,15 @@ class WorkerPool:
         """Report the sample at which a worker ended or hung.
 
         Returns:
-            Whether the sample is being tried now; its block waits for the verdict.
+            Whether the sample is being tried now; its block waits for the outcome.
         """
         buffer = self._buffers.get(buffer_id)
-        if buffer is None or index in buffer.pipeline.hazards.deadly:
+        if buffer is None or index in buffer.pipeline.poison_records.codes:
             return False
         record = (buffer.pipeline_id, index, epoch)
         if not self._suspects.report(record, hung=worker.is_hung):
             return False
-        self._awaiting_verdict.setdefault(record, []).append((buffer_id, block))
+        self._awaiting_outcome.setdefault(record, []).append((buffer_id, block))
         if worker.is_hung:
             warnings.warn(
                 f"sample {index} ({buffer.pipeline.source.where(index)}) has been in preparation for more than "
@@ -373,23 +373,23 @@ class WorkerPool:
             )
         return True
 
-    def _handle_verdict(self, record: RecordKey, code: int | None) -> None:
+    def _handle_outcome(self, record: RecordKey, code: int | None) -> None:
         pipeline_id, index, _ = record
         buffer = next((buffer for buffer in self._buffers.values() if buffer.pipeline_id == pipeline_id), None)
         if code is not None and buffer is not None:
-            hazards = buffer.pipeline.hazards
-            hazards.deadly[index] = code
+            poison_records = buffer.pipeline.poison_records
+            poison_records.codes[index] = code
             where = buffer.pipeline.source.where(index)
-            reason = hazards.error(index, where).reason
-            self.deadly.append({"set": buffer.key, "index": index, "where": where, "code": code, "reason": reason})
+            reason = poison_records.error(index, where).reason
+            self.poison.append({"set": buffer.key, "index": index, "where": where, "code": code, "reason": reason})
             for worker in self._workers:
-                self._send_deadly(worker, pipeline_id, index, code)
+                self._send_poison(worker, pipeline_id, index, code)
             self._fruitless_restarts = 0
-            self._consecutive_deadly += 1
-            if self._consecutive_deadly >= _MAX_CONSECUTIVE_DEADLY:
+            self._consecutive_poison += 1
+            if self._consecutive_poison >= _MAX_CONSECUTIVE_DEADLY:
                 raise PipelineError(
                     f"{_MAX_CONSECUTIVE_DEADLY} records in a row ended or hung every process that prepared them; "
                     f"the last is sample {index} ({where})"
                 )
-        for buffer_id, block in self._awaiting_verdict.pop(record, []):
+        for buffer_id, block in self._awaiting_outcome.pop(record, []):
             self._requeue(buffer_id, block)

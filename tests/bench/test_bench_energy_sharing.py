@@ -20,7 +20,7 @@ from ensemble.bench.energy.sharing import (
     tables,
     write_photographs,
 )
-from ensemble.bench.pipelines.rows import Row
+from ensemble.bench.pipelines.rows import PipelineRow
 from ensemble.meter import PowerMeter
 from ensemble.meter.power import PowerSource, open_rapl
 from ensemble.spec import Energy, SpecError
@@ -60,11 +60,11 @@ def open_constant_meter(root: Path, counted_j: list[float]) -> PowerMeter:
     return PowerMeter("local", [dataclasses.replace(rapl, read=read)], energy=Energy(idle_w={"cpu": WATTS / 2}))
 
 
-def make_row(**fields: Any) -> Row:
+def make_row(**fields: Any) -> PipelineRow:
     plain: dict[str, Any] = {"design": "node", "members": 4, "prep_workers": 1, "cores": 2, "nodes": 1}
     plain |= {"batch_size": 8, "step_ms": 5.0, "samples": 100, "wall_s": 2.0, "samples_per_s": 50.0}
     plain |= {"cpu_s": 1.0, "prep_cpu_s": 0.5, "energy_j": 100.0, "energy_origin": "measured"}
-    return Row(**(plain | fields))
+    return PipelineRow(**(plain | fields))
 
 
 def test_generated_photographs_are_distinct_jpegs_of_a_photographs_size(photos: str) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.bench.fabric import figures, measure, predict, study
-from ensemble.bench.fabric.figures import Results, findings
+from ensemble.bench.fabric.figures import FabricResults, findings
 from ensemble.bench.fabric.links import Link, parse_link
 from ensemble.bench.fabric.rows import CollectiveRow, FusionRow, TrainingRow, predict_step_s
 from ensemble.bench.launch import hosts
@@ -89,7 +89,7 @@ def test_known_figures_are_predicted() -> None:
     assert predict.seconds(ring, eight, GIGABIT) == pytest.approx(0.939, rel=0.01), "983 ms were measured"
     two = predict.hierarchical_rounds(groups_of(eight), 16 * MIB)
     assert predict.seconds(two, eight, GIGABIT) == pytest.approx(0.134, rel=0.01)
-    assert predict.seconds(two, eight, GIGABIT, predict.Machine(1e9)) > 0.18, (
+    assert predict.seconds(two, eight, GIGABIT, predict.PredictedMachine(1e9)) > 0.18, (
         "206 ms: the processor moves what stays on a host"
     )
     assert Link(hosts=2, rate="1gbit").payload_bps == pytest.approx(GIGABIT * 1448 / 1514)
@@ -195,7 +195,11 @@ def test_wrong_results_are_counted() -> None:
 @needs_hosts
 def test_a_shaped_link_carries_its_rate_and_the_bytes_that_were_predicted() -> None:
     link = Link(hosts=2, ranks=2, rate="100mbit", place="interleaved")
-    only: dict[str, Any] = {"collectives": ["all_reduce"], "parts": ["collectives"], "machine": predict.Machine()}
+    only: dict[str, Any] = {
+        "collectives": ["all_reduce"],
+        "parts": ["collectives"],
+        "machine": predict.PredictedMachine(),
+    }
     plan = study.FabricPlan(
         links=[link], backends=["gloo", "hierarchical"], sizes=[4096, MIB], iterations=5, **only
     )
@@ -298,7 +302,7 @@ def fusion(threshold: int, time_ms: float, chosen: bool = False) -> FusionRow:
 
 
 BACKENDS = {"gloo": 900.0, "hierarchical": 300.0, "hybrid": 330.0}
-FOUND = Results(
+FOUND = FabricResults(
     collectives=[
         *(collective(size, name, time_us=us) for name, us in BACKENDS.items() for size in (4096, MIB)),
         collective(4096, collective="broadcast", wrong=3),
@@ -332,7 +336,7 @@ def test_the_plot_has_each_part_with_its_predictions_dashed() -> None:
     assert titles == ["All-reduce", "Bus bandwidth", "Efficiency", "Fusion"]
     assert sorted(s.dash for s in drawn[0].series) == ["dash"] * 3 + ["solid"] * 3
     assert [mark.x for mark in drawn[-1].marks] == ["4 MiB"]
-    assert figures.panels(Results()) == []
+    assert figures.panels(FabricResults()) == []
 
 
 def test_tables_have_the_columns_of_nccl_tests() -> None:

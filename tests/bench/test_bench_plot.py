@@ -9,14 +9,14 @@ import pytest
 
 from ensemble.bench.charts import figure
 from ensemble.bench.pipelines.figures import TITLE, notes, panels
-from ensemble.bench.pipelines.rows import Row, findings, pairs, table
+from ensemble.bench.pipelines.rows import PipelineRow, findings, pairs, table
 from ensemble.bench.results import median_row
 
 
-def row(design: str = "node", members: int = 4, **more: Any) -> Row:
+def row(design: str = "node", members: int = 4, **more: Any) -> PipelineRow:
     """Sharing is as many times faster and cheaper as there are members."""
     gain = members if design == "node" else 1
-    usual = Row(
+    usual = PipelineRow(
         design=design,
         members=members,
         prep_workers=1,

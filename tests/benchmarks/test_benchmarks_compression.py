@@ -84,8 +84,8 @@ def test_bits_of_a_value_count_scales_and_means(word: str, bits: float) -> None:
 def test_the_crossover_of_power_laws_is_found_exactly(at: float, time: float, steep: float, flat: float) -> None:
     rates = [at / 7, at / 2, at * 3, at * 20]
     points = [(rate, time * (rate / at) ** -steep, time * (rate / at) ** -flat) for rate in rates]
-    verdict, bps, at_time = crossover(points)
-    assert verdict == "below"
+    kind, bps, at_time = crossover(points)
+    assert kind == "below"
     assert bps == pytest.approx(at, rel=1e-6) and at_time == pytest.approx(time, rel=1e-6)
 
 
@@ -98,10 +98,10 @@ def test_the_crossover_of_power_laws_is_found_exactly(at: float, time: float, st
     )
 )
 def test_a_crossover_lies_where_the_sign_changes(points: list[tuple[float, float, float]]) -> None:
-    verdict, bps, _ = crossover(points)
+    kind, bps, _ = crossover(points)
     fastest = max(points)
     if bps is None:
-        assert verdict == ("always" if fastest[2] < fastest[1] else "never")
+        assert kind == ("always" if fastest[2] < fastest[1] else "never")
         return
     above = [point for point in points if point[0] >= bps * (1 - 1e-9)]
     assert above and all(packed >= plain * (1 - 1e-6) for _, plain, packed in above)
@@ -141,7 +141,7 @@ def test_the_crossover_of_a_message_is_found() -> None:
         hosts=4,
         what="16 MiB",
         scheme="qsgd4",
-        verdict="below",
+        kind="below",
         bps=pytest.approx(rate),
         at_ms=pytest.approx(1000 * 10 ** -(math.log(10) / math.log(20))),
     )

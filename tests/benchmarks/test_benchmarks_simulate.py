@@ -11,7 +11,7 @@ from property_examples import examples
 
 from benchmarks.schedule.policies import Flotillas, in_cohorts, one_by_one
 from benchmarks.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
-from ensemble.schedule import Capacity, Node, PlacementState, Start
+from ensemble.schedule import Capacity, ClusterSnapshot, Node, Start
 from ensemble.spec import Identity
 
 SAMPLES = 100
@@ -71,8 +71,8 @@ def test_members_of_flotillas_complete_their_epochs_and_no_device_is_held_twice(
 def watch(policy: Policy, seen: list[Start]) -> Policy:
     """The policy, of which every start is kept."""
 
-    def starts(board: PlacementState, now_s: float) -> Sequence[Start]:
-        seen.extend(found := policy(board, now_s))
+    def starts(cluster: ClusterSnapshot, now_s: float) -> Sequence[Start]:
+        seen.extend(found := policy(cluster, now_s))
         return found
 
     return starts
@@ -162,4 +162,4 @@ def test_a_process_that_waits_in_between_is_slowed_though_the_core_would_do_for_
 
 def test_a_policy_that_starts_nothing_is_found_out() -> None:
     with pytest.raises(ValueError, match="nothing is started"):
-        simulate([trainee(0)], cluster(1), lambda board, now_s: (), Preparation(), samples=SAMPLES)
+        simulate([trainee(0)], cluster(1), lambda cluster, now_s: (), Preparation(), samples=SAMPLES)

@@ -508,7 +508,9 @@ def test_a_run_is_stopped_from_another_shell_and_goes_on(spec: Path, tmp_path: P
         cloned = call("add", run_dir, "--from", "member-0", "--warm", "lr=.2", "--epochs", 60, "--json", "-")
         assert cloned.returncode == 0, cloned.stderr
         (answer,) = json.loads(cloned.stdout)
-        assert answer["member"] == "member-3" and "it starts with the weights of member-0 after" in answer["said"]
+        assert (
+            answer["member"] == "member-3" and "it starts with the weights of member-0 after" in answer["message"]
+        )
         assert "member-0 (warm, " in call("status", run_dir).stdout
         assert call("cancel", run_dir, "member-3").stdout == "cancelling member-3\n"
         assert "member-1 is not paused" in refused("resume", run_dir, "member-1")

@@ -165,39 +165,39 @@ def test_a_machine_without_meters_does_not_meet_what_asks_for_one() -> None:
         ("one sample a second", "up to 30 s"),
     ]:
         finding = find_rule(machine, words)
-        assert finding.verdict == "does not meet" and reason in finding.because
+        assert finding.conformity == "does not meet" and reason in finding.because
 
 
 def test_what_one_look_cannot_decide_is_said() -> None:
     machine = Machine((Source(RAPL, ("package-0",)), Source(EXTERNAL, ("node",))), clock_error_s=None)
     for words in ("whole node", "5 %", "all nodes of", "60 samples", "in step"):
-        assert find_rule(machine, words).verdict == "cannot be checked", words
+        assert find_rule(machine, words).conformity == "cannot be checked", words
     assert find_rule(Machine(ABSENT, clock_error_s=0.02), "in step") == Finding(
         "Inference: the clocks of node and meter are in step (NTP)",
         "meets",
         "this clock is off by at most 20 ms; the meter's is not known",
     )
-    assert find_rule(Machine(ABSENT, clock_error_s=2.0), "in step").verdict == "does not meet"
+    assert find_rule(Machine(ABSENT, clock_error_s=2.0), "in step").conformity == "does not meet"
 
 
 def test_processors_and_gpus_alone_are_not_the_whole_node() -> None:
     machine = Machine((Source(RAPL, ("package-0",)), Source(NVML, ("gpu-0",))))
     finding = find_rule(machine, "whole node")
-    assert finding.verdict == "does not meet" and "only package-0, gpu-0 are measured" in finding.because
-    assert find_rule(Machine((Source(NVML, ("gpu-0",)),)), "5 %").verdict == "does not meet"
+    assert finding.conformity == "does not meet" and "only package-0, gpu-0 are measured" in finding.because
+    assert find_rule(Machine((Source(NVML, ("gpu-0",)),)), "5 %").conformity == "does not meet"
 
 
-@pytest.mark.parametrize(("model", "verdict"), [("NVIDIA H100", "does not meet"), ("T4", "cannot be checked")])
-def test_gpus_whose_sensor_sees_a_quarter_of_the_time_are_named(model: str, verdict: str) -> None:
+@pytest.mark.parametrize(("model", "conformity"), [("NVIDIA H100", "does not meet"), ("T4", "cannot be checked")])
+def test_gpus_whose_sensor_sees_a_quarter_of_the_time_are_named(model: str, conformity: str) -> None:
     finding = find_rule(Machine(ABSENT, gpus=(model, model)), "GPU")
-    assert finding.verdict == verdict
+    assert finding.conformity == conformity
     assert not [finding for finding in compare(Machine(ABSENT)) if "GPU" in finding.rule]
 
 
 def test_a_counter_for_root_only_is_a_finding_with_its_remedy() -> None:
     reason = "energy_uj is readable by root only: `sudo chmod a+r energy_uj`"
     assert find_rule(Machine((Source(RAPL, reason=reason, is_denied=True),)), "may read").because == reason
-    assert find_rule(Machine(ABSENT), "may read").verdict == "meets"
+    assert find_rule(Machine(ABSENT), "may read").conformity == "meets"
 
 
 def test_a_source_that_this_user_may_not_read_is_known_by_its_error() -> None:
@@ -234,7 +234,7 @@ examine_power()  # imports what another user may not read
 if os.getuid() == 0:
     os.setuid(65534)
 (finding,) = [each for each in examine_power(Path(sys.argv[1])) if "may read" in each.rule]
-print(finding.verdict, finding.because)
+print(finding.conformity, finding.because)
 """
 
 
@@ -265,8 +265,8 @@ def test_the_command_prints_each_rule_and_writes_rows(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
     rows = json.loads(run.stdout)
-    assert all(set(row) == {"rule", "verdict", "because"} and row["because"] for row in rows)
-    assert {row["verdict"] for row in rows} <= {"meets", "does not meet", "cannot be checked"}
+    assert all(set(row) == {"rule", "conformity", "because"} and row["because"] for row in rows)
+    assert {row["conformity"] for row in rows} <= {"meets", "does not meet", "cannot be checked"}
     (scope,) = [row for row in rows if "whole node" in row["rule"]]
     assert "external meter is read" in scope["because"]
     run = subprocess.run(command[:-4], env=env, check=True, capture_output=True, text=True)

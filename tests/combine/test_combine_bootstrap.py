@@ -12,7 +12,7 @@ from task_members import CLASSES, TASKS, Array, make_members
 
 from ensemble.combine import find_math
 from ensemble.combine.bootstrap import Resampled, draw, find_interval, find_noise, intervals
-from ensemble.combine.metrics import AreasUnderCurve, Rows
+from ensemble.combine.metrics import AreasUnderCurve, Positions
 from ensemble.spec.task import Task
 
 ONE, SEVERAL, POINTS, *_ = TASKS
@@ -41,7 +41,7 @@ def test_the_area_under_a_curve_is_scikit_learns_with_weights(seed: int) -> None
     rng = np.random.default_rng(seed)
     scores, target = rng.integers(0, 6, 40) / 5, rng.integers(0, 2, 40)  # with ties
     weights = rng.integers(0, 4, (3, 40)).astype(float)
-    found = AreasUnderCurve("auc", (Rows(scores, target, np.arange(40), 40),))(weights)["auc"]
+    found = AreasUnderCurve("auc", (Positions(scores, target, np.arange(40), 40),))(weights)["auc"]
     expected = [roc_auc_score(target, scores, sample_weight=own) for own in weights]
     assert found == pytest.approx(np.array(expected), rel=1e-12)
 

@@ -16,8 +16,8 @@ import task_cases as cases  # noqa: E402
 
 import ensemble  # noqa: E402
 from ensemble.combine import find_math, fit  # noqa: E402
-from ensemble.combine.aligned import read_aligned  # noqa: E402
 from ensemble.combine.model import EnsembleModel  # noqa: E402
+from ensemble.combine.prediction_matrix import read_prediction_matrix  # noqa: E402
 from ensemble.spec import COMBINERS, Ensemble  # noqa: E402
 from ensemble.store import RunDir, RunState, fold, load_predictions, read_events  # noqa: E402
 
@@ -90,7 +90,7 @@ def test_every_method_is_loaded_as_it_is_fitted(finished: tuple[str, RunDir]) ->
     if name == "free":
         return
     state = state_of(run)
-    valid, test = (read_aligned(run, state, list(state.members), split) for split in ("valid", "test"))
+    valid, test = (read_prediction_matrix(run, state, list(state.members), split) for split in ("valid", "test"))
     objective = find_math(valid.task).choose_criterion(state.objective, state.direction)
     batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
     for method in COMBINERS:

@@ -49,7 +49,7 @@ def test_the_memory_taken_does_not_grow_with_the_members(
     monkeypatch.setattr(uncertainty, "_CHUNK_OF_ALL", N * CLASSES)  # blocks of rows change no bit
     tracemalloc.start()
     try:
-        found = aligned.read_aligned(run_dir, state, list(state.members), "valid")
+        found = aligned.read_prediction_matrix(run_dir, state, list(state.members), "valid")
         combination, held_out = fit_held_out(method, found.values, found.target, task=found.task)
         sure = quantify("valid", found, combination)
         peak = tracemalloc.get_traced_memory()[1]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ensemble.combine.aligned import Aligned
 from ensemble.combine.combination import Combination, fit
 from ensemble.combine.conformal import load_conformal, measure
 from ensemble.combine.metrics import CombineError
+from ensemble.combine.prediction_matrix import PredictionMatrix
 from ensemble.combine.quantify import COLUMNS, Quantified, describe, format_samples, quantify
 from ensemble.combine.uncertainty import decompose
 from ensemble.spec.task import CLASSIFICATION, IGNORED, Task, quantiles
@@ -24,7 +24,7 @@ QUANTILES = quantiles(0.05, 0.4, 0.95)
 TASKS = [CLASSIFICATION, MULTILABEL, REGRESSION, GAUSSIAN, QUANTILES, FREE]
 
 
-def draw(task: Task, seed: int, n: int = 300) -> Aligned:
+def draw(task: Task, seed: int, n: int = 300) -> PredictionMatrix:
     """Predictions of three members that resemble each other, and targets that resemble them."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=n)
@@ -44,7 +44,7 @@ def draw(task: Task, seed: int, n: int = 300) -> Aligned:
                           else own[:, None] + spread)  # fmt: skip
             target = x + rng.normal(size=n)
     rows = [np.asarray(own, np.float32) for own in values]
-    return Aligned(["a", "b", "c"], rows, np.arange(10, 10 + n), target, {}, task)
+    return PredictionMatrix(["a", "b", "c"], rows, np.arange(10, 10 + n), target, {}, task)
 
 
 def combine_equally(task: Task) -> Combination:
@@ -142,14 +142,16 @@ def test_the_table_has_each_sample_with_all_digits() -> None:
 def test_a_sample_has_one_target_and_one_prediction_or_none(
     task: Task, values: Any, target: Any, cells: list[tuple[str, str]]
 ) -> None:
-    aligned = Aligned(["a"], [np.array(values)], np.arange(len(values)), np.array(target), {}, task)
+    aligned = PredictionMatrix(["a"], [np.array(values)], np.arange(len(values)), np.array(target), {}, task)
     rows = read(format_samples([quantify("test", aligned, replace(combine_equally(task), weights=np.ones(1)))]))
     assert [(row["target"], row["prediction"]) for row in rows] == cells
 
 
 def test_targets_that_members_do_not_know_hinder_nothing() -> None:
     aligned = draw(CLASSIFICATION, 0, 30)
-    strange = Aligned(aligned.members, aligned.values, aligned.index, np.full((30, 2), 57), {}, CLASSIFICATION)
+    strange = PredictionMatrix(
+        aligned.members, aligned.values, aligned.index, np.full((30, 2), 57), {}, CLASSIFICATION
+    )
     combination = combine_equally(CLASSIFICATION)
     assert quantify("shifted", strange, combination).parts["total"] == pytest.approx(
         quantify("shifted", aligned, combination).parts["total"]
@@ -160,7 +162,7 @@ def test_positions_that_take_no_part_change_no_mean() -> None:
     aligned = draw(CLASSIFICATION, 0, 40)
     padded = [np.stack([own, np.full_like(own, 1 / 3)], axis=1) for own in aligned.values]
     target = np.stack([aligned.target, np.full(40, IGNORED)], axis=1)  # type: ignore[list-item]
-    longer = Aligned(aligned.members, padded, aligned.index, target, {}, CLASSIFICATION)
+    longer = PredictionMatrix(aligned.members, padded, aligned.index, target, {}, CLASSIFICATION)
     combination = combine_equally(CLASSIFICATION)
     once, twice = quantify("test", aligned, combination), quantify("test", longer, combination)
     for name, values in once.parts.items():

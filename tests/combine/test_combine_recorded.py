@@ -17,8 +17,8 @@ from small_nets import batch_of, ensemble_of  # noqa: E402
 from test_combine_run import TEST, VALID, declare, finish, overwrite, record, state_of  # noqa: E402
 
 from ensemble.combine import Combination, CombineError, accuracy, combine, load, nll  # noqa: E402
-from ensemble.combine.aligned import read_aligned  # noqa: E402
 from ensemble.combine.combination import call_function, fingerprint_function, fit_held_out  # noqa: E402
+from ensemble.combine.prediction_matrix import read_prediction_matrix  # noqa: E402
 from ensemble.reporting.dashboard.analysis import read_quality  # noqa: E402
 from ensemble.spec.task import CLASSIFICATION, Task  # noqa: E402
 from ensemble.store import RunDir, RunState, load_predictions  # noqa: E402
@@ -176,10 +176,10 @@ def test_the_page_shows_the_stack_that_was_measured(tmp_path: Path, has_test: bo
     document = read_quality(run, state_of(run))
     (plot,) = (each for each in document["plots"] if each["id"] == "predicted")
     (dots,) = (each["points"] for each in plot["series"] if each["of"] == "combined")
-    valid = read_aligned(run, state_of(run), combined["candidates"], "valid")
+    valid = read_prediction_matrix(run, state_of(run), combined["candidates"], "valid")
     assert valid.target is not None
     stack, held_out = fit_held_out("stack", valid.values, valid.target, task=task)
-    test = read_aligned(run, state_of(run), combined["candidates"], "test")
+    test = read_prediction_matrix(run, state_of(run), combined["candidates"], "test")
     target, values = (test.target, stack.predict(test.values)) if has_test else (valid.target, held_out)
     assert target is not None
     known = np.isfinite(target)

@@ -13,9 +13,9 @@ import torch
 from task_members import TASKS, Array, make_members
 
 from ensemble.combine import CombineError, combine, find_math
-from ensemble.combine.aligned import align
 from ensemble.combine.combination import fingerprint_function, fit_held_out
 from ensemble.combine.conformal import calibrate_sets
+from ensemble.combine.prediction_matrix import align
 from ensemble.controller.changes import is_combined_otherwise
 from ensemble.spec import Ensemble, Recipe, SpecError
 from ensemble.spec.task import IGNORED, Task

@@ -103,7 +103,7 @@ def on_hosts(comm: Communicator, options: dict[str, Any]) -> Any:
     hierarchical = Hierarchical(comm, groups)
     said = correct(comm, hierarchical)
     in_order(comm, hierarchical)
-    return {"groups": groups, "said": said}
+    return {"groups": groups, "message": said}
 
 
 def lost(comm: Communicator, options: dict[str, Any]) -> None:

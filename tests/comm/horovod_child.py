@@ -102,7 +102,7 @@ def run(folder: Path, rank: int) -> None:
     said["types"], said["under way"], said["listeners"] = types(comm), under_way(comm), listeners()
     secret = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"].partition("/")[2]
     port = os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
-    said["asked"] = [asked(f"/{key}:{port}/global/0") for key in (secret, "0" * len(secret))]
+    said["request"] = [asked(f"/{key}:{port}/global/0") for key in (secret, "0" * len(secret))]
     comm.barrier(600.0)
     comm.close()
     comm.close()

@@ -70,7 +70,7 @@ def test_everything_listens_on_the_chosen_interface_and_the_server_answers_only_
     two: list[dict[str, Any]],
 ) -> None:
     assert all(set(said["listeners"]) <= {"127.0.0.1"} for said in two)
-    assert [said["asked"] for said in two] == [[200, 404]] * 2
+    assert [said["request"] for said in two] == [[200, 404]] * 2
 
 
 @pytest.mark.more

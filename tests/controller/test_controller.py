@@ -340,8 +340,8 @@ def test_trials_fill_free_places_and_the_hopeless_are_pruned(tmp_path: Path) -> 
     assert set(states(state).values()) <= {"finished", "pruned"}
     assert executor.feeders == {0: 2} and executor.feeders_stopped == [0], "one stream for all trials"
     assert all(m.first_epoch == 5 for m in state.members.values()), "where each joined is recorded"
-    verdicts = {command for _, command in executor.told}
-    assert "continue" in verdicts
+    decisions = {command for _, command in executor.told}
+    assert "continue" in decisions
 
 
 class Reporting(Simulated):
@@ -454,8 +454,8 @@ def test_a_feeder_that_dies_is_started_again_a_few_times(tmp_path: Path) -> None
     assert {(event["node"], event["cohort"]) for event in told} == {("sim", 0)}
     assert told[-1]["detail"] == "lost 4 times: killed"
     lines = status_feeders(state) or ""
-    assert "sim, cohort 0: sharing ended for good, its members prepare for themselves: lost 4 times" in lines
-    assert [n.level for n in collect_notices(log) if "sim, cohort 0" in n.text] == [
+    assert "sim, stream group 0: sharing ended for good, its members prepare for themselves: lost 4 times" in lines
+    assert [n.level for n in collect_notices(log) if "sim, stream group 0" in n.text] == [
         *["warning", "info"] * 3,
         "warning",
         "warning",
@@ -535,7 +535,7 @@ def test_what_is_asked_while_the_run_ends_is_answered(tmp_path: Path, monkeypatc
         with pytest.raises(StoreError, match=r"run: the run has ended$"):
             answer.result()
     events = read_events(RunDir(tmp_path / "run").events)
-    assert sorted(event["verb"] for event in events if event["type"] == "asked") == ["pause", "stop"]
+    assert sorted(event["verb"] for event in events if event["type"] == "request") == ["pause", "stop"]
     assert events[-1]["type"] == "run_finished" and not list(RunDir(tmp_path / "run").requests.iterdir())
 
 

@@ -77,9 +77,9 @@ def test_a_lost_node_and_a_lack_of_room_that_can_be_given_are_not_counted() -> N
     assert none.decide(failed(node_lost=True), []).retry
     broken = [failed(gpu_lost=True) for _ in range(3)]
     assert all(decision == Decision(True) for decision in decisions(none, *broken)), "each GPU breaks once"
-    rooms = [failed("oom", has_more_memory=True) for _ in range(5)]
-    assert all(d == Decision(True) for d in decisions(none, *rooms)), "tried at once: it has more room"
-    assert not none.decide(failed("oom"), rooms).retry, "none can be given any more"
+    memory_increases = [failed("oom", has_more_memory=True) for _ in range(5)]
+    assert all(d == Decision(True) for d in decisions(none, *memory_increases)), "tried at once: it has more room"
+    assert not none.decide(failed("oom"), memory_increases).retry, "none can be given any more"
 
 
 def test_a_member_that_ends_one_node_after_the_other_is_stopped() -> None:

@@ -41,7 +41,7 @@ def asked(verb: str, number: int | None = None, **fields: Any) -> tuple[str, dic
 
 def answers(path: Path) -> list[tuple[str, bool, str]]:
     events = read_events(RunDir(path).events)
-    return [(e["verb"], e["done"], e["said"]) for e in events if e["type"] == "asked"]
+    return [(e["verb"], e["done"], e["message"]) for e in events if e["type"] == "request"]
 
 
 def of_kind(path: Path, *kinds: str) -> list[tuple[str, str]]:
@@ -208,7 +208,7 @@ def test_what_cannot_be_done_is_answered(tmp_path: Path) -> None:
 def test_whatever_is_asked_when_every_request_is_answered_and_every_member_ends(
     seed: int, asks: list[Any], faults: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = tmp_path_factory.mktemp("asked") / "run"
+    path = tmp_path_factory.mktemp("request") / "run"
     count, idle = [0], [0]
 
     def ask(event: dict[str, Any]) -> None:

@@ -82,7 +82,7 @@ class Process:
     epoch: int
     alive: set[int]
     has_started: bool = False
-    awaits_verdict: bool = False
+    awaits_decision: bool = False
     commands: list[Send] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)  # what it will report next, its exits in the end
 
@@ -146,7 +146,7 @@ class World:
                 list_cluster=lambda: [n for n in nodes if n.name in self.nodes] if on_cluster else None,
                 stream=stream,
                 policy=RetryPolicy(ensemble.retries),
-                gated=self.streaming,
+                awaits_pruner=self.streaming,
                 streaming=self.streaming,
                 trials_left=TRIALS if self.streaming else len(ensemble.members or ()),
             )
@@ -163,7 +163,7 @@ class World:
 
     def handle(self, event: dict[str, Any]) -> None:
         if event["type"] == "epoch" and self.session.find_reporter(event) is not None:
-            event = {**event, "verdict": self.random.choice(["continue"] * 5 + ["prune"])}
+            event = {**event, "prune_decision": self.random.choice(["continue"] * 5 + ["prune"])}
         self.perform(self.session.handle(event, *self.time))
 
     def reconcile(self) -> None:
@@ -292,12 +292,12 @@ class World:
             process.has_started = True
             joins = {"first_epoch": 3} if process.identity.first_epoch is None else {}
             process.reports.append(process.event("started", pid=1, epoch=process.epoch, step=0, **joins))
-        elif process.awaits_verdict:
+        elif process.awaits_decision:
             pass
         elif process.epoch < process.identity.epochs:
             done = process.epoch
             process.epoch += 1
-            process.awaits_verdict = self.streaming
+            process.awaits_decision = self.streaming
             process.reports.append(process.event("epoch", epoch=done, metrics={"accuracy": 0.5}))
             if self.random.random() < 0.7:
                 path = f"checkpoint-{process.attempt}-{process.epoch}-0.safetensors"
@@ -308,7 +308,7 @@ class World:
     def _obey(self, process: Process, command: Send) -> None:
         match command.command:
             case "continue":
-                process.awaits_verdict = False
+                process.awaits_decision = False
             case "prune":
                 process.end("pruned", "pruned", metrics={})
             case "stop" | "stop_after_epoch":
@@ -497,7 +497,7 @@ class World:
             assert sum(cores) <= node.cpus + 1e-9, "more than there is"
 
         for event in self.log[self.seen :]:
-            if event["type"] == "asked":
+            if event["type"] == "request":
                 self.unanswered.discard(event["request"])
         self.seen = len(self.log)
         assert not self.unanswered, "a request was not answered"
@@ -516,7 +516,7 @@ class World:
         assert not self.feeders, "a feeder is left"
         self.perform(self.session.log_held(*self.time))
         assert fold(self.log) == state.run, "the log says what the session decided from"
-        asked = [event["request"] for event in self.log if event["type"] == "asked"]
+        asked = [event["request"] for event in self.log if event["type"] == "request"]
         assert len(asked) == len(set(asked)), "a request is answered once"
         assert not NOWHERE.parent.exists(), "a session writes nothing"
 
@@ -686,14 +686,14 @@ def test_memory_that_a_rank_on_another_node_lacked_is_seen_whoever_reports_first
     world.handle(process.event("exited", outcome=None, reason="oom", **gone))
     (failed,) = [event for event in world.log if event["type"] == "failed"]
     assert (failed["retry"], failed["reason"]) == (True, "oom")
-    (room,) = [event for event in world.log if event["type"] == "room"]
+    (room,) = [event for event in world.log if event["type"] == "memory_increase"]
     assert room["node"] == "b"
 
 
 def test_a_report_of_a_lost_rank_prolongs_no_deadline() -> None:
     world = World(declare("list", 3), Random(1))
     process = next(iter(world.processes.values()))
-    world.perform(world.session.stop("asked", *world.time))
+    world.perform(world.session.stop("request", *world.time))
     live = world.session.state.live[process.identity.member]
     until = live.deadline
     world.handle(process.event("failed", error="lost rank 2", reason="lost", retry=True, rank=0))

@@ -99,7 +99,7 @@ def faulty_model(params: dict[str, Any]) -> Any:
     return made
 
 
-def deadly(sample: dict[str, Any]) -> dict[str, Any]:
+def poison(sample: dict[str, Any]) -> dict[str, Any]:
     """A stage that ends whoever prepares certain samples."""
     if sample["key"] in (7, 70):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -112,7 +112,7 @@ def no_sample(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def bad(sample: dict[str, Any]) -> dict[str, Any]:
-    """As `deadly`, but an error."""
+    """As `poison`, but an error."""
     if sample["key"] in (7, 70):
         raise ValueError("unreadable")
     return {name: value for name, value in sample.items() if name != "key"}

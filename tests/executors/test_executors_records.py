@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from execute_members import an_ensemble, bad, deadly, keyed
+from execute_members import an_ensemble, bad, keyed, poison
 from finished_runs import hashes, of_kind
 
 import ensemble
@@ -28,11 +28,11 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
 def test_members_train_without_the_records_that_kill(
     sharing: str, tmp_path: Path, expected: dict[str, str | None]
 ) -> None:
-    declared = an_ensemble(train=keyed(deadly, "skip"), sharing=sharing, retries=1, resources=NARROW)
+    declared = an_ensemble(train=keyed(poison, "skip"), sharing=sharing, retries=1, resources=NARROW)
     result = ensemble.submit(declared, tmp_path / "run", "local").wait()
     assert [row["state"] for row in result.members] == ["finished"] * 2
     assert hashes(tmp_path / "run") == expected
-    assert declared.stream.hazards.deadly == {}, "the next run of it may find the file mended"
+    assert declared.stream.poison_records.codes == {}, "the next run of it may find the file mended"
     found = {(event["split"], event["index"]) for event in of_kind(tmp_path / "run", "bad_record")}
     assert found == {("train", 7), ("train", 70)}
     assert "sample 7 of train (arrays(" in (
@@ -48,7 +48,7 @@ def test_members_train_without_the_records_that_kill(
 
 @pytest.mark.more
 def test_where_none_may_be_left_out_all_members_fail_with_the_record_named(tmp_path: Path) -> None:
-    declared = an_ensemble(train=keyed(deadly, "raise"), resources=NARROW)
+    declared = an_ensemble(train=keyed(poison, "raise"), resources=NARROW)
     result = ensemble.submit(declared, tmp_path / "run", "local").wait()
     assert [(row["state"], row["attempts"]) for row in result.members] == [("failed", 1)] * 2
     for failure in of_kind(tmp_path / "run", "failed"):

@@ -48,7 +48,7 @@ def test_a_stage_that_reads_another_environment_is_found_before_the_first_step(
     run = ensemble.submit(declared, tmp_path / "run", "local")
     run.wait()
     (found,) = of_kind(tmp_path / "run", "sample_difference")
-    assert (found["action"], found["split"], found["field"], found["verdict"]) == (
+    assert (found["action"], found["split"], found["field"], found["result"]) == (
         "alone",
         "train",
         "x",
@@ -149,7 +149,7 @@ def test_a_checker_that_hangs_ends_all_comparing_on_its_node(
     result = ensemble.submit(declared, run_dir, "local").wait()
     assert [row["state"] for row in result.members] == ["finished"] * 2
     found = of_kind(run_dir, "sample_difference")
-    assert {(e["member"], e["verdict"]) for e in found} == {(f"member-{i}", "left_out") for i in range(2)}
+    assert {(e["member"], e["result"]) for e in found} == {(f"member-{i}", "left_out") for i in range(2)}
     assert all(event["private_batches"] == 0 for event in of_kind(run_dir, "epoch"))
     assert RunDir(run_dir).log("checker").read_text().count("Timeout (0:00:03)") == 1, "nobody has waited again"
     (said,) = (record.getMessage() for record in caplog.records if "not compared any more" in record.getMessage())
@@ -179,7 +179,7 @@ def test_a_checker_outlives_two_fork_servers(checker: tuple[CheckerProcess, sele
         process.watch()
         process.watch()
         connection.send(b"{")  # and a request that cannot be read
-        assert ipc.receive_json(connection)[0]["found"]["verdict"] == "left_out"
+        assert ipc.receive_json(connection)[0]["found"]["result"] == "left_out"
 
 
 def test_a_fork_server_that_dies_before_it_has_forked_the_checker_is_done_without(
@@ -228,7 +228,7 @@ def make_checks(directory: Path) -> NodeChecks:
 
 
 @pytest.mark.parametrize(
-    "said", [b"{", b"[]", ipc.pack("verdict"), ipc.pack("verdict", found=3), ipc.pack("verdict", found={})]
+    "message", [b"{", b"[]", ipc.pack("result"), ipc.pack("result", found=3), ipc.pack("result", found={})]
 )
 def test_an_answer_that_cannot_be_read_leaves_the_sample_out(tmp_path: Path, said: bytes) -> None:
     with ipc.listen(str(make_checker_address(tmp_path))) as listener:

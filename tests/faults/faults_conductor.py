@@ -324,7 +324,7 @@ def run_seed(
         "seconds": round(time.monotonic() - conductor._began, 1),
         "hits": conductor.hits,
         "attempts": attempts,
-        "said": conductor.said,
+        "message": conductor.said,
         "directory": str(directory),
         "plan": pprint.pformat(plan, width=140),
     }
@@ -346,7 +346,7 @@ def main(arguments: list[str]) -> int:
             outcome = run_seed(seed, expected, nodes if plan.executor == "ray" else None, verbose=True)
             failed += outcome["error"] is not None
             hits += len(outcome["hits"])
-            print({key: value for key, value in outcome.items() if key not in ("plan", "said")}, flush=True)
+            print({key: value for key, value in outcome.items() if key not in ("plan", "message")}, flush=True)
     finally:
         if nodes is not None:
             nodes.close()

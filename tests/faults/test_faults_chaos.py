@@ -28,7 +28,7 @@ def check(outcome: dict[str, Any]) -> None:
     """Show the plan and what was done, where something has gone wrong."""
     if outcome["error"] is not None:
         again = f"python tests/faults/faults_conductor.py {outcome['seed']}"
-        story = "\n".join(outcome["said"])
+        story = "\n".join(outcome["message"])
         shown = f"{outcome['plan']}\n\n{story}\n\nsee {outcome['directory']}\nagain, alone: {again}"
         pytest.fail(f"{outcome['error']}\n\n{shown}", pytrace=False)
     assert outcome["hits"], "nothing was hit"

@@ -18,9 +18,18 @@ from ensemble.meter.ledger import Ledger
 from ensemble.meter.origin import from_ticks, to_ticks
 from ensemble.meter.power import Absent, PowerMeter, PowerSource, Reading
 from ensemble.meter.power.common import Kind, PowerError, Trapezoid
-from ensemble.meter.power.external import AHEAD_S, GAP_S, Curve, LineBuffer, Row, locate, open_external, parse_row
-from ensemble.meter.power.held import HeldTime
-from ensemble.meter.power.rest import Rest
+from ensemble.meter.power.external import (
+    AHEAD_S,
+    GAP_S,
+    LineBuffer,
+    MeterRow,
+    PowerCurve,
+    locate,
+    open_external,
+    parse_row,
+)
+from ensemble.meter.power.pending_interval import PendingInterval
+from ensemble.meter.power.residual_power import ResidualPower
 from ensemble.spec import Energy
 
 UNMEASURED = Energy(measure_idle_s=0)
@@ -49,7 +58,7 @@ def test_what_is_no_row_is_left_out(line: bytes) -> None:
 
 @pytest.mark.parametrize("line", [b"1700000000.5,250.25", b" 1700000000.5 , 250.25 \r", b"1.7000000005e9,250.25"])
 def test_rows_are_two_numbers(line: bytes) -> None:
-    assert parse_row(line) == Row(1_700_000_000.5, 250.25)
+    assert parse_row(line) == MeterRow(1_700_000_000.5, 250.25)
 
 
 @given(st.lists(st.integers(0, 60), max_size=12))
@@ -76,30 +85,39 @@ def energy_j(known: list[Trapezoid]) -> float:
 
 
 def test_energy_is_the_area_below_the_lines_between_rows() -> None:
-    curve = Curve()
-    assert curve.add([Row(T, 100.0)], T) == []
-    assert energy_j(curve.add([Row(T + 1, 300.0), Row(T + 3, 300.0)], T + 3)) == 200.0 + 600.0
-    assert energy_j(curve.add([Row(T + 4, 100.0)], T + 4)) == 200.0
+    curve = PowerCurve()
+    assert curve.add([MeterRow(T, 100.0)], T) == []
+    assert energy_j(curve.add([MeterRow(T + 1, 300.0), MeterRow(T + 3, 300.0)], T + 3)) == 200.0 + 600.0
+    assert energy_j(curve.add([MeterRow(T + 4, 100.0)], T + 4)) == 200.0
 
 
 def test_time_that_goes_back_adds_nothing() -> None:
-    curve = Curve(Row(T, 100.0))
-    rows = [Row(T + 1, 100.0), Row(T + 1, 900.0), Row(T - 50, 900.0), Row(T + 0.5, 900.0), Row(T + 2, 100.0)]
+    curve = PowerCurve(MeterRow(T, 100.0))
+    rows = [
+        MeterRow(T + 1, 100.0),
+        MeterRow(T + 1, 900.0),
+        MeterRow(T - 50, 900.0),
+        MeterRow(T + 0.5, 900.0),
+        MeterRow(T + 2, 100.0),
+    ]
     assert energy_j(curve.add(rows, T + 2)) == 200.0
 
 
 def test_a_row_from_the_future_does_not_stop_the_rows_after_it() -> None:
-    curve = Curve(Row(T, 100.0))
+    curve = PowerCurve(MeterRow(T, 100.0))
     assert (
-        energy_j(curve.add([Row(T * 1000, 100.0), Row(T + AHEAD_S + 2, 100.0), Row(T + 1, 100.0)], T + 1)) == 100.0
+        energy_j(
+            curve.add([MeterRow(T * 1000, 100.0), MeterRow(T + AHEAD_S + 2, 100.0), MeterRow(T + 1, 100.0)], T + 1)
+        )
+        == 100.0
     )
 
 
 def test_of_a_gap_nothing_is_known() -> None:
-    curve = Curve(Row(T, 100.0))
+    curve = PowerCurve(MeterRow(T, 100.0))
     now = T + 2 * GAP_S
-    assert curve.add([Row(now, 100.0)], now) == []
-    assert energy_j(curve.add([Row(now + 1, 100.0)], now + 1)) == 100.0
+    assert curve.add([MeterRow(now, 100.0)], now) == []
+    assert energy_j(curve.add([MeterRow(now + 1, 100.0)], now + 1)) == 100.0
 
 
 def test_a_line_is_clipped_at_its_height() -> None:
@@ -212,7 +230,7 @@ def test_each_node_has_its_file() -> None:
 def test_parts_and_rest_sum_to_the_total_and_no_rest_is_negative(
     intervals: list[tuple[int, int]], last: int
 ) -> None:
-    rest, now, added = Rest(T), T, 0
+    rest, now, added = ResidualPower(T), T, 0
     for parts, whole in intervals:
         now += 1.0
         ticks, covered_s = rest.subtract(now, parts, from_ticks(whole))
@@ -229,11 +247,11 @@ def test_late_rows_are_compared_with_the_parts_of_their_own_time(
     steps: list[tuple[float, int]], lag_s: float
 ) -> None:
     """A node of constant 100 W, of which the parts draw less: 50 W over all, each sample another amount."""
-    rest, now, last = Rest(T), T, Row(T - 10.0, 100.0)
+    rest, now, last = ResidualPower(T), T, MeterRow(T - 10.0, 100.0)
     total = parts_total = 0
     for step_s, watts in steps:
         now += step_s
-        row = Row(now - lag_s, 100.0)
+        row = MeterRow(now - lag_s, 100.0)
         known = [Trapezoid(last.t, row.t, 100.0, 100.0)] if row.t > last.t else []
         last = row if known else last
         parts = to_ticks(watts * step_s)
@@ -388,7 +406,7 @@ def test_stretches_are_the_slices_and_each_is_covered_whole_or_not_at_all(
     rows: list[tuple[float, float, float]], lengths: list[float]
 ) -> None:
     """Rows of 100 W that come late, with gaps; parts of 1 J a second."""
-    held, now, end, pending = HeldTime(T), T, T, list[tuple[float, Trapezoid]]()
+    held, now, end, pending = PendingInterval(T), T, T, list[tuple[float, Trapezoid]]()
     for length_s, gap_s, late_s in rows:
         start, end = end + gap_s, end + gap_s + length_s
         arrives = max([end + late_s, *(each for each, _ in pending[-1:])])

@@ -15,8 +15,8 @@ from property_examples import examples
 from ensemble.meter import ledger
 from ensemble.meter.account import Account
 from ensemble.meter.account_record import decode, encode
-from ensemble.meter.ledger import present
-from ensemble.meter.proportional_split import Span, split, spread, subtract_claimed
+from ensemble.meter.ledger import build_ledger
+from ensemble.meter.proportional_split import UsageSpan, split, spread, subtract_claimed
 
 Event = dict[str, Any]
 
@@ -71,7 +71,7 @@ def test_a_span_inside_the_metered_time_is_spread_without_loss(
     cuts: list[float], start: float, length: float, ticks: int
 ) -> None:
     cuts.sort()
-    span = Span(("train", "a"), start, start + length, ticks)
+    span = UsageSpan(("train", "a"), start, start + length, ticks)
     used = spread([span], list(itertools.pairwise(cuts)))
     total = sum(share.get(span.owner, 0) for share in used)
     assert all(value >= 0 for share in used for value in share.values())
@@ -430,7 +430,7 @@ def test_the_time_that_was_metered_is_that_in_which_some_node_was() -> None:
     for event in events:
         account.apply(event)
         account.settle()
-    assert present(account).metered_s == pytest.approx(250.0)
+    assert build_ledger(account).metered_s == pytest.approx(250.0)
 
 
 def test_the_figures_of_one_member_are_those_that_all_have() -> None:
@@ -438,8 +438,8 @@ def test_the_figures_of_one_member_are_those_that_all_have() -> None:
     account = Account()
     for event in [*events, power(1.0, 200.0, parts=[part(120.0), part(80.0, "gpu", "GPU-a", idle_j=20.0)])]:
         account.apply(event)
-    for member, total in present(account).by_member().items():
-        assert present(account, member).member(member) == total
+    for member, total in build_ledger(account).by_member().items():
+        assert build_ledger(account, member).member(member) == total
 
 
 def test_what_served_nobody_stays_in_a_row_of_its_own() -> None:

@@ -368,7 +368,7 @@ def read_damaged(kind: str, folder: Path, count: int) -> None:
             for batch in read(damaged).loader(8, epochs=1):
                 assert len(batch["index"])
         except Exception as error:
-            found = {"error": type(error).__name__, "said": str(error), "index": getattr(error, "index", None)}
+            found = {"error": type(error).__name__, "message": str(error), "index": getattr(error, "index", None)}
             found["is_ours"] = isinstance(error, PipelineError)
         print(json.dumps({"file": file.name, **found}), flush=True)
         shutil.rmtree(damaged)

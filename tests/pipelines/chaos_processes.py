@@ -217,7 +217,7 @@ def feed(plan: Plan, address: str, expect: int, say: Say, listening: int) -> Non
         address=address,
         policy=plan.policy,
         stall_limit_s=plan.stall_limit_s,
-        poison=plan.poison,
+        overwrite_released=plan.poison,
     )
     with feeder:
         say(ready=True)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from core_pipes import LIMIT_S, data, leaves_nothing, pipe  # noqa: F401
 
-from pipelines import Feeder, Peers, PipelineError, attach, common_prefix, resident
+from pipelines import Feeder, Peers, PipelineError, attach, find_shared_stages, resident
 from pipelines.feeder.process import spawn
 
 
@@ -24,7 +24,7 @@ def refused(call: Callable[[], Any], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (
             {"pipeline": "data/train"},
@@ -48,7 +48,7 @@ def refused(call: Callable[[], Any], said: str) -> None:
         ({"stall_limit_s": float("nan")}, "got nan"),
         ({"threads": 2}, "threads must be True or False, got 2"),
         ({"replacement": "no"}, "replacement must be True or False, got 'no'"),
-        ({"poison": None}, "poison must be True or False, got None"),
+        ({"overwrite_released": None}, "overwrite_released must be True or False, got None"),
         ({"policy": ["wait"]}, "policy must be 'wait' or 'detach', got ['wait']"),
         ({"preparers": 2}, "preparers=2 is for several nodes: give peers= too"),
         ({"preparers": 0, "peers": Peers("p", 0, 2)}, "preparers must be at least 1, got 0"),
@@ -84,7 +84,7 @@ RANGE = "epochs must be range(first, last) with 0 <= first < last and step 1, go
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"epochs": 0}, EPOCHS + "0"),
         ({"epochs": True}, EPOCHS + "True"),
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_refused_alone_and_shared_alike(wrong: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("address", "pipeline", "options", "said"),
+    ("address", "pipeline", "options", "message"),
     [
         (_Listens(), pipe("plain"), {}, "got the _Listens: pass feeder.address"),
         (7, pipe("plain"), {}, "address must be a path (str or os.PathLike), got 7"),
@@ -135,7 +135,7 @@ def test_numpy_integers_and_paths_are_taken_for_what_they_are(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"node": 2}, "Peers.node must be in 0..1, got 2"),
         ({"node": "0"}, "Peers.node must be an integer, in 0..1, got '0'"),
@@ -157,21 +157,21 @@ def test_peers_that_cannot_meet_are_refused(wrong: dict[str, Any], said: str) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
-        (5, "common_prefix() takes several Pipelines, got 5"),
-        (pipe("plain"), "common_prefix() takes several Pipelines, got Pipeline("),
-        (["data"], "pipeline 0 of common_prefix() must be a Pipeline, got 'data', a path"),
-        ([], "common_prefix() takes at least one pipeline"),
+        (5, "find_shared_stages() takes several Pipelines, got 5"),
+        (pipe("plain"), "find_shared_stages() takes several Pipelines, got Pipeline("),
+        (["data"], "pipeline 0 of find_shared_stages() must be a Pipeline, got 'data', a path"),
+        ([], "find_shared_stages() takes at least one pipeline"),
     ],
     ids=str,
 )
 def test_what_has_no_prefix_is_refused(given: Any, said: str) -> None:
-    refused(lambda: common_prefix(given), said)
+    refused(lambda: find_shared_stages(given), said)
 
 
 def test_pipelines_of_any_iterable_have_a_common_prefix() -> None:
-    assert len(common_prefix(pipe("plain") for _ in range(2))) == len(pipe("plain"))
+    assert len(find_shared_stages(pipe("plain") for _ in range(2))) == len(pipe("plain"))
 
 
 @pytest.mark.parametrize("below", ["", "kept"])

@@ -259,7 +259,7 @@ def cut_parquet(path: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         (sources.image_folder, "image_folder.*: holds no image"),
         (empty_tar, "a.tar: holds no file named like"),
@@ -335,5 +335,5 @@ def test_a_damaged_file_ends_no_process_and_is_named(kind: str, tmp_path: Path) 
     found = [line for line in lines if line.get("error")]
     assert found, "some of it is noticed"
     for line in found:
-        assert line["is_ours"] and line["file"] in line["said"], line
+        assert line["is_ours"] and line["file"] in line["message"], line
         assert line["error"] != "SampleError" or line["index"] is not None, line

@@ -173,7 +173,7 @@ def test_a_numbering_is_part_of_a_pipelines_identity(tmp_path: Path) -> None:
         stages = [common.map(abs, field="label", id=str(number)) for number in range(2)]
         made = [each.number_classes("label", "abc") for each in (start, *stages)]
         assert len({each.fingerprint for each in (start, *stages, *made)}) == 6
-        assert made[1].prefix(1).token == made[2].prefix(1).token != stages[1].prefix(1).token
+        assert made[1].take_stages(1).token == made[2].take_stages(1).token != stages[1].take_stages(1).token
         assert [each["label"].tolist() for each in made[2].loader(2, epochs=1)] == [[1, 2]]
         assert start.number_classes("label", "bcd") is start
 

@@ -77,7 +77,7 @@ def test_one_ten_times_slower_paces_the_others_and_nobody_loses_anything() -> No
             records.append(record(batch))
         return records
 
-    with Feeder(pipe("numpy"), capacity=capacity, poison=True, expect=3) as feeder:
+    with Feeder(pipe("numpy"), capacity=capacity, overwrite_released=True, expect=3) as feeder:
         results = together([train_slowly, *(partial(follow, job) for job in quick)])
         stats = feeder.stats()
     assert results == [alone(dataclasses.replace(job, name="")) for job in (slow, *quick)]
@@ -344,7 +344,7 @@ def test_who_writes_in_place_changes_nothing_for_anybody_where_a_batch_wraps_too
         loader = attach(feeder.address, wide(), batch_size, range(6), name=name)
         return [record(batch) for batch in loader], loader.stats()
 
-    with Feeder(wide(), capacity=capacity, expect=4, poison=True) as feeder:
+    with Feeder(wide(), capacity=capacity, expect=4, overwrite_released=True) as feeder:
         results = together(
             [
                 partial(write_all, "writer"),

@@ -197,7 +197,7 @@ def test_another_pipeline_is_refused_and_the_difference_named() -> None:
         (numpy_pipe(seed=4), "differ: seed at the consumer"),
         (numpy_pipe(shuffle=False), "differ: shuffle"),
         (numpy_pipe(on_error="skip"), "differ: on_error"),
-        (numpy_pipe().prefix(0), "differ: 0 stages at the consumer, 1 at the feeder"),
+        (numpy_pipe().take_stages(0), "differ: 0 stages at the consumer, 1 at the feeder"),
         (Pipeline(sources.arrays(x=[1]), seed=3), "differ: source at the consumer"),
     ]
     with Feeder(numpy_pipe()) as feeder:

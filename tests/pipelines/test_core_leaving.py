@@ -48,7 +48,7 @@ def leaves(loader: Any, way: str) -> Batch:
 
 @pytest.mark.parametrize("way", ["next", "break", "close", "no reference"])
 def test_a_batch_in_the_hand_of_one_who_leaves_is_not_overwritten(way: str) -> None:
-    with Feeder(large(), capacity=CAPACITY, block=8, expect=2, poison=True) as feeder:
+    with Feeder(large(), capacity=CAPACITY, block=8, expect=2, overwrite_released=True) as feeder:
         loader = attach(feeder.address, large(), 8, range(3), name="leaves")
         other = attach(feeder.address, large(), 8, range(3), name="stays")
         batch = leaves(loader, way)

@@ -38,7 +38,7 @@ QUICK = [Job(batch_size=size, epochs=(0, 3), name=f"quick-{size}") for size in (
 
 @pytest.mark.parametrize("options", [{"policy": "detach"}, {"stall_limit_s": 0.3}], ids=str)
 def test_who_holds_the_ring_goes_on_alone_with_the_batch_in_hand(options: dict[str, Any]) -> None:
-    with Feeder(pipe("numpy"), capacity=24, poison=True, expect=3, **options) as feeder:
+    with Feeder(pipe("numpy"), capacity=24, overwrite_released=True, expect=3, **options) as feeder:
         slow = SLOW.attach(feeder.address)
         batches = iter(slow)
         finished: list[Job] = []

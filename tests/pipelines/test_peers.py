@@ -89,7 +89,9 @@ def test_what_the_nodes_prepare_together_is_what_each_would_alone(
 ) -> None:
     wanted = jobs(3)
     with ExitStack() as stack:
-        feeders = start(stack, tmp_path, 3, design=design, preparers=preparers, poison=True, transport=transport)
+        feeders = start(
+            stack, tmp_path, 3, design=design, preparers=preparers, overwrite_released=True, transport=transport
+        )
         pairs = zip(wanted, feeders, strict=True)
         found = together([functools.partial(shared, job, feeder.address) for job, feeder in pairs])
         check(found, wanted)
@@ -190,7 +192,7 @@ def test_nodes_that_lose_the_directory_or_were_given_different_designs_work_by_t
 def test_a_member_that_stalls_on_one_node_does_not_stall_the_others_for_ever(tmp_path: Path) -> None:
     held, quick = jobs(2, epochs=(0, 3))
     with ExitStack() as stack:
-        feeders = start(stack, tmp_path, 2, design="all", stall_limit_s=3.0, poison=True)
+        feeders = start(stack, tmp_path, 2, design="all", stall_limit_s=3.0, overwrite_released=True)
         batches = iter(held.attach(feeders[0].address))
         finished: list[bool] = []
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from core_pipes import leaves_nothing, nameless  # noqa: F401
 
-from pipelines import Feeder, Pipeline, PipelineError, attach, common_prefix, sources
+from pipelines import Feeder, Pipeline, PipelineError, attach, find_shared_stages, sources
 
 TABLES = {"a": {n: n for n in range(8)}, "b": {n: 1000 * n for n in range(8)}}
 
@@ -40,7 +40,7 @@ def test_another_pipeline_is_refused_though_only_a_bound_builtin_differs() -> No
         assert values(of("a"), feeder.address) == list(range(8))
         with pytest.raises(PipelineError, match="the pipelines differ: stage 0 partial"):
             attach(feeder.address, of("b"), 4, epochs=1)
-    assert len(common_prefix([of("a"), of("b")]).stages) == 0
+    assert len(find_shared_stages([of("a"), of("b")]).stages) == 0
 
 
 def test_a_helper_that_was_edited_renews_the_cache_on_disk(
@@ -73,11 +73,14 @@ def test_an_unsure_stage_that_is_no_common_object_is_not_shared_and_it_is_said_w
     with pytest.warns(
         UserWarning, match=r"up to the source is .*nameless reads the environment.* give id= or version="
     ):
-        assert len(common_prefix([base.map(nameless), base.map(nameless)]).stages) == 0
+        assert len(find_shared_stages([base.map(nameless), base.map(nameless)]).stages) == 0
     begun = base.map(nameless)
-    assert len(common_prefix([begun.map(lambda s: {**s, "y": 1}), begun.map(lambda s: {**s, "y": 2})]).stages) == 1
+    assert (
+        len(find_shared_stages([begun.map(lambda s: {**s, "y": 1}), begun.map(lambda s: {**s, "y": 2})]).stages)
+        == 1
+    )
     versions = [base.map(nameless, version=version) for version in (1, 1, 2)]
-    assert common_prefix(versions[:2]) is versions[0] and len(common_prefix(versions).stages) == 0
+    assert find_shared_stages(versions[:2]) is versions[0] and len(find_shared_stages(versions).stages) == 0
 
 
 @pytest.mark.more

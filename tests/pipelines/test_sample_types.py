@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from core_pipes import Job, leaves_nothing, read  # noqa: F401
 
-from pipelines import Feeder, Pipeline, PipelineError, attach, common_prefix, sources
+from pipelines import Feeder, Pipeline, PipelineError, attach, find_shared_stages, sources
 from pipelines.cache import codec as records
 
 N = 40
@@ -75,7 +75,7 @@ def test_where_some_samples_are_of_a_class_of_their_own_the_others_are_kept() ->
 def test_no_pipeline_is_cut_behind_a_sample_of_a_class_of_its_own() -> None:
     begun = numbers().map(copied).map(halved)
     with pytest.warns(UserWarning, match=r"only what comes up to copied .* the sample is Halved, not a plain"):
-        assert len(common_prefix([begun.map(weighed), begun.map(drawn)]).stages) == 1
+        assert len(find_shared_stages([begun.map(weighed), begun.map(drawn)]).stages) == 1
     with Feeder(begun) as feeder:
         with pytest.warns(UserWarning, match=r"working alone: .*not a plain dict"):
             loader = attach(feeder.address, begun.map(weighed), 8, range(1))

@@ -28,7 +28,7 @@ from pipelines import (
     Ragged,
     SampleError,
     attach,
-    common_prefix,
+    find_shared_stages,
     sources,
     stages,
 )
@@ -292,7 +292,12 @@ def test_nodes_send_each_other_nested_samples(design: Any, tmp_path: Path) -> No
         feeders = []
         for node in range(2):
             peers = Peers(str(tmp_path / "peers"), node, 2, "lo")
-            options: dict[str, Any] = {"capacity": 16, "expect": 1, "gate_timeout_s": 600.0, "poison": True}
+            options: dict[str, Any] = {
+                "capacity": 16,
+                "expect": 1,
+                "gate_timeout_s": 600.0,
+                "overwrite_released": True,
+            }
             feeders.append(stack.enter_context(Feeder(whole, peers=peers, design=design, **options)))
         found = together([functools.partial(read, feeder) for feeder in feeders])
         prepared = [feeder.stats()["prepared"] for feeder in feeders]
@@ -329,11 +334,11 @@ def test_a_common_prefix_ends_where_declared_fields_can_be_held() -> None:
     declared = plain
     for stage in DECLARED:
         declared = declared.map(stage)
-    cut = common_prefix([declared.map(jitter), declared.map(jitter, id="other")])
+    cut = find_shared_stages([declared.map(jitter), declared.map(jitter, id="other")])
     assert len(cut.stages) == len(declared.stages)
     ends = [plain.map(jitter, id=name).map(stages.select("image")) for name in ("one", "other")]
     with pytest.warns(UserWarning, match=r"only what comes up to the source .*stages\.text"):
-        assert not common_prefix(ends).stages
+        assert not find_shared_stages(ends).stages
 
 
 def test_a_map_of_one_nested_field_and_selecting_dropping_and_renaming() -> None:
@@ -368,7 +373,7 @@ def test_paths_that_mean_two_things_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample", "said"),
+    ("sample", "message"),
     [
         ({"x": "a text"}, r"the field 'x' is str, .*\.map\(stages\.text\('x', most_bytes=\.\.\.\)\)"),
         ({"x": b"bytes"}, r"the field 'x' is bytes, .*stages\.binary"),

@@ -16,7 +16,17 @@ import numpy as np
 import pytest
 from core_pipes import leaves_nothing, noise, record, together, wait_until  # noqa: F401
 
-from pipelines import Feeder, Peers, Pipeline, PipelineError, attach, common_prefix, resident, sampling, sources
+from pipelines import (
+    Feeder,
+    Peers,
+    Pipeline,
+    PipelineError,
+    attach,
+    find_shared_stages,
+    resident,
+    sampling,
+    sources,
+)
 from pipelines import weights as sample_weights
 
 N, POSITIONS = 40, 61
@@ -191,7 +201,7 @@ def test_nodes_that_share_a_stream_carry_the_same_positions(kind: str, design: s
 
 def test_members_with_ends_of_their_own_key_a_repeated_record_by_its_position_too() -> None:
     ends = [torch_pipe("balanced"), begun("balanced").map(dropped, field="image", random="torch")]
-    shared = common_prefix(ends)
+    shared = find_shared_stages(ends)
     with Feeder(shared, capacity=24, expect=2) as feeder:
         loaders = [attach(feeder.address, each, 8, range(2), name=f"{n}") for n, each in enumerate(ends)]
         got = together([partial(batches, each) for each in loaders])
@@ -201,7 +211,7 @@ def test_members_with_ends_of_their_own_key_a_repeated_record_by_its_position_to
 
 def test_members_with_other_weights_do_not_share_and_are_told_why() -> None:
     with pytest.raises(PipelineError, match=r"have nothing in common: the pipelines differ: sampling at"):
-        common_prefix([pipe("balanced"), pipe("weighted")])
+        find_shared_stages([pipe("balanced"), pipe("weighted")])
     with Feeder(pipe("balanced"), capacity=16) as feeder, pytest.raises(PipelineError, match="another sampling"):
         attach(feeder.address, pipe("weighted"), 8, 1)
 
@@ -213,7 +223,7 @@ def test_a_built_again_or_pickled_pipeline_attaches_to_the_same_stream() -> None
         assert batches(loader) == alone(pipe("weighted"), 8, 1) and loader.stats()["private_batches"] == 0
 
 
-# --- the cache, skipped and deadly records ----------------------------------------------------------------------
+# --- the cache, skipped and poison records ----------------------------------------------------------------------
 
 
 def scaled(sample: dict[str, Any]) -> dict[str, Any]:
@@ -270,8 +280,8 @@ def test_a_record_that_kills_at_one_of_its_positions_is_found() -> None:
         warnings.simplefilter("ignore")
         with Feeder(pipeline, workers=1, capacity=80) as feeder:
             got = batches(attach(feeder.address, pipeline, 8, range(1)))
-            deadly = feeder.stats()["deadly"]
-    assert [each["index"] for each in deadly] == [2]
+            poison = feeder.stats()["poison"]
+    assert [each["index"] for each in poison] == [2]
     read = [i for row in got for i in row[3]]
     order = pipeline.order()(0, 0, POSITIONS).tolist()
     # Positions that were prepared before it was found may be there.

@@ -21,7 +21,7 @@ from pipelines.feeder.process import spawn
 from pipelines.loader.resident import resident
 from pipelines.prepare.fields import FAILED, GOOD
 from pipelines.verification.checker import SampleChecker
-from pipelines.verification.compare import Verdict, compare_arrays
+from pipelines.verification.compare import CheckResult, compare_arrays
 from pipelines.verification.schedule import AT_START, SAMPLES, choose_first, choose_later
 from pipelines.verification.served import ServedSample
 
@@ -158,12 +158,12 @@ def complain(sample: dict[str, Any]) -> dict[str, Any]:
     raise ValueError("\U0001f600" * 100_000)
 
 
-def test_a_verdict_fits_into_a_message_however_long_an_error_is() -> None:
+def test_a_result_fits_into_a_message_however_long_an_error_is() -> None:
     served = as_served(Pipeline(rows(), shuffle=False).map(dict))
-    verdict = SampleChecker(Pipeline(rows(), shuffle=False).map(complain)).check(served)
-    message = ipc.pack("verdict", found=verdict.as_record())
-    assert verdict.kind == "different" and len(message) < ipc.MAX_MESSAGE_BYTES
-    assert Verdict.from_record(ipc.unpack(message)["found"]) == verdict
+    result = SampleChecker(Pipeline(rows(), shuffle=False).map(complain)).check(served)
+    message = ipc.pack("result", found=result.as_record())
+    assert result.kind == "different" and len(message) < ipc.MAX_MESSAGE_BYTES
+    assert CheckResult.from_record(ipc.unpack(message)["found"]) == result
 
 
 def use_gpu(sample: dict[str, Any]) -> dict[str, Any]:
@@ -173,8 +173,8 @@ def use_gpu(sample: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_stage_that_needs_a_gpu_is_not_compared_where_none_is_seen() -> None:
     served = as_served(Pipeline(rows(), shuffle=False).map(dict))
-    verdict = SampleChecker(Pipeline(rows(), shuffle=False).map(use_gpu)).check(served)
-    assert verdict.kind == "left_out" and "needs a GPU" in verdict.detail
+    result = SampleChecker(Pipeline(rows(), shuffle=False).map(use_gpu)).check(served)
+    assert result.kind == "left_out" and "needs a GPU" in result.detail
 
 
 def test_records_of_a_spooled_iterable_are_left_out() -> None:
@@ -237,7 +237,7 @@ def test_a_late_difference_ends_the_reading(tmp_path: Path) -> None:
         path.write_text("1")
         with pytest.raises(SamplesDiffer, match=r"position \d+ \(sample \d+\): 'x'.*a difference of 1") as raised:
             collections.deque(batches, maxlen=0)
-        assert raised.value.finding.is_late and raised.value.finding.verdict.field == "x"
+        assert raised.value.finding.is_late and raised.value.finding.result.field == "x"
 
 
 def blur(image: Any) -> Any:

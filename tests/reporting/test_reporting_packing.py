@@ -54,7 +54,7 @@ def test_a_run_in_which_nothing_was_measured_has_no_such_section(events: list[Ev
 
 def test_the_plan_is_said_in_words(events: list[Event]) -> None:
     plan = {"v": 1, "t": 2.0, "type": "planned"}
-    (line,) = describe_plan(fold([*events, plan | {"abreast": ["member-0", "member-1"], "pace_s": 12.0}]))
+    (line,) = describe_plan(fold([*events, plan | {"concurrent": ["member-0", "member-1"], "pace_s": 12.0}]))
     assert line.startswith("2 members share the cores and one stream: an epoch takes all of them 12 s")
     flotillas = {"flotillas": [{"members": ["member-0"]}] * 3, "makespan_s": 60.0, "lower_bound_s": 48.0}
     (line,) = describe_plan(fold([*events, plan | flotillas]))
@@ -63,7 +63,12 @@ def test_the_plan_is_said_in_words(events: list[Event]) -> None:
 
 @pytest.mark.parametrize(
     ("what", "says"),
-    [("alone", "its own batches"), ("move", "cohort 3"), ("apart", "cohort 3"), ("widen", "4 workers")],
+    [
+        ("alone", "its own batches"),
+        ("move", "stream group 3"),
+        ("apart", "stream group 3"),
+        ("widen", "4 workers"),
+    ],
 )
 def test_what_is_done_about_a_laggard_is_said(events: list[Event], what: str, says: str) -> None:
     remedy = {"v": 1, "t": events[-1]["t"], "type": "remedy", "members": ["member-0"], "what": what}

@@ -62,7 +62,7 @@ def test_its_documents_are_those_of_the_live_page(full: Path) -> None:
     said = " ".join(notice["text"] for notice in state["notices"])
     assert "killed by signal 9 (SIGKILL); it will be tried again" in said and "loss is nan at epoch 5" in said
     facts = [fact["text"] for fact in state["run"]["facts"]]
-    assert "preparation in cohort 0 (a member waited 63% of the time): try prep_workers=2" in facts
+    assert "preparation in stream group 0 (a member waited 63% of the time): try prep_workers=2" in facts
     assert set(documents["quality"]["members"]) == {f"member-{i}" for i in range(8) if i != 6}
     assert [table["id"] for table in tables["tables"]] == [
         "exchange",

@@ -22,7 +22,7 @@ from ensemble.reporting import (
     status_lines,
     status_notes,
     status_rows,
-    status_turnaround,
+    status_time_to_solution,
 )
 from ensemble.reporting.status import status_gpus
 from ensemble.reporting.text import joules, number
@@ -190,9 +190,9 @@ def test_all_metrics_appear_where_there_is_room() -> None:
 def test_models_a_minute_are_in_the_lines_and_the_same_in_each_row_for_programs() -> None:
     events = runs.list_run()
     state, rows = fold(events), status_json(fold(events), rows_of(events))
-    line = status_turnaround(state)
+    line = status_time_to_solution(state)
     assert line is not None and f"{rows[0]['models_per_minute']:.1f} a minute" in line
     assert len({(row["models_per_minute"], row["ttta_s"]) for row in rows}) == 1 and rows[0]["ttta_s"] > 0
     early = fold(runs.list_run(until=2.0))
-    assert status_turnaround(early) is None and early.members
+    assert status_time_to_solution(early) is None and early.members
     assert status_json(early, [{}]) == [{"models_per_minute": None, "ttta_s": None}]

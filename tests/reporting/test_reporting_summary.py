@@ -88,8 +88,8 @@ def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help(events: Any
         return [*head, end | {"node": node, "cohort": 0, "workers": processes, "fullness": levels}]
 
     assert named(events) == (
-        "preparation in cohort 0 (a member waited 63% of the time): try prep_workers=2 "
-        "the members in cohort 1 (a member waited 8% of the time)"
+        "preparation in stream group 0 (a member waited 63% of the time): try prep_workers=2 "
+        "the members in stream group 1 (a member waited 8% of the time)"
     )
     assert "try prep_workers=3" in named(told(3, 2, waiting=0.9, workers=1.0))
     assert "2 workers on 2 cores" in named(told(2, 2, waiting=0.9, workers=1.0))

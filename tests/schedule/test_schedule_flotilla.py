@@ -39,7 +39,7 @@ def members(draw: st.DrawFn, most: int = 8, widest: int = 4) -> list[RatedMember
     return out
 
 
-rooms = st.builds(
+memory_increases = st.builds(
     Capacity,
     slots=st.lists(st.integers(2, 4), min_size=1, max_size=3).map(tuple),
     streams=st.integers(1, 4),
@@ -47,7 +47,7 @@ rooms = st.builds(
 )
 
 
-@given(members(), rooms)
+@given(members(), memory_increases)
 def test_every_member_is_in_one_flotilla_with_a_width_that_a_node_can_hold(
     listed: list[RatedMember], capacity: Capacity
 ) -> None:
@@ -71,7 +71,7 @@ def test_every_member_is_in_one_flotilla_with_a_width_that_a_node_can_hold(
         assert fits_on_nodes(capacity.slots, np.array(flotilla.workers))
 
 
-@given(members(), rooms, st.randoms(use_true_random=False))
+@given(members(), memory_increases, st.randoms(use_true_random=False))
 def test_neither_the_order_given_nor_the_unit_of_rates_changes_a_decision(
     listed: list[RatedMember], capacity: Capacity, rng: random.Random
 ) -> None:

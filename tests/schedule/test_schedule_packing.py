@@ -14,10 +14,10 @@ from property_examples import examples
 from schedule_cases import identity, node
 
 from ensemble.schedule import (
+    ClusterSnapshot,
     FreeCapacity,
     Node,
     Placement,
-    PlacementState,
     count_placeable,
     decide_starts,
     explain_unplaceable,
@@ -255,10 +255,10 @@ def test_one_that_is_kept_is_as_one_made_anew(
         some = [one for one in waiting if one.member not in {p.member for p in running} and rng.random() < 0.7]
         options = {"nodes": nodes, "devices": devices, "waiting": some, "running": tuple(running)}
         for streaming in (False, True):
-            board = PlacementState(**options, streaming=streaming)  # type: ignore[arg-type]
-            with_kept = PlacementState(**options, streaming=streaming, free=kept)  # type: ignore[arg-type]
-            assert decide_starts(with_kept) == decide_starts(board)
-            assert count_placeable(identity(99), 5, with_kept) == count_placeable(identity(99), 5, board)
+            cluster = ClusterSnapshot(**options, streaming=streaming)  # type: ignore[arg-type]
+            with_kept = ClusterSnapshot(**options, streaming=streaming, free=kept)  # type: ignore[arg-type]
+            assert decide_starts(with_kept) == decide_starts(cluster)
+            assert count_placeable(identity(99), 5, with_kept) == count_placeable(identity(99), 5, cluster)
         new = FreeCapacity(nodes, devices, running).place(some)
         assert kept.place(some) == new
         running += new
@@ -326,7 +326,7 @@ def test_ten_thousand_members_are_planned_on_eight_thousand_devices_and_one_even
         began = time.process_time()
         kept.release(gone)
         starts = decide_starts(
-            PlacementState(nodes=nodes, waiting=waiting, running=rest, streaming=True, free=kept)
+            ClusterSnapshot(nodes=nodes, waiting=waiting, running=rest, streaming=True, free=kept)
         )
         took.append(time.process_time() - began)
         assert starts

@@ -10,9 +10,9 @@ from schedule_cases import identity
 
 from ensemble.controller.failure_policy import lower_limit
 from ensemble.schedule import (
+    ClusterSnapshot,
     Node,
     Placement,
-    PlacementState,
     count_placeable,
     decide_starts,
     explain_unplaceable,
@@ -26,7 +26,7 @@ def running(*numbers: int) -> list[Placement]:
 
 
 def test_the_first_cohort_takes_all_that_fit() -> None:
-    starts = decide_starts(PlacementState(nodes=FOUR, waiting=[identity(i) for i in range(6)]))
+    starts = decide_starts(ClusterSnapshot(nodes=FOUR, waiting=[identity(i) for i in range(6)]))
     assert [s.placement.member for s in starts] == [f"member-{i}" for i in range(4)]
     assert {s.cohort for s in starts} == {0}
 
@@ -36,46 +36,46 @@ def test_a_later_cohort_waits_until_it_is_worth_a_feeder() -> None:
 
     def started(*busy: int) -> int:
         return len(
-            decide_starts(PlacementState(nodes=FOUR, waiting=waiting, running=running(*busy), next_cohort=1))
+            decide_starts(ClusterSnapshot(nodes=FOUR, waiting=waiting, running=running(*busy), next_cohort=1))
         )
 
     assert started(0, 1, 2) == 0, "one place of four is free"
     assert started(0, 1) == 2, "half of them are"
     assert started() == 4, "nothing runs"
     last = decide_starts(
-        PlacementState(nodes=FOUR, waiting=[identity(9)], running=running(0, 1, 2), next_cohort=1)
+        ClusterSnapshot(nodes=FOUR, waiting=[identity(9)], running=running(0, 1, 2), next_cohort=1)
     )
     assert [s.placement.member for s in last] == ["member-9"], "all that wait fit at once"
     assert last[0].cohort == 1
 
 
 def test_a_member_tried_again_goes_back_to_its_own_cohort_before_others() -> None:
-    board = PlacementState(
+    cluster = ClusterSnapshot(
         nodes=FOUR,
         waiting=[identity(8)],
         returning=[(identity(1), 0)],
         running=running(0, 2, 3),
         next_cohort=1,
     )
-    assert [(s.placement.member, s.cohort) for s in decide_starts(board)] == [("member-1", 0)]
+    assert [(s.placement.member, s.cohort) for s in decide_starts(cluster)] == [("member-1", 0)]
 
 
 def test_trials_start_as_soon_as_one_fits() -> None:
-    board = PlacementState(
+    cluster = ClusterSnapshot(
         nodes=FOUR, waiting=[identity(i) for i in range(4, 8)], running=running(0, 1, 2), streaming=True
     )
-    assert [(s.placement.member, s.cohort) for s in decide_starts(board)] == [("member-4", 0)]
+    assert [(s.placement.member, s.cohort) for s in decide_starts(cluster)] == [("member-4", 0)]
 
 
 def test_room_counts_only_what_nobody_waits_for() -> None:
-    assert count_placeable(identity(9), 10, PlacementState(nodes=FOUR)) == 4
-    assert count_placeable(identity(9), 3, PlacementState(nodes=FOUR)) == 3
+    assert count_placeable(identity(9), 10, ClusterSnapshot(nodes=FOUR)) == 4
+    assert count_placeable(identity(9), 3, ClusterSnapshot(nodes=FOUR)) == 3
     assert (
-        count_placeable(identity(9), 10, PlacementState(nodes=FOUR, running=running(0), waiting=[identity(1)]))
+        count_placeable(identity(9), 10, ClusterSnapshot(nodes=FOUR, running=running(0), waiting=[identity(1)]))
         == 2
     )
     assert (
-        count_placeable(identity(9), 10, PlacementState(nodes=FOUR, waiting=[identity(1, cpus_per_worker=8.0)]))
+        count_placeable(identity(9), 10, ClusterSnapshot(nodes=FOUR, waiting=[identity(1, cpus_per_worker=8.0)]))
         == 0
     )
 
@@ -90,7 +90,7 @@ def test_everything_that_fits_is_placed_in_the_end(sizes: list[float], seed: int
     cohort = 0
     for _ in range(200):
         starts = decide_starts(
-            PlacementState(nodes=FOUR, waiting=waiting, running=busy, next_cohort=cohort, streaming=streaming)
+            ClusterSnapshot(nodes=FOUR, waiting=waiting, running=busy, next_cohort=cohort, streaming=streaming)
         )
         busy += [s.placement for s in starts]
         cohort += bool(starts)

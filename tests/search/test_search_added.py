@@ -112,7 +112,7 @@ def test_what_the_search_could_not_have_proposed_trains_and_teaches_it_nothing(
     assert identity.outside is not None and re.match(why, identity.outside)
     params = given.params if isinstance(given, Member) else given
     assert identity.params == params, "it is trained as it was given"
-    assert run.trials.verdict(1, 0, {}) == "continue", "nobody asks for its objective"
+    assert run.trials.prune_decision(1, 0, {}) == "continue", "nobody asks for its objective"
     run.trials.ended(1, "finished", {"accuracy": 1.0})
     resumed = Run(tmp_path, run.ensemble, run)
     for one in (run, resumed):

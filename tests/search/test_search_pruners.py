@@ -20,8 +20,8 @@ def searcher(pruner: Any, epochs: int = 9, direction: str = "max") -> Searcher:
 def stopped_after(search: Searcher, number: int, values: list[float]) -> int | None:
     """Epochs after which a trial with these values is to be pruned."""
     search.ask(number)
-    verdicts = [search.report(number, epoch, value) for epoch, value in enumerate(values)]
-    return verdicts.index(True) + 1 if True in verdicts else None
+    decisions = [search.report(number, epoch, value) for epoch, value in enumerate(values)]
+    return decisions.index(True) + 1 if True in decisions else None
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,9 @@ def test_a_search_interrupted_anywhere_goes_on_as_if_it_had_not_been(
 ) -> None:
     expected = whole(sampler, pruner)
     events = expected.events[: max(1, int(share * len(expected.events)))]
-    if events[-1]["type"] == "epoch":  # the verdict on it was not carried out: it comes again with the epoch
+    if (
+        events[-1]["type"] == "epoch"
+    ):  # the prune_decision on it was not carried out: it comes again with the epoch
         events = events[:-1]
     resumed = Run(expected.search, events=events).to_the_end()
     assert resumed.outcome == expected.outcome
@@ -142,8 +144,8 @@ def test_a_condemned_trial_stays_condemned_and_repeated_reports_get_the_same_ans
     searcher = Searcher(Search(SPACE, pruner="asha", sampler="random"), direction="min", epochs=9)
     for number in range(8):
         searcher.ask(number)
-        verdicts = [searcher.report(number, 0, float(number)), searcher.report(number, 0, float(number))]
-        assert verdicts == [number > 0] * 2  # to be min: only the first is the best so far
+        decisions = [searcher.report(number, 0, float(number)), searcher.report(number, 0, float(number))]
+        assert decisions == [number > 0] * 2  # to be min: only the first is the best so far
         assert searcher.report(number, 1, -1.0) == (number > 0)
 
 

@@ -52,7 +52,7 @@ def declare(curves: list[str], pruner: Any = "none", **options: Any) -> Ensemble
     else:
         space = {"curve": choice(*dict.fromkeys(curves)), "at": choice(*range(len(curves)))}
         given["search"] = Search(space, trials=len(curves), sampler="random", pruner=pruner)
-    return Ensemble(name="verdicts", **(given | options))
+    return Ensemble(name="decisions", **(given | options))
 
 
 def train_in_order(path: Path, curves: list[str], monkeypatch: pytest.MonkeyPatch, **options: Any) -> RunState:
@@ -70,7 +70,7 @@ def train_in_order(path: Path, curves: list[str], monkeypatch: pytest.MonkeyPatc
 
 
 def trials_of(path: Path) -> list[Any]:
-    return read_study(RunDir(path).journal, "verdicts").trials
+    return read_study(RunDir(path).journal, "decisions").trials
 
 
 WARM = {"name": "median", "startup_trials": 1, "warmup_epochs": 1}
@@ -122,7 +122,7 @@ def test_a_search_that_is_given_more_epochs_twice_judges_by_those_of_its_first_d
         ensemble.resume(tmp_path, epochs=epochs).wait()
         members = fold(read_events(RunDir(tmp_path).events)).members.values()
         assert [(m.state, len(m.history)) for m in members] == [("finished", epochs)] * 3
-    assert [m.identity["extended_from"] for m in members] == [2, 2, 3]
+    assert [m.identity["epochs_before"] for m in members] == [2, 2, 3]
 
 
 @pytest.mark.parametrize(

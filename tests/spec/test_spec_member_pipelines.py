@@ -28,7 +28,7 @@ def nothing(params: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("train", "options", "said"),
+    ("train", "options", "message"),
     [
         (7, {}, r"Ensemble.train must be a pipelines.Pipeline or a function train\(params\) of one, got 7"),
         (of_length, {}, r"as many samples for every member, has \[8, 9\]"),
@@ -62,6 +62,4 @@ def test_of_a_search_the_common_part_is_that_of_its_draws() -> None:
 
     made = declared(train, search=Search({"flip": choice(True, False)}))
     assert made.samples == 4 and made.stream.token == base.token
-    assert made.stream.is_prefix_of(made.pipeline({"flip": True})) and not made.pipeline(
-        {"flip": True}
-    ).is_prefix_of(base)
+    assert made.stream.begins(made.pipeline({"flip": True})) and not made.pipeline({"flip": True}).begins(base)

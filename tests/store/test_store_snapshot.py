@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ensemble.meter import ledger
-from ensemble.meter.ledger import present
+from ensemble.meter.ledger import build_ledger
 from ensemble.reporting import status_rows
 from ensemble.store import RunDir, RunStatus, fold
 
@@ -30,7 +30,7 @@ def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rows(standing: RunStatus) -> list[dict[str, Any]]:
-    return status_rows(standing.state, present(standing.account))
+    return status_rows(standing.state, build_ledger(standing.account))
 
 
 def a_run(seed: int, members: int = 6) -> list[Event]:
@@ -137,7 +137,9 @@ def test_a_snapshot_and_what_follows_is_the_whole_log(tmp_path: Path, seed: int)
     for end in (*range(20, len(events), 37), len(events)):
         run_dir = write(tmp_path, events[:end])
         found = RunStatus.load(run_dir)  # from the snapshot of the round before
-        assert (found.offset > 0 and same(rows(found), rows_of(events[:end]))) and found.state.trail == []
+        assert (
+            found.offset > 0 and same(rows(found), rows_of(events[:end]))
+        ) and found.state.decision_events == []
         keeper.save_if_grown()
         found = RunStatus.load(run_dir)
         assert same(rows(found), rows_of(events[:end]))

@@ -113,7 +113,7 @@ def test_a_trial_that_has_ended_itself_is_not_pruned_in_that_epoch(way: str, tmp
         if event["type"] == "epoch":
             inbox.put("prune" if event["epoch"] == 1 else "continue")
 
-    assert work(cases.make_job(tmp_path, declared, gated=True), declared, emit, inbox) == "finished"
+    assert work(cases.make_job(tmp_path, declared, awaits_pruner=True), declared, emit, inbox) == "finished"
     assert len(of(events, "epoch")) == 2 and of(events, "finished")[0]["early_stopping"]["epochs"] == 6
 
 
@@ -154,7 +154,7 @@ def test_weights_that_are_handed_over_are_the_members(kept: str, tmp_path: Path)
     assert outcome == "finished" and again == end
     # Given more epochs it goes on from those in training.
     declared = cases.declare(trained, 1, **{**options, "epochs": 5})
-    identity, more = replace(declared.identify(0), extended_from=3), []
+    identity, more = replace(declared.identify(0), epochs_before=3), []
     job = cases.make_job(tmp_path / "a", declared, identity=identity, attempt=1)
     assert work(job, declared, more.append, Inbox()) == "finished"
     if kept in ("last", "best"):

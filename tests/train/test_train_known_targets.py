@@ -21,7 +21,7 @@ from ensemble.spec.losses import NamedLoss  # noqa: E402
 from ensemble.spec.task import IGNORED, Task, quantiles  # noqa: E402
 from ensemble.store import RunDir, load_predictions  # noqa: E402
 from ensemble.train.data import as_stored_target  # noqa: E402
-from ensemble.train.evaluation import _SplitRows, explain_misfit, measure_batch  # noqa: E402
+from ensemble.train.evaluation import _SplitRows, explain_shape_mismatch, measure_batch  # noqa: E402
 from ensemble.train.gather import Means  # noqa: E402
 from ensemble.train.outputs import observe  # noqa: E402
 
@@ -78,7 +78,7 @@ TARGETS: dict[str, tuple[Task, np.ndarray, np.ndarray, list[Any]]] = {
 def test_figures_in_training_are_those_of_the_combination(name: str) -> None:
     task, values, target, known = TARGETS[name]
     stored = as_stored_target(task, torch.from_numpy(target))
-    assert stored is not None and explain_misfit(task, torch.from_numpy(values), stored) is None
+    assert stored is not None and explain_shape_mismatch(task, torch.from_numpy(values), stored) is None
     means = Means()
     means.add(measure_batch(task, torch.from_numpy(values), stored), len(values))
 
@@ -125,7 +125,7 @@ def test_fractions_are_no_labels(tmp_path: Path) -> None:
     soft = torch.tensor([[0.9, 0.1], [0.0, 1.0]])
     stored = as_stored_target(Task("multilabel"), soft)
     assert stored is not None and torch.equal(stored, soft.double())
-    why = explain_misfit(Task("multilabel"), torch.rand(2, 2), stored)
+    why = explain_shape_mismatch(Task("multilabel"), torch.rand(2, 2), stored)
     assert why == "multilabel: the target has fractions, where it should name classes or labels"
 
 

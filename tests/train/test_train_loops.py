@@ -175,10 +175,12 @@ def test_a_trial_that_stops_early_is_not_pruned_in_that_epoch(tmp_path: Path) ->
             inbox.put("prune" if stale else "continue")
 
     alone = of(train(tmp_path / "alone", **STOPPING, keep="best")[1], "epoch")
-    job = cases.make_job(tmp_path / "gated", ensemble, gated=True)
+    job = cases.make_job(tmp_path / "awaits_pruner", ensemble, awaits_pruner=True)
     assert work(job, ensemble, emit, inbox) == "finished"
     assert len(of(events, "epoch")) == len(alone) < 12
-    assert of(events, "finished")[0]["early_stopping"] and checkpoint(tmp_path / "gated")["kept"]["is_best"]
+    assert (
+        of(events, "finished")[0]["early_stopping"] and checkpoint(tmp_path / "awaits_pruner")["kept"]["is_best"]
+    )
 
 
 def test_the_best_epoch_is_what_remains_of_a_member(tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_more_epochs_are_those_of_a_longer_training(tmp_path: Path, loop: dict[s
     whole = finished(tmp_path / "whole", cases.SMOOTH, epochs=7, **loop)
     finished(tmp_path / "more", cases.SMOOTH, epochs=3, **loop)
     ensemble = cases.declare(cases.SMOOTH, 1, epochs=7, **loop)
-    identity = replace(ensemble.identify(0), extended_from=3)
+    identity = replace(ensemble.identify(0), epochs_before=3)
     events: Events = []
     job = cases.make_job(tmp_path / "more", ensemble, identity=identity, attempt=1)
     assert work(job, ensemble, events.append, Inbox()) == "finished"

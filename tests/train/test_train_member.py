@@ -126,7 +126,7 @@ def test_a_member_is_stopped_in_its_evaluation_and_goes_on_with_it(tmp_path: Pat
 AGAIN = {"attempt": 1}
 
 
-def gated(folder: Path, answers: list[str], **job: Any) -> tuple[str, Events]:
+def awaits_pruner(folder: Path, answers: list[str], **job: Any) -> tuple[str, Events]:
     """A member whose epochs are answered as a pruner would."""
     ensemble = cases.declare(cases.SMOOTH, 1)
     events: Events = []
@@ -137,20 +137,20 @@ def gated(folder: Path, answers: list[str], **job: Any) -> tuple[str, Events]:
         if event["type"] == "epoch":
             inbox.put(answers.pop(0))
 
-    return work(cases.make_job(folder, ensemble, gated=True, **job), ensemble, emit, inbox), events
+    return work(cases.make_job(folder, ensemble, awaits_pruner=True, **job), ensemble, emit, inbox), events
 
 
 def test_a_pruner_ends_a_member_between_epochs(tmp_path: Path) -> None:
-    outcome, events = gated(tmp_path, ["continue", "prune"])
+    outcome, events = awaits_pruner(tmp_path, ["continue", "prune"])
     assert outcome == "pruned" and len(of(events, "epoch")) == 2
     assert of(events, "pruned")[0]["epoch"] == 1
     assert len(of(events, "checkpoint")) == 1, "none is written for the member that is given up"
 
 
 def test_a_member_stopped_at_the_gate_goes_on_from_there(tmp_path: Path) -> None:
-    outcome, events = gated(tmp_path, ["continue", "stop"])
+    outcome, events = awaits_pruner(tmp_path, ["continue", "stop"])
     assert outcome == "stopped" and (of(events, "stopped")[0]["epoch"], of(events, "stopped")[0]["step"]) == (2, 0)
-    outcome, events = gated(tmp_path, ["continue"], **AGAIN)
+    outcome, events = awaits_pruner(tmp_path, ["continue"], **AGAIN)
     assert outcome == "finished" and [e["epoch"] for e in of(events, "epoch")] == [2]
 
 
@@ -402,7 +402,7 @@ def test_what_nobody_reads_of_the_hyperparameters_is_told(tmp_path: Path) -> Non
     params = {"momentun": 0.9}
     for number, recipe in enumerate((Recipe(model=cases.plain, loss=cases.loss), function)):
         _, events = train(tmp_path / str(number), recipe, params=params, epochs=3)
-        assert [event["params"] for event in of(events, "unread")] == [["momentun"]]
+        assert [event["params"] for event in of(events, "unused_hyperparameters")] == [["momentun"]]
 
 
 def test_a_missing_learning_rate_is_named(tmp_path: Path) -> None:
@@ -478,7 +478,7 @@ def keeps_a_parameter_to_itself(member: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mistake", "said"),
+    ("mistake", "message"),
     [
         (forgets_to_prepare, "member.prepare(model, optimizer)"),
         (forgets_to_step, "exactly once for each batch"),

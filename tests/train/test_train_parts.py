@@ -79,7 +79,7 @@ def test_a_full_disk_is_no_fault_of_the_member() -> None:
 
 
 def test_a_job_survives_json() -> None:
-    job = replace(JOB, gated=True, node="b", identity=replace(IDENTITY, first_epoch=None))
+    job = replace(JOB, awaits_pruner=True, node="b", identity=replace(IDENTITY, first_epoch=None))
     assert Job.from_json(job.as_json()) == job
 
 

@@ -206,8 +206,8 @@ def test_a_nan_on_one_worker_ends_all_and_names_step_and_rate(two: Said) -> None
 def test_what_rank_0_is_told_holds_for_all(two: Said, folder: Path) -> None:
     assert [rank["cancel"]["outcomes"] for rank in two] == [["cancelled"]] * 2
     assert len(of(two[0]["cancel"], "epoch")) == 1
-    assert [rank["gated"]["outcomes"] for rank in two] == [["pruned"]] * 2
-    assert len(of(two[0]["gated"], "epoch")) == 2
+    assert [rank["awaits_pruner"]["outcomes"] for rank in two] == [["pruned"]] * 2
+    assert len(of(two[0]["awaits_pruner"], "epoch")) == 2
 
 
 def test_a_fault_of_one_worker_is_told_by_rank_0_with_its_cause(two: Said, folder: Path) -> None:

@@ -293,7 +293,7 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
     "not compiled": ({"recipe": replace(NOISY, model=normed), "mixup": 0.3}, [None]),
     "cancel": ({"recipe": SMOOTH, "command": "cancel"}, [7]),
     # rank 0 is told to go on, then to prune
-    "gated": ({"recipe": SMOOTH, "answers": ["continue", "prune"]}, [None]),
+    "awaits_pruner": ({"recipe": SMOOTH, "answers": ["continue", "prune"]}, [None]),
     # one of two ranks ends the member
     "stop of rank 1": ({"recipe": ending("stop", 1, (1,)), "epochs": 5, "averaging": SWA(1)}, [None]),
     "leave of rank 0": ({"recipe": ending("break", 1, (0,)), "epochs": 5, "averaging": SWA(1)}, [None]),
@@ -357,7 +357,7 @@ def train_case(name: str, folder: Path, rank: int = 0, world: int = 1, device: s
                 inbox.put(answers.pop(0))
 
         meet = (folder / f"{name}-{attempt}").as_uri() if world > 1 else None
-        where = {"rank": rank, "rendezvous": meet, "device": device, "gated": bool(answers)}
+        where = {"rank": rank, "rendezvous": meet, "device": device, "awaits_pruner": bool(answers)}
         job = make_job(folder / seen, ensemble, **where)
         outcomes.append(work(job, ensemble, emit, inbox))
         (folder / f"{name}-{attempt} over {rank}").touch()  # the next job names what all have seen written

@@ -27,7 +27,7 @@ from typing import Any
 from ensemble.bench.charts import Panel, bar_panel, series_of
 from ensemble.bench.pipelines import study as pipelines_study
 from ensemble.bench.pipelines.config import EMULATED, MODEL
-from ensemble.bench.pipelines.rows import Row, format_count, load_warnings
+from ensemble.bench.pipelines.rows import PipelineRow, format_count, load_warnings
 from ensemble.bench.results import Outcome, Report, Rows, Spread, flatten, median_row, tabulate
 from ensemble.meter.origin import ORIGINS
 from ensemble.spec import SpecError
@@ -47,7 +47,7 @@ _RATIOS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class PeerComparison:
     """A shared pipeline beside own pipelines: medians, and of each repeat's ratio the median and both ends.
 
     Attributes:
@@ -57,8 +57,8 @@ class Comparison:
         energy_origin: of both sides' energy; the weaker of two.
     """
 
-    shared: Row
-    own: Row
+    shared: PipelineRow
+    own: PipelineRow
     wall: Spread
     cpu: Spread
     prep_cpu: Spread
@@ -78,7 +78,7 @@ def study(
     repeats: int = 3,
     report: Report = lambda _: None,
     **more: Any,
-) -> list[Comparison]:
+) -> list[PeerComparison]:
     """Run both sides with each step, `repeats` times in turn.
 
     Args:
@@ -94,7 +94,7 @@ def study(
         SpecError: this process may not use so many cores, or the runs are too short.
         PipelineError: the archive is missing or cannot be read.
     """
-    runs: dict[str, list[tuple[Row, Row]]] = {step: [] for step in steps}
+    runs: dict[str, list[tuple[PipelineRow, PipelineRow]]] = {step: [] for step in steps}
     for repeat in range(1, repeats + 1):
 
         def report_run(line: str, of: str = f"{repeat}/{repeats}") -> None:
@@ -119,7 +119,7 @@ def study(
     return [compare(pairs) for pairs in runs.values()]
 
 
-def compare(pairs: Sequence[tuple[Row, Row]]) -> Comparison:
+def compare(pairs: Sequence[tuple[PipelineRow, PipelineRow]]) -> PeerComparison:
     """The ratios of one configuration, from its (shared, own) runs of each repeat.
 
     Raises:
@@ -130,12 +130,12 @@ def compare(pairs: Sequence[tuple[Row, Row]]) -> Comparison:
     origins = {row.energy_origin for pair in pairs for row in pair}
     is_measured = origins == {"measured"}
 
-    def ratio(value: Callable[[Row], float]) -> Spread:
+    def ratio(value: Callable[[PipelineRow], float]) -> Spread:
         found = [value(shared) / value(own) for shared, own in pairs]
         return Spread(statistics.median(found), min(found), max(found))
 
     shared, own = (median_row(side) for side in zip(*pairs, strict=True))
-    return Comparison(
+    return PeerComparison(
         shared=shared,
         own=own,
         wall=ratio(lambda row: row.wall_s),
@@ -197,11 +197,11 @@ def write_photographs(path: Path, count: int = 250) -> str:
 # --- tables and findings ---------------------------------------------------------------------------------------
 
 
-def _sides(found: Sequence[Comparison]) -> list[Row]:
+def _sides(found: Sequence[PeerComparison]) -> list[PipelineRow]:
     return [row for each in found for row in (each.shared, each.own)]
 
 
-def tables(found: Sequence[Comparison]) -> list[tuple[str, Rows]]:
+def tables(found: Sequence[PeerComparison]) -> list[tuple[str, Rows]]:
     """Both sides, and their ratios, a column for each step: none is wider than a terminal."""
     rows = _sides(found)
     sides = [
@@ -220,7 +220,7 @@ def tables(found: Sequence[Comparison]) -> list[tuple[str, Rows]]:
     ]
 
 
-def json_rows(found: Sequence[Comparison]) -> Rows:
+def json_rows(found: Sequence[PeerComparison]) -> Rows:
     """All rows, for a file."""
     rows: Rows = [{"of": row.design, **dataclasses.asdict(row), "watts": row.watts} for row in _sides(found)]
     for each in found:
@@ -234,7 +234,7 @@ def json_rows(found: Sequence[Comparison]) -> Rows:
     return rows
 
 
-def findings(found: Sequence[Comparison]) -> Iterator[str]:
+def findings(found: Sequence[PeerComparison]) -> Iterator[str]:
     """What follows for CPU time and for power, a line each, and what does not."""
     for each in found:
         row = each.shared
@@ -258,7 +258,7 @@ def findings(found: Sequence[Comparison]) -> Iterator[str]:
     yield from (f"sharing: {line}" for line in load_warnings(_sides(found)))
 
 
-def panels(found: Sequence[Comparison]) -> list[Panel]:
+def panels(found: Sequence[PeerComparison]) -> list[Panel]:
     """Bars of CPU-seconds, and of mean watts where they were measured."""
     shown = {"cpu_s": "CPU-seconds for equal work"}
     if all(each.watts is not None for each in found):

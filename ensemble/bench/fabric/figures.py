@@ -18,7 +18,7 @@ _FUSION = "link backend threshold messages time_ms low_ms high_ms chosen"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results:
+class FabricResults:
     """All rows of a study."""
 
     collectives: Sequence[CollectiveRow] = ()
@@ -26,7 +26,7 @@ class Results:
     fusion: Sequence[FusionRow] = ()
 
 
-def outcome(results: Results) -> Outcome:
+def outcome(results: FabricResults) -> Outcome:
     """What the study prints, writes and draws; the key `part` of a row determines its other keys."""
     fusion = [{**row, "threshold": format_bytes(row["threshold"])} for row in tabulate(results.fusion, _FUSION)]
     parts = {"collective": results.collectives, "training": results.training, "fusion": results.fusion}
@@ -47,7 +47,7 @@ def outcome(results: Results) -> Outcome:
 # --- findings ------------------------------------------------------------------------------------------------
 
 
-def findings(results: Results) -> Iterator[str]:
+def findings(results: FabricResults) -> Iterator[str]:
     """Conclusions, one line each."""
     for row in (row for row in results.collectives if row.wrong):
         what = f"{row.collective} {format_bytes(row.size)}, {row.backend}, {row.link}"
@@ -94,7 +94,7 @@ def _compare_backends(link: str, rows: Sequence[CollectiveRow]) -> Iterator[str]
 # --- the plot ------------------------------------------------------------------------------------------------
 
 
-def panels(results: Results) -> list[Panel]:
+def panels(results: FabricResults) -> list[Panel]:
     """The all-reduce of every backend over every link, the other collectives, training and fusion."""
     return [
         *_draw_all_reduce(results.collectives),

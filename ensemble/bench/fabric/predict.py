@@ -25,7 +25,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduc
 
 
 @dataclass(frozen=True)
-class Machine:
+class PredictedMachine:
     """Bytes/s that the processor of one machine moves for all emulated hosts together; None: no limit.
 
     Attributes:
@@ -149,7 +149,10 @@ def _crossing(each: Round, placement: Sequence[int]) -> tuple[dict[int, float], 
 
 
 def seconds(
-    steps: Sequence[Round], placement: Sequence[int], link_bps: float | None, machine: Machine = Machine()
+    steps: Sequence[Round],
+    placement: Sequence[int],
+    link_bps: float | None,
+    machine: PredictedMachine = PredictedMachine(),
 ) -> float:
     """Seconds of these rounds, without latency.
 

@@ -111,7 +111,7 @@ class FusionRow:
 
 
 def collective_rows(
-    link: Link, root: str, by_rank: list[dict[str, Any]], machine: predict.Machine
+    link: Link, root: str, by_rank: list[dict[str, Any]], machine: predict.PredictedMachine
 ) -> Iterator[CollectiveRow]:
     """The rows of `measure.measure_collectives`.
 
@@ -161,7 +161,7 @@ def _slowest(by_rank: Iterable[Sequence[float]]) -> Sequence[float]:
 
 
 def training_rows(
-    link: Link, backend: str, by_rank: list[dict[str, Any]], machine: predict.Machine
+    link: Link, backend: str, by_rank: list[dict[str, Any]], machine: predict.PredictedMachine
 ) -> Iterator[TrainingRow]:
     """The rows of `measure.measure_training`; arguments as above."""
     for net, first in by_rank[0]["nets"].items():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ensemble.bench.fabric import predict
-from ensemble.bench.fabric.figures import Results
+from ensemble.bench.fabric.figures import FabricResults
 from ensemble.bench.fabric.links import Link
 from ensemble.bench.fabric.rows import (
     NETS,
@@ -57,7 +57,7 @@ class FabricPlan:
     parts: Sequence[str] = PARTS
     iterations: int = 20
     full: bool = False
-    machine: predict.Machine | None = None
+    machine: predict.PredictedMachine | None = None
     job: ScheduledJob | None = None
 
     @property
@@ -66,7 +66,7 @@ class FabricPlan:
         return 5 if self.full else 3
 
 
-def study(plan: FabricPlan, report: Report) -> Results:
+def study(plan: FabricPlan, report: Report) -> FabricResults:
     """Measure what the plan lists.
 
     Raises:
@@ -77,7 +77,7 @@ def study(plan: FabricPlan, report: Report) -> Results:
     training: list[TrainingRow] = []
     fusion: list[FusionRow] = []
     predicts = set(plan.parts) != {"fusion"}
-    machine = _measure_machine(plan, links, report) if predicts else predict.Machine()
+    machine = _measure_machine(plan, links, report) if predicts else predict.PredictedMachine()
     for number, link in enumerate(links):
         with _runner(plan, link) as run:
             if "collectives" in plan.parts:
@@ -88,7 +88,7 @@ def study(plan: FabricPlan, report: Report) -> Results:
                 fusion += fusion_rows(link, run("measure_fusion", options))
     if "training" in plan.parts:
         training += _measure_training(plan, links, machine, report)
-    return Results(collectives=collectives, training=training, fusion=fusion)
+    return FabricResults(collectives=collectives, training=training, fusion=fusion)
 
 
 @contextlib.contextmanager
@@ -127,12 +127,12 @@ def _possible_links(links: Sequence[Link], report: Report) -> list[Link]:
     return list(links)
 
 
-def _measure_machine(plan: FabricPlan, links: Sequence[Link], report: Report) -> predict.Machine:
+def _measure_machine(plan: FabricPlan, links: Sequence[Link], report: Report) -> predict.PredictedMachine:
     """Bytes/s that two ranks on this machine move, on one host and between two whose link has no limit."""
     if plan.machine is not None:
         return plan.machine
     if plan.job is not None:
-        return predict.Machine()  # on several machines the processors are not the limit
+        return predict.PredictedMachine()  # on several machines the processors are not the limit
     report("what this machine's processor moves")
     moved: list[float | None] = []
     emulated = next((link for link in links if link.is_emulated), None)
@@ -142,11 +142,11 @@ def _measure_machine(plan: FabricPlan, links: Sequence[Link], report: Report) ->
         options = {**_collective_options(plan, link), "collectives": [], "placement": [0, 0]}
         with _runner(plan, link) as run:
             moved.append(run("measure_collectives", options)[0]["moved_bps"])
-    return predict.Machine(*moved)
+    return predict.PredictedMachine(*moved)
 
 
 def _measure_collectives(
-    plan: FabricPlan, link: Link, run: Run, machine: predict.Machine, report: Report
+    plan: FabricPlan, link: Link, run: Run, machine: predict.PredictedMachine, report: Report
 ) -> Iterator[CollectiveRow]:
     """Layers over gloo take turns with it; each other backend is measured by itself."""
     layers = [name for name in plan.backends if name in LAYERS]
@@ -179,7 +179,7 @@ def _collective_options(
 
 
 def _measure_training(
-    plan: FabricPlan, links: Sequence[Link], machine: predict.Machine, report: Report
+    plan: FabricPlan, links: Sequence[Link], machine: predict.PredictedMachine, report: Report
 ) -> Iterator[TrainingRow]:
     """The steps over each emulated link, and of as many ranks on one host; else over the first link."""
     emulated = [link for link in links if link.is_emulated]

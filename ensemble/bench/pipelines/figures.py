@@ -11,7 +11,7 @@ from typing import Any
 
 from ensemble.bench.charts import Panel, Scale, Series, series_of
 from ensemble.bench.pipelines.config import EMULATED
-from ensemble.bench.pipelines.rows import Row, cpu_per_1000, format_count, pairs
+from ensemble.bench.pipelines.rows import PipelineRow, cpu_per_1000, format_count, pairs
 from ensemble.bench.results import group_by
 
 TITLE = "Sharing one pipeline"
@@ -38,7 +38,7 @@ _AXES = {
     "cores": "cores",
 }
 _SCALES: dict[str, Scale] = {"design": "hidden", "link": "category", "members": "log"}
-_Value = Callable[[Row], float | None]
+_Value = Callable[[PipelineRow], float | None]
 _FIGURES: tuple[tuple[str, _Value], ...] = (
     ("Samples/s, all members", lambda row: row.samples_per_s),
     ("CPU-seconds per 1,000 consumed samples", cpu_per_1000),
@@ -47,7 +47,7 @@ _FIGURES: tuple[tuple[str, _Value], ...] = (
 )
 
 
-def panels(rows: Sequence[Row]) -> list[Panel]:
+def panels(rows: Sequence[PipelineRow]) -> list[Panel]:
     """The panels over each axis that was varied."""
     varied = {x: list(dict.fromkeys(_x_value(row, x) for row in rows)) for x in _AXES}
     over = [x for x, values in varied.items() if len(values) > 1] or ["design"]
@@ -81,17 +81,17 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
     return found
 
 
-def _wire(row: Row) -> float | None:
+def _wire(row: PipelineRow) -> float | None:
     return row.wire_mb / row.bound_mb if row.wire_mb and row.bound_mb else None
 
 
-def _x_value(row: Row, x: str) -> Any:
+def _x_value(row: PipelineRow, x: str) -> Any:
     if x == "step_ms" and row.step != EMULATED:
         return None  # measured: it differs a little from row to row
     return _NAMES[row.design] if x == "design" else getattr(row, x)
 
 
-def _describe(row: Row, names: Sequence[str]) -> str:
+def _describe(row: PipelineRow, names: Sequence[str]) -> str:
     texts = {
         "members": format_count(row.members, "member"),
         "step_ms": f"{row.step_ms:g} ms emulated step" if row.step == EMULATED else row.step,
@@ -102,14 +102,14 @@ def _describe(row: Row, names: Sequence[str]) -> str:
     return ", ".join(texts[name] for name in names)
 
 
-def _draw_designs(rows: Sequence[Row], x: str, value: _Value) -> list[Series]:
+def _draw_designs(rows: Sequence[PipelineRow], x: str, value: _Value) -> list[Series]:
     """One figure of each design."""
     return series_of(rows, lambda row: _x_value(row, x), value, lambda row: _NAMES[row.design], _COLOURS)
 
 
-def _draw_ratios(rows: Sequence[Row], x: str) -> list[Series]:
+def _draw_ratios(rows: Sequence[PipelineRow], x: str) -> list[Series]:
     """How many times the samples/s, and how many times less CPU, one of a pair has than the other."""
-    gains: tuple[tuple[str, str, Callable[[tuple[Row, Row]], float]], ...] = (
+    gains: tuple[tuple[str, str, Callable[[tuple[PipelineRow, PipelineRow]], float]], ...] = (
         ("samples/s", "solid", lambda pair: pair[0].samples_per_s / pair[1].samples_per_s),
         ("less CPU", "dot", lambda pair: cpu_per_1000(pair[1]) / cpu_per_1000(pair[0])),
     )
@@ -122,7 +122,7 @@ def _draw_ratios(rows: Sequence[Row], x: str) -> list[Series]:
     return drawn
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[PipelineRow]) -> list[str]:
     """What all rows have in common, for the line below the title."""
     first = rows[0]
     step = f"{first.step}, {first.step_ms:.3g} ms"

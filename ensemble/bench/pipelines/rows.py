@@ -16,7 +16,7 @@ _QUIET = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PipelineRow:
     """One configuration's medians over its runs.
 
     Attributes:
@@ -79,7 +79,7 @@ def format_count(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
-def describe(row: Row) -> str:
+def describe(row: PipelineRow) -> str:
     """The configuration in one line."""
     parts = [f"{row.design}, {format_count(row.members, 'member')}, {format_count(row.cores, 'core')}"]
     parts += [format_count(row.prep_workers, "preparation worker")]
@@ -87,14 +87,14 @@ def describe(row: Row) -> str:
     return ", ".join([*parts, f"step {row.step_ms:.3g} ms {row.step}"])
 
 
-def table(rows: Sequence[Row]) -> Rows:
+def table(rows: Sequence[PipelineRow]) -> Rows:
     """The table that is printed, without the columns that have no value in any row."""
-    names = [field.name for field in dataclasses.fields(Row)]
+    names = [field.name for field in dataclasses.fields(PipelineRow)]
     shown = [n for n in names if n in _ALWAYS or any(getattr(row, n) is not None for row in rows)]
     return tabulate(rows, " ".join(shown))
 
 
-def findings(rows: Sequence[Row]) -> Iterator[str]:
+def findings(rows: Sequence[PipelineRow]) -> Iterator[str]:
     """Each row against those that it is to be compared with, a line each, and warnings about load and energy."""
     for row, other in pairs(rows):
         yield (
@@ -106,7 +106,7 @@ def findings(rows: Sequence[Row]) -> Iterator[str]:
         yield "energy is estimated from the machine's CPU time: it repeats CPU-seconds, and no saving was measured"
 
 
-def load_warnings(rows: Sequence[Row]) -> Iterator[str]:
+def load_warnings(rows: Sequence[PipelineRow]) -> Iterator[str]:
     """A warning where other processes kept cores of the machine busy."""
     busiest = max(rows, key=lambda row: row.others_cpu_s / row.wall_s)
     if busiest.others_cpu_s > _QUIET * busiest.wall_s:
@@ -116,10 +116,10 @@ def load_warnings(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+def pairs(rows: Sequence[PipelineRow]) -> Iterator[tuple[PipelineRow, PipelineRow]]:
     """Rows that ran alike: of one pipeline a node with each without sharing, of loaders with DataLoaders."""
 
-    def configuration(row: Row) -> tuple[object, ...]:
+    def configuration(row: PipelineRow) -> tuple[object, ...]:
         emulated_ms = row.step_ms if row.step == EMULATED else None
         return row.members, row.prep_workers, row.cores, row.nodes, row.batch_size, row.step, emulated_ms, row.link
 
@@ -130,6 +130,6 @@ def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
                 yield row, other
 
 
-def cpu_per_1000(row: Row) -> float:
+def cpu_per_1000(row: PipelineRow) -> float:
     """CPU-seconds of all processes per 1,000 samples that members consumed."""
     return row.cpu_s / row.samples * 1000

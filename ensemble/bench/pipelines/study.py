@@ -40,7 +40,7 @@ from ensemble.bench.pipelines.config import (
     Config,
 )
 from ensemble.bench.pipelines.processes import StudyProcesses
-from ensemble.bench.pipelines.rows import Row, describe
+from ensemble.bench.pipelines.rows import PipelineRow, describe
 from ensemble.bench.results import Report, median_row
 from ensemble.meter import PowerMeter
 from ensemble.spec import Energy, SpecError, unknown_name
@@ -64,7 +64,7 @@ def study(
     open_meter: Callable[[], PowerMeter] = lambda: PowerMeter("local", energy=Energy(measure_idle_s=0)),
     report: Report = lambda _: None,
     **fixed: Any,
-) -> list[Row]:
+) -> list[PipelineRow]:
     """Run every design in every combination, `repeats` times in turn; returns the medians.
 
     Designs in which members prepare for themselves take many times as long: they have fewer samples, and run once
@@ -115,7 +115,7 @@ def study(
         )
     ]
     _ = configs[0].pipeline().fields  # prepares the first photograph: raises before anything is measured
-    runs: dict[Config, list[Row]] = {config: [] for config in configs}
+    runs: dict[Config, list[PipelineRow]] = {config: [] for config in configs}
     for repeat in range(repeats):
         for config in configs:
             if repeat and config.design in ALONE and not set(designs) <= {*ALONE}:
@@ -165,7 +165,7 @@ def _pin_cores(cores: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-def _run_once(config: Config, open_meter: Callable[[], PowerMeter]) -> Row:
+def _run_once(config: Config, open_meter: Callable[[], PowerMeter]) -> PipelineRow:
     is_alone = config.nodes == 1 or config.link == LOOPBACK
     with hosts.make_hosts(0 if is_alone else config.nodes, config.link, config.mtu) as made:
         with StudyProcesses(config, made.command if made else None) as processes:
@@ -176,7 +176,7 @@ def _run_once(config: Config, open_meter: Callable[[], PowerMeter]) -> Row:
         return dataclasses.replace(row, mtu=config.mtu, wire_mb=wire / 1e6)
 
 
-def _measure(config: Config, processes: StudyProcesses, open_meter: Callable[[], PowerMeter]) -> Row:
+def _measure(config: Config, processes: StudyProcesses, open_meter: Callable[[], PowerMeter]) -> PipelineRow:
     with contextlib.closing(open_meter()) as power:
         processes.wait("first", 1)
         power.start()
@@ -196,7 +196,7 @@ def _measure(config: Config, processes: StudyProcesses, open_meter: Callable[[],
         step_ms = statistics.fmean(mean_ms for mean_ms, _ in processes.step_times)
     known = [part for part in energy["parts"] if part["origin"] == "measured"]  # an estimate has no idle power
     idle = [part["idle_j"] for part in known if part.get("idle_j") is not None]
-    return Row(
+    return PipelineRow(
         design=config.design,
         members=config.members,
         prep_workers=config.prep_workers,

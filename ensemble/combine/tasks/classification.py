@@ -17,8 +17,8 @@ from ensemble.combine.metrics import (
     CombineError,
     Curve,
     Figures,
-    Rows,
-    Sums,
+    MetricSums,
+    Positions,
     calibration_errors,
     count_bins,
     count_scatter,
@@ -106,7 +106,7 @@ class ClassificationMath(TaskMath):
             columns.append(_is_in_top(p, t, true))
         bins = count_bins(p.max(axis=1), right, rows)
         summed = [bins, rows.sum_by_sample(np.stack(columns)), count_scatter(bins, rows)]
-        return [Sums(np.concatenate(summed), partial(_finish, len(columns)))]
+        return [MetricSums(np.concatenate(summed), partial(_finish, len(columns)))]
 
     def reliability(self, values: Array, target: Array, bins: int = BINS) -> Curve:
         """The reliability curve of the largest probability; points below the diagonal are overconfident."""
@@ -171,7 +171,7 @@ def _finish(columns: int, sums: Array) -> Figures:
     return found | ({"top5_accuracy": top[0] / count} if top else {})
 
 
-def _flatten(values: Array, target: Array) -> Rows:
+def _flatten(values: Array, target: Array) -> Positions:
     return flatten(np.asarray(values, dtype=np.float64), target)
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from ensemble.combine.methods import Criterion
-from ensemble.combine.metrics import Array, CombineError, Figures, Rows, Sums, find_known, flatten
+from ensemble.combine.metrics import Array, CombineError, Figures, MetricSums, Positions, find_known, flatten
 from ensemble.combine.tasks.base import Statistic
 from ensemble.combine.tasks.regression import FloatMath, find_errors, finish_points, point_columns
 
@@ -67,8 +67,8 @@ class GaussianMath(FloatMath):
         inside = [distance <= ndtri((1 + level) / 2) for level in LEVELS]
         crps = _crps(error, np.sqrt(variance), ndtr)
         columns = np.stack([0.5 * (np.log(2 * math.pi * variance) + distance**2), crps, *inside])
-        points = point_columns(Rows(mean, rows.target, rows.sample, rows.samples))
-        return [Sums(rows.sum_by_sample(np.concatenate([points, columns])), _finish)]
+        points = point_columns(Positions(mean, rows.target, rows.sample, rows.samples))
+        return [MetricSums(rows.sum_by_sample(np.concatenate([points, columns])), _finish)]
 
     def criterion(self, target: Array, name: str) -> Criterion:
         """nll, crps, rmse or mae, for these targets. The view is the error's mean and its second moment, in units

@@ -17,8 +17,8 @@ from ensemble.combine.metrics import (
     CombineError,
     Curve,
     Figures,
-    Rows,
-    Sums,
+    MetricSums,
+    Positions,
     calibration_errors,
     count_bins,
     count_scatter,
@@ -81,7 +81,7 @@ class MultilabelMath(TaskMath):
         areas = AreasUnderCurve(
             "roc_auc_macro", tuple(_select_label(values, target, i) for i in _list_known(target))
         )
-        return [Sums(np.concatenate(parts), partial(_finish, target.shape[1])), areas]
+        return [MetricSums(np.concatenate(parts), partial(_finish, target.shape[1])), areas]
 
     def reliability(self, values: Array, target: Array, bins: int = BINS) -> Curve:
         """The reliability curve of the labels' probabilities, of all labels together."""
@@ -155,7 +155,7 @@ def _list_known(target: Array) -> list[int]:
     return np.flatnonzero(find_known(target).any(axis=0)).tolist()
 
 
-def _select_label(values: Array, target: Array, label: int) -> Rows:
+def _select_label(values: Array, target: Array, label: int) -> Positions:
     return flatten(np.asarray(values[:, label], dtype=np.float64), target[:, label])
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from ensemble.combine.methods import Criterion
-from ensemble.combine.metrics import Array, CombineError, Figures, Sums, find_known, flatten
+from ensemble.combine.metrics import Array, CombineError, Figures, MetricSums, find_known, flatten
 from ensemble.combine.tasks.base import Statistic
 from ensemble.combine.tasks.regression import FloatMath, find_errors
 
@@ -46,7 +46,7 @@ class QuantilesMath(FloatMath):
         columns.append((np.diff(rows.values, axis=1) < 0).any(axis=1))
         if len(self.task.levels) > 1:
             columns += [(low <= rows.target) & (rows.target <= high), high - low]
-        return [Sums(rows.sum_by_sample(np.stack(columns)), _finish)]
+        return [MetricSums(rows.sum_by_sample(np.stack(columns)), _finish)]
 
     def criterion(self, target: Array, name: str) -> Criterion:
         """The pinball loss, for these targets."""

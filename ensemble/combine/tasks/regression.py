@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from ensemble.combine.methods import Criterion
-from ensemble.combine.metrics import Array, CombineError, Figures, Rows, Sums, find_known, flatten
+from ensemble.combine.metrics import Array, CombineError, Figures, MetricSums, Positions, find_known, flatten
 from ensemble.combine.tasks.base import Statistic, TaskMath
 from ensemble.combine.tasks.stacks import PointStacker, fit_point_stack
 
@@ -50,7 +50,7 @@ class RegressionMath(FloatMath):
     def statistics(self, values: Array, target: Array) -> list[Statistic]:
         """rmse, mae, r2 and pearson."""
         rows = flatten(np.asarray(values, dtype=np.float64), target)
-        return [Sums(rows.sum_by_sample(point_columns(rows)), finish_points)]
+        return [MetricSums(rows.sum_by_sample(point_columns(rows)), finish_points)]
 
     def criterion(self, target: Array, name: str) -> Criterion:
         """rmse or mae, for these targets."""
@@ -83,7 +83,7 @@ def find_errors(target: Array) -> tuple[Callable[[Array], Array], float]:
     return lambda values: (flatten(np.asarray(values, dtype=np.float64), target).values - known)[:, None], scale
 
 
-def point_columns(rows: Rows) -> Array:
+def point_columns(rows: Positions) -> Array:
     """What `finish_points` needs of each row, [8, k]. Sums of squares are of differences to the mean, so that
     targets far from 0 cost no precision.
     """

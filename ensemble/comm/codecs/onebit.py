@@ -30,7 +30,7 @@ COLUMN = 64
 
 
 @dataclass(frozen=True)
-class Format:
+class OnebitFormat:
     """How a column is packed.
 
     Args:
@@ -58,7 +58,7 @@ class OneBit(GroupCodec):
     name = "onebit"
     contracts = True
 
-    def __init__(self, format: Format, form: str | None = None) -> None:
+    def __init__(self, format: OnebitFormat, form: str | None = None) -> None:
         super().__init__(format)
         self.granularity = format.column
         self._form = form
@@ -76,4 +76,6 @@ def make_onebit(name: str, options: Mapping[str, Any], form: str | None = None) 
     """
     given = read_options(options, name, column=COLUMN, threshold="mean")
     column = check_group(name, "column", given["column"])
-    return OneBit(Format(column, check_choice(name, "threshold", given["threshold"], ("mean", "zero"))), form)
+    return OneBit(
+        OnebitFormat(column, check_choice(name, "threshold", given["threshold"], ("mean", "zero"))), form
+    )

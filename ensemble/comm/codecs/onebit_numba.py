@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from ensemble.comm.codecs.kernels import inline, kernel
-from ensemble.comm.codecs.onebit import Format
+from ensemble.comm.codecs.onebit import OnebitFormat
 
 _0, _1, _2, _4, _24 = (np.uint32(x) for x in (0, 1, 2, 4, 24))
 _PAIRS, _FOURS, _BYTES = np.uint32(0x33333333), np.uint32(0x0F0F0F0F), np.uint32(0x01010101)
@@ -22,7 +22,7 @@ _NONE = np.float32(0.0)
 _STRIP = 4096  # values: 16 KiB
 
 
-def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format) -> None:
+def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: OnebitFormat) -> None:
     """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
     source = values.numpy()
     left = source[:0] if error is None else error.numpy()
@@ -53,14 +53,14 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format) -
     )
 
 
-def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
+def decode(wire: Tensor, out: Tensor, format: OnebitFormat, add: bool) -> None:
     """Unpack into fp32 [n] (n > 0)."""
     table = _table(max(1, _STRIP // format.column), format)
     packed = table.reshape(-1).view(np.uint8)
     _decode(wire.numpy(), out.numpy(), add, format.column, table, table.view(np.float32), packed)
 
 
-def _table(columns: int, format: Format) -> Any:
+def _table(columns: int, format: OnebitFormat) -> Any:
     return np.empty((columns, 2 + format.column // 32), np.uint32)
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ensemble.comm.codecs.onebit import Format
+from ensemble.comm.codecs.onebit import OnebitFormat
 
 _CHUNK = 1 << 20  # values at a time
 
 
-def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format) -> None:
+def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: OnebitFormat) -> None:
     """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
     for start, end, block in _blocks(values.numel(), wire, format):
         part = values[start:end].view(len(block), -1)
@@ -25,7 +25,7 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format) -
             error[start:end] = torch.where(finite, left, torch.zeros_like(left)).view(-1)
 
 
-def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
+def decode(wire: Tensor, out: Tensor, format: OnebitFormat, add: bool) -> None:
     """Unpack into fp32 [n] (n > 0)."""
     for start, end, block in _blocks(out.numel(), wire, format):
         part = out[start:end].view(len(block), -1)
@@ -34,7 +34,7 @@ def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
         part.copy_(part + values if add else values)
 
 
-def _blocks(n: int, wire: Tensor, format: Format) -> Iterator[tuple[int, int, Tensor]]:
+def _blocks(n: int, wire: Tensor, format: OnebitFormat) -> Iterator[tuple[int, int, Tensor]]:
     """Runs of whole columns, then the partial one: their values' start and end, and uint8 [columns, bytes]."""
     whole, size = n - n % format.column, format.wire_bytes(format.column)
     stride = max(1, _CHUNK // format.column) * format.column
@@ -46,7 +46,7 @@ def _blocks(n: int, wire: Tensor, format: Format) -> Iterator[tuple[int, int, Te
         yield whole, n, wire[whole // format.column * size :].view(1, -1)
 
 
-def _classes(part: Tensor, format: Format) -> tuple[Tensor, Tensor]:
+def _classes(part: Tensor, format: OnebitFormat) -> tuple[Tensor, Tensor]:
     """Which values of fp32 [columns, m] are in the upper class, and the means, fp32 [columns, 2], lower first."""
     number = torch.full_like(part[:, :1], part.shape[1])
     total = _sum(part, format.column)

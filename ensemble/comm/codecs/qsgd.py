@@ -42,7 +42,7 @@ BUCKETS = {2: 128, 4: 512, 8: 512}
 
 
 @dataclass(frozen=True)
-class Format:
+class QsgdFormat:
     """How a bucket is packed.
 
     Args:
@@ -93,7 +93,7 @@ class Qsgd(GroupCodec):
         form: `"numba"`, `"torch"` or `"triton"`; by default what is fastest on the values' device.
     """
 
-    def __init__(self, format: Format, form: str | None = None) -> None:
+    def __init__(self, format: QsgdFormat, form: str | None = None) -> None:
         super().__init__(format)
         self.name = f"qsgd{format.bits}"
         self.granularity = format.bucket
@@ -121,7 +121,7 @@ def make_qsgd(name: str, options: Mapping[str, Any], form: str | None = None) ->
     bits = int(name.removeprefix("qsgd"))
     given = read_options(options, name, bucket=BUCKETS[bits], norm="max")
     bucket = check_group(name, "bucket", given["bucket"])
-    return Qsgd(Format(bits, bucket, check_choice(name, "norm", given["norm"], ("max", "l2"))), form)
+    return Qsgd(QsgdFormat(bits, bucket, check_choice(name, "norm", given["norm"], ("max", "l2"))), form)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from ensemble.comm.codecs.kernels import inline, kernel
-from ensemble.comm.codecs.qsgd import HUGE, TINY, Format
+from ensemble.comm.codecs.qsgd import HUGE, TINY, QsgdFormat
 
 _0, _2, _4, _8, _15, _16 = (np.uint32(x) for x in (0, 2, 4, 8, 15, 16))
 _LOW = np.uint32(0xFFFF)
@@ -21,7 +21,7 @@ _GOLDEN, _MIX1, _MIX2 = np.uint32(0x9E3779B9), np.uint32(0x7FEB352D), np.uint32(
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
-def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format, words: tuple[int, int]) -> None:
+def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: QsgdFormat, words: tuple[int, int]) -> None:
     """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
     source = values.numpy()
     left = source[:0] if error is None else error.numpy()
@@ -49,7 +49,7 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format, w
     )
 
 
-def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
+def decode(wire: Tensor, out: Tensor, format: QsgdFormat, add: bool) -> None:
     """Unpack into fp32 [n] (n > 0)."""
     step = np.empty(1, np.float32)
     _decode(wire.numpy(), out.numpy(), add, format.bits, format.bucket, step, step.view(np.uint8))

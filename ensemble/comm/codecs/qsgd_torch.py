@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ensemble.comm.codecs.qsgd import HUGE, TINY, Format
+from ensemble.comm.codecs.qsgd import HUGE, TINY, QsgdFormat
 
 _MASK = 0xFFFFFFFF
 _CHUNK = 1 << 20  # values at a time: intermediate results are 8 bytes a value
 
 
-def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format, words: tuple[int, int]) -> None:
+def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: QsgdFormat, words: tuple[int, int]) -> None:
     """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
     for start, end, block in _blocks(values.numel(), wire, format):
         part = values[start:end].view(len(block), -1)
@@ -31,7 +31,7 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format, w
             error[start:end] = left.view(-1)
 
 
-def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
+def decode(wire: Tensor, out: Tensor, format: QsgdFormat, add: bool) -> None:
     """Unpack into fp32 [n] (n > 0)."""
     for start, end, block in _blocks(out.numel(), wire, format):
         part = out[start:end].view(len(block), -1)
@@ -40,7 +40,7 @@ def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
         part.copy_(part + values if add else values)
 
 
-def _blocks(n: int, wire: Tensor, format: Format) -> Iterator[tuple[int, int, Tensor]]:
+def _blocks(n: int, wire: Tensor, format: QsgdFormat) -> Iterator[tuple[int, int, Tensor]]:
     """Runs of whole buckets, then the partial one: their values' start and end, and uint8 [buckets, bytes]."""
     whole, size = n - n % format.bucket, format.wire_bytes(format.bucket)
     stride = max(1, _CHUNK // format.bucket) * format.bucket
@@ -52,7 +52,7 @@ def _blocks(n: int, wire: Tensor, format: Format) -> Iterator[tuple[int, int, Te
         yield whole, n, wire[whole // format.bucket * size :].view(1, -1)
 
 
-def _codes(part: Tensor, format: Format, words: tuple[int, int], start: int) -> tuple[Tensor, Tensor]:
+def _codes(part: Tensor, format: QsgdFormat, words: tuple[int, int], start: int) -> tuple[Tensor, Tensor]:
     """Packed codes, uint8 [buckets, bytes], and steps, fp32 [buckets, 1], of fp32 [buckets, m]."""
     buckets, m = part.shape
     scale = _scale(part, format)
@@ -75,7 +75,7 @@ def _codes(part: Tensor, format: Format, words: tuple[int, int], start: int) -> 
     return packed.to(torch.uint8), step
 
 
-def _scale(part: Tensor, format: Format) -> Tensor:
+def _scale(part: Tensor, format: QsgdFormat) -> Tensor:
     """The norm of each bucket, fp32 [buckets, 1]; NaN where a value is not finite."""
     largest = (part.view(torch.int32) & 0x7FFFFFFF).amax(1, keepdim=True)
     if format.norm == "max":
@@ -91,7 +91,7 @@ def _scale(part: Tensor, format: Format) -> Tensor:
 
 
 def _random(
-    buckets: int, m: int, k: int, start: int, format: Format, words: tuple[int, int], device: torch.device
+    buckets: int, m: int, k: int, start: int, format: QsgdFormat, words: tuple[int, int], device: torch.device
 ) -> Tensor:
     """16 random bits for each value, int32 [buckets, planes * k]: a plane pair shares the hash of its position."""
     planes = format.planes
@@ -109,7 +109,7 @@ def _random(
     return both[:, :planes].to(torch.int32)
 
 
-def _levels(codes: Tensor, m: int, format: Format) -> Tensor:
+def _levels(codes: Tensor, m: int, format: QsgdFormat) -> Tensor:
     """Signed levels as fp32 [buckets, m] of packed codes, uint8 [buckets, bytes]."""
     mask = (1 << format.bits) - 1
     planes = [(codes >> plane * format.bits) & mask for plane in range(format.planes)]

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ensemble.comm.codecs.qsgd import HUGE, TINY, Format
+from ensemble.comm.codecs.qsgd import HUGE, TINY, QsgdFormat
 
 _PROGRAM = 4096  # values of a program
 
 
-def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format, words: tuple[int, int]) -> None:
+def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: QsgdFormat, words: tuple[int, int]) -> None:
     """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
     left = values if error is None else error
     with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
@@ -49,7 +49,7 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format, w
             )
 
 
-def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
+def decode(wire: Tensor, out: Tensor, format: QsgdFormat, add: bool) -> None:
     """Unpack into fp32 [n] (n > 0)."""
     with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]
         for first, buckets, m in _parts(out.numel(), format):
@@ -69,7 +69,7 @@ def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
             )
 
 
-def _parts(n: int, format: Format) -> list[tuple[int, int, int]]:
+def _parts(n: int, format: QsgdFormat) -> list[tuple[int, int, int]]:
     """Launches: number of the first bucket, how many, values of each."""
     full, rest = divmod(n, format.bucket)
     return [part for part in ((0, full, format.bucket), (full, 1, rest)) if part[1] and part[2]]

@@ -41,7 +41,7 @@ Command = tuple[Any, ...]  # the name of a method of `_Commands` and its argumen
 _USAGE_EVERY_S = 2.0
 _GATHER_S = 0.25  # events are sent together: each message costs Ray a millisecond of CPU time at both ends
 _ENDING_S = 10.0  # time limit for the end of the processes that an agent left which was killed
-#: Events on which nothing is decided at once; an `epoch` is one of them where nobody waits for a verdict.
+#: Events on which nothing is decided at once; an `epoch` is one of them where nobody waits for a result.
 _DEFERRABLE = frozenset(("plan", "started", "progress", "usage", "checkpoint", "power", "feeder"))
 
 log = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ class NodeAgent:
     def _launch(self, texts: Sequence[str], devices: Sequence[str | None]) -> None:
         """See `Executor`; `texts` are `Job.as_json()`."""
         jobs = [Job.from_json(text) for text in texts]
-        if any(job.gated for job in jobs):
+        if any(job.awaits_pruner for job in jobs):
             self._deferrable = _DEFERRABLE
         try:
             self._ranks.launch(jobs, devices)

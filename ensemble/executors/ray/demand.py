@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ensemble.executors.ray.queued_demand import Shape, join_parts, make_bundle, queue_members
-from ensemble.executors.ray.request import Offer, Part, Request
+from ensemble.executors.ray.request import Offer, RequestPart, ResourceRequest
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.needs import SLACK, UNITS, Need, compute_need, needs_gpu, uses_gpus
 from ensemble.spec import Identity
@@ -31,7 +31,7 @@ _BYTE = 2**30 / UNITS  # of a unit of memory
 
 def plan_requests(
     waiting: Sequence[Identity], offers: Sequence[Offer], devices: str, gone: Iterable[Node] = ()
-) -> Counter[Request]:
+) -> Counter[ResourceRequest]:
     """The requests that give all waiting members a place, as far as the nodes could hold them.
 
     Args:
@@ -115,7 +115,7 @@ class _NodeState:
         other = dataclasses.replace(example, workers=1, cpus_per_worker=cpus, memory_gb=memory_gb, auto=[])
         return Placement(other, self.ray_id, (None,))
 
-    def request_placed(self) -> list[Request]:
+    def request_placed(self) -> list[ResourceRequest]:
         """Requests for the members planned here, one for all on the CPU; what they ask for is free no more."""
         on_cpu = [placement for placement in self.placed if placement.devices[0] is None]
         groups = [(frozenset[str | None](), on_cpu)] if on_cpu else []
@@ -123,7 +123,7 @@ class _NodeState:
         self.memory -= sum(placement.need.memory for placement in self.placed)
         return [self._request(placements, len(gpus)) for gpus, placements in groups]
 
-    def _request(self, placements: Sequence[Placement], gpus: int) -> Request:
+    def _request(self, placements: Sequence[Placement], gpus: int) -> ResourceRequest:
         """A request for members; those that did not declare their memory get a part of what nobody declared."""
         total = self.shape.cpus
         cpus, memory = sum(each.need.cpus_on(total) for each in placements), sum(p.need.memory for p in placements)
@@ -131,24 +131,24 @@ class _NodeState:
         part = self.shape.memory * gpus // self.shape.gpus if gpus else self.shape.memory * undeclared // total
         more = _clip(part - memory if gpus else part, self.memory) if undeclared else 0
         self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - more, self.gpus - gpus
-        return Request(make_bundle(cpus, memory + more, gpus), self.ray_id)
+        return ResourceRequest(make_bundle(cpus, memory + more, gpus), self.ray_id)
 
-    def request_ranks(self, placement: Placement, ranks: int) -> Part:
+    def request_ranks(self, placement: Placement, ranks: int) -> RequestPart:
         """A part for so many ranks of a member, with a GPU each where it trains on GPUs."""
         need, gpus = placement.need.take_ranks(ranks), ranks * (placement.devices[0] is not None)
         cpus = need.cpus_on(self.shape.cpus)
         memory = need.memory or min(self.shape.memory * cpus // max(1, self.shape.cpus), max(0, self.memory))
         self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - memory, self.gpus - gpus
-        return Part(make_bundle(cpus, memory, gpus), self.ray_id)
+        return RequestPart(make_bundle(cpus, memory, gpus), self.ray_id)
 
-    def request_gpu(self, cpus: int) -> Request | None:
+    def request_gpu(self, cpus: int) -> ResourceRequest | None:
         """A request for one more GPU with so many cores, or with its part of them; None: that is not free."""
         if not self.gpus or cpus > self.cpus + SLACK:
             return None
         cpus = min(max(cpus, self.shape.cpus // self.shape.gpus), max(cpus, self.cpus // self.gpus))
         memory = min(self.shape.memory // self.shape.gpus, max(0, self.memory) // self.gpus)
         self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - memory, self.gpus - 1
-        return Request(make_bundle(cpus, memory, 1), self.ray_id)
+        return ResourceRequest(make_bundle(cpus, memory, 1), self.ray_id)
 
     def is_usable(self, needs: Iterable[Need]) -> bool:
         """Whether one of these members on the CPU could use the cores that are left."""
@@ -156,10 +156,10 @@ class _NodeState:
         has_room = any(need in here or need.cpus_on(self.shape.cpus) <= self.cpus for need in needs)
         return has_room and not self.shape.gpus and self.cpus > SLACK
 
-    def request_cores(self) -> Request:
+    def request_cores(self) -> ResourceRequest:
         """A request for all cores and memory that are left."""
         cpus, memory, self.cpus, self.memory = self.cpus, max(0, self.memory), 0, 0
-        return Request(make_bundle(cpus, memory), self.ray_id)
+        return ResourceRequest(make_bundle(cpus, memory), self.ray_id)
 
 
 def _make_shape(node: Node) -> Shape:
@@ -188,7 +188,7 @@ def _place(identities: Sequence[Identity], nodes: Sequence[_NodeState], devices:
 
 
 def _place_across(
-    identities: Sequence[Identity], nodes: Sequence[_NodeState], devices: str, found: Counter[Request]
+    identities: Sequence[Identity], nodes: Sequence[_NodeState], devices: str, found: Counter[ResourceRequest]
 ) -> list[Identity]:
     """Add requests for members whose ranks find room on several nodes together; returns the other members.
 
@@ -239,10 +239,10 @@ def _group_by_gpus(
 
 def _request_widths(
     identities: Sequence[Identity], nodes: Sequence[_NodeState], *, on_gpus: bool
-) -> Counter[Request]:
+) -> Counter[ResourceRequest]:
     """Requests for the rest of as many nodes as there are members whose number of workers is to be chosen."""
     needs = [compute_need(identity) for identity in identities if is_width_open(identity)]
-    found, cpus = Counter[Request](), max((need.cpus for need in needs), default=0)
+    found, cpus = Counter[ResourceRequest](), max((need.cpus for need in needs), default=0)
     usable = (
         [node for node in nodes if node.gpus] if on_gpus else [node for node in nodes if node.is_usable(needs)]
     )

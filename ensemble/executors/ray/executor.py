@@ -35,7 +35,7 @@ from ensemble.executors.ray.leases import IS_FULL
 from ensemble.executors.ray.metrics import RayMetrics, find_dashboards
 from ensemble.executors.ray.queued_demand import MOST_PENDING
 from ensemble.executors.ray.request import Offer
-from ensemble.executors.ray.session import RAY_DASHBOARD, Session, is_reachable
+from ensemble.executors.ray.session import RAY_DASHBOARD, RayConnection, is_reachable
 from ensemble.interrupts import raise_if_deferred
 from ensemble.schedule import Node, Placement, explain_unplaceable
 from ensemble.schedule.needs import compute_need
@@ -44,7 +44,7 @@ from ensemble.store import RunStatus
 from ensemble.train.job import Job
 
 if TYPE_CHECKING:
-    from ensemble.reporting.metrics.projection import Sample
+    from ensemble.reporting.metrics.projection import MetricSample
     from ensemble.store import RunDir
     from pipelines import Peers
 
@@ -77,7 +77,7 @@ class RayExecutor:
         self.exports_metrics = False
         self._metrics: RayMetrics | None = None
         self.cluster: Sequence[Node] | None = None
-        self._session: Session | None = None
+        self._session: RayConnection | None = None
         self._head: Head | None = None
         self._is_head_lost = False
         self._leases: LeaseManager | None = None
@@ -99,7 +99,7 @@ class RayExecutor:
         """See `Executor`; the nodes are those of the cluster that RAY_ADDRESS names, or this host."""
         self._native = NativeOutput(run_dir.path / "ray.log")
         try:
-            self._session = Session()  # sets what Ray reads when it is imported
+            self._session = RayConnection()  # sets what Ray reads when it is imported
         except BaseException:
             self._native.close()
             raise
@@ -112,7 +112,7 @@ class RayExecutor:
             self._is_head_lost = True
             raise ClusterLostError(HEAD_LOST) from None
 
-    def _open_dashboard(self, session: Session) -> None:
+    def _open_dashboard(self, session: RayConnection) -> None:
         """Say where Ray's dashboard is, if it was asked for; report metrics to a Ray that somebody looks at."""
         asked = os.environ.get(RAY_DASHBOARD) == "1"
         if session.directory is not None and not asked:
@@ -124,7 +124,7 @@ class RayExecutor:
         if asked:
             log.warning("%s", session.describe_dashboard())
 
-    def export_metrics(self, samples: Iterable[Sample]) -> None:
+    def export_metrics(self, samples: Iterable[MetricSample]) -> None:
         """See `MetricsExporter`."""
         if self._metrics is not None:
             self._metrics.report(samples)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ensemble.executors.ray import _compat
 from ensemble.executors.ray.demand import is_width_open, plan_requests
 from ensemble.executors.ray.leases import Lease, Leases
-from ensemble.executors.ray.request import Offer, Request
+from ensemble.executors.ray.request import Offer, ResourceRequest
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.needs import UNITS, resolve_devices
 from ensemble.spec import Identity
@@ -242,7 +242,7 @@ class LeaseManager:
         self._leases.release_all()
 
 
-def _describe(request: Request) -> str:
+def _describe(request: ResourceRequest) -> str:
     bundle = request.bundle
     gpus = f"{bundle.gpus} GPU{'s' * (bundle.gpus > 1)}, " if bundle.gpus else ""
     memory = f", {bundle.memory_gb:.1f} GiB" if bundle.memory_gb else ""

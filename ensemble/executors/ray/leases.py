@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.executors.ray.request import Bundle, Request
+from ensemble.executors.ray.request import Bundle, ResourceRequest
 
 _PROBE_S = 120.0  # for a probe to answer once its group is reserved: Ray starts a process for it
 _PINNED_S = 5.0  # how long a request for a named node may stay pending: somebody else was faster then
@@ -41,7 +41,7 @@ class Lease:
             (`Agent.is_unusable`). It is kept while members wait, else Ray would lend the same GPUs again.
     """
 
-    request: Request
+    request: ResourceRequest
     group: Any
     bundle: Bundle
     probes: list[Any] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Leases:
         self._failed: list[tuple[str, str]] = []
         self.held: defaultdict[str, list[Lease]] = defaultdict(list)
 
-    def request(self, wanted: Counter[Request]) -> None:
+    def request(self, wanted: Counter[ResourceRequest]) -> None:
         """Have these requests pending: others are withdrawn, missing ones are made.
 
         While one for a named node is pending, what is free is not known: nothing changes.
@@ -172,7 +172,7 @@ class ProbeError(Exception):
         self.ray_id = ray_id
 
 
-def _request(request: Request, name: str, avoided: Collection[str] = ()) -> Lease:
+def _request(request: ResourceRequest, name: str, avoided: Collection[str] = ()) -> Lease:
     from ray.util import placement_group
 
     elsewhere = [{"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}] if avoided else None

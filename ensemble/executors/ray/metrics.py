@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ensemble.reporting.metrics.families import Family
-    from ensemble.reporting.metrics.projection import Sample
+    from ensemble.reporting.metrics.projection import MetricSample
 
 MOST_STREAMS = 64
 DASHBOARD, _OF_RAY = "ensemble_grafana_dashboard.json", "default_grafana_dashboard.json"
@@ -37,7 +37,7 @@ class RayMetrics:
         self._totals: dict[tuple[str, tuple[str, ...]], float] = {}
         self._streams: set[tuple[str, ...]] = set()
 
-    def report(self, samples: Iterable[Sample]) -> None:
+    def report(self, samples: Iterable[MetricSample]) -> None:
         """Give Ray the present values."""
         self._provision()
         for family, labels, amount in self.find_changes(samples):
@@ -49,7 +49,7 @@ class RayMetrics:
             else:
                 metric.inc(amount, labels)
 
-    def find_changes(self, samples: Iterable[Sample]) -> Iterator[tuple[Family, dict[str, str], float]]:
+    def find_changes(self, samples: Iterable[MetricSample]) -> Iterator[tuple[Family, dict[str, str], float]]:
         """Yields what Ray is to be given: values of gauges, and by how much counters have grown since before."""
         for family, labels, value in samples:
             named = dict(zip(family.labels, labels, strict=True))

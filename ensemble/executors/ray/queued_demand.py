@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ensemble.executors.ray.request import Bundle, Part, Request
+from ensemble.executors.ray.request import Bundle, RequestPart, ResourceRequest
 from ensemble.schedule.needs import SLACK, UNITS, Need, compute_need, needs_gpu
 from ensemble.spec import Identity
 
@@ -45,7 +45,7 @@ def queue_members(
     shapes: Counter[Shape],
     devices: str,
     gone: Sequence[Shape] = (),
-) -> Counter[Request]:
+) -> Counter[ResourceRequest]:
     """At most `MOST_PENDING` requests for any node, for the members that want GPUs and for the others.
 
     Args:
@@ -55,7 +55,7 @@ def queue_members(
     return _limit_pending(_queue_gpus(on_gpus, alike) + _queue_cores(on_cores, shapes, devices))
 
 
-def _queue_gpus(waiting: Sequence[Identity], shapes: Counter[Shape]) -> Counter[Request]:
+def _queue_gpus(waiting: Sequence[Identity], shapes: Counter[Shape]) -> Counter[ResourceRequest]:
     """Requests for GPUs of any node; who shares them is decided by first-fit decreasing."""
     needs = Counter(map(compute_need, waiting))
     groups: dict[tuple[int, bool], list[_GpuGroup]] = {}
@@ -74,15 +74,15 @@ def _queue_gpus(waiting: Sequence[Identity], shapes: Counter[Shape]) -> Counter[
     return Counter(
         _split([group.cpus // group.width] * group.width, group.reserve_memory(), on_gpus=True)
         if spans
-        else Request(make_bundle(group.cpus, group.reserve_memory(), group.width))
+        else ResourceRequest(make_bundle(group.cpus, group.reserve_memory(), group.width))
         for (_, spans), known in groups.items()
         for group in known
     )
 
 
-def _split(cpus: Sequence[int], memory: int, *, on_gpus: bool) -> Request:
+def _split(cpus: Sequence[int], memory: int, *, on_gpus: bool) -> ResourceRequest:
     """A request for ranks of members, which may be on several nodes: the cores of each, the memory of all."""
-    return join_parts([Part(make_bundle(each, memory // len(cpus), int(on_gpus))) for each in cpus])
+    return join_parts([RequestPart(make_bundle(each, memory // len(cpus), int(on_gpus))) for each in cpus])
 
 
 def _divide_cores(need: Need, shapes: Counter[Shape], *, on_gpus: bool) -> list[int]:
@@ -97,16 +97,20 @@ def _divide_cores(need: Need, shapes: Counter[Shape], *, on_gpus: bool) -> list[
     return sorted(found + [rest] * (need.workers - len(found)), reverse=True)
 
 
-def _queue_cores(waiting: Sequence[Identity], shapes: Counter[Shape], devices: str) -> Counter[Request]:
+def _queue_cores(waiting: Sequence[Identity], shapes: Counter[Shape], devices: str) -> Counter[ResourceRequest]:
     """Requests for cores and memory of any node, one a member."""
-    found = Counter[Request]()
+    found = Counter[ResourceRequest]()
     for need, count in Counter(map(compute_need, waiting)).items():
         usable = [shape for shape in shapes if shape.puts_on_gpu(need, devices) is False]
         able = [shape for shape in usable if shape.holds(need.take_ranks(1) if need.spans_nodes else need)]
         ranks = _divide_cores(need, Counter({shape: shapes[shape] for shape in able}), on_gpus=False)
         cpus = sum(ranks) if need.spans_nodes else _reduce_guess(need, able)
         memory = need.memory or min((shape.memory * cpus // shape.cpus for shape in able), default=0)
-        request = _split(ranks, memory, on_gpus=False) if need.spans_nodes else Request(make_bundle(cpus, memory))
+        request = (
+            _split(ranks, memory, on_gpus=False)
+            if need.spans_nodes
+            else ResourceRequest(make_bundle(cpus, memory))
+        )
         found[request] += count
     return found
 
@@ -163,7 +167,7 @@ class _GpuGroup:
         return max(self.memory, self.part_memory) if self.has_undeclared else self.memory
 
 
-def _limit_pending(requests: Counter[Request]) -> Counter[Request]:
+def _limit_pending(requests: Counter[ResourceRequest]) -> Counter[ResourceRequest]:
     """At most `MOST_PENDING` requests for any node, those of each number of GPUs with an equal right."""
     by_width: dict[int, int] = Counter()
     for request, count in requests.items():
@@ -173,7 +177,7 @@ def _limit_pending(requests: Counter[Request]) -> Counter[Request]:
     for n, width in enumerate(sorted(by_width, key=by_width.__getitem__)):
         allowed[width] = min(by_width[width], max(1, left // (len(by_width) - n)))
         left -= allowed[width]
-    kept = Counter[Request]()
+    kept = Counter[ResourceRequest]()
     for request, count in requests.items():
         if request.ray_id is None:
             count = min(count, allowed[request.bundle.gpus])
@@ -183,10 +187,14 @@ def _limit_pending(requests: Counter[Request]) -> Counter[Request]:
     return kept
 
 
-def join_parts(parts: Sequence[Part]) -> Request:
+def join_parts(parts: Sequence[RequestPart]) -> ResourceRequest:
     """A request for all parts together."""
     bundle = functools.reduce(Bundle.add, (part.bundle for part in parts))
-    return Request(bundle, parts[0].ray_id) if len(parts) == 1 else Request(bundle, None, tuple(parts))
+    return (
+        ResourceRequest(bundle, parts[0].ray_id)
+        if len(parts) == 1
+        else ResourceRequest(bundle, None, tuple(parts))
+    )
 
 
 def make_bundle(cpus: int, memory: int, gpus: int = 0) -> Bundle:

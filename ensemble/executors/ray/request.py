@@ -32,14 +32,14 @@ class Bundle(NamedTuple):
         return Bundle(self.cpus + other.cpus, self.memory_gb + other.memory_gb, self.gpus + other.gpus)
 
 
-class Part(NamedTuple):
+class RequestPart(NamedTuple):
     """A part of a request: a bundle, on the node with that id of Ray's; None: on any node."""
 
     bundle: Bundle
     ray_id: str | None = None
 
 
-class Request(NamedTuple):
+class ResourceRequest(NamedTuple):
     """A request for one placement group.
 
     Attributes:
@@ -50,11 +50,11 @@ class Request(NamedTuple):
 
     bundle: Bundle
     ray_id: str | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[RequestPart, ...] = ()
 
-    def list_parts(self) -> tuple[Part, ...]:
+    def list_parts(self) -> tuple[RequestPart, ...]:
         """What one node each has to give."""
-        return self.parts or (Part(self.bundle, self.ray_id),)
+        return self.parts or (RequestPart(self.bundle, self.ray_id),)
 
     @property
     def is_pinned(self) -> bool:

@@ -151,7 +151,7 @@ def _await_earlier_start(limit_s: float) -> None:
         )
 
 
-class Session:
+class RayConnection:
     """A connection to Ray. `close` ends what was started here, and nothing else.
 
     Attributes:
@@ -159,7 +159,7 @@ class Session:
         token_file: with the token that the dashboard of a Ray of our own asks for; None where it has none.
 
     Args:
-        limit_s: how long `ray.init` may take, and one of an earlier `Session` that was given up.
+        limit_s: how long `ray.init` may take, and one of an earlier `RayConnection` that was given up.
 
     Raises:
         SpecError: there is no connection, with the reason.

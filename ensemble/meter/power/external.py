@@ -6,7 +6,7 @@ rows cover: nothing is assumed of the time before the first row or after the las
 - A line that is not two finite numbers, the second at least 0, is left out: a header, garbage, a further column.
 - A last line without its end of line is not read before the end has come.
 - Rows may come seconds late, and seconds apart. What they say is of the time that they cover, which the node's
-  meter holds open until they have come (`ensemble.meter.power.held`).
+  meter holds open until they have come (`ensemble.meter.power.pending_interval`).
 - A row that is not later than the one before, or more than `AHEAD_S` ahead of this host's clock, is left out.
 - Between rows more than `GAP_S` apart the power is not known. When no row is younger than that, the meter is lost;
   it is found again when one is.
@@ -38,20 +38,20 @@ _LONGEST_LINE = 4096  # bytes: what is longer is no row
 _TAIL = 1 << 16  # bytes of an existing file in which its last row is looked for
 
 
-class Row(NamedTuple):
+class MeterRow(NamedTuple):
     """One reading of the meter: unix time in seconds, watts."""
 
     t: float
     watts: float
 
 
-def parse_row(line: bytes) -> Row | None:
+def parse_row(line: bytes) -> MeterRow | None:
     """The row in a line; None where it holds none."""
     fields = line.split(b",")
     if len(fields) != 2:
         return None
     try:
-        row = Row(float(fields[0]), float(fields[1]))
+        row = MeterRow(float(fields[0]), float(fields[1]))
     except ValueError:
         return None
     return row if math.isfinite(row.t) and math.isfinite(row.watts) and row.watts >= 0 else None
@@ -63,7 +63,7 @@ class LineBuffer:
 
     rest: bytes = b""
 
-    def add(self, data: bytes) -> list[Row]:
+    def add(self, data: bytes) -> list[MeterRow]:
         """The rows whose lines end in `data`."""
         *lines, rest = (self.rest + data).split(b"\n")
         self.rest = rest if len(rest) <= _LONGEST_LINE else b"#"  # no row, whatever follows
@@ -71,12 +71,12 @@ class LineBuffer:
 
 
 @dataclass
-class Curve:
+class PowerCurve:
     """Joins rows to trapezoids; `last`: the row that the next one is joined to."""
 
-    last: Row | None = None
+    last: MeterRow | None = None
 
-    def add(self, rows: Iterable[Row], now: float) -> list[Trapezoid]:
+    def add(self, rows: Iterable[MeterRow], now: float) -> list[Trapezoid]:
         """The power that becomes known by further rows.
 
         Args:
@@ -113,7 +113,7 @@ class _Tail:
         if size > _TAIL:
             self._file.seek(size - _TAIL)  # perhaps within a line: only the last row matters
 
-    def read(self) -> list[Row]:
+    def read(self) -> list[MeterRow]:
         """The rows since the last call."""
         if os.fstat(self._file.fileno()).st_size < self._file.tell():
             self._file.seek(0)
@@ -160,7 +160,7 @@ def open_external(path: Path, clock: Callable[[], float] = time.time) -> PowerSo
         denied = isinstance(error, PermissionError)
         return Absent(NAME, f"{path} cannot be read: {error.strerror or error}", denied)
     known_rows = [row for row in rows if row.t <= clock() + AHEAD_S]
-    curve = Curve(known_rows[-1] if known_rows else None)
+    curve = PowerCurve(known_rows[-1] if known_rows else None)
     reason = curve.find_reason(clock())
     if rows and not known_rows:
         ahead_s = min(row.t for row in rows) - clock()

@@ -25,9 +25,9 @@ from ensemble.spec import Energy
 
 log = logging.getLogger(__name__)
 
-Part = Mapping[str, Any]
+EnergyPart = Mapping[str, Any]
 #: Returns the seconds since it was last called, CPU-seconds of all processes in them, and the energy by part.
-Read = Callable[[], tuple[float, float | None, Sequence[Part]]]
+Read = Callable[[], tuple[float, float | None, Sequence[EnergyPart]]]
 
 BUSY_SHARE = 0.05
 _STEP_S = 0.25
@@ -48,7 +48,7 @@ class Idle:
         """`idle` in `power` of the node's `node` event."""
         return {"origin": self.origin, "watts": dict(self.watts), "reason": self.reason}
 
-    def compute_share(self, part: Part, seconds: float) -> float | None:
+    def compute_share(self, part: EnergyPart, seconds: float) -> float | None:
         """The joules of a part that are idle, a whole number of ticks; None where its idle power is not known.
 
         Args:
@@ -71,7 +71,7 @@ class Window:
     """
 
     seconds: float
-    parts: Sequence[Part]
+    parts: Sequence[EnergyPart]
     cores_busy: float | None
     gpus_busy: float | None
 
@@ -101,7 +101,7 @@ def _describe_gpus(share: float | None) -> str:
     return f"kernels ran on a GPU for {share:.0%} of the time" if share > BUSY_SHARE else ""
 
 
-def spread_given(idle_w: Mapping[str, float], parts: Sequence[Part]) -> dict[str, float]:
+def spread_given(idle_w: Mapping[str, float], parts: Sequence[EnergyPart]) -> dict[str, float]:
     """Idle watts by the name of the part, from watts by kind.
 
     Args:
@@ -135,7 +135,7 @@ def judge(window: Window) -> Idle:
     return Idle("measured" if watts else "unavailable", known, text)
 
 
-def _find_estimated(parts: Sequence[Part]) -> dict[str, float]:
+def _find_estimated(parts: Sequence[EnergyPart]) -> dict[str, float]:
     return {part["name"]: 0.0 for part in parts if part["origin"] == "estimated"}
 
 
@@ -173,7 +173,7 @@ def find_idle(energy: Energy, read: Read, begin: Callable[[], None], node: str) 
     return judge(window)
 
 
-def _use_given(idle_w: Mapping[str, float], parts: Sequence[Part]) -> Idle:
+def _use_given(idle_w: Mapping[str, float], parts: Sequence[EnergyPart]) -> Idle:
     watts = spread_given(idle_w, parts)
     if not set(watts) - set(_find_estimated(parts)):
         return Idle("unavailable", watts, f"what was given is of no part that is measured: {NO_SOURCE}")
@@ -183,7 +183,7 @@ def _use_given(idle_w: Mapping[str, float], parts: Sequence[Part]) -> Idle:
 def _watch(seconds: float, read: Read, lag_s: float = 0.0) -> Window:
     """What is seen of the node in so many seconds, and in up to `lag_s` more while rows have not come."""
     loads, begun = [read_gpu_load()], time.monotonic()
-    length_s, busy_s, parts = 0.0, [], dict[str, Part]()
+    length_s, busy_s, parts = 0.0, [], dict[str, EnergyPart]()
     while True:
         raise_if_deferred()
         time.sleep(min(_STEP_S, seconds))
@@ -205,7 +205,7 @@ def _watch(seconds: float, read: Read, lag_s: float = 0.0) -> Window:
     return Window(length_s, list(parts.values()), cores_busy, gpus_busy)
 
 
-def _add(before: Part | None, part: Part) -> Part:
+def _add(before: EnergyPart | None, part: EnergyPart) -> EnergyPart:
     """A part with its energy, and the seconds it is of, of two readings together."""
     if before is None:
         return part

@@ -1,10 +1,11 @@
 """Reads all power sources of a node together, for one `power` event.
 
 Where something measures the whole node (an external meter, else ACPI's), the parts of a node sum to what it says:
-the processors, memory and GPUs that are measured by themselves, and a part ``node``, which is the rest
-(`ensemble.meter.power.rest`). Nothing is estimated then; the rest holds processors that nothing measures.
+the processors, memory and GPUs that are measured by themselves, and a part ``node``, which is the residual
+(`ensemble.meter.power.residual_power`). Nothing is estimated then; it holds processors that nothing measures.
 
-An external meter's rows come late: an interval is held open until they cover it (`ensemble.meter.power.held`).
+An external meter's rows come late: an interval is kept open until they cover it
+(`ensemble.meter.power.pending_interval`).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading
 from ensemble.meter.power.estimate import open_estimate
 from ensemble.meter.power.external import NAME as EXTERNAL
 from ensemble.meter.power.external import locate, open_external
-from ensemble.meter.power.held import HeldTime, Part, Slice
 from ensemble.meter.power.idle import Idle, find_idle
 from ensemble.meter.power.nvml import open_nvml
-from ensemble.meter.power.rest import Rest
+from ensemble.meter.power.pending_interval import EnergyPart, PendingInterval, Slice
+from ensemble.meter.power.residual_power import ResidualPower
 from ensemble.spec import Energy
 
 log = logging.getLogger(__name__)
@@ -104,8 +105,8 @@ class PowerMeter:
         self._last = clock()
         self._busy = find_busy_time() if busy is None else busy
         self._last_busy_s = self._read_busy_s()
-        self._rest = Rest(now())
-        self._held: HeldTime | None = None
+        self._residual = ResidualPower(now())
+        self._held: PendingInterval | None = None
         self._unread = ""  # why no row of the external meter comes any more
         self._lost: dict[str, Callable[[], PowerSource | Absent]] = {}
         self._retry_at = self._last + _RETRY_S
@@ -182,7 +183,7 @@ class PowerMeter:
             held.add_rows(_list_rows([reading for each in late for reading in self._read_source(each)]))
         return events + self._decide(held, source, is_last=True)
 
-    def _decide(self, held: HeldTime, source: str, *, is_last: bool) -> list[dict[str, Any]]:
+    def _decide(self, held: PendingInterval, source: str, *, is_last: bool) -> list[dict[str, Any]]:
         """The events of the stretches of held time that are decided."""
         events = []
         while (stretch := held.decide(is_last)) is not None:
@@ -242,13 +243,13 @@ class PowerMeter:
     def _begin_idle(self) -> None:
         """Starts the time in which idle power is measured."""
         self._read_sources()
-        self._rest = Rest(self._now())
+        self._residual = ResidualPower(self._now())
 
     def _begin_interval(self, known: Sequence[Trapezoid] = ()) -> None:
         """Starts the time of the whole node's meter here."""
         now, self._unread = self._now(), ""
-        self._rest = Rest(now)
-        self._held = HeldTime(now) if any(each.is_late for each in self._sources) else None
+        self._residual = ResidualPower(now)
+        self._held = PendingInterval(now) if any(each.is_late for each in self._sources) else None
         if self._held is not None:
             self._held.add_rows(known)
 
@@ -290,7 +291,7 @@ class PowerMeter:
         for reading in whole:
             ticks = sum(to_ticks(part["energy_j"]) for part in parts)
             energy = reading.energy_j if reading.curve is None else reading.curve
-            rest, covered_s = self._rest.subtract(self._now(), ticks, energy)
+            rest, covered_s = self._residual.subtract(self._now(), ticks, energy)
             part = _make_part(Reading(reading.name, "node", from_ticks(rest)), "measured")
             parts.append(part if covered_s is None else part | {"covered_s": covered_s})
 
@@ -357,7 +358,7 @@ def _list_rows(whole: Sequence[Reading]) -> list[Trapezoid]:
 
 def _sum_parts(slices: Sequence[Slice]) -> list[dict[str, Any]]:
     """Each part with its energy in all slices."""
-    sums: dict[tuple[Any, ...], Part] = {}
+    sums: dict[tuple[Any, ...], EnergyPart] = {}
     for part in (part for each in slices for part in each.parts):
         key = tuple(part[name] for name in ("name", "kind", "device", "origin"))
         before = sums.get(key)

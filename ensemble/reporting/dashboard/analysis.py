@@ -19,8 +19,8 @@ from ensemble.reporting.sections import quality as quality_tables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ensemble.combine.aligned import Aligned
     from ensemble.combine.metrics import Array
+    from ensemble.combine.prediction_matrix import PredictionMatrix
     from ensemble.combine.tasks import TaskMath
     from ensemble.store import RunDir, RunState
 
@@ -90,16 +90,16 @@ def _explain(error: Exception) -> str:
 
 
 def _measure(run_dir: RunDir, state: RunState) -> Document:
-    from ensemble.combine.aligned import read_aligned
+    from ensemble.combine.prediction_matrix import read_prediction_matrix
     from ensemble.combine.recorded import combine_again
     from ensemble.combine.tasks import find_math
 
     combined = state.combined or {}
     chosen = _choose_members(run_dir, state)
-    valid = read_aligned(run_dir, state, chosen, "valid")
+    valid = read_prediction_matrix(run_dir, state, chosen, "valid")
     split, shown = "valid", valid
     if combined.get("split") != "valid":
-        test = read_aligned(run_dir, state, chosen, "test")
+        test = read_prediction_matrix(run_dir, state, chosen, "test")
         if test.members and test.target is not None:
             split, shown = "test", test
     if not shown.members or (shown.target is None and shown.task.kind != "free"):
@@ -188,7 +188,7 @@ def _choose_members(run_dir: RunDir, state: RunState) -> list[str]:
 
 
 def _measure_members(
-    task_math: TaskMath, shown: Aligned, combined: Mapping[str, Any], best: str
+    task_math: TaskMath, shown: PredictionMatrix, combined: Mapping[str, Any], best: str
 ) -> dict[str, dict[str, float]]:
     """The figures of each member; of functions that the user gave only the run knows them, of the best member."""
     measured = (combined.get("metrics") or {}).get("best") or {}
@@ -222,7 +222,7 @@ def _describe_combined(combined: Mapping[str, Any]) -> Document:
     return fields
 
 
-def _gain_curve(task_math: TaskMath, valid: Aligned, shown: Aligned) -> list[Document]:
+def _gain_curve(task_math: TaskMath, valid: PredictionMatrix, shown: PredictionMatrix) -> list[Document]:
     """Figures on the shown split after each added member; the members are chosen on the validation split."""
     assert valid.target is not None and shown.target is not None
     curve: list[Document] = []
@@ -236,7 +236,7 @@ def _gain_curve(task_math: TaskMath, valid: Aligned, shown: Aligned) -> list[Doc
     return curve
 
 
-def _disagreement(shown: Aligned) -> Document | None:
+def _disagreement(shown: PredictionMatrix) -> Document | None:
     """How far two members differ, of the best members, by rank."""
     if len(shown.members) < 2:
         return None
@@ -259,7 +259,7 @@ def _disagreement(shown: Aligned) -> Document | None:
     }
 
 
-def _decide(shown: Aligned, values: Array) -> Array:
+def _decide(shown: PredictionMatrix, values: Array) -> Array:
     """What a member decides at each position that takes part: a class, a label, a number; [k]."""
     from ensemble.combine.metrics import find_known
 
@@ -283,7 +283,7 @@ def _root_mean_square(first: Array, second: Array) -> float:
 
 
 def _combine_so_far(
-    state: RunState, task_math: TaskMath, valid: Aligned, shown: Aligned
+    state: RunState, task_math: TaskMath, valid: PredictionMatrix, shown: PredictionMatrix
 ) -> tuple[Array, Document]:
     """What the members finished so far would predict together, and the fields of the document about them."""
     from ensemble.combine.combination import fit

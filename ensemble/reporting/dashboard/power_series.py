@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.meter.origin import from_ticks
 
 if TYPE_CHECKING:
-    from ensemble.meter.usage_intervals import Interval
+    from ensemble.meter.usage_intervals import PowerInterval
     from ensemble.store.member import Event
     from ensemble.store.state import RunState
 
@@ -31,7 +31,7 @@ class PowerSeries:
         self._sources: dict[str, dict[str, None]] = {}
         self._new: list[tuple[Any, ...]] = []
 
-    def apply(self, event: Event, interval: Interval) -> None:
+    def apply(self, event: Event, interval: PowerInterval) -> None:
         """Adds the reading of a `power` event.
 
         Args:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ensemble.meter.account import Account
-from ensemble.meter.ledger import Ledger, present
+from ensemble.meter.ledger import Ledger, build_ledger
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.curves import Curves
 from ensemble.reporting.dashboard.power_series import PowerSeries
@@ -79,8 +79,10 @@ class Touched:
         elif kind in _OF_ALL_MEMBERS:
             self.all_members = True
             self.sections |= {"nodes", "streams"}
-        elif kind == "asked":
-            self.answers.append({name: event.get(name) for name in ("request", "verb", "member", "done", "said")})
+        elif kind == "request":
+            self.answers.append(
+                {name: event.get(name) for name in ("request", "verb", "member", "done", "message")}
+            )
         self.analyses |= {name for name, kinds in OF_ANALYSES.items() if kind in kinds}
 
 
@@ -139,7 +141,7 @@ class RunView:
                 self._apply(event)
             except EVENT_ERRORS as error:
                 self._add_notices(leave_out(self.state, event, error))
-        self.state.trail.clear()
+        self.state.decision_events.clear()
         self.offset = offset
 
     def _apply(self, event: Event) -> None:
@@ -187,7 +189,7 @@ class RunView:
     def tables_document(self) -> dict[str, Any]:
         """What the other views have no place for, as tables."""
         known = self._ledger if self._ledger_offset == self.offset else None
-        return describe_tables(self.state, known or present(self._account))
+        return describe_tables(self.state, known or build_ledger(self._account))
 
     def _member_rows(self, names: Iterable[str]) -> dict[str, list[Any]]:
         members, lost = self.state.members, is_lost(self.state, self.driver)
@@ -201,7 +203,7 @@ class RunView:
     def _describe_run(self) -> dict[str, Any]:
         began = self._clock()
         left_s = self._estimator.left_s(self.state)
-        ledger = self._ledger or present(self._account)
+        ledger = self._ledger or build_ledger(self._account)
         found = describe_run(self.run_dir.path.name, self.state, ledger, left_s, self.driver)
         self._paces["run"].note(began, self._clock())
         return found
@@ -212,7 +214,7 @@ class RunView:
             return self._cost
         began = self._clock()
         self._account.settle()
-        self._ledger, self._ledger_offset = present(self._account), self.offset
+        self._ledger, self._ledger_offset = build_ledger(self._account), self.offset
         self._cost = rows.describe_cost(self.state, self._ledger)
         self._paces["cost"].note(began, self._clock())
         return self._cost

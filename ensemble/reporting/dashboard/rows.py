@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.reporting.dashboard.run_section import member_state
 from ensemble.reporting.ranking import finite_or_none, metric
 from ensemble.reporting.sections import cost as cost_section
-from ensemble.reporting.sections import turnaround
+from ensemble.reporting.sections import time_to_solution
 from ensemble.reporting.time_left import fraction_done, member_epochs, member_left_s
 
 if TYPE_CHECKING:
@@ -225,7 +225,9 @@ def describe_cost(state: RunState, ledger: Ledger) -> dict[str, Any]:
             }
             for role, total in roles.items()
         ],
-        "lines": [list(line) for line in (*cost_section.summarize(state, ledger), *turnaround.summarize(state))],
+        "lines": [
+            list(line) for line in (*cost_section.summarize(state, ledger), *time_to_solution.summarize(state))
+        ],
         "by_member_role": by_member_role,
     }
 

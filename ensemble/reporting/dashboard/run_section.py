@@ -16,7 +16,7 @@ from ensemble.reporting.sections.feeders import (
     difference_lines,
     unshared_lines,
 )
-from ensemble.reporting.sections.turnaround import measure_turnaround, summarize
+from ensemble.reporting.sections.time_to_solution import measure_time_to_solution, summarize
 from ensemble.reporting.status import describe_state, status_gpus
 from ensemble.reporting.time_left import epochs_done_and_left
 
@@ -173,7 +173,7 @@ def _totals(state: RunState, ledger: Ledger, *, is_driven: bool) -> dict[str, An
     now = [node for node in state.nodes.values() if node.watts is not None] if is_driven else []
     origins = {node.node: node.origin for node in ledger.nodes}
     rate = sum(m.samples_per_s or 0.0 for m in state.members.values() if m.state == "running")
-    pace = measure_turnaround(state)
+    pace = measure_time_to_solution(state)
     return {
         "cpu_s": used.cpu_s,
         "energy_j": used.energy_j,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.meter.ledger import present
+from ensemble.meter.ledger import build_ledger
 from ensemble.reporting.dashboard.run_section import describe_head
 from ensemble.reporting.status import SILENT_S, describe_lost_controller
 from ensemble.store import RunDir, RunStatus, StoreError
@@ -196,7 +196,7 @@ class RunList:
                     known.status = None
                 return
             row = describe_head(
-                path.name, status.state, lost, present(status.account) if self._with_used else None
+                path.name, status.state, lost, build_ledger(status.account) if self._with_used else None
             )
         except FileNotFoundError:
             self._known[key] = _Known(_name_row(key, path, "not started"), read_at=known.read_at)

@@ -63,7 +63,7 @@ here: <a href=".">open the page</a>.</p>
 
 
 @dataclass(eq=False)
-class Session:
+class BrowserSession:
     """One browser that has used a token."""
 
     digest: bytes
@@ -107,7 +107,7 @@ class Guard:
         self.cookie = f"ensemble_{port}"
         self._hosts, self._url, self._announce = frozenset(hosts), url, announce
         self._scraper = None if scraper_token is None else _digest(scraper_token)
-        self._sessions: list[Session] = []
+        self._sessions: list[BrowserSession] = []
         self._renew_token()
 
     def _renew_token(self) -> None:
@@ -120,11 +120,14 @@ class Guard:
         if not hmac.compare_digest(_digest(token), self._token):
             return None
         id = secrets.token_urlsafe(32)
-        self._sessions = [*self._sessions[1 - MOST_SESSIONS :], Session(_digest(id), self._clock() + SESSION_S)]
+        self._sessions = [
+            *self._sessions[1 - MOST_SESSIONS :],
+            BrowserSession(_digest(id), self._clock() + SESSION_S),
+        ]
         self._renew_token()
         return id
 
-    def find_session(self, request: web.Request) -> Session | None:
+    def find_session(self, request: web.Request) -> BrowserSession | None:
         """The session that a request belongs to."""
         given = _digest(request.cookies.get(self.cookie, ""))
         found = None
@@ -133,11 +136,11 @@ class Guard:
                 found = session
         return found
 
-    def is_valid(self, session: Session) -> bool:
+    def is_valid(self, session: BrowserSession) -> bool:
         """Whether a session has not ended."""
         return self._clock() < session.ends
 
-    def check(self, request: web.Request) -> Session | None:
+    def check(self, request: web.Request) -> BrowserSession | None:
         """Returns the session of a request that may be served; None for a request that needs none.
 
         Raises:

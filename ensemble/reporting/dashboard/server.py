@@ -16,7 +16,7 @@ from ensemble.reporting.dashboard.connections import BODY_S, MOST_HEADERS, MOST_
 from ensemble.reporting.dashboard.feed import Feed, LogReader, encode, encode_message
 from ensemble.reporting.dashboard.hub import Runs
 from ensemble.reporting.dashboard.member_log import read_chunk
-from ensemble.reporting.dashboard.security import MOST_STREAMS, Guard, Refused, Session
+from ensemble.reporting.dashboard.security import MOST_STREAMS, BrowserSession, Guard, Refused
 from ensemble.reporting.metrics.endpoint import add_metrics
 from ensemble.store import StoreError
 
@@ -174,7 +174,7 @@ class Page:
         return response
 
     @contextlib.contextmanager
-    def _count(self, session: Session) -> Iterator[None]:
+    def _count(self, session: BrowserSession) -> Iterator[None]:
         if session.streams >= MOST_STREAMS:
             raise Refused(429, f"this browser has {MOST_STREAMS} streams open; close some of its pages")
         mark = object()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ensemble.meter.ledger import present
+from ensemble.meter.ledger import build_ledger
 from ensemble.reporting.loggers.base import Kept, Logger, LostRecordsError
 from ensemble.reporting.loggers.points import EpochEnded, Point, PointReader, describe_end
 from ensemble.store import RunDir, RunStatus, apply_event, read_events
@@ -58,7 +58,7 @@ class Follower:
         if last is not None:
             status.account.apply(last)
             apply_event(state, last)
-        self._kept.save(self._events, self._logger.end(describe_end(state, present(status.account)), state))
+        self._kept.save(self._events, self._logger.end(describe_end(state, build_ledger(status.account)), state))
 
     def close(self) -> None:
         """Close the logger."""

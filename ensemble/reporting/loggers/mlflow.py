@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ensemble.reporting.loggers.base import Logger, LostRecordsError, as_text
-from ensemble.reporting.loggers.points import Declared, EpochEnded, Point, RunEnd
+from ensemble.reporting.loggers.points import DeclaredMember, EpochEnded, Point, RunEnd
 from ensemble.store import RunDir, RunState
 from ensemble.store.files import make_directory
 from ensemble.store.member import ENDED
@@ -80,7 +80,7 @@ class MLflowLogger(Logger):
         params: dict[str, dict[str, Any]] = {}
         metrics: dict[str, list[Any]] = {}
         for point in points:
-            if isinstance(point, Declared):
+            if isinstance(point, DeclaredMember):
                 if self._declare(point):
                     metrics[point.member] = []
                 params[point.member] = point.options | point.params
@@ -110,7 +110,7 @@ class MLflowLogger(Logger):
         self._client.set_terminated(self._runs[RUN], status, _milliseconds(end.t))
         return {"runs": self._runs}
 
-    def _declare(self, point: Declared) -> bool:
+    def _declare(self, point: DeclaredMember) -> bool:
         """Make the run of a member, without its parameters; one with other parameters is replaced.
 
         Returns:

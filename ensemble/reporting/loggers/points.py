@@ -26,7 +26,7 @@ OPTIONS = ("seed", "epochs", "batch_size", "workers", "precision")
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredMember:
     """A member that is new, or declared otherwise than before; `t` in Unix seconds, here and below."""
 
     member: str
@@ -54,7 +54,7 @@ class EpochEnded:
     values: dict[str, float]
 
 
-Point = Declared | WentBack | EpochEnded
+Point = DeclaredMember | WentBack | EpochEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class PointReader:
     def __init__(self) -> None:
         self.state = RunState()
         self._epochs: dict[str, int] = {}  # epochs of each member that have been returned
-        self._declared: dict[str, Declared] = {}
+        self._declared: dict[str, DeclaredMember] = {}
 
     def read(self, event: Event) -> list[Point]:
         """Apply the next event; returns what it adds."""
@@ -126,7 +126,7 @@ class PointReader:
 
     def _declare(self, member: MemberState, t: float) -> list[Point]:
         options = {name: member.identity[name] for name in OPTIONS if name in member.identity}
-        declared = Declared(member.id, t, member.params, options)
+        declared = DeclaredMember(member.id, t, member.params, options)
         known = self._declared.get(member.id)
         if known is not None and (known.params, known.options) == (declared.params, declared.options):
             return []

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.reporting.loggers.base import Logger, LostRecordsError, as_text
-from ensemble.reporting.loggers.points import Declared, EpochEnded, MemberEnd, Point, RunEnd, WentBack
+from ensemble.reporting.loggers.points import DeclaredMember, EpochEnded, MemberEnd, Point, RunEnd, WentBack
 from ensemble.store import RunDir, RunState
 from ensemble.store.files import make_directory
 
@@ -56,7 +56,9 @@ class TensorBoardLogger(Logger):
         """Append the points of each member to its file."""
         records: dict[str, list[bytes]] = {}
         for point in points:
-            if isinstance(point, Declared):  # of a member that is declared otherwise, TensorBoard keeps the first
+            if isinstance(
+                point, DeclaredMember
+            ):  # of a member that is declared otherwise, TensorBoard keeps the first
                 self._sizes.pop(point.member, None)
                 self._ends.pop(point.member, None)
                 records[point.member] = []
@@ -65,7 +67,7 @@ class TensorBoardLogger(Logger):
             if first is not None and not isinstance(point, WentBack):
                 written.append(self._encoder.restart(point.t, first))
             match point:
-                case Declared(_, t, params, options):
+                case DeclaredMember(_, t, params, options):
                     written.append(self._encoder.hyperparameters(t, point.member, options | params))
                 case WentBack(_, t, epoch):
                     written.append(self._encoder.restart(t, epoch))

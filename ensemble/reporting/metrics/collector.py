@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from ensemble.reporting.metrics.families import FAMILIES, Family
-from ensemble.reporting.metrics.projection import KEPT_S, MOST_MEMBERS, Sample, clean, project
+from ensemble.reporting.metrics.projection import KEPT_S, MOST_MEMBERS, MetricSample, clean, project
 from ensemble.store import RunDir, RunStatus, StoreError
 from ensemble.store.log_lines import identify_log
 
@@ -83,7 +83,7 @@ class RunCollector(Collector):
             metrics[sample.family].add_sample(sample.family.name, labels, sample.value)
         return (metric for metric in metrics.values() if metric.samples)
 
-    def _project_runs(self) -> Iterator[Sample]:
+    def _project_runs(self) -> Iterator[MetricSample]:
         left, runs = self._most_members, self._list_runs()
         self._followers = {path: known for path, known in self._followers.items() if path in runs.values()}
         for name, path in runs.items():

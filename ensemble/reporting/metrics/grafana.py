@@ -145,7 +145,7 @@ def make_run_panels() -> list[Json]:
 
 def make_stream_panels() -> list[Json]:
     """Returns the panels of the shared pipeline."""
-    name = "{{run}} {{node}} cohort {{cohort}}"
+    name = "{{run}} {{node}} stream group {{cohort}}"
     samples = [
         Query(rate(f.STREAM_PREPARED, _OF_RUN), f"{name} prepared"),
         Query(rate(f.STREAM_CONSUMED, _OF_RUN), f"{name} consumed"),
@@ -207,7 +207,7 @@ def make_ray_panels() -> list[Json]:
         make_panel("Members by state, through Ray", [Query(f"{members} > 0", "{{run}} {{state}}")], "short"),
         make_panel(
             "Samples prepared per second, through Ray",
-            [Query(rate(f.STREAM_PREPARED, _OF_RUN, RAY_PREFIX), "{{run}} {{node}} cohort {{cohort}}")],
+            [Query(rate(f.STREAM_PREPARED, _OF_RUN, RAY_PREFIX), "{{run}} {{node}} stream group {{cohort}}")],
             "short",
         ),
     ]

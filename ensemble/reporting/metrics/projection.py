@@ -24,7 +24,7 @@ from ensemble.reporting import text
 from ensemble.reporting.metrics import families as f
 from ensemble.reporting.model_figures import describe_figure, read_task
 from ensemble.reporting.ranking import best_member, finite_or_none, metric
-from ensemble.reporting.sections.turnaround import measure_turnaround
+from ensemble.reporting.sections.time_to_solution import measure_time_to_solution
 from ensemble.reporting.time_left import epochs_done_and_left, fraction_done
 from ensemble.store.member import ENDED
 
@@ -37,7 +37,7 @@ MOST_MEMBERS = 1000
 MOST_LETTERS = 200  # of a label's value
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """The value of one series; the labels are in the order of the family's."""
 
     family: Family
@@ -54,7 +54,9 @@ class Used:
     origins: set[Origin] = field(default_factory=set)
 
 
-def project(run: str, state: RunState, account: Account, most_members: int = MOST_MEMBERS) -> Iterator[Sample]:
+def project(
+    run: str, state: RunState, account: Account, most_members: int = MOST_MEMBERS
+) -> Iterator[MetricSample]:
     """Yields the samples of a run.
 
     Args:
@@ -66,7 +68,7 @@ def project(run: str, state: RunState, account: Account, most_members: int = MOS
     members, left_out = select_members(state, most_members)
     used = _sum_up(account.sums if state.ended is None else account.sum_up())
     yield from project_run(run, state, account, used)
-    yield Sample(f.LEFT_OUT, (run,), left_out)
+    yield MetricSample(f.LEFT_OUT, (run,), left_out)
     yield from _project_members(run, state, account, members, used)
     cohorts = {member.cohort for member in members}
     yield from project_streams(run, state, account, cohorts)
@@ -80,7 +82,7 @@ LASTING = frozenset(
 )
 
 
-def project_lasting(run: str, state: RunState, account: Account) -> Iterator[Sample]:
+def project_lasting(run: str, state: RunState, account: Account) -> Iterator[MetricSample]:
     """Yields the samples of the families in `LASTING`, none of which is about a member; see `project`."""
     account.settle()
     samples = (*project_run(run, state, account), *project_streams(run, state, account))
@@ -111,7 +113,7 @@ def _find_end(member: MemberState) -> float:
 
 def project_run(
     run: str, state: RunState, account: Account, used: Mapping[tuple[str, str], Used] | None = None
-) -> Iterator[Sample]:
+) -> Iterator[MetricSample]:
     """Yields the samples of the run as a whole and of its nodes.
 
     Args:
@@ -119,37 +121,37 @@ def project_run(
     """
     used = _sum_up(account.sums if state.ended is None else account.sum_up()) if used is None else used
     facts = (state.name, state.run_id, state.executor, state.mode, state.objective or "", state.direction or "")
-    yield Sample(f.RUN_INFO, tuple(map(clean, (run, *facts))), 1)
+    yield MetricSample(f.RUN_INFO, tuple(map(clean, (run, *facts))), 1)
     states = Counter(str(member.state) for member in state.members.values())
     states["waiting"] += max(0, (state.declared or 0) - len(state.members))
     for name in ("waiting", "placed", "running", "paused", "stopped", "finished", "pruned", "failed", "cancelled"):
-        yield Sample(f.RUN_MEMBERS, (run, name), states[name])
+        yield MetricSample(f.RUN_MEMBERS, (run, name), states[name])
     done, left = epochs_done_and_left(state)
     if done + left > 0:
-        yield Sample(f.RUN_PROGRESS, (run,), done / (done + left))
+        yield MetricSample(f.RUN_PROGRESS, (run,), done / (done + left))
     leader = best_member(state)
     if leader is not None and (value := metric(leader, state.objective)) is not None:
-        yield Sample(f.RUN_BEST, (run, clean(state.objective)), value)
+        yield MetricSample(f.RUN_BEST, (run, clean(state.objective)), value)
     yield from _project_combined(run, state)
     rates = (member.samples_per_s or 0.0 for member in state.members.values() if member.state == "running")
-    yield Sample(f.RUN_RATE, (run,), math.fsum(rates))
-    if (turnaround := measure_turnaround(state)) is not None:
-        yield Sample(f.RUN_MODELS, (run,), turnaround.per_minute)
+    yield MetricSample(f.RUN_RATE, (run,), math.fsum(rates))
+    if (time_to_solution := measure_time_to_solution(state)) is not None:
+        yield MetricSample(f.RUN_MODELS, (run,), time_to_solution.per_minute)
     if state.updated is not None:
-        yield Sample(f.RUN_UPDATED, (run,), state.updated)
+        yield MetricSample(f.RUN_UPDATED, (run,), state.updated)
     yield from _project_roles(run, state, account, used)
     samples = account.reader.samples
     prepared, consumed = samples.prepared + samples.private, samples.consumed + samples.private
-    yield Sample(f.RUN_PREPARED, (run,), prepared)
-    yield Sample(f.RUN_CONSUMED, (run,), consumed)
+    yield MetricSample(f.RUN_PREPARED, (run,), prepared)
+    yield MetricSample(f.RUN_CONSUMED, (run,), consumed)
     if prepared:
-        yield Sample(f.RUN_REUSE, (run,), consumed / prepared)
+        yield MetricSample(f.RUN_REUSE, (run,), consumed / prepared)
     for name, node in account.reader.nodes.items() if state.ended is None else ():
         if node.power and (watts := node.power[-1].watts) is not None:
-            yield Sample(f.NODE_POWER, (run, clean(name), node.power[-1].origin), watts)
+            yield MetricSample(f.NODE_POWER, (run, clean(name), node.power[-1].origin), watts)
 
 
-def _project_combined(run: str, state: RunState) -> Iterator[Sample]:
+def _project_combined(run: str, state: RunState) -> Iterator[MetricSample]:
     """Yields the samples of the combined model, once there is one."""
     combined = state.combined or {}
     task, split = read_task(combined), str(combined.get("split") or "")
@@ -157,28 +159,28 @@ def _project_combined(run: str, state: RunState) -> Iterator[Sample]:
         for name, value in (metrics or {}).items():
             if (known := finite_or_none(value)) is not None:
                 better = describe_figure(name, task, (state.objective, state.direction)).better or ""
-                yield Sample(f.RUN_COMBINED, (run, clean(name), of, split, better), known)
+                yield MetricSample(f.RUN_COMBINED, (run, clean(name), of, split, better), known)
     for of, intervals in (combined.get("intervals") or {}).items():
         for name, ends in (intervals or {}).items():
             for end, value in zip(("low", "high"), ends or (), strict=False):
-                yield Sample(f.RUN_COMBINED_BOUND, (run, clean(name), of, end), float(value))
+                yield MetricSample(f.RUN_COMBINED_BOUND, (run, clean(name), of, end), float(value))
     for part, value in (combined.get("uncertainty") or {}).items():
         if (known := finite_or_none(value)) is not None:
-            yield Sample(f.RUN_UNCERTAINTY, (run, clean(part)), known)
+            yield MetricSample(f.RUN_UNCERTAINTY, (run, clean(part)), known)
 
 
 def _project_roles(
     run: str, state: RunState, account: Account, used: Mapping[tuple[str, str], Used]
-) -> Iterator[Sample]:
+) -> Iterator[MetricSample]:
     new_of_ray = 0 if state.ended is not None else account.count_new_ray_cpu()
     for (what, role), use in used.items():
         if what != "role":
             continue
         if use.cpu:
             ticks = use.cpu - (new_of_ray if role == "ray" else 0)
-            yield Sample(f.RUN_CPU, (run, clean(role)), from_ticks(ticks))
+            yield MetricSample(f.RUN_CPU, (run, clean(role)), from_ticks(ticks))
         if use.origins:
-            yield Sample(f.RUN_ENERGY, (run, clean(role), weakest(use.origins)), from_ticks(use.energy))
+            yield MetricSample(f.RUN_ENERGY, (run, clean(role), weakest(use.origins)), from_ticks(use.energy))
 
 
 def _sum_up(sums: Sums) -> dict[tuple[str, str], Used]:
@@ -210,29 +212,29 @@ def _project_members(
     account: Account,
     members: list[MemberState],
     used: Mapping[tuple[str, str], Used],
-) -> Iterator[Sample]:
+) -> Iterator[MetricSample]:
     objective, nothing = clean(state.objective or ""), Used()
     power = _measure_power(account, members) if state.ended is None else {}
     for member in members:
         who = (run, clean(member.id))
         cohort = "" if member.cohort is None else str(member.cohort)
-        yield Sample(f.MEMBER_INFO, (*who, member.state, clean(member.place), cohort), 1)
-        yield Sample(f.MEMBER_PROGRESS, who, fraction_done(state, member))
-        yield Sample(f.MEMBER_EPOCHS, who, member.epoch)
+        yield MetricSample(f.MEMBER_INFO, (*who, member.state, clean(member.place), cohort), 1)
+        yield MetricSample(f.MEMBER_PROGRESS, who, fraction_done(state, member))
+        yield MetricSample(f.MEMBER_EPOCHS, who, member.epoch)
         if (value := metric(member, state.objective)) is not None:
-            yield Sample(f.MEMBER_OBJECTIVE, (*who, objective), value)
+            yield MetricSample(f.MEMBER_OBJECTIVE, (*who, objective), value)
         if member.state == "running" and member.samples_per_s is not None:
-            yield Sample(f.MEMBER_RATE, who, member.samples_per_s)
-        yield Sample(f.MEMBER_WAITED, who, from_ticks(account.reader.waited.get(member.id, 0)))
+            yield MetricSample(f.MEMBER_RATE, who, member.samples_per_s)
+        yield MetricSample(f.MEMBER_WAITED, who, from_ticks(account.reader.waited.get(member.id, 0)))
         use = used.get(("member", member.id), nothing)
-        yield Sample(f.MEMBER_CPU, who, from_ticks(use.cpu))
+        yield MetricSample(f.MEMBER_CPU, who, from_ticks(use.cpu))
         if use.origins:
-            yield Sample(f.MEMBER_ENERGY, (*who, weakest(use.origins)), from_ticks(use.energy))
+            yield MetricSample(f.MEMBER_ENERGY, (*who, weakest(use.origins)), from_ticks(use.energy))
         elif member.id in power:  # a counter begins at 0, from where a rate is known
-            yield Sample(f.MEMBER_ENERGY, (*who, power[member.id][1]), 0.0)
+            yield MetricSample(f.MEMBER_ENERGY, (*who, power[member.id][1]), 0.0)
         if member.id in power:
             watts, origin = power[member.id]
-            yield Sample(f.MEMBER_POWER, (*who, origin), watts)
+            yield MetricSample(f.MEMBER_POWER, (*who, origin), watts)
 
 
 def _measure_power(account: Account, members: list[MemberState]) -> dict[str, tuple[float, Origin]]:
@@ -258,23 +260,23 @@ def _measure_power(account: Account, members: list[MemberState]) -> dict[str, tu
 
 def project_streams(
     run: str, state: RunState, account: Account, cohorts: set[int | None] | None = None
-) -> Iterator[Sample]:
+) -> Iterator[MetricSample]:
     """Yields the samples of streams: of these cohorts, or of all."""
     for (node, cohort), (prepared, consumed, skipped) in account.reader.samples.by_stream.items():
         if cohorts is not None and cohort not in cohorts:
             continue
         which = (run, clean(node), str(cohort))
-        yield Sample(f.STREAM_PREPARED, which, prepared)
-        yield Sample(f.STREAM_CONSUMED, which, consumed)
-        yield Sample(f.STREAM_SKIPPED, which, skipped)
+        yield MetricSample(f.STREAM_PREPARED, which, prepared)
+        yield MetricSample(f.STREAM_CONSUMED, which, consumed)
+        yield MetricSample(f.STREAM_SKIPPED, which, skipped)
         if prepared:
-            yield Sample(f.STREAM_REUSE, which, consumed / prepared)
+            yield MetricSample(f.STREAM_REUSE, which, consumed / prepared)
         last = state.feeders.get((node, cohort), {})
         if state.ended is None and last:
-            yield Sample(f.STREAM_WORKERS, which, last.get("workers") or 0)
+            yield MetricSample(f.STREAM_WORKERS, which, last.get("workers") or 0)
             for queue, level in (last.get("fullness") or {}).items():
                 if level is not None:
-                    yield Sample(f.STREAM_LEVEL, (*which, clean(queue)), level)
+                    yield MetricSample(f.STREAM_LEVEL, (*which, clean(queue)), level)
 
 
 def clean(value: str) -> str:

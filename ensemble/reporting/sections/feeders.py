@@ -56,7 +56,7 @@ def bottlenecks(state: RunState) -> dict[int, str]:
             found.append((cohort, what, levels, reported))
     lines = {}
     for cohort, what, levels, reported in found:
-        where = "" if len(found) == 1 else f" in cohort {cohort}"
+        where = "" if len(found) == 1 else f" in stream group {cohort}"
         waited = f"a member waited {levels.get('waiting', 0.0):.0%} of the time"
         if what == "members":
             lines[cohort] = f"the members{where} ({waited})"
@@ -73,7 +73,7 @@ def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
     """Returns what limits the streams of the newest cohorts, a line each."""
     lines = list(bottlenecks(state).values())
     left_out = len(lines) - most
-    return lines[-most:] + ([f"and of {text.count(left_out, 'earlier cohort')}"] if left_out > 0 else [])
+    return lines[-most:] + ([f"and of {text.count(left_out, 'earlier stream group')}"] if left_out > 0 else [])
 
 
 def _advise(state: RunState, cohort: int, busy: float, feeders: Mapping[str, Event]) -> str:

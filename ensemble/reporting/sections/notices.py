@@ -29,7 +29,7 @@ class Notice:
 
 
 def _where(event: Event) -> str:
-    return f"{event['node']}, cohort {event.get('cohort')}"
+    return f"{event['node']}, stream group {event.get('cohort')}"
 
 
 def describe_unmeasured(members: Iterable[str], error: str) -> str:
@@ -56,7 +56,7 @@ _ACTIONS = {
 def describe_difference(event: Event) -> str:
     """Returns a `sample_difference` event as a sentence."""
     where = f"epoch {event['epoch']}, position {event['place']} (sample {event['index']})"
-    if event["verdict"] == "left_out":
+    if event["result"] == "left_out":
         return (
             f"{event['member']}: shared samples of {event['split']} are not compared, {where}: {event['detail']}"
         )
@@ -112,8 +112,8 @@ def describe_unread(node: str, seconds: float) -> str:
 
 _REMEDIES: dict[str, Callable[[Event], str]] = {
     "alone": lambda event: "it prepares its own batches from its next epoch on",
-    "move": lambda event: f"it reads the stream of cohort {event['cohort']} from its next epoch on",
-    "apart": lambda event: f"a stream of their own, cohort {event['cohort']}, from the next epoch on",
+    "move": lambda event: f"it reads the stream of stream group {event['cohort']} from its next epoch on",
+    "apart": lambda event: f"a stream of their own, stream group {event['cohort']}, from the next epoch on",
     "widen": lambda event: f"it goes on with {event['workers']} workers",
 }
 
@@ -163,7 +163,7 @@ class NoticeCollector:
             yield "error", describe_hole(event)
         elif kind == "unmeasured":
             yield "warning", describe_unmeasured(event["members"], event.get("error") or "no message")
-        elif kind == "room":
+        elif kind == "memory_increase":
             asked = [(event.get("memory_gb"), "GiB"), (event.get("gpus_per_worker"), "of a GPU")]
             more = " and ".join(f"{value:g} {unit}" for value, unit in asked if value is not None)
             yield "info", f"{member} and those like it get {more} for each worker from here on"
@@ -173,8 +173,8 @@ class NoticeCollector:
         elif kind == "cost" and self._minimizes_energy and event["energy_origin"] == "estimated":
             self._minimizes_energy = False  # once is enough
             yield "info", f"the search minimizes joules that are estimated: {ESTIMATED}"
-        elif kind == "unread":
-            what = hyperparameters.describe_unread(event["params"], event.get("meant") or {})
+        elif kind == "unused_hyperparameters":
+            what = hyperparameters.describe_unused(event["params"], event.get("meant") or {})
             yield "warning", f"{what} ({member})"
         elif kind == "finished" and event.get("early_stopping"):
             yield "info", describe_early_stop(member, event["epoch"] + 1, event["early_stopping"])

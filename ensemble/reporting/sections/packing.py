@@ -40,8 +40,8 @@ def describe_plan(state: RunState) -> list[str]:
     plan = state.planned
     if plan is None:
         return []
-    if plan.get("abreast"):
-        many = text.count(len(plan["abreast"]), "member")
+    if plan.get("concurrent"):
+        many = text.count(len(plan["concurrent"]), "member")
         return [
             f"{many} share the cores and one stream: an epoch takes all of them {text.duration(plan['pace_s'])} "
             "if the cores do what they did when each was measured alone. A core that one member does not need "

@@ -1,4 +1,4 @@
-"""Starts Ray twice, as Ray does it by itself and as `Session` does it, and says what came of it, as JSON."""
+"""Starts Ray twice, as Ray does it by itself and as `RayConnection` does it, and says what came of it, as JSON."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import ray  # before `Session`: what Ray reads from the environment it has read
+import ray  # before `RayConnection`: what Ray reads from the environment it has read
 
 from ensemble.executors.ray import _compat
-from ensemble.executors.ray.session import LOOPBACK, Session
+from ensemble.executors.ray.session import LOOPBACK, RayConnection
 
 OTHERS = ("log_monitor.py", "autoscaler/_private/monitor.py", "dashboard/dashboard.py")
 
@@ -104,7 +104,7 @@ def main(place: Path) -> dict[str, Any]:
     ray.shutdown()
     signal.signal(signal.SIGTERM, own_handler)
 
-    session = Session()
+    session = RayConnection()
     assert session.directory is not None
     try:
         shown = {"by itself": by_itself, "session": seen(session.directory), "free": free_cpus()}

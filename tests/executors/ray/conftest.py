@@ -23,8 +23,8 @@ def short() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def one_ray() -> Iterator[None]:
     """A Ray of this process: the runs of the module's tests from here on join it and start none."""
-    from ensemble.executors.ray.session import Session
+    from ensemble.executors.ray.session import RayConnection
 
-    session = Session()
+    session = RayConnection()
     yield
     session.close()

@@ -14,7 +14,7 @@ from ensemble.executors.ray import lease_manager, leases
 from ensemble.executors.ray.agents import Agent, describe_node, describe_offer
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import Lease
-from ensemble.executors.ray.request import Offer, Request
+from ensemble.executors.ray.request import Offer, ResourceRequest
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.needs import UNITS, resolve_devices
 from ensemble.spec import Identity
@@ -263,7 +263,7 @@ class World:
 
     cluster: Cluster
 
-    def request(self, request: Request, name: str, avoided: Collection[str] = ()) -> Lease:
+    def request(self, request: ResourceRequest, name: str, avoided: Collection[str] = ()) -> Lease:
         parts = [(part.bundle.as_resources(), part.ray_id) for part in request.list_parts()]
         group = self.cluster.submit(name, *parts)
         group.avoided = frozenset(avoided)

@@ -27,8 +27,8 @@ from ensemble.executors.ray.agent import NodeAgent, list_import_directories
 from ensemble.executors.ray.agents import Agent, describe_error, describe_node, name_nodes
 from ensemble.executors.ray.executor import RayExecutor
 from ensemble.executors.ray.leases import Lease
-from ensemble.executors.ray.request import Bundle, Request
-from ensemble.executors.ray.session import Session, find_reachable
+from ensemble.executors.ray.request import Bundle, ResourceRequest
+from ensemble.executors.ray.session import RayConnection, find_reachable
 from ensemble.executors.spawn import ForkServer
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, SpecError
@@ -136,10 +136,10 @@ def test_a_lease_whose_gpu_the_node_does_not_offer_is_unusable() -> None:
     agent = Agent("here", RECORD, None, make_seen("GPU-1"))
     bundle = Bundle(1.0, 1.0, 1)
     for gpu, is_unusable in (("GPU-0", True), ("GPU-1", False)):
-        lease = Lease(Request(bundle), None, bundle, gpus=(gpu,))
+        lease = Lease(ResourceRequest(bundle), None, bundle, gpus=(gpu,))
         lease.devices = agent.find_devices(lease.gpus)
         assert agent.is_unusable(lease) == is_unusable
-    assert not agent.is_unusable(Lease(Request(bundle), None, Bundle(1.0, 1.0)))
+    assert not agent.is_unusable(Lease(ResourceRequest(bundle), None, Bundle(1.0, 1.0)))
 
 
 def test_a_node_says_nothing_of_gpus_that_the_run_does_not_hold() -> None:
@@ -152,10 +152,10 @@ def test_a_node_says_nothing_of_gpus_that_the_run_does_not_hold() -> None:
         (("GPU-2", "2"), "broken"),
     ]
     for gpu, said in (("GPU-0", "busy"), ("GPU-1", "slow"), ("2", "broken"), ("3", "Ray offers GPUs that")):
-        lease = Lease(Request(bundle), None, bundle, gpus=(gpu,))
+        lease = Lease(ResourceRequest(bundle), None, bundle, gpus=(gpu,))
         lease.devices = agent.find_devices(lease.gpus)
         assert describe_node(agent, [lease], on_gpus=True).no_gpus.startswith(said)
-    assert not describe_node(agent, [Lease(Request(bundle), None, bundle)], on_gpus=True).no_gpus
+    assert not describe_node(agent, [Lease(ResourceRequest(bundle), None, bundle)], on_gpus=True).no_gpus
     assert describe_node(agent, None, on_gpus=True).no_gpus == "busy; slow; broken"
 
 
@@ -271,7 +271,7 @@ def test_a_cluster_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyP
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(SpecError, match=f"no Ray answers at RAY_ADDRESS={address}: .*refused"):
-            Session()
+            RayConnection()
 
 
 def test_nodes_that_do_not_answer_are_found_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ LOOK = "look at {} in ensemble/executors/ray/_compat.py"
 
 @pytest.fixture(scope="module")
 def said() -> Iterator[dict[str, Any]]:
-    """What a process says that starts Ray by `ray.init` and then, with another token, by `Session`."""
+    """What a process says that starts Ray by `ray.init` and then, with another token, by `RayConnection`."""
     short = Path("/tmp") / f"t{secrets.token_hex(4)}"  # Ray's sockets lie below
     short.mkdir(mode=0o700)
     usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

@@ -1,4 +1,4 @@
-"""A Ray that does not answer: `ensemble run` ends on a signal, resumably, and `Session` after its time limit.
+"""A Ray that does not answer: `ensemble run` ends on a signal, resumably; `RayConnection` after its time limit.
 
 A start that was given up disturbs neither the program nor a later one.
 """
@@ -115,7 +115,7 @@ def test_a_signal_ends_a_run_that_waits_for_a_silent_cluster(
 
 def test_a_silent_cluster_is_given_up_after_a_time_limit(silent: socket.socket, tmp_path: Path) -> None:
     address = "{}:{}".format(*silent.getsockname())
-    program = "from ensemble.executors.ray.session import Session; Session(limit_s=2.0)"
+    program = "from ensemble.executors.ray.session import RayConnection; RayConnection(limit_s=2.0)"
     with subprocess.Popen(
         [sys.executable, "-c", program], env=environment(RAY_ADDRESS=address), text=True, stderr=subprocess.PIPE
     ) as session:
@@ -133,15 +133,15 @@ def test_a_start_that_hangs_leaves_ray_to_the_program_and_keeps_others_from_star
     address = "{}:{}".format(*silent.getsockname())
     program = """
 import contextlib, signal
-from ensemble.executors.ray.session import Session
+from ensemble.executors.ray.session import RayConnection
 from ensemble.spec import SpecError
 def handle(number, frame): ...
 with contextlib.suppress(SpecError):
-    Session(limit_s=2.0)
+    RayConnection(limit_s=2.0)
 from ray._private import utils
 utils.set_sigterm_handler(handle)
 assert signal.getsignal(signal.SIGTERM) is handle, "the program calls what the start has replaced"
-Session(limit_s=0.5)
+RayConnection(limit_s=0.5)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment(RAY_ADDRESS=address), text=True, capture_output=True
@@ -155,16 +155,16 @@ Session(limit_s=0.5)
 def test_a_connection_that_comes_too_late_is_ended() -> None:
     program = """
 import contextlib, threading
-from ensemble.executors.ray.session import Session
+from ensemble.executors.ray.session import RayConnection
 from ensemble.spec import SpecError
 with contextlib.suppress(SpecError):
-    Session(limit_s=2.0)
+    RayConnection(limit_s=2.0)
     raise AssertionError("the head did not hang")
 input("given up\\n")
 for each in threading.enumerate():
     if each.name == "ray":  # it connects
         each.join()
-session = Session()
+session = RayConnection()
 assert session.nodes()
 session.close()
 import ray
@@ -189,7 +189,7 @@ assert not ray.is_initialized(), "the session took the late connection for one o
 
 
 def open_session(**more: str) -> subprocess.CompletedProcess[str]:
-    program = "from ensemble.executors.ray.session import Session; print(len(Session(limit_s=300.0).nodes()))"
+    program = "from ensemble.executors.ray.session import RayConnection as R; print(len(R(limit_s=300.0).nodes()))"
     command = [sys.executable, "-c", program]
     return subprocess.run(command, env=environment(**more), text=True, capture_output=True)
 
@@ -218,8 +218,8 @@ def test_a_program_can_join_a_cluster_of_several_nodes_after_a_ray_of_our_own_ha
     program = """
 import os
 before = dict(os.environ)
-from ensemble.executors.ray.session import Session
-session = Session()
+from ensemble.executors.ray.session import RayConnection
+session = RayConnection()
 [node] = session.nodes()
 session.close()
 from ray.util import get_node_ip_address

@@ -29,7 +29,7 @@ from ensemble.executors.ray.demand import plan_requests
 from ensemble.executors.ray.lease_manager import KEPT_S, REST_S
 from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.queued_demand import MOST_PENDING
-from ensemble.executors.ray.request import Bundle, Request
+from ensemble.executors.ray.request import Bundle, ResourceRequest
 from ensemble.schedule import Node, Placement, pack
 from ensemble.spec import Identity
 
@@ -515,7 +515,7 @@ def time_release(world: World, count: int) -> float:
         gpus = tuple(f"GPU-{n}-{g}" for g in range(4))
         node = Node(name=f"node-{n}", cpus=16.0, gpus=("A",) * 4, gpu_ids=gpus, memory_gb=64.0, host="host")
         nodes.append((node.name, node))
-        leases = [Lease(Request(part, node.name), Group("run", []), part, ray_id=node.name) for _ in gpus]
+        leases = [Lease(ResourceRequest(part, node.name), Group("run", []), part, ray_id=node.name) for _ in gpus]
         for lease, gpu in zip(leases, gpus, strict=True):
             lease.devices = (gpu,)
             run.running.append(Placement(make_member(len(run.running)), node.name, (gpu,)))

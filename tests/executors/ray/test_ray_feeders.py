@@ -84,7 +84,7 @@ def test_nobody_waits_for_an_agent_that_is_slow_and_members_wait_for_their_feede
     def use() -> None:
         feeder = run.executor.start_feeder(run.node, 0, 1, 64)
         run.launch(0, feeder)
-        run.executor.send("member-0", "verdict")
+        run.executor.send("member-0", "result")
         run.executor.stop_feeder(run.node, 1)
 
     using = threading.Thread(target=use)

@@ -20,7 +20,7 @@ from ensemble.cli.parser import main
 from ensemble.executors.ray.metrics import MOST_STREAMS, RayMetrics, find_dashboards
 from ensemble.reporting.metrics import families as f
 from ensemble.reporting.metrics.grafana import RAY_GPU_POWER, RAY_PREFIX, format_dashboard
-from ensemble.reporting.metrics.projection import LASTING, Sample
+from ensemble.reporting.metrics.projection import LASTING, MetricSample
 
 ROOT = Path(__file__).parents[3]
 SPEC = """
@@ -128,8 +128,8 @@ def test_rays_figure_beside_ours_has_its_name_and_labels() -> None:
 # -- what Ray is given ------------------------------------------------------------------------------------------
 
 
-def joules(value: float, origin: str = "attributed") -> Sample:
-    return Sample(f.RUN_ENERGY, ("a", "train", origin), value)
+def joules(value: float, origin: str = "attributed") -> MetricSample:
+    return MetricSample(f.RUN_ENERGY, ("a", "train", origin), value)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def joules(value: float, origin: str = "attributed") -> Sample:
     ids=["grows", "another origin", "nothing"],
 )
 def test_a_counter_is_given_what_a_total_has_grown_by(
-    totals: Sequence[Sample], given: Sequence[tuple[float, str]]
+    totals: Sequence[MetricSample], given: Sequence[tuple[float, str]]
 ) -> None:
     metrics = RayMetrics()
     changes = [change for total in totals for change in metrics.find_changes([total])]
@@ -152,7 +152,9 @@ def test_a_counter_is_given_what_a_total_has_grown_by(
 
 def test_only_the_first_streams_are_reported() -> None:
     metrics = RayMetrics()
-    streams = [Sample(f.STREAM_REUSE, ("a", "node", str(cohort)), 2.0) for cohort in range(MOST_STREAMS + 10)]
+    streams = [
+        MetricSample(f.STREAM_REUSE, ("a", "node", str(cohort)), 2.0) for cohort in range(MOST_STREAMS + 10)
+    ]
     for _ in range(2):
         found = [labels["cohort"] for _, labels, _ in metrics.find_changes(streams)]
         assert found == list(map(str, range(MOST_STREAMS)))

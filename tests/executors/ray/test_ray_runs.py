@@ -144,7 +144,7 @@ def test_a_killed_driver_leaves_no_process_and_its_run_goes_on(
 GIVES_UP_ONCE = """
 import os, sys
 import ray
-from ensemble.executors.ray.session import Session
+from ensemble.executors.ray.session import RayConnection
 
 started, usual = [], ray.init
 
@@ -156,7 +156,7 @@ def init(**options):
     return context
 
 ray.init = init
-session = Session()
+session = RayConnection()
 print(len(set(started)), len(session.nodes()), len(os.listdir(os.environ["TMPDIR"])))
 session.close()
 """

@@ -111,9 +111,9 @@ def test_the_runs_answer_is_shown_where_screen_readers_hear_it(tab: Any, open_pa
         "verb": "pause",
         "member": "member-1",
         "done": False,
-        "said": "it <b>ended</b>",
+        "message": "it <b>ended</b>",
     }
-    others = {**answer, "request": "of-somebody-else", "said": "not ours"}
+    others = {**answer, "request": "of-somebody-else", "message": "not ours"}
     server.push({**make_change(documents["state"], 1), "answers": [others, answer]})
     told = tab.wait_for_selector("[aria-live=polite] >> text=pause member-1: refused, it <b>ended</b>")
     assert "bad" in told.get_attribute("class")
@@ -146,14 +146,20 @@ def test_a_refused_clone_keeps_what_was_typed_and_the_refusal_stays_to_be_read(t
     server.refusal = None
     press(tab, "Add the clone")
     tab.wait_for_selector("dialog [role=status] >> text=not answered yet")
-    answer = {"request": "request-2", "verb": "add", "member": None, "done": False, "said": "lr must be positive"}
+    answer = {
+        "request": "request-2",
+        "verb": "add",
+        "member": None,
+        "done": False,
+        "message": "lr must be positive",
+    }
     server.push({**make_change(documents["state"], 1), "answers": [answer]})
     tab.wait_for_selector("dialog [role=alert] >> text=lr must be positive")
     assert tab.input_value("dialog input[name='lr']") == "-1"
     tab.fill("dialog input[name='lr']", "1")
     press(tab, "Add the clone")
     posted(tab, server, 3)
-    done = {**answer, "request": "request-3", "done": True, "said": "added"}
+    done = {**answer, "request": "request-3", "done": True, "message": "added"}
     server.push({**make_change(documents["state"], 2), "answers": [done]})
     tab.wait_for_selector("dialog", state="detached")
     tab.click("nav a >> text=Notices")

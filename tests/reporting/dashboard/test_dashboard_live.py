@@ -73,7 +73,7 @@ class Driver:
 
     def find_answer(self, verb: str) -> dict[str, Any] | None:
         """What the run has answered to the last request of this kind."""
-        return next((e for e in reversed(self.read()) if e["type"] == "asked" and e["verb"] == verb), None)
+        return next((e for e in reversed(self.read()) if e["type"] == "request" and e["verb"] == verb), None)
 
     def stop(self) -> None:
         """Ends the run as Ctrl-C twice does."""

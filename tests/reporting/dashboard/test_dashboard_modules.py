@@ -415,8 +415,8 @@ def test_attempts_are_rows_by_node_and_cohort_that_do_not_overlap(call: Call) ->
         ["member-2", "running", True, False],
     ]
     assert packed == [
-        ["node-0", "cohort 0", [["member-0", "member-2"], ["member-1"]]],
-        ["node-1", "cohort 1", [["member-1"]]],
+        ["node-0", "stream group 0", [["member-0", "member-2"], ["member-1"]]],
+        ["node-1", "stream group 1", [["member-1"]]],
         ["node-1", "alone", [["member-2"]]],
     ]
     assert by_member[0][2] == [["member-0"], ["member-1"], ["member-2"]]

@@ -252,8 +252,8 @@ def test_what_a_member_failed_of_and_what_to_do_is_in_its_row() -> None:
 def test_a_request_is_answered_in_a_change() -> None:
     view = make_view(NODES[:60])
     view.take_change()
-    said = {"request": "pause-1", "verb": "pause", "member": "member-1", "done": False, "said": "it has ended"}
-    view.apply([{"v": 1, "t": NODES[59]["t"], "type": "asked", **said}], 61)
+    said = {"request": "pause-1", "verb": "pause", "member": "member-1", "done": False, "message": "it has ended"}
+    view.apply([{"v": 1, "t": NODES[59]["t"], "type": "request", **said}], 61)
     change = view.take_change()
     assert change is not None
     assert change["answers"] == [said]

@@ -21,7 +21,7 @@ MEMBERS = {"member-0", "member-1"}
 
 
 @pytest.mark.parametrize(
-    ("asked", "verb", "fields"),
+    ("request", "verb", "fields"),
     [
         ({"verb": "stop"}, "stop", {}),
         ({"verb": "stop", "at_once": True, "member": None}, "stop", {"at_once": True}),

@@ -47,11 +47,15 @@ def test_every_attempt_is_a_bar_in_its_group_with_its_marks(tab: Any, open_page:
     open_page(documents, "#timeline")
     assert tab.locator(BAR).count() == 6
     heads = tab.locator(f"{VIEW} .lane-head").all_text_contents()
-    assert heads == ["node-0 · cohort 02 members", "node-1 · cohort 12 members", "node-1 · alone1 member"]
+    assert heads == [
+        "node-0 · stream group 02 members",
+        "node-1 · stream group 12 members",
+        "node-1 · alone1 member",
+    ]
     for mark, many in {"failed": 2, "retry": 1, "move": 1}.items():
         assert tab.locator(f"{VIEW} [data-mark={mark}]").count() == many
     label = tab.locator(f"{BAR}[data-member=member-2]").nth(1).get_attribute("aria-label")
-    assert "attempt 2 on node-1, cohort 1: failed" in label and "CUDA out of memory" in label
+    assert "attempt 2 on node-1, stream group 1: failed" in label and "CUDA out of memory" in label
     # The pale part is the start, to scale with the rest.
     first = tab.locator(f"{BAR}[data-member=member-0] rect")
     pale, ran = (float(first.nth(i).get_attribute("width")) for i in (0, 1))

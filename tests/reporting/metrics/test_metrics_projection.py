@@ -76,7 +76,7 @@ def resumed(seed: int) -> list[Event]:
     events.sort(key=lambda event: event["t"])
     events = [start_over(event) for event in events]
     before = [event for event in events if event["t"] < middle]
-    stopped = [{"v": 1, "t": middle - 0.1, "type": "run_stopped", "reason": "asked"}] if seed % 2 else []
+    stopped = [{"v": 1, "t": middle - 0.1, "type": "run_stopped", "reason": "request"}] if seed % 2 else []
     after = [event for event in events if event["t"] > middle]
     return [*before, *stopped, again, *after]
 

@@ -34,7 +34,7 @@ export function epochEnds(store, id) {
   return all && Object.hasOwn(all, id) ? all[id].t : [];
 }
 
-/** What a place is called: `GPU 1`, `GPU 0 + 1`, else `cohort 0` or `alone`. */
+/** What a place is called: `GPU 1`, `GPU 0 + 1`, else `stream group 0` or `alone`. */
 export function nameDevices(devices, nodes) {
   const names = devices.map((id) => {
     for (const node of nodes) {
@@ -46,9 +46,9 @@ export function nameDevices(devices, nodes) {
   return names.length ? `GPU ${names.join(" + ")}` : "";
 }
 
-/** `cohort 0`, or `alone` for a member that prepares its own samples. */
+/** `stream group 0`, or `alone` for a member that prepares its own samples. */
 export function nameCohort(cohort) {
-  return cohort === null || cohort === undefined ? "alone" : `cohort ${cohort}`;
+  return cohort === null || cohort === undefined ? "alone" : `stream group ${cohort}`;
 }
 
 /**

@@ -146,7 +146,7 @@ class MemberPage {
     const rows = spans.map(([attempt, node, devices, cohort, placed, started, ended, outcome]) =>
       h("tr", { "data-mark": "attempt" },
         h("td", { class: "text" }, String(attempt + 1)),
-        h("td", { class: "text" }, visible([node, ...devices.filter((device) => device !== null)].filter(Boolean).join(", ")), cohort === null ? null : h("span", { class: "soft" }, ` cohort ${cohort}`)),
+        h("td", { class: "text" }, visible([node, ...devices.filter((device) => device !== null)].filter(Boolean).join(", ")), cohort === null ? null : h("span", { class: "soft" }, ` group ${cohort}`)),
         h("td", {}, clock(placed - start)), h("td", {}, started === null ? ABSENT : duration(started - placed)),
         h("td", {}, duration((ended ?? store.now()) - (started ?? placed))),
         h("td", { class: `text ${outcome === "failed" ? "bad" : ""}` }, outcome)));

@@ -34,7 +34,7 @@ export function allColumns(store) {
     { id: "left_s", title: "left", about: "Time left", width: 108, value: (row) => row.left_s, show: plain((row) => duration(row.left_s)) },
     { id: "attempts", title: "attempts", about: "Attempts", width: 84, value: (row) => row.attempts, show: plain((row) => number(row.attempts)) },
     { id: "workers", title: "workers", about: "Data-parallel workers", width: 80, value: (row) => row.workers, show: plain((row) => number(row.workers)) },
-    { id: "cohort", title: "cohort", about: "The members that share a stream", width: 76, value: (row) => row.cohort, show: plain((row) => number(row.cohort)) },
+    { id: "cohort", title: "group", about: "The members that share a stream", width: 76, value: (row) => row.cohort, show: plain((row) => number(row.cohort)) },
     { id: "memory_gb", title: "memory", about: "Memory in GB", width: 90, value: (row) => row.memory_gb, show: plain((row) => (row.memory_gb === null ? ABSENT : `${number(row.memory_gb)} GB`)) },
     { id: "cpu_s", title: "CPU time", about: "CPU-seconds of its own processes", width: 94, value: (row) => cost(row.id, "cpu_s"), show: plain((row) => cpu(cost(row.id, "cpu_s"))) },
     energy(store, cost),

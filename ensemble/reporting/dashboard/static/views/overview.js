@@ -10,7 +10,7 @@ import { bestSoFar, stepChart } from "./step_chart.js";
 import { stateBar, stateLegend } from "./state_bar.js";
 
 const LAST_NOTICES = 6;
-const MOST_ABREAST = 6; // tiles in a row
+const MOST_IN_ROW = 6; // tiles in a row
 const CHART_EVERY_MS = 1000;
 
 export const overviewView = {
@@ -76,7 +76,7 @@ class Overview {
     const order = tiles.map(([label]) => label).join("|");
     if (order !== this.order) {
       this.order = order;
-      this.tiles.style.setProperty("--tiles", String(Math.ceil(tiles.length / Math.ceil(tiles.length / MOST_ABREAST))));
+      this.tiles.style.setProperty("--tiles", String(Math.ceil(tiles.length / Math.ceil(tiles.length / MOST_IN_ROW))));
       this.cells = new Map(tiles.map(([label]) => [label, { value: h("dd", { class: "figure" }), note: h("dd", {}) }]));
       fill(this.tiles, tiles.map(([label]) => h("div", { class: "tile", "data-mark": "tile" }, h("dt", {}, label), this.cells.get(label).value, this.cells.get(label).note)));
     }

@@ -115,7 +115,7 @@ class PipelineView {
   }
 
   makeCard(cohort) {
-    const root = h("section", { class: "card stream", "data-cohort": cohort ?? "", "aria-label": cohort === null ? "stream" : `stream of cohort ${cohort}` });
+    const root = h("section", { class: "card stream", "data-cohort": cohort ?? "", "aria-label": cohort === null ? "stream" : `stream of group ${cohort}` });
     return { root, keys: roving(root, "button[data-member]"), signature: null };
   }
 
@@ -126,7 +126,7 @@ class PipelineView {
     const limit = whole.limit ? `Limited by ${visible(whole.limit)}.` : "What limits it is not known yet.";
     fill(card.root,
       h("div", { class: "figure-head" },
-        h("div", {}, h("h3", {}, whole.cohort === null ? "Stream" : `Cohort ${whole.cohort}`), h("p", { class: slow && slow !== "members" ? "limit warn" : "limit soft" }, limit)),
+        h("div", {}, h("h3", {}, whole.cohort === null ? "Stream" : `Stream group ${whole.cohort}`), h("p", { class: slow && slow !== "members" ? "limit warn" : "limit soft" }, limit)),
         h("p", { class: "soft figures" }, whole.nodes.length > 3 ? count(whole.nodes.length, "node") : whole.nodes.map(visible).join(", "))),
       whole.lost.map((text) => h("p", { class: "lost bad", "data-mark": "lost" }, visible(text))),
       this.drawFlow(whole, slow, members.length),
@@ -186,7 +186,7 @@ class PipelineView {
     }));
     return {
       caption: "Feeders of all streams.", rows,
-      head: ["node", "cohort", "prepared", "consumed", "reuse", "prepared/s", "consumed/s", "busy", "ring", "links", "waited", "sent", "bad", "state"],
+      head: ["node", "group", "prepared", "consumed", "reuse", "prepared/s", "consumed/s", "busy", "ring", "links", "waited", "sent", "bad", "state"],
     };
   }
 }

@@ -1,4 +1,4 @@
-/** The view "Timeline": every attempt of every member, by node and cohort or device. */
+/** The view "Timeline": every attempt of every member, by node and stream group or device. */
 
 import { arrange, epochEnds, listAttempts, nameCohort, nameDevices } from "../attempts.js";
 import { fill, h, setText } from "../dom.js";
@@ -85,7 +85,7 @@ class TimelineView {
     const focused = this.tools.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
     fill(this.tools,
       choice("rows", [["member", "one a member"], ["place", "one a place"]], this.packed ? "place" : "member", (rows) => this.set({ packed: rows === "place" })),
-      this.hasDevices && choice("by", [["device", "device"], ["cohort", "cohort"]], this.by, (by) => this.set({ by })),
+      this.hasDevices && choice("by", [["device", "device"], ["cohort", "stream group"]], this.by, (by) => this.set({ by })),
       h("span", { class: "chips" },
         button("+", "zoom in", () => this.lanes.zoomBy(0.5)), button("−", "zoom out", () => this.lanes.zoomBy(2)),
         this.lanes.zoomed && button("whole run", "whole run", () => this.lanes.zoomTo(null))));
@@ -148,7 +148,7 @@ class TimelineView {
     }));
     return {
       caption: "Attempts, times since the run's start.",
-      head: ["member", "attempt", "node", "device", "cohort", "placed", "started", "ended", "took", "how it ended", "why"], rows,
+      head: ["member", "attempt", "node", "device", "stream group", "placed", "started", "ended", "took", "how it ended", "why"], rows,
     };
   }
 }

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ensemble.meter.origin import from_ticks, to_ticks
 from ensemble.meter.power.common import Trapezoid
 
-Part = Mapping[str, Any]
+EnergyPart = Mapping[str, Any]
 
 
 class Slice(NamedTuple):
@@ -31,7 +31,7 @@ class Slice(NamedTuple):
     end: float
     seconds: float
     busy_s: float | None
-    parts: Sequence[Part]
+    parts: Sequence[EnergyPart]
 
 
 class Stretch(NamedTuple):
@@ -49,7 +49,7 @@ class Stretch(NamedTuple):
 
 
 @dataclass
-class HeldTime:
+class PendingInterval:
     """The time of a node that is not decided yet.
 
     Attributes:
@@ -77,7 +77,7 @@ class HeldTime:
         """Up to when rows have come, in unix seconds."""
         return self.known[-1].end if self.known else self.start
 
-    def add(self, now: float, seconds: float, busy_s: float | None, parts: Sequence[Part]) -> None:
+    def add(self, now: float, seconds: float, busy_s: float | None, parts: Sequence[EnergyPart]) -> None:
         """Adds a slice that ends now."""
         self.slices.append(Slice(max(now, self.end), seconds, busy_s, parts))
 

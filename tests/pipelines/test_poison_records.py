@@ -17,13 +17,13 @@ from core_pipes import Feeder, gone, leaves_nothing, pipe, record, together, wai
 
 from pipelines import Pipeline, SampleError, attach, resident
 from pipelines.feeder.process import spawn
-from pipelines.prepare.deadly_records import HUNG, KILLED
+from pipelines.prepare.poison_records import HUNG, KILLED
 
 KILLS, HANGS = 17, 23
 TIMEOUT_S = 3.0  # for one sample: more than a busy machine takes for any of the others
 
 
-def deadly(sample: dict[str, Any]) -> dict[str, Any]:
+def poison(sample: dict[str, Any]) -> dict[str, Any]:
     if sample["label"] == KILLS:
         os.kill(os.getpid(), signal.SIGKILL)
     if sample["label"] == HANGS:
@@ -65,18 +65,18 @@ def batches(loader: Any) -> list[Any]:
 def test_a_record_that_ends_or_hangs_its_process_is_left_out_for_all_and_named(threads: bool) -> None:
     expected = batches(made(bad).loader(8, range(3)))
     feeder = Feeder(
-        made(deadly), workers=2, threads=threads, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S,
-        resident={"valid": made(deadly)},
+        made(poison), workers=2, threads=threads, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S,
+        resident={"valid": made(poison)},
     )  # fmt: skip
     with feeder:
-        first = attach(feeder.address, made(deadly), 8, range(3), name="a")
-        second = attach(feeder.address, made(deadly), 8, range(1), name="b")
+        first = attach(feeder.address, made(poison), 8, range(3), name="a")
+        second = attach(feeder.address, made(poison), 8, range(1), name="b")
         epochs = first.epochs()
         got, other = together([lambda: batches(next(epochs)), partial(batches, second)])
         assert got == other == expected[: len(other)]
-        held = resident(feeder.address, "valid", made(deadly))
+        held = resident(feeder.address, "valid", made(poison))
         assert len(held) == len(made(bad)) - 2
-        found = {(each["set"], each["index"]): each for each in feeder.stats()["deadly"]}
+        found = {(each["set"], each["index"]): each for each in feeder.stats()["poison"]}
         assert set(found) == {(name, index) for name in ("ring", "valid") for index in (KILLS, HANGS)}
         assert all("row" in each["where"] for each in found.values())
         assert "ends every process" in feeder.stats()["bad"][KILLS]
@@ -94,20 +94,20 @@ def test_a_record_that_ends_or_hangs_its_process_is_left_out_for_all_and_named(t
 def test_a_feeder_knows_from_its_start_and_a_kept_pipeline_says_nothing_of_it() -> None:
     """The file may have been mended when the pipeline is used again."""
     pipeline, reader = made(bad), made(bad)
-    pipeline.hazards.deadly[HANGS] = HUNG
-    assert pickle.loads(pickle.dumps(pipeline)).hazards.deadly == {}
-    feeder = spawn(pipeline, workers=1, capacity=24, deadly={"ring": {KILLS: KILLED}})
+    pipeline.poison_records.codes[HANGS] = HUNG
+    assert pickle.loads(pickle.dumps(pipeline)).poison_records.codes == {}
+    feeder = spawn(pipeline, workers=1, capacity=24, poison_records={"ring": {KILLS: KILLED}})
     try:
         attach(feeder.address, reader, 8, range(1)).close()
     finally:
         feeder.stop()
-    assert reader.hazards.deadly == {KILLS: KILLED, HANGS: HUNG}
-    assert pipeline.hazards.deadly == {HANGS: HUNG}
+    assert reader.poison_records.codes == {KILLS: KILLED, HANGS: HUNG}
+    assert pipeline.poison_records.codes == {HANGS: HUNG}
 
 
 @pytest.mark.filterwarnings("ignore:left out", "ignore:sample")
 def test_such_a_record_is_an_error_that_names_it_where_none_may_be_left_out() -> None:
-    pipeline = made(deadly, "raise")
+    pipeline = made(poison, "raise")
     with Feeder(pipeline, workers=2, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S) as feeder:
         loaders = [attach(feeder.address, pipeline, 8, range(1), name=name) for name in "ab"]
 
@@ -128,7 +128,7 @@ def test_a_record_at_which_a_worker_was_killed_by_chance_is_no_bad_one(
     monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
     with Feeder(made(harmless_when_tried), capacity=24) as feeder:
         got = batches(attach(feeder.address, made(harmless_when_tried), 8, range(1)))
-        assert feeder.stats()["restarts"] == 1 and feeder.stats()["bad"] == {} and feeder.stats()["deadly"] == []
+        assert feeder.stats()["restarts"] == 1 and feeder.stats()["bad"] == {} and feeder.stats()["poison"] == []
     assert got == batches(made(harmless_when_tried).loader(8, range(1)))
 
 

@@ -16,7 +16,7 @@ from ensemble.spec import Identity
 from ensemble.train.averaging import WeightAverage
 
 
-class KeptWeights:
+class BestWeights:
     """What a member keeps beside the weights in training.
 
     Args:
@@ -32,7 +32,7 @@ class KeptWeights:
         self._model = model
         self.average: WeightAverage | None = None
         if identity is not None and identity.averaging is not None:
-            self.average = WeightAverage(model, identity.averaging, identity.extended_from or identity.epochs)
+            self.average = WeightAverage(model, identity.averaging, identity.epochs_before or identity.epochs)
         self._keeps_best = identity is not None and identity.keep == "best"
         self.is_in_use = self.average is not None or self._keeps_best
         self._best: dict[str, Tensor] | None = None

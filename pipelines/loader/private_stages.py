@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines.loader.attachment import Attachment
 from pipelines.loader.batch import empty_batch
+from pipelines.loader.stream_client import StreamClient
 from pipelines.prepare.fields import FAILED, GOOD, OK, Columns
 from pipelines.prepare.preparer import Preparer
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def complete_batch(
-    ring: Attachment, preparer: Preparer, ok: bytes, epoch: int, whole: tuple[int, int], own: tuple[int, int]
+    ring: StreamClient, preparer: Preparer, ok: bytes, epoch: int, whole: tuple[int, int], own: tuple[int, int]
 ) -> tuple[dict[str, torch.Tensor], int] | None:
     """The rows of one rank after all stages, in tensors of their own, and the size of their global batch.
 
@@ -25,7 +25,7 @@ def complete_batch(
     Args:
         ring: holds the samples after the first `ring.stages` stages.
         preparer: of the whole pipeline.
-        ok: the status of each sample of the global batch (`Attachment.read_status`).
+        ok: the status of each sample of the global batch (`StreamClient.read_status`).
         whole, own: places [start, stop) in the epoch of the global batch, and of the rank's part of it.
 
     Returns:
@@ -40,7 +40,7 @@ def complete_batch(
         return None
     base = epoch * len(pipeline)
     places = [place for place in range(*(whole if skipping else own)) if ok[place - whole[0]] != FAILED]
-    given = ((place, *ring.read_prefix(base + place)) for place in places)
+    given = ((place, *ring.read_shared_part(base + place)) for place in places)
     tensors = empty_batch(pipeline.fields, len(places))
     columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
     if not skipping:

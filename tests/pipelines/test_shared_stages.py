@@ -23,7 +23,7 @@ from core_pipes import (
     together,
 )
 
-from pipelines import Pipeline, PipelineError, SampleError, attach, common_prefix, sources, stages
+from pipelines import Pipeline, PipelineError, SampleError, attach, find_shared_stages, sources, stages
 
 pytestmark = pytest.mark.filterwarnings("ignore:left out")
 
@@ -117,7 +117,7 @@ def alike(sample: dict[str, Any]) -> dict[str, Any]:
 def test_a_sample_that_the_ring_cannot_hold_is_prepared_in_full_by_each() -> None:
     whole = Pipeline(data(), seed=3).map(unlike).map(alike)
     expected = [batch["image"].numpy().tobytes() for batch in whole.loader(8)]
-    with Feeder(whole.prefix(1, is_cut=True), capacity=16) as feeder:
+    with Feeder(whole.take_stages(1, is_cut=True), capacity=16) as feeder:
         loader = attach(feeder.address, whole, 8, range(1))
         assert [batch["image"].numpy().tobytes() for batch in loader] == expected
         assert loader.stats()["private_batches"] == 0 and feeder.stats()["skipped"] == 0
@@ -164,27 +164,27 @@ def test_a_beginning_that_no_ring_can_hand_on_leaves_its_members_to_work_alone()
 def test_the_common_prefix_is_the_longest_one() -> None:
     base = pipe("plain").map(bad_end)
     ends = [base.map(noise).map(alike), base.map(noise).map(noise), base.map(noise).map(as_tensor).map(noise)]
-    common = common_prefix(ends)
+    common = find_shared_stages(ends)
     assert common.stages == ends[0].stages[:2] and common.is_cut
-    assert common_prefix(ends[:1]) is ends[0]
-    assert not common_prefix([base, *ends]).is_cut, "somebody reads it as it is"
+    assert find_shared_stages(ends[:1]) is ends[0]
+    assert not find_shared_stages([base, *ends]).is_cut, "somebody reads it as it is"
     rebuilt = pipe("plain").map(bad_end).map(noise).map(unlike)
-    assert common_prefix([ends[1], rebuilt]).parts() == base.map(noise).parts()
+    assert find_shared_stages([ends[1], rebuilt]).parts() == base.map(noise).parts()
 
 
 def test_what_cannot_be_named_is_common_to_those_that_grew_from_it() -> None:
     begun = pipe("plain").map(nameless)
     grown = [begun.map(noise).map(alike), begun.map(noise).map(unlike)]
-    assert len(common_prefix(grown).stages) == 2
+    assert len(find_shared_stages(grown).stages) == 2
     again = pipe("plain").map(nameless).map(noise)
-    assert len(common_prefix([grown[0], again]).stages) == 0
+    assert len(find_shared_stages([grown[0], again]).stages) == 0
 
 
 def test_nothing_in_common_is_an_error_that_says_what_differs() -> None:
     with pytest.raises(PipelineError, match=r"nothing in common.*seed"):
-        common_prefix([pipe("plain"), pipe("plain", seed=4)])
+        find_shared_stages([pipe("plain"), pipe("plain", seed=4)])
     with pytest.raises(PipelineError, match="at least one"):
-        common_prefix([])
+        find_shared_stages([])
 
 
 def jpegs(sizes: list[int]) -> Any:
@@ -199,14 +199,14 @@ def jpegs(sizes: list[int]) -> Any:
 def test_a_cut_is_made_only_where_a_ring_can_hold_the_samples() -> None:
     decoded = Pipeline(jpegs([48] * 6)).map(stages.decode_jpeg("image"))
     flipped = decoded.map(stages.random_flip("image"))
-    assert len(common_prefix([flipped, decoded.map(stages.scale("image"))]).stages) == 1
+    assert len(find_shared_stages([flipped, decoded.map(stages.scale("image"))]).stages) == 1
     other = Pipeline(jpegs([48] * 6)).map(stages.decode_jpeg("image", mode="GRAY"))
     with pytest.raises(PipelineError, match=r"cannot share.*after the source the field 'image' is bytes"):
-        common_prefix([decoded, other])
+        find_shared_stages([decoded, other])
     unlike = Pipeline(jpegs([48, 48, 48, 48, 48, 64])).map(stages.decode_jpeg("image"))
     ends = [unlike.map(stages.resize("image", size=s)).map(noise) for s in (32, 16)]
     with pytest.raises(PipelineError, match=r"'image' is not alike in all samples: uint8\[3, 40, 48\], uint8"):
-        common_prefix(ends)
+        find_shared_stages(ends)
 
 
 def test_a_cut_that_is_not_the_longest_says_what_was_in_the_way() -> None:
@@ -215,7 +215,7 @@ def test_a_cut_that_is_not_the_longest_says_what_was_in_the_way() -> None:
     with pytest.warns(
         UserWarning, match=r"only what comes up to noise .*after as_tensor the field 'label' is torch.int64"
     ):
-        assert len(common_prefix(ends).stages) == 1
+        assert len(find_shared_stages(ends).stages) == 1
 
 
 def shared_memory(sample: dict[str, Any]) -> dict[str, Any]:
@@ -226,9 +226,9 @@ def test_fields_that_share_memory_are_not_parted_by_a_cut() -> None:
     """A stage that writes into one of them would change both, here but not there."""
     grown = pipe("plain").map(shared_memory)
     with pytest.warns(UserWarning, match="'image' and 'twin' lie in the same memory"):
-        assert common_prefix([grown.map(noise), grown.map(alike)]).stages == ()
+        assert find_shared_stages([grown.map(noise), grown.map(alike)]).stages == ()
 
 
 def test_prefix_says_how_many_stages_there_are() -> None:
     with pytest.raises(PipelineError, match=r"prefix\(3\) of a pipeline of 1 stages"):
-        pipe("numpy").prefix(3)
+        pipe("numpy").take_stages(3)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Turnaround:
-    """What `turnaround` finds.
+class TimeToSolution:
+    """What `time_to_solution` finds.
 
     Attributes:
         models: that finished, or were pruned.
@@ -50,16 +50,18 @@ class Turnaround:
         return self.ttta_s / self.median_s
 
 
-def measure_instances(instances: Iterable[tuple[float, float]], held: float | None = None) -> Turnaround | None:
+def measure_instances(
+    instances: Iterable[tuple[float, float]], held: float | None = None
+) -> TimeToSolution | None:
     """The figures of (start, stop) pairs in seconds; None where there is none that took any time."""
     known: Sequence[tuple[float, float]] = [(start, stop) for start, stop in instances if stop > start]
     if not known:
         return None
     whole = max(stop for _, stop in known) - min(start for start, _ in known)
-    return Turnaround(len(known), whole, statistics.median(stop - start for start, stop in known), held)
+    return TimeToSolution(len(known), whole, statistics.median(stop - start for start, stop in known), held)
 
 
-def measure_turnaround(state: RunState) -> Turnaround | None:
+def measure_time_to_solution(state: RunState) -> TimeToSolution | None:
     """The figures of a run that was not interrupted; None while no model is done, or after a resume."""
     done = [member for member in state.members.values() if member.state in ("finished", "pruned") and member.spans]
     if state.starts > 1:  # hours may lie between
@@ -90,7 +92,7 @@ def _share_held(state: RunState) -> float | None:
 
 def summarize(state: RunState, ledger: Ledger | None = None) -> list[Line]:
     """Returns the figures in a line; nothing while no model is done, or after a resume."""
-    found = measure_turnaround(state)
+    found = measure_time_to_solution(state)
     if found is None:
         return []
     line = f"{text.count(found.models, 'model')} in {text.duration(found.ttta_s)}, {found.per_minute:.1f} a minute"

@@ -1,9 +1,9 @@
-"""Finds *deadly* records, which crash or hang the process that prepares them.
+"""Finds *poison* records, which crash or hang the process that prepares them.
 
 A decoder that crashes ends its process, which then cannot report the record. So each process writes the index of
 the sample that it is preparing to memory that outlives it. If it dies or exceeds its time limit, another process
 tries that record alone (`pipelines.workers.record_trial`). If that one does not return either, the record is
-deadly: it is not prepared any more and counts as one that cannot be.
+poison: it is not prepared any more and counts as one that cannot be.
 """
 
 from __future__ import annotations
@@ -65,43 +65,43 @@ def parse_note(file: bytes, place: int) -> tuple[int, int] | None:
     return None if index == 0 else (index - 1, epoch)
 
 
-class DeadlyRecords:
-    """The deadly records of a pipeline that this process knows; all copies of the pipeline share them.
+class PoisonRecords:
+    """The poison records of a pipeline that this process knows; all copies of the pipeline share them.
 
     They are not pickled, because the data may change.
 
     Attributes:
-        deadly: index -> KILLED or HUNG.
+        codes: index -> KILLED or HUNG.
         note: where the sample in preparation is recorded; None: nowhere.
     """
 
     def __init__(self) -> None:
-        self.deadly: dict[int, int] = {}
+        self.codes: dict[int, int] = {}
         self.note: PreparationNote | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"deadly": {}, "note": None}
+        return {"codes": {}, "note": None}
 
     def error(self, index: int, where: str) -> SampleError:
-        """The error of a deadly record."""
-        return SampleError(index, where, _REASONS[self.deadly[index]])
+        """The error of a poison record."""
+        return SampleError(index, where, _REASONS[self.codes[index]])
 
     def learn(self, ok: bytes, indices: Any) -> bytes:
-        """Record the deadly records in a status column.
+        """Record the poison records in a status column.
 
         Args:
             ok: the status of samples, as in a ring's `_ok`.
             indices: of the same samples.
 
         Returns:
-            The column with deadly records marked as failed ones.
+            The column with poison records marked as failed ones.
         """
         for place, code in enumerate(ok):
             if code in _REASONS:
-                self.deadly[int(indices[place])] = code
+                self.codes[int(indices[place])] = code
         return ok.translate(_FAILED)
 
 
-def has_deadly(ok: bytes) -> bool:
-    """Whether a status column marks any record as deadly."""
+def has_poison(ok: bytes) -> bool:
+    """Whether a status column marks any record as poison."""
     return KILLED in ok or HUNG in ok

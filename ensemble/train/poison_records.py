@@ -40,7 +40,7 @@ def read_interrupted(path: Path) -> dict[str, tuple[int, int]]:
 
     Empty where nothing was noted or the file cannot be read: a note explains a failure, and must not cause one.
     """
-    from pipelines.prepare.deadly_records import parse_note
+    from pipelines.prepare.poison_records import parse_note
 
     try:
         file = path.read_bytes()
@@ -50,8 +50,8 @@ def read_interrupted(path: Path) -> dict[str, tuple[int, int]]:
     return {split: at for split, at in noted.items() if at is not None}
 
 
-class DeadlyRecords:
-    """The deadly records that one rank knows, and its notes.
+class PoisonRecords:
+    """The poison records that one rank knows, and its notes.
 
     Args:
         pipelines: the member's own, by split; they skip the known records.
@@ -74,7 +74,7 @@ class DeadlyRecords:
         """Add records that must not be prepared: (split, index, code)."""
         for split, index, code in records:
             if split in self._pipelines:
-                self._pipelines[split].hazards.deadly[index] = code
+                self._pipelines[split].poison_records.codes[index] = code
 
     def start(self, inbox: Inbox) -> None:
         """Try the records at which earlier attempts died, then start noting; call it before preparing samples."""
@@ -101,7 +101,7 @@ class DeadlyRecords:
 
     def _start_noting(self) -> None:
         """Note each sample in preparation from here on, where the file system allows it."""
-        from pipelines.prepare.deadly_records import PreparationNote
+        from pipelines.prepare.poison_records import PreparationNote
 
         path = self._file(self._job.attempt)
         make_directory(path.parent)
@@ -115,7 +115,7 @@ class DeadlyRecords:
             log.warning("%s: a record that kills this member cannot be identified: %s", path, error)
             notes = {}
         for split, pipeline in self._pipelines.items():
-            pipeline.hazards.note = notes.get(split)
+            pipeline.poison_records.note = notes.get(split)
 
     def _try_records(self, path: Path) -> list[list[Any]]:
         from pipelines.workers.record_trial import try_record
@@ -125,12 +125,12 @@ class DeadlyRecords:
             if split not in self._pipelines:
                 continue
             pipeline = self._pipelines[split]
-            code = pipeline.hazards.deadly.get(index) or try_record(pipeline, index, epoch, self._timeout_s)
+            code = pipeline.poison_records.codes.get(index) or try_record(pipeline, index, epoch, self._timeout_s)
             if code is not None:
                 found.append([split, index, code])
         return found
 
     def _report(self, split: str, index: int, code: int) -> None:
         pipeline = self._pipelines[split]
-        error = pipeline.hazards.error(index, pipeline.source.where(index))
+        error = pipeline.poison_records.error(index, pipeline.source.where(index))
         self._emit("bad_record", split=split, index=index, where=error.where, reason=error.reason, code=code)

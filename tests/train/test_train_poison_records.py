@@ -11,9 +11,9 @@ from execute_members import an_ensemble, samples
 
 from ensemble.store import RunDir
 from ensemble.train import Job
-from ensemble.train.deadly_records import DeadlyRecords, note_file, read_interrupted
 from ensemble.train.job import Inbox
-from pipelines.prepare.deadly_records import PreparationNote
+from ensemble.train.poison_records import PoisonRecords, note_file, read_interrupted
+from pipelines.prepare.poison_records import PreparationNote
 
 
 def settle(run_dir: RunDir, attempt: int) -> PreparationNote | None:
@@ -22,8 +22,8 @@ def settle(run_dir: RunDir, attempt: int) -> PreparationNote | None:
     made: dict[str, Any] = {"rendezvous": None, "interface": None, "device": "cpu", "feeder": None}
     job = Job(run_dir=str(run_dir.path), identity=declared.identify(0), attempt=attempt, rank=0, **made)
     pipeline = samples(96, 0)
-    DeadlyRecords(job, declared, alone, {"train": pipeline}, lambda *_, **__: None).start(Inbox())  # type: ignore[arg-type]
-    return pipeline.hazards.note
+    PoisonRecords(job, declared, alone, {"train": pipeline}, lambda *_, **__: None).start(Inbox())  # type: ignore[arg-type]
+    return pipeline.poison_records.note
 
 
 def test_an_attempt_that_lives_on_notes_in_no_file_of_its_successor(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.reporting.sections.turnaround import measure_instances, measure_turnaround, summarize
+from ensemble.reporting.sections.time_to_solution import measure_instances, measure_time_to_solution, summarize
 from ensemble.store import fold
 
 
@@ -30,7 +30,7 @@ def a_run(spans: dict[str, tuple[float, float]], cpus: float = 2.0) -> list[dict
 
 
 def test_the_figures_are_those_of_first_start_last_stop_and_the_median() -> None:
-    found = measure_turnaround(fold(a_run({"member-0": (1, 11), "member-1": (1, 13), "member-2": (11, 31)})))
+    found = measure_time_to_solution(fold(a_run({"member-0": (1, 11), "member-1": (1, 13), "member-2": (11, 31)})))
     assert found is not None
     assert (found.models, found.ttta_s, found.median_s) == (3, 30.0, 12.0)
     assert found.per_minute == pytest.approx(6.0) and found.over_median == pytest.approx(2.5)
@@ -52,7 +52,7 @@ def test_the_line_says_them_and_is_left_out_where_nothing_is_done() -> None:
 
 def test_a_resumed_run_has_none_since_hours_may_lie_between() -> None:
     events = a_run({"member-0": (0, 30)})
-    assert measure_turnaround(fold([*events, events[0] | {"t": 90.0}])) is None
+    assert measure_time_to_solution(fold([*events, events[0] | {"t": 90.0}])) is None
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(1e-3, 1e6)), min_size=1, max_size=20))

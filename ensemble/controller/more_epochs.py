@@ -30,7 +30,7 @@ _INSTEAD = "`ensemble add --from MEMBER --warm` trains a clone with a schedule o
 
 
 @dataclass(frozen=True)
-class Extension:
+class MoreEpochs:
     """More epochs for members of a run.
 
     Attributes:
@@ -44,11 +44,11 @@ class Extension:
     notes: list[str] = field(default_factory=list)
 
     def as_event(self) -> dict[str, Any]:
-        """The field `extended` of the `run_started` event."""
+        """The field `more_epochs` of the `run_started` event."""
         return {"epochs": self.epochs, "members": self.members, "notes": self.notes}
 
 
-def plan_extension(run_dir: RunDir, state: RunState, ensemble: Ensemble, epochs: int) -> Extension | None:
+def plan_more_epochs(run_dir: RunDir, state: RunState, ensemble: Ensemble, epochs: int) -> MoreEpochs | None:
     """Plan to train the members of a run for `epochs` epochs each.
 
     Members that were pruned or cancelled, stopped early, or failed for good stay as they are, and so do those that
@@ -89,10 +89,10 @@ def plan_extension(run_dir: RunDir, state: RunState, ensemble: Ensemble, epochs:
             )
     _refuse_functions(ensemble)
     notes = dict.fromkeys(note for m in shorter for note in (_check_schedule(m), _explain_average(m)) if note)
-    return Extension(epochs, {member.id: present[member.id] for member in shorter}, list(notes))
+    return MoreEpochs(epochs, {member.id: present[member.id] for member in shorter}, list(notes))
 
 
-def extend_ensemble(ensemble: Ensemble, epochs: int) -> Ensemble:
+def apply_more_epochs(ensemble: Ensemble, epochs: int) -> Ensemble:
     """The declaration with at least so many epochs for the ensemble and for each member; 0 changes nothing."""
     if not epochs:
         return ensemble
@@ -106,9 +106,9 @@ def extend_ensemble(ensemble: Ensemble, epochs: int) -> Ensemble:
     return dataclasses.replace(ensemble, epochs=max(ensemble.epochs, epochs), members=members)
 
 
-def find_extended_epochs(state: RunState) -> int:
+def find_more_epochs(state: RunState) -> int:
     """The number of epochs to which members of a run were extended; 0 where none was."""
-    extended = [m.identity["epochs"] for m in state.members.values() if m.identity.get("extended_from")]
+    extended = [m.identity["epochs"] for m in state.members.values() if m.identity.get("epochs_before")]
     return max(extended, default=0)
 
 
@@ -118,7 +118,7 @@ def _check_schedule(member: MemberState) -> str | None:
     if declared is None or declared["name"] not in ENDING:
         return None
     options = resolve_with_hyperparameters("schedule", declared, SCHEDULES, member.params)
-    name, before = declared["name"], member.identity.get("extended_from") or member.identity["epochs"]
+    name, before = declared["name"], member.identity.get("epochs_before") or member.identity["epochs"]
     if not options["end"]:
         raise StoreError(
             f"the schedule {name!r} of {member.id} ends with the learning rate 0 after its {before} epochs: in "
@@ -132,7 +132,7 @@ def _check_schedule(member: MemberState) -> str | None:
 
 def _explain_average(member: MemberState) -> str | None:
     """What a longer training means for averaged weights that begin with a part of all epochs."""
-    averaging, before = member.identity.get("averaging"), member.identity.get("extended_from")
+    averaging, before = member.identity.get("averaging"), member.identity.get("epochs_before")
     if not averaging or averaging["name"] != "swa" or averaging["start"] >= 1:
         return None
     return (

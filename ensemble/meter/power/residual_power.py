@@ -21,7 +21,7 @@ from ensemble.meter.power.common import Trapezoid
 _KEEP_S = 300.0
 
 
-class Rest:
+class ResidualPower:
     """The rest of one node, in ticks of joules (`ensemble.meter.origin`).
 
     Args:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from pipelines import ipc
-from pipelines.prepare.deadly_records import has_deadly
 from pipelines.prepare.fields import GOOD, INDEX, OK, Field, describe_fields
 from pipelines.prepare.memory_order import copy_in_layout
+from pipelines.prepare.poison_records import has_poison
 from pipelines.prepare.structure import Inferred, Structure
 from pipelines.shm.ring import Layout, RingView
 from pipelines.verification.reader import Stream
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
 
 
-class AttachmentRefused(Exception):
+class StreamRefused(Exception):
     """The feeder has refused a consumer.
 
     Attributes:
@@ -77,10 +77,10 @@ def _request(
         except ipc.ConnectionLost as lost:
             raise ipc.ConnectionLost(f"no feeder at {address} any more: {lost}") from lost
         except ValueError as error:
-            raise AttachmentRefused(f"no feeder of this version at {address}: {error}") from None
+            raise StreamRefused(f"no feeder of this version at {address}: {error}") from None
         if answer["kind"] == "refused":
             details = {key: answer[key] for key in ("retry", "unsure", "first_epoch")}
-            raise AttachmentRefused(answer["reason"], **details)
+            raise StreamRefused(answer["reason"], **details)
     except BaseException:
         connection.close()
         raise
@@ -88,13 +88,13 @@ def _request(
 
 
 def _parse_samples(answer: dict[str, Any]) -> Inferred:
-    """The fields, forms and structure of a feeder's samples (`Pipeline.describe_samples`)."""
+    """The fields, layouts and structure of a feeder's samples (`Pipeline.describe_samples`)."""
     fields = {name: Field(tuple(shape), dtype) for name, shape, dtype in answer["fields"]}
-    forms = answer["forms"]
-    if isinstance(forms, dict):
-        forms = {name: tuple(form) if isinstance(form, list) else form for name, form in forms.items()}
+    layouts = answer["layouts"]
+    if isinstance(layouts, dict):
+        layouts = {name: tuple(form) if isinstance(form, list) else form for name, form in layouts.items()}
     nested = answer.get("structure")
-    return Inferred(fields, forms, None if nested is None else Structure.from_record(nested))
+    return Inferred(fields, layouts, None if nested is None else Structure.from_record(nested))
 
 
 def _find_fields(pipeline: Pipeline, answer: dict[str, Any]) -> dict[str, Field]:
@@ -104,7 +104,7 @@ def _find_fields(pipeline: Pipeline, answer: dict[str, Any]) -> dict[str, Field]
     find out, so that a process which only reads batches neither imports decoders nor opens the source.
 
     Raises:
-        AttachmentRefused: a pipeline that is built as the feeder's has other fields.
+        StreamRefused: a pipeline that is built as the feeder's has other fields.
     """
     if answer.get("token") == pipeline.token:
         pipeline.__dict__["_inferred"] = _parse_samples(answer)
@@ -112,7 +112,7 @@ def _find_fields(pipeline: Pipeline, answer: dict[str, Any]) -> dict[str, Field]
         mine, theirs = describe_fields(pipeline.fields), describe_fields(_parse_samples(answer)[0])
         if mine != theirs:
             reason = f"the fields differ: {mine} at the consumer, {theirs} at the feeder"
-            raise AttachmentRefused(reason, unsure=pipeline.why_unsure is not None)
+            raise StreamRefused(reason, unsure=pipeline.why_unsure is not None)
     return pipeline.fields
 
 
@@ -140,7 +140,7 @@ class _Lease:
         self.connection.close()
 
 
-class Attachment:
+class StreamClient:
     """A place in a feeder's stream.
 
     Args:
@@ -155,7 +155,7 @@ class Attachment:
 
     Raises:
         ConnectionLost: no feeder answers, now or in any later call.
-        AttachmentRefused: the feeder refuses this consumer.
+        StreamRefused: the feeder refuses this consumer.
     """
 
     def __init__(self, address: str, pipeline: Pipeline, on_wait: OnWait | None = None, **place: Any) -> None:
@@ -163,8 +163,8 @@ class Attachment:
         self._connection, answer, descriptor = _request(address, hello, on_wait)
         self._on_wait = on_wait
         self._lease = _Lease(self._connection)
-        self._hazards = pipeline.hazards
-        self._hazards.deadly.update(map(tuple, answer["deadly"]))
+        self._poison_records = pipeline.poison_records
+        self._poison_records.codes.update(map(tuple, answer["poison"]))
         # A loader that was not closed leaves the stream with its last reference.
         self._detach = weakref.finalize(self, self._lease.detach)
         assert descriptor is not None
@@ -174,7 +174,7 @@ class Attachment:
         self.capacity: int = answer["capacity"]
         self.position: int = answer["position"]
         self.stages = answer.get("stages", len(pipeline.stages))
-        own = pipeline.prefix(self.stages).token
+        own = pipeline.take_stages(self.stages).token
         self.stream = _describe_stream(answer, answer["prepared_by"] == own, self._connection)
         try:
             self._layout = Layout(self._find_fields(pipeline, answer), self.capacity)
@@ -244,14 +244,14 @@ class Attachment:
     def read_status(self, start: int, stop: int) -> bytes:
         """The status of the positions [start, stop): 1 for a sample, 0 for one that could not be prepared.
 
-        Deadly records are remembered, so that this process does not prepare them.
+        Poison records are remembered, so that this process does not prepare them.
         """
         first = start % self.capacity
         ok = self._view.read_status(first, first + stop - start)
-        if not has_deadly(ok):
+        if not has_poison(ok):
             return ok
         slots = np.arange(start, stop) % self.capacity
-        return self._hazards.learn(ok, self._view.columns[INDEX][slots])
+        return self._poison_records.learn(ok, self._view.columns[INDEX][slots])
 
     def read_served(self, pipeline: Pipeline, epoch: int, place: int) -> ServedSample:
         """The sample at a place of an epoch, as it is in the ring, copied."""
@@ -265,7 +265,7 @@ class Attachment:
             structure=None if structure is None else structure.as_record(),
         )
 
-    def read_prefix(self, position: int) -> tuple[int, dict[str, Any] | None]:
+    def read_shared_part(self, position: int) -> tuple[int, dict[str, Any] | None]:
         """The index of the sample at a position, and the sample as `stages` have left it; copied.
 
         The sample is None if the ring cannot hold it in that form: it has to be prepared in full.
@@ -312,7 +312,7 @@ def request_resident(
 
     Raises:
         ConnectionLost: the feeder has ended.
-        AttachmentRefused: the feeder has no such set, or another pipeline under that name.
+        StreamRefused: the feeder has no such set, or another pipeline under that name.
     """
     request = ipc.pack("resident", key=key, **pipeline.describe_for_peers())
     connection, answer, descriptor = _request(address, request, on_wait)

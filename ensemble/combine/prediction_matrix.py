@@ -19,7 +19,7 @@ UNSAVED = "saved no"
 
 
 @dataclass(frozen=True)
-class Aligned:
+class PredictionMatrix:
     """Predictions of several members for the same samples in the same order.
 
     Attributes:
@@ -43,7 +43,7 @@ class Aligned:
         """Whether all members that are left out saved no predictions at all."""
         return all(why.startswith(UNSAVED) for why in self.left_out.values())
 
-    def holds_same_samples(self, other: Aligned) -> bool:
+    def holds_same_samples(self, other: PredictionMatrix) -> bool:
         """Whether both splits are the same samples in one order: to the last bit the first member says the same of
         them, and so do their targets.
         """
@@ -54,14 +54,16 @@ class Aligned:
         is_float = self.target.dtype.kind == other.target.dtype.kind == "f"
         return np.array_equal(own, theirs) and np.array_equal(self.target, other.target, equal_nan=is_float)
 
-    def select(self, members: Sequence[str]) -> Aligned:
+    def select(self, members: Sequence[str]) -> PredictionMatrix:
         """Returns the predictions of these members only, in this order."""
         at = {member: i for i, member in enumerate(self.members)}
         chosen = [self.values[at[member]] for member in members]
         return replace(self, members=list(members), values=chosen)
 
 
-def read_aligned(run_dir: RunDir, state: RunState, members: Sequence[str], split: str) -> Aligned:
+def read_prediction_matrix(
+    run_dir: RunDir, state: RunState, members: Sequence[str], split: str
+) -> PredictionMatrix:
     """Read and align what `members` saved for `split` (valid, test or shifted); who saved nothing is left out.
 
     Raises:
@@ -81,7 +83,9 @@ def read_aligned(run_dir: RunDir, state: RunState, members: Sequence[str], split
     return align(split, saved, left_out)
 
 
-def align(split: str, saved: Mapping[str, Predictions], left_out: Mapping[str, str] | None = None) -> Aligned:
+def align(
+    split: str, saved: Mapping[str, Predictions], left_out: Mapping[str, str] | None = None
+) -> PredictionMatrix:
     """Sorts each member's rows by `index` and checks that all have the same samples and targets.
 
     A member whose outputs are no predictions of their task is left out and named in `left_out`.
@@ -117,7 +121,7 @@ def align(split: str, saved: Mapping[str, Predictions], left_out: Mapping[str, s
         values.append(rows)
     if index is None:
         index = np.empty(0, dtype=np.int64)
-    return Aligned(members, values, index, target, left_out, task)
+    return PredictionMatrix(members, values, index, target, left_out, task)
 
 
 def _sort_by_index(one: Predictions) -> tuple[Array, Array | None, Array]:

@@ -14,15 +14,15 @@ from ensemble.comm import SingleRank
 from ensemble.schedule.needs import uses_gpus
 from ensemble.spec import Ensemble, Identity
 from ensemble.train.job import Job, ProfileRequest
-from ensemble.train.profile import Session
+from ensemble.train.profile import TrialSession
 from ensemble.train.seeding import process_settings
-from ensemble.train.stopwatch import Gpu
+from ensemble.train.stopwatch import GpuTimer
 
 EVALUATIONS = 4  # of a batch; the first takes longer
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSteps:
     """What a few steps of one architecture have shown.
 
     Attributes:
@@ -39,7 +39,9 @@ class Measured:
     evaluation: dict[str, float] | None
 
 
-def measure_here(ensemble: Ensemble, members: list[Identity], directory: str, steps_s: float) -> list[Measured]:
+def measure_here(
+    ensemble: Ensemble, members: list[Identity], directory: str, steps_s: float
+) -> list[MeasuredSteps]:
     """Measure members in this process, as one worker each; of those with equal signatures, one.
 
     Nothing is left behind but a log in `directory`; seeds and the number of threads are restored.
@@ -65,16 +67,16 @@ def measure_here(ensemble: Ensemble, members: list[Identity], directory: str, st
         profile=ProfileRequest(members=alone, known=[], steps_s=steps_s, evaluations=EVALUATIONS),
     )
     events: list[dict[str, Any]] = []
-    gpu = Gpu(device) if device.type == "cuda" else None
+    gpu = GpuTimer(device) if device.type == "cuda" else None
     with process_settings(alone[0].threads, device), contextlib.closing(SingleRank()) as communicator:
-        session = Session(job, ensemble, communicator, gpu, events.append)
+        session = TrialSession(job, ensemble, communicator, gpu, events.append)
         try:
             session.measure()
         finally:
             gc.unfreeze()
     measured = (event for event in events if event["type"] == "profiled")
     return [
-        Measured(each["of"], each["measured"], *session.sizes[first], session.evaluations[first])
+        MeasuredSteps(each["of"], each["measured"], *session.sizes[first], session.evaluations[first])
         for each in measured
         for first in each["of"][:1]
     ]

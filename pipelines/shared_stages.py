@@ -15,7 +15,7 @@ from pipelines.stages._declared import find_slots
 _PROBES = 4
 
 
-def common_prefix(pipelines: Iterable[Pipeline]) -> Pipeline:
+def find_shared_stages(pipelines: Iterable[Pipeline]) -> Pipeline:
     """Returns the longest common leading part of several pipelines whose samples a ring can hold.
 
     Pipelines agree up to a stage if they were mapped from one object there, or if the fingerprints of source,
@@ -33,16 +33,18 @@ def common_prefix(pipelines: Iterable[Pipeline]) -> Pipeline:
         PipelineError: the sources differ, or no cut is possible.
 
     Examples:
-        >>> shared = common_prefix([pipe.map(stages.scale("image", mean=mean)) for mean in (0.4, 0.5)])
+        >>> shared = find_shared_stages([pipe.map(stages.scale("image", mean=mean)) for mean in (0.4, 0.5)])
     """
     try:
         pipelines = list(pipelines)
     except TypeError:
-        raise PipelineError(f"common_prefix() takes several Pipelines, got {shorten_repr(pipelines)}") from None
+        raise PipelineError(
+            f"find_shared_stages() takes several Pipelines, got {shorten_repr(pipelines)}"
+        ) from None
     for number, pipeline in enumerate(pipelines):
-        check_pipeline(f"pipeline {number} of common_prefix()", pipeline)
+        check_pipeline(f"pipeline {number} of find_shared_stages()", pipeline)
     if not pipelines:
-        raise PipelineError("common_prefix() takes at least one pipeline")
+        raise PipelineError("find_shared_stages() takes at least one pipeline")
     first, *others = pipelines
     agreed = len(first.stages)
     for other in others:
@@ -55,12 +57,12 @@ def common_prefix(pipelines: Iterable[Pipeline]) -> Pipeline:
         return first
     reasons = _explain_unsure(pipelines, agreed)
     for stages in range(agreed, -1, -1):
-        reason = _find_obstacle(first.prefix(stages))
+        reason = _find_obstacle(first.take_stages(stages))
         if reason is None:
             if reasons:
                 said = f"only what comes up to {_name_end(first, stages)} is prepared in common: {reasons[0]}"
                 warnings.warn(said, stacklevel=2)
-            return first.prefix(stages, is_cut=all(len(pipeline.stages) > stages for pipeline in pipelines))
+            return first.take_stages(stages, is_cut=all(len(pipeline.stages) > stages for pipeline in pipelines))
         reasons.append(f"after {_name_end(first, stages)} {reason}")
     raise PipelineError(f"these pipelines cannot share what they have in common: {reasons[0]}")
 
@@ -88,13 +90,13 @@ def _find_obstacle(cut: Pipeline) -> str | None:
     from pipelines.prepare.inference import infer_from_sample, prepare_first_sample
 
     try:
-        fields, forms, structure = cut.fields, cut.forms, cut.structure
+        fields, layouts, structure = cut.fields, cut.layouts, cut.structure
     except DataOutOfReach:
         raise
     except PipelineError as error:
         return str(error)
-    if isinstance(forms, str):
-        return forms
+    if isinstance(layouts, str):
+        return layouts
     for probe in range(1, _PROBES):
         sample = prepare_first_sample(cut, start=probe * (len(cut.source) - 1) // (_PROBES - 1))
         shown = infer_from_sample(sample, find_slots(cut.stages))
