@@ -78,7 +78,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
 # Unpickling runs whatever the bytes say, so each place that does it says from whom the bytes come.
 MAY_UNPICKLE = {
     "pipelines/memory_pickle.py": "memory that the process's own parent made and handed down",
-    "ensemble/store/old_names.py": "ensemble.pkl, after its owner was found to be the user",
+    "ensemble/store/declaration.py": "ensemble.pkl, after its owner was found to be the user",
     "ensemble/artifact/program.py": "with weights_only=True, to see that there is nothing but tensors",
     "ensemble/train/pickled.py": "what the user told torch.load to run, or a checkpoint of the user's own",
 }

@@ -195,8 +195,6 @@ def _describe_calibration(record: Record, combined: Record) -> str:
     found = record["calibration"] or {}
     if found.get("method"):
         text = f"By {found['method'].replace('_', ' ')} on the validation split: {found['value']:.4g}."
-    elif "calibration" not in combined and combined.get("temperature") is not None:  # of an earlier version
-        text = f"By temperature scaling on the validation split: {combined['temperature']:.4g}."
     else:
         text = f"None{': ' + found['reason'] if found.get('reason') else ''}."
     return f"## Calibration\n\n{text}"

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.store.digests import digest_bytes, digest_file, open_checked
-from ensemble.store.errors import DamagedError
+from ensemble.store.errors import DamagedError, explain_format
 from ensemble.store.files import StoreError, fsync_directory, make_write_error
 
 VERSION = 1
@@ -85,7 +85,7 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
           and a record by which `predict` does it, or None where it is the user's own function.
 
     Raises:
-        ArtifactError: this is no artifact, or one of a newer version.
+        ArtifactError: this is no artifact, or one of another format.
     """
     file = Path(path) / RECORD
     if not is_artifact(path):
@@ -95,10 +95,10 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ArtifactError(f"{file} is damaged: it has not the digest that it says; export the run again")
     version = record.get("v")
     lacking = [key for key in _KEYS if key not in record]
-    if type(version) is not int or (version <= VERSION and lacking):
+    if type(version) is not int or (version == VERSION and lacking):
         raise ArtifactError(f"{file} is damaged: it has no {'version' if not lacking else lacking[0]}")
-    if version > VERSION:
-        raise ArtifactError(f"{path} was made by a newer ray-ensemble; upgrade ray-ensemble to read it")
+    if version != VERSION:
+        raise ArtifactError(explain_format(path, version, VERSION, "export the run again"))
     return record
 
 

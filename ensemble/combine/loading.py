@@ -103,8 +103,8 @@ def load(
 def _find_task(
     run: RunDir, state: RunState, ensemble: Ensemble, observed: Mapping[str, Observation | None]
 ) -> Task:
-    """What the members predict: as their first training batches showed, as declared, as saved with their
-    predictions, or, in runs of an earlier version, classes.
+    """What the members predict: as their first training batches showed, as declared, or as saved with their
+    predictions.
     """
     tasks: dict[str, Task] = {}
     for name, seen in observed.items():
@@ -137,9 +137,7 @@ def _find_task_without_calls(run: RunDir, state: RunState, ensemble: Ensemble, i
 
 
 def _read_observation(run: RunDir, member: MemberState) -> Observation | None:
-    """What the first training batch showed of a member; None where it has no checkpoint, or one of an earlier
-    version.
-    """
+    """What the first training batch showed of a member; None where it has no checkpoint, or none had shown it."""
     from ensemble.train.call import Observation
 
     if member.checkpoint is None:
@@ -172,13 +170,12 @@ def _read_combination(state: RunState, method: str | Combine) -> tuple[list[str]
     if event is None or event["method"] == "stack":
         return [], None
     weights: dict[str, float] = event["weights"]
-    calibration = event.get("calibration") or {"value": event["temperature"]}  # runs of earlier versions lack it
-    factor = 1.0 if calibration["value"] is None else calibration["value"]
+    calibration: float | None = event["calibration"]["value"]
     return list(weights), Combination(
         event["method"],
         np.array(list(weights.values())),
-        factor,
-        reason=event.get("reason"),
+        1.0 if calibration is None else calibration,
+        reason=event["reason"],
         function=method if callable(method) else None,
     )
 
@@ -189,9 +186,9 @@ def _read_event(state: RunState, method: str | Combine) -> dict[str, Any] | None
     """
     event: dict[str, Any] = state.combined or {}
     name = FUNCTION if callable(method) else method
-    if event.get("declared", event.get("method")) != name or not event.get("weights"):
+    if event.get("declared") != name or not event.get("weights"):
         return None
-    if callable(method) and event.get("code") not in (None, fingerprint_function(method)):
+    if callable(method) and event["code"] != fingerprint_function(method):
         warnings.warn(
             "load: Ensemble.combine has changed since the run was combined: its calibration is fitted anew, and "
             "the figures of the run are of the earlier function",

@@ -61,8 +61,7 @@ class MemberCall:
 
     Attributes:
         recipe: whose `predict` is called, or whose loss calls the model.
-        seen: what the first training batch showed: the arguments of the model, so that no loss is needed. Of a
-            checkpoint of an earlier version the task alone is known.
+        seen: what the first training batch showed: the arguments of the model, so that no loss is needed.
         default_dtype: torch's when the member was trained, in which a model makes tensors of its own.
     """
 

@@ -25,7 +25,6 @@ def combine_again(
     shown: PredictionMatrix,
     *,
     is_valid: bool,
-    is_complete: bool = True,
     function: Combine | None = None,
 ) -> Array | None:
     """What the combined model predicts on a split, float64 [n, ...]: bit by bit what the run's figures are of.
@@ -35,19 +34,17 @@ def combine_again(
         valid, shown: predictions on the validation split and on the split.
         is_valid: whether the split is the validation split; a stack is then measured on rows that it was not
             fitted on.
-        is_complete: whether `valid` has all members that finished.
         function: the run's own `Ensemble.combine`, where that is a function.
 
     Returns:
         None where the members at hand do not determine it.
     """
-    task_math, method = find_math(shown.task), combined.get("method")
-    weights = combined.get("weights") or {}
+    task_math, method, weights = find_math(shown.task), combined["method"], combined["weights"]
     if not weights or not set(weights) <= set(shown.members):
         return None
     if method == "stack":
-        candidates = combined.get("candidates") or (valid.members if is_complete else [])
-        if valid.target is None or not candidates or not set(candidates) <= set(valid.members):
+        candidates = combined["candidates"]
+        if valid.target is None or not set(candidates) <= set(valid.members):
             return None
         stack, held_out = task_math.fit_stack(valid.select(candidates).values, valid.target)
         values = held_out if is_valid else stack.predict(shown.select(candidates).values)
@@ -58,8 +55,7 @@ def combine_again(
         values = task_math.mix(part.values, np.array(list(weights.values())))
     else:
         return None
-    calibration = combined.get("calibration") or {"value": combined.get("temperature")}
-    return task_math.calibrate(values, float(calibration.get("value") or 1.0))
+    return task_math.calibrate(values, float(combined["calibration"]["value"] or 1.0))
 
 
 def read_combined(
@@ -80,16 +76,16 @@ def read_combined(
     if not combined.get("weights"):
         why = combined.get("reason") or "the run has not combined its members"
         raise CombineError(f"{run_dir.path} has no combined model: {why}")
-    members = list(dict.fromkeys([*combined["weights"], *(combined.get("candidates") or ())]))
+    members = list(dict.fromkeys([*combined["weights"], *combined["candidates"]]))
     shown = read_prediction_matrix(run_dir, state, members, split)
     missing = [member for member in combined["weights"] if member not in shown.members]
     if missing:
         raise CombineError(f"{run_dir.path}: {missing[0]}: {shown.left_out[missing[0]]}")
     valid = shown if split == "valid" else read_prediction_matrix(run_dir, state, members, "valid")
     function: Any = None
-    if combined.get("method") == FUNCTION:
+    if combined["method"] == FUNCTION:
         function = load_function() if load_function is not None else run_dir.load_ensemble().combine
-        if not callable(function) or combined.get("code") not in (None, fingerprint_function(function)):
+        if not callable(function) or combined["code"] != fingerprint_function(function):
             raise CombineError(f"{run_dir.path}: the function by which the run was combined is another one now")
     values = combine_again(combined, valid, shown, is_valid=split == "valid", function=function)
     if values is None:

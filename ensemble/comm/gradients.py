@@ -178,7 +178,7 @@ class GradientExchange:
         For another number of ranks, the residuals are redistributed (`error_feedback`).
         """
         self.steps = state["steps"]
-        if state.get("world", self._comm.world) != self._comm.world:
+        if state["world"] != self._comm.world:
             self._redistribute(state)
             return
         for bucket, common, own in zip(self._buckets, state["common"], state["own"], strict=True):

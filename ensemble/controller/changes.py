@@ -91,12 +91,6 @@ def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> 
             False.
     """
     check_versions(state, run_dir.path, accept=accept)
-    if state.header and state.header.get("code") is None:
-        log.warning(
-            "%s was begun by an earlier version of ray-ensemble, which did not record the code: a change since "
-            "then cannot be detected",
-            run_dir.path,
-        )
     kept = load_code(run_dir.code(state.header["code"])) if state.header.get("code") else None
     if kept is not None and kept.scheme != now.scheme:
         log.warning(
@@ -230,13 +224,11 @@ def has_corrected_member(state: RunState, ensemble: Ensemble) -> bool:
 def is_combined_otherwise(state: RunState, ensemble: Ensemble) -> bool:
     """Whether the run was combined by another method or function, for another coverage, or with or without a
     calibration otherwise than is declared now; or could not be combined for an error that may have passed.
-
-    Of a run of an earlier version that does not say by what it was combined, it is taken to be the same.
     """
     from ensemble.combine.combination import FUNCTION, fingerprint_function
 
     combined = state.combined
-    if combined is None or "declared" not in combined:
+    if combined is None:
         return False
     if has_failed_combination(state) or _is_calibrated_otherwise(combined.get("calibration"), ensemble):
         return True

@@ -153,7 +153,7 @@ def _describe(run: Declared) -> dict[str, Any]:
     found |= {"code": header.get("code"), "revision": header.get("revision")}
     found |= {f"version.{name}": version for name, version in (header.get("versions") or {}).items()}
     combined = run.state.combined or {}
-    found["combine"] = combined.get("declared", combined.get("method"))
+    found["combine"] = combined.get("declared")
     return found
 
 

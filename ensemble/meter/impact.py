@@ -130,7 +130,7 @@ def assess_impact(used: Total, options: Mapping[str, Any], work: Work) -> Impact
 
     Args:
         used: by the run, as `Ledger.run` has it.
-        options: what `run_started` records under `energy` (`Energy.as_event`); empty in runs of earlier versions.
+        options: what `run_started` records under `energy` (`Energy.as_event`); empty where it was lost.
         work: what was achieved with it.
     """
     units = work.units()

@@ -9,7 +9,6 @@ its own batches consumed nothing from the stream, and pays nothing for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import reduce
 
 from ensemble.meter.account import Use
 from ensemble.meter.attribution import IDLE, OTHER
@@ -72,8 +71,6 @@ class _Weights:
         """Among whom a use is shared out; nobody: it stays whole."""
         if owner.role in BY_SAMPLES:
             found = self._samples.get(owner.cohort, {})
-            if owner.cohort is None:  # an older log does not say for which cohort
-                found = reduce(_join, self._samples.values(), {})
             if found:
                 return found
         here = {} if node in self._central else self._ranks.get(node, {})
@@ -84,10 +81,6 @@ def _add(weights: dict[Owner, int], member: str, ticks: int) -> None:
     if ticks:
         owner = Owner("", member)
         weights[owner] = weights.get(owner, 0) + ticks
-
-
-def _join(weights: dict[Owner, int], more: dict[Owner, int]) -> dict[Owner, int]:
-    return {owner: weights.get(owner, 0) + more.get(owner, 0) for owner in {**weights, **more}}
 
 
 def split_use(use: Use, weights: Mapping[Owner, int], into: Mapping[Owner, Use]) -> None:

@@ -138,7 +138,7 @@ def list_figures(
 
 
 def read_task(combined: Mapping[str, Any] | None) -> Task:
-    """Returns the task of a `combined` event; classification where it names none, as events once did not."""
+    """Returns the task of a `combined` event; classification where nothing was combined."""
     record = (combined or {}).get("task")
     return CLASSIFICATION if not record else Task.from_record(record)
 
@@ -177,7 +177,7 @@ def compare(combined: Mapping[str, Any] | None, ranking: Ranking | None = None) 
     """Returns the figures of the combined model, those that say most first; none where nothing was combined.
 
     Args:
-        combined: the `combined` event, of today or of an earlier version, which has neither intervals nor noise.
+        combined: the `combined` event.
         ranking: of the run's members.
     """
     found = (combined or {}).get("metrics") or {}

@@ -93,9 +93,9 @@ class Node:
     def from_event(cls, event: Mapping[str, Any]) -> Node:
         """The inverse of `as_event`."""
         known: dict[str, Any] = {name: event[name] for name in ("cpus", "memory_gb", "host", "interface", "power")}
-        known |= {name: tuple(event.get(name, ())) for name in OF_GPUS}  # earlier versions log less
-        known["memory_left_gb"] = event.get("memory_left_gb")
-        return cls(name=event["node"], no_gpus=event.get("no_gpus", ""), **known)
+        known |= {name: tuple(event[name]) for name in OF_GPUS}
+        known["memory_left_gb"] = event["memory_left_gb"]
+        return cls(name=event["node"], no_gpus=event["no_gpus"], **known)
 
     @property
     def physical_gpus(self) -> int:

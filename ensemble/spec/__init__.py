@@ -50,17 +50,6 @@ from ensemble.spec.validation import check_choice as check_choice
 from ensemble.spec.validation import check_number as check_number
 from ensemble.spec.validation import option_class as option_class
 
-# Earlier names of the same things.
-Word = NamedOptions
-WORDS = TRAINING_OPTIONS
-check_words = check_training_options
-json_value = as_json_value
-not_reported = describe_missing_objective
-recorded = as_record
-resolved = resolve_training_options
-settle = resolve_ranking
-strict = option_class
-
 __all__ = [
     "EMA",
     "SWA",

@@ -65,7 +65,7 @@ PREDICTED_SPLITS = ("valid", "test", "shifted")
 
 # What a node is asked for until it is measured.
 _UNMEASURED = {"workers": 1, "cpus_per_worker": 1.0, "gpus_per_worker": 1.0, "memory_gb": None}
-_ENERGY = Energy()  # a plain default, which the Ensembles of earlier versions have, too
+_ENERGY = Energy()
 
 
 @option_class

@@ -155,7 +155,6 @@ def cost_options(identity: Identity) -> dict[str, Any]:
     chosen = {name: getattr(identity, name) for name in named}
     chosen["weighted"] = identity.weights is not None
     chosen["optimizer"] = {name: mask_magnitude(value) for name, value in (identity.optimizer or {}).items()}
-    # Only where they are used: the keys of earlier versions stay.
     chosen |= {name: value for name in ("averaging", "compile") if (value := getattr(identity, name)) is not None}
     chosen |= {"keep": "best"} if identity.keep == "best" else {}
     chosen |= {"mixup": True} if identity.mixup else {}

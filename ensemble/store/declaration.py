@@ -16,7 +16,6 @@ import numpy as np
 from ensemble.store._compat import make_classes_anew
 from ensemble.store.errors import StoreError
 from ensemble.store.frozen_arrays import IN_MEMORY, KEPT, LEAST_BYTES, AnyArray, Place, is_name
-from ensemble.store.old_names import Unpickler
 from pipelines.fingerprint import is_ours
 from pipelines.library_settings import apply_settings, find_settings
 from pipelines.memory_pickle import Pickler
@@ -44,6 +43,11 @@ class DeclarationPickler(Pickler):
         self.arrays: dict[str, AnyArray] = {}
         self.places = {} if places is None else places  # by the id of an object, which is kept with it
         self._columns: dict[int, str] = {}
+
+    def dump_with_settings(self, ensemble: Any) -> None:
+        """Pickles the global settings of libraries in this process, and after them a declaration."""
+        self.dump(find_settings())
+        self.dump(ensemble)
 
     def reducer_override(self, obj: Any) -> Any:
         """See `pickle.Pickler.reducer_override`."""
@@ -115,7 +119,7 @@ class _Digest:
         self.size += len(data)
 
 
-class DeclarationUnpickler(Unpickler):
+class DeclarationUnpickler(pickle.Unpickler):
     """Unpickles a declaration.
 
     Args:
@@ -132,12 +136,10 @@ class DeclarationUnpickler(Unpickler):
         self._folder, self._shared, self._takes_settings = folder, shared or [], takes_settings
 
     def load(self) -> Any:
-        """Returns the declaration."""
-        loaded = super().load()
-        if not isinstance(loaded, dict):  # earlier versions wrote no settings
-            return loaded
+        """Returns the declaration; the settings before it are applied if they are to be."""
+        settings = super().load()
         if self._takes_settings:
-            apply_settings(loaded)
+            apply_settings(settings)
         return super().load()
 
     def persistent_load(self, pid: Any) -> Any:
@@ -155,11 +157,9 @@ class Declaration:
 
     def __init__(self, ensemble: Any) -> None:
         self._ensemble = ensemble
-        self._keeps_data = getattr(ensemble, "keep_data", True)
         with io.BytesIO() as file:
-            pickler = DeclarationPickler(file, keeps_data=self._keeps_data)
-            pickler.dump(find_settings())
-            pickler.dump(ensemble)
+            pickler = DeclarationPickler(file, keeps_data=ensemble.keep_data)
+            pickler.dump_with_settings(ensemble)
             self.content, self.arrays, self._places = file.getvalue(), pickler.arrays, pickler.places
 
     def load(self, folder: Path, *, is_in_process: bool = False) -> Any:
@@ -204,7 +204,7 @@ class Declaration:
                 return len(shared) - 1
 
         with io.BytesIO() as file:
-            SharingPickler(file, places, keeps_data=self._keeps_data).dump(self._ensemble)
+            SharingPickler(file, places, keeps_data=self._ensemble.keep_data).dump_with_settings(self._ensemble)
             file.seek(0)
             return DeclarationUnpickler(file, folder, shared).load()
 

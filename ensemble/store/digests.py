@@ -8,7 +8,6 @@ and the CRC-32 of zlib 2.9, and it is computed while the file is flushed to the 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,10 +17,6 @@ from typing import Any
 from ensemble.store.errors import DamagedError
 
 _BLOCK_BYTES = 2**18
-#: Before a digest that is not of a file's bytes but of the weights in it, all that logs of earlier versions have.
-OF_WEIGHTS = "weights:"
-#: What earlier versions called a checkpoint. They wrote over it before they logged that: it may be newer.
-_WRITTEN_OVER = re.compile(r"checkpoint-\d+\.safetensors")
 #: From so many bytes on a file is read by a thread while it is flushed.
 _LARGE_BYTES = 2**23
 
@@ -88,7 +83,7 @@ def open_checked(
     """Yields a name of a file, good until the end of the block, whose content has a digest; all readers use it.
 
     Args:
-        digest: as the log has it; None: a log of an earlier version has none, and any content is accepted.
+        digest: as the log has it; None: it has none, and any content is accepted.
         others: digests that are as good (`RunState.files`).
         check: see `digest_file`.
 
@@ -97,28 +92,12 @@ def open_checked(
         DamagedError: it has other content.
     """
     with pin_file(path) as name:
-        of_weights = digest is not None and digest.startswith(OF_WEIGHTS)  # `load_checkpoint` compares these
-        if digest is not None and not of_weights and (found := digest_file(name, check)) not in (digest, *others):
+        if digest is not None and (found := digest_file(name, check)) not in (digest, *others):
             raise DamagedError(f"{path} is damaged: its digest is {found}, and was {digest} when it was written")
         yield name
 
 
 def find_digest(event: Mapping[str, Any] | None) -> str | None:
-    """The digest that an event about a file has: of the file, or else of its weights, after which `@epoch,step`
-    says from where on the file may be newer than the log.
-    """
-    event = event or {}
-    if isinstance(event.get("digest"), str):
-        return str(event["digest"])
-    weights, epoch, step = (event.get(name) for name in ("weights_sha256", "epoch", "step"))
-    if not isinstance(weights, str):
-        return None
-    is_over = _WRITTEN_OVER.fullmatch(Path(str(event.get("path"))).name) is not None
-    at = f"@{epoch},{step}" if is_over and isinstance(epoch, int) and isinstance(step, int) else ""
-    return f"{OF_WEIGHTS}{weights}{at}"
-
-
-def is_newer(position: Mapping[str, Any], digest: str) -> bool:
-    """Whether a checkpoint at this position is newer than the log, by the digest that the log has of it."""
-    at = digest.partition("@")[2]
-    return bool(at) and (position["epoch"], position["step"]) > tuple(map(int, at.split(",")))
+    """The digest of the file that an event is about; None where it has none."""
+    digest = (event or {}).get("digest")
+    return digest if isinstance(digest, str) else None

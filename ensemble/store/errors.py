@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 class StoreError(RuntimeError):
     """A run on disk cannot be used."""
@@ -23,3 +25,17 @@ class WriteError(StoreError):
 
 class DamagedError(StoreError):
     """A file is not what the log says that was written, or is gone."""
+
+
+def explain_format(path: str | os.PathLike[str], found: object, known: int, remedy: str = "train it again") -> str:
+    """Returns the sentence that refuses a file of another format.
+
+    Args:
+        found: the number of the format that the file has.
+        known: the number of the one that this version reads.
+        remedy: how such a file is made again.
+    """
+    return (
+        f"{os.fspath(path)} was written by another version of ray-ensemble (format {found}, this one reads "
+        f"{known}); {remedy}, or use that version"
+    )

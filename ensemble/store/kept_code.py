@@ -100,7 +100,7 @@ def load_code(folder: Path) -> Code | None:
     """Returns the names and digests of the code in a folder; None where it is missing or unreadable."""
     try:
         stored = json.loads((folder / _CODE).read_text(encoding="utf-8"))
-        return Code(stored["python"], dict(stored["parts"]), scheme=stored.get("scheme", 1))
+        return Code(stored["python"], dict(stored["parts"]), scheme=stored["scheme"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

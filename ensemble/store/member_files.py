@@ -25,7 +25,7 @@ def read_checkpoint(
 
     Raises:
         DamagedError: there is none, or it is damaged.
-        StoreError: it is of a newer version.
+        StoreError: it is of another format.
     """
     with _naming_remedy(run_dir):
         return load_checkpoint(

@@ -18,14 +18,12 @@ import numpy.typing as npt
 
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store.digests import open_checked
-from ensemble.store.errors import DamagedError, StoreError
+from ensemble.store.errors import DamagedError, StoreError, explain_format
 from ensemble.store.files import make_directory, write_bytes
 
 VERSION = 3
 _KEY = "ensemble.predictions"
 LENGTH_BYTES = 8  # at the start of a safetensors file: how long its header is
-#: The first version: of classification, its values were called probabilities. The second had the task beside it.
-_FIRST, _SECOND = "1", "2"
 
 
 @dataclass(frozen=True)
@@ -98,24 +96,21 @@ def load_predictions(
 
     Raises:
         DamagedError: there is no such file, or it is damaged.
-        StoreError: it holds something else.
+        StoreError: it holds something else, or is of another format.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
         with open_checked(path, digest) as name, safe_open(name, framework="numpy") as file:
-            header = file.metadata() or {}
-            version = header.get(_KEY)
-            about: dict[str, Any] = (
-                {"v": VERSION, "task": None} if version in (_FIRST, _SECOND) else json.loads(version or "{}")
-            )
-            if about.get("v") != VERSION:
-                raise StoreError(f"{path} holds no predictions of version {VERSION} (version {about.get('v')})")
+            text = (file.metadata() or {}).get(_KEY)
+            if text is None:
+                raise StoreError(f"{path} holds no predictions of a member (a plain safetensors file)")
+            about = json.loads(text)
+            if about["v"] != VERSION:
+                raise StoreError(explain_format(path, about["v"], VERSION))
             keys = list(file.keys())
             tensors = _map_tensors(name) if mapped else {key: file.get_tensor(key) for key in keys}
-        if version == _FIRST:
-            return Predictions(tensors["probabilities"], tensors["index"], tensors.get("target"))
-        task = Task.from_record(json.loads(header["task"]) if version == _SECOND else about["task"])
+        task = Task.from_record(about["task"])
         return Predictions(tensors["values"], tensors["index"], tensors.get("target"), task)
     except FileNotFoundError:
         raise DamagedError(f"{path} does not exist: the member has not saved predictions for that split") from None

@@ -122,8 +122,10 @@ def _validate(request: Any) -> dict[str, Any]:
     if not isinstance(request, dict):
         raise ValueError("it is no JSON object")
     version, t, verb, member = (request.get(name) for name in ("v", "t", "verb", "member"))
-    if not isinstance(version, int) or version > VERSION:
-        raise ValueError(f"version {version!r:.20} is not known (this controller knows {VERSION})")
+    if version != VERSION:
+        raise ValueError(
+            f"it has the format {version!r:.20}, and this controller reads {VERSION}: ask with its version"
+        )
     if not isinstance(t, (int, float)) or not -1e15 < t < 1e15 or not math.isfinite(t):
         raise ValueError("its `t` is no time in Unix seconds")
     if not isinstance(verb, str) or not isinstance(member, (str, type(None))):

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.store.declaration import DeclarationUnpickler
 from ensemble.store.digests import digest_bytes, open_checked
-from ensemble.store.errors import DamagedError
+from ensemble.store.errors import DamagedError, explain_format
 from ensemble.store.events import EventLog
 from ensemble.store.files import (
     OtherPythonError,
@@ -84,7 +84,8 @@ if TYPE_CHECKING:
     from ensemble.store.member import MemberState
     from ensemble.store.state import RunState
 
-VERSION = 1
+#: Of run.json, and of the declaration, which is unpickled only where run.json has this number.
+VERSION = 2
 
 #: What to do about a declaration that is damaged and that nothing else has.
 ANEW = "`ensemble run SPEC` on this directory writes it anew"
@@ -191,7 +192,7 @@ class RunDir:
         """What run.json says.
 
         Raises:
-            StoreError: this is no run directory, or one of a newer version.
+            StoreError: this is no run directory, or one of another format.
             DamagedError: it is not what was written.
         """
         mend = f"{format_command('verify', self.path, '--repair')} makes it again"
@@ -205,8 +206,8 @@ class RunDir:
             raise StoreError(f"no run here: {self.info_file} does not exist; give a run directory") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"{self.info_file} is unreadable: {error}; {mend}") from None
-        if version > VERSION:
-            raise StoreError(f"{self.path} was made by a newer ray-ensemble; upgrade ray-ensemble to read it")
+        if version != VERSION:
+            raise StoreError(explain_format(self.path, version, VERSION))
         return dict(info)
 
     @classmethod
@@ -385,16 +386,16 @@ class RunDir:
                 another Python compiled the earlier one, which is said.
 
         Raises:
-            StoreError: the directory or the file is not the user's own, or others may write it, or its code cannot
-                be imported here, or another Python compiled it.
+            StoreError: the directory or the file is not the user's own, or others may write it, or it is of
+                another format, or its code cannot be imported here, or another Python compiled it.
         """
         path = self.code(code) / "ensemble.pkl" if code is not None else self.ensemble_file
         path = path if path.exists() else self.ensemble_file
         distrusted = None
         try:
             self._check_folders(path)
+            distrusted = self._add_code_to_path()  # refuses another format
             path = self._choose_runnable(path)
-            distrusted = self._add_code_to_path()
             with self._open_kept(path, ANEW) as name, open(name, "rb") as file:
                 check_ownership(path, os.fstat(file.fileno()))
                 with without_bytecode():

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ensemble.store.checkpoint import load_checkpoint
-from ensemble.store.digests import OF_WEIGHTS, digest_file, find_digest, is_newer, open_checked
+from ensemble.store.digests import digest_file, find_digest, open_checked
 from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.event_handlers import fold
 from ensemble.store.files import write_json
@@ -28,7 +27,7 @@ POLL_S = 0.1
 #: How often a log is read again for members that have gone on while their files were read.
 ROUNDS = 3
 
-Condition = Literal["whole", "damaged", "missing", "read around", "newer than the log", "not known"]
+Condition = Literal["whole", "damaged", "missing", "read around", "not known"]
 #: What is not as it should be.
 UNSOUND: frozenset[Condition] = frozenset(("damaged", "missing"))
 
@@ -41,9 +40,9 @@ class FileCheck:
         file: its path in the run directory.
         kind: "log", "code", "data", "checkpoint", "predictions", "initial weights" or "result".
         member: whose it is; None where it is nobody's.
-        condition: "not known" where the log of an earlier version has no digest of it; "read around" for a hole in
-            the log before the last start of the run, which has done again what was lost with it; "newer than the
-            log" for a checkpoint that an earlier version had written when it was killed, and not logged.
+        condition: "not known" where there is no digest of it, as of a study, into which Optuna may write; "read
+            around" for a hole in the log before the last start of the run, which has done again what was lost
+            with it.
         detail: what is wrong; empty where nothing is.
     """
 
@@ -107,12 +106,6 @@ def check_code(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
         if path.exists() or path.parent.is_dir():  # else it is code that no member trained with
             kind = "data" if path.parent == run_dir.data else "code"
             yield _check(run_dir, path, digests[-1], kind, None, digests)
-    name = run_dir.info_file.name
-    if name not in state.files and state.header:  # of an earlier version
-        try:
-            yield FileCheck(name, "code", None, "not known" if run_dir.info else "damaged")
-        except StoreError as error:
-            yield FileCheck(name, "code", None, "damaged", str(error))
 
 
 def check_members(
@@ -155,24 +148,17 @@ def _check_member(run_dir: RunDir, member: MemberState, stop: Callable[[], None]
     for event in (member.checkpoint, member.checkpoint_before):
         if event is not None:
             path, digest = folder / Path(event["path"]).name, find_digest(event)
-            if event is member.checkpoint_before and "digest" not in event and not path.exists():
-                continue  # an earlier version kept the last one only
             yield _check(run_dir, path, digest, "checkpoint", member.id, stop=stop)
     for split, known in (member.predictions or {}).items() if member.state == "finished" else ():
         yield _check(run_dir, run_dir.predictions(member.id, split), known, "predictions", member.id, stop=stop)
 
 
 def check_results(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
-    """Check what is written at the end of a run, if it has ended: it is made again from the rest.
-
-    A study has no digest: Optuna may write into it.
-    """
+    """Check what is written at the end of a run, if it has ended: it is made again from the rest."""
     if state.ended is None or state.ended["type"] != "run_finished":
         return
     try:
         known: Mapping[str, str] = dict(json.loads(run_dir.result_digests.read_bytes()).items())
-    except FileNotFoundError:  # an earlier version wrote none
-        known = {}
     except (OSError, ValueError, AttributeError):
         known = dict.fromkeys((path.name for path in run_dir.list_results(state)), "unreadable")
     for path in run_dir.list_results(state):
@@ -196,7 +182,7 @@ def save_result_digests(run_dir: RunDir, state: RunState) -> None:
 def list_digests(run_dir: RunDir, state: RunState) -> dict[str, str]:
     """The digests of the declaration and the code of a run, by path, for its start.
 
-    What is there is taken to be right where the log, of an earlier version, has no digest.
+    What is there is taken to be right where the log has lost its digest.
     """
     own = [run_dir.ensemble_file, run_dir.info_file, run_dir.spec_file, *(run_dir.path / "code").rglob("*.*")]
     there = {str(file.relative_to(run_dir.path)): digest_file(file) for file in own if file.is_file()}
@@ -220,10 +206,6 @@ def _check(
     file = str(path.relative_to(run_dir.path))
     try:
         with open_checked(path, digest, others, stop):
-            if digest is not None and digest.startswith(OF_WEIGHTS):
-                position = load_checkpoint(path, ("position",), digest).get("position")
-                if position and is_newer(position, digest):
-                    return FileCheck(file, kind, member, "newer than the log")
             return FileCheck(file, kind, member, "not known" if digest is None else "whole")
     except FileNotFoundError:
         return FileCheck(file, kind, member, "missing", f"{path} is gone")

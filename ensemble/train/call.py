@@ -112,7 +112,7 @@ class Observation:
 
     @classmethod
     def from_checkpoint(cls, state: Mapping[str, Any]) -> Observation | None:
-        """The observation in a checkpoint; None where it was written before there was one."""
+        """The observation in a checkpoint; None where no batch had shown anything."""
         outputs, call = state.get("outputs"), state.get("call")
         if outputs is None:
             return None

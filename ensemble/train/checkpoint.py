@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ensemble.spec import Ensemble, Recipe
-from ensemble.spec.identity import Identity, field_defaults, select_warm
+from ensemble.spec.identity import Identity, select_warm
 from ensemble.store import (
     DamagedError,
     RunDir,
@@ -209,9 +209,8 @@ def read(
         TrainingError: it belongs to another member or declaration, or was trained on other data.
     """
     state = load_checkpoint(path, digest=digest)
-    # A field that an earlier version did not save had its default.
-    saved, current = {**field_defaults(), **state["identity"]}, _compared(identity)
-    other = [name for name in current if saved.get(name) != current[name]]
+    saved, current = state["identity"], _compared(identity)
+    other = [name for name in current if saved[name] != current[name]]
     if elastic and "workers" in other and saved["workers"] < identity.workers:
         other.remove("workers")
     is_longer = identity.epochs_before is not None and "epochs" in other
@@ -224,12 +223,12 @@ def read(
             {**current, "first_epoch": identity.first_epoch},
         )
     if other:
-        differences = "; ".join(f"{name} was {saved.get(name)!r}, is {current[name]!r}" for name in other)
+        differences = "; ".join(f"{name} was {saved[name]!r}, is {current[name]!r}" for name in other)
         raise TrainingError(
             f"{path} belongs to another identity of {identity.member}: {differences}. "
             "Declare it as it was, or take a new run directory"
         )
-    changed = describe_difference(state.get("data") or {}, data)
+    changed = describe_difference(state["data"], data)
     if changed:
         raise TrainingError(
             f"{path} was trained on other data: {changed}. Read what was read before, or take a new run directory"
@@ -253,8 +252,7 @@ def keep_weights_only(path: Path, target: Path, digest: str | None) -> str:
         WriteError: there is no room for the new file, or it cannot be written.
     """
     state = load_checkpoint(path, _OF_USE, digest)
-    if (exchange := state.get("exchange")) is not None:
-        state["exchange"] = {name: exchange[name] for name in ("plan", "world") if name in exchange}
+    state["exchange"] = {name: state["exchange"][name] for name in ("plan", "world")}
     if (kept := state.get("kept")) is not None:
         state["kept"] = {"is_best": kept["is_best"], "count": kept.get("average", kept).get("count", 0)}
     return save_checkpoint(target, state)

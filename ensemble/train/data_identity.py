@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """All that determines the batches beside the members' identities, as JSON values.
 
-    `scheme` is the form of fingerprints (`pipelines.fingerprint`); a run of before it was recorded had the first.
+    `scheme` is the form of fingerprints (`pipelines.fingerprint`).
     `python` is the version that compiled the user's functions in them.
     `fingerprint` is the training pipeline's (source, seed, order, stages), None where it cannot be determined;
     `samples` its length. `numbering` says how the classes of a split are mapped whose source numbers them
@@ -85,11 +85,11 @@ def is_identified(data: Mapping[str, Any]) -> bool:
 
 
 def _is_comparable(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    return bool(before.get("scheme", 1) == now.get("scheme", 1))
+    return bool(before["scheme"] == now["scheme"])
 
 
 def _is_of_another_python(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    return bool(before.get("python", now.get("python")) != now.get("python", before.get("python")))
+    return bool(before["python"] != now["python"])
 
 
 def _pair_fingerprints(

@@ -237,10 +237,8 @@ class Lifecycle:
             return False
         reported = gather_json(self._comm, None if metrics is None else dict(metrics))[0] or {}
         if by["metric"] not in reported:
-            # Within the first epoch it may not be known yet what is predicted. A checkpoint of an earlier version
-            # has no `is_measured`.
-            is_measured = self.selection.is_measured or self.selection.best is not None
-            if is_measured or not self._observer.is_settled:
+            # Within the first epoch it may not be known yet what is predicted.
+            if self.selection.is_measured or not self._observer.is_settled:
                 return False
             raise TrainingError(describe_missing_objective(by["metric"], reported))
         delta = (self._identity.early_stopping or {}).get("min_delta", 0.0)

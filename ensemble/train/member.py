@@ -270,10 +270,6 @@ class TrainContext(EvaluatedMember):
 
     # --- for the worker ---------------------------------------------------------------------------------
 
-    # The earlier names.
-    where = EvaluatedMember.position
-    name_unused = report_unused
-
     def finish(self) -> None:
         """Save and report the end of the training loop; end an epoch that it left after the last step."""
         self._has_left = self._has_left or not self._life.is_over
@@ -297,7 +293,3 @@ class TrainContext(EvaluatedMember):
         for part in (self._data, self._life):
             vars(part).clear()
         del self._find_poison_records
-
-
-#: The earlier name of `TrainContext`.
-Training = TrainContext

@@ -211,10 +211,9 @@ class Optimization:
             planned: the `ExchangePlan` of an earlier attempt, as a dict, for a start from the beginning.
             initial: the model's weights and buffers for a start from the beginning; None: it has them.
         """
-        exchange = None if state is None else state.get("exchange")  # absent in checkpoints of the first version
         known = None if planned is None or state is not None else ExchangePlan.from_dict(planned)
-        if exchange is not None and exchange.get("world", self._comm.world) == self._comm.world:
-            known = ExchangePlan.from_dict(exchange["plan"])  # for another number of workers it is measured anew
+        if state is not None and state["exchange"]["world"] == self._comm.world:
+            known = ExchangePlan.from_dict(state["exchange"]["plan"])  # for another number it is measured anew
         self._exchange, self.plan = plan_exchange(
             self._comm,
             self._parameters,
@@ -236,8 +235,7 @@ class Optimization:
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["precision"])
-        if exchange is not None:
-            self._exchange.load_state_dict(exchange)
+        self._exchange.load_state_dict(state["exchange"])
 
     def replace_weights(self, weights: Mapping[str, Tensor] | None) -> None:
         """Give the model the weights and buffers of rank 0, in place of those that are kept; all ranks call it.

@@ -159,7 +159,7 @@ def test_an_export_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
     [
         ({}, r"is damaged: it has no task"),
         ({"v": "1"}, "is damaged"),
-        ({"v": 99}, "was made by a newer ray-ensemble; upgrade"),
+        ({"v": 99}, r"\(format 99, this one reads 1\); export the run again, or use that version$"),
     ],
 )
 def test_a_record_that_is_not_whole_is_refused(tmp_path: Path, content: dict[str, Any], message: str) -> None:

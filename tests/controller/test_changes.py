@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -225,7 +224,7 @@ def replace_prints(project: Project, field: str, *, recorded: Any, by: dict[str,
     computed now.
 
     Args:
-        recorded: what the field says. by: what the others say instead; nothing, where the field came later.
+        recorded: what the field says. by: what the others say instead.
     """
     run = RunDir(project.run_dir)
     code = project.state().header["code"]
@@ -240,7 +239,7 @@ def replace_prints(project: Project, field: str, *, recorded: Any, by: dict[str,
     events = []
     for line in run.events.read_text().replace(code, "0" * 16).splitlines():
         event = json.loads(line)
-        for one in (event, event.get("checkpoint") or {}):  # it knew no digests
+        for one in (event, event.get("checkpoint") or {}):  # their digests are of what was written
             for name in ("files", "digest", "predictions"):
                 one.pop(name, None)
         if "data" in event:
@@ -256,7 +255,7 @@ def replace_prints(project: Project, field: str, *, recorded: Any, by: dict[str,
 
 
 def made_by_another_version(project: Project, samples: int = 12) -> None:
-    replace_prints(project, "scheme", recorded=SCHEME, by={}, samples=samples)
+    replace_prints(project, "scheme", recorded=SCHEME, by={"scheme": SCHEME - 1}, samples=samples)
 
 
 def test_a_run_of_another_python_goes_on_with_a_declaration_that_this_one_compiled(project: Project) -> None:
@@ -439,23 +438,6 @@ def test_what_failed_is_tried_again_though_nothing_was_mended_and_what_finished_
     assert project.run()[0] == 3
     members = project.state().members
     assert members["member-0"].attempts == 1 and members["member-1"].attempts > attempts
-
-
-def test_a_run_of_an_earlier_version_is_gone_on_with_and_that_is_said_once(project: Project) -> None:
-    project.run_and_stop()
-    run = RunDir(project.run_dir)
-    lines = [json.loads(line) for line in run.events.read_text().splitlines()]
-    for event in lines:
-        event.pop("code", None)
-    run.events.write_text("".join(json.dumps(event) + "\n" for event in lines))
-    shutil.rmtree(run.path / "code")
-    project.edit(project.spec, *EDITED_LOSS)
-    project.stop.write_text(str(run.path))
-    _, said = project.run()
-    project.stop.unlink()
-    assert len(re.findall("earlier version", said)) == 1
-    status, said = project.run()
-    assert status == 0 and "earlier version" not in said and project.states() == {"finished"}
 
 
 def test_a_run_that_was_stopped_before_anything_finished_is_a_failure(project: Project) -> None:

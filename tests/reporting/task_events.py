@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +130,3 @@ def write_task_run(path: Path, kind: str, events: list[Event] | None = None) -> 
             file.parent.mkdir(parents=True, exist_ok=True)
             save_predictions(file, *predict(TASKS[kind], number), TASKS[kind])
     return path
-
-
-def without_new_fields(event: Event) -> Mapping[str, Any]:
-    """A `combined` event as it was written before there were tasks."""
-    new = ("task", "calibration", "intervals", "noise", "uncertainty", "conformal", "shifted")
-    return {name: value for name, value in event.items() if name not in new}

@@ -102,12 +102,6 @@ def test_the_summary_has_the_figures_of_the_task_with_interval_difference_and_no
         assert words in wide
 
 
-def test_an_event_of_an_earlier_version_has_a_summary_without_what_it_lacks() -> None:
-    events = [tasks.without_new_fields(e) if e["type"] == "combined" else e for e in tasks.task_run("regression")]
-    shown = show(events, 160)
-    assert "RMSE ↓" in shown and "95 %" not in shown and "noise" not in shown and "conformal" not in shown
-
-
 def test_status_names_the_combined_model_its_noise_and_its_uncertainty() -> None:
     events = tasks.task_run("multilabel")
     notes = "\n".join(status_notes(fold(events), ledger(events)))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from ensemble.store import StoreError, load_checkpoint, save_checkpoint, weights_sha256
+from ensemble.store.checkpoint import VERSION
 from ensemble.store.files import LEFTOVER_AGE_S
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
@@ -127,9 +128,11 @@ def test_a_missing_foreign_or_damaged_checkpoint_is_said_in_one_line(tmp_path: P
     with pytest.raises(StoreError, match="flipped is damaged") as said:
         load_checkpoint(tmp_path / "flipped", digest=digest)
     assert "\n" not in str(said.value)
-    (tmp_path / "newer").write_bytes(content.replace(b'\\"v\\":1', b'\\"v\\":9'))
-    with pytest.raises(StoreError, match="newer ray-ensemble"):
-        load_checkpoint(tmp_path / "newer")
+    for format in (VERSION - 1, VERSION + 1):
+        written = content.replace(b'\\"v\\":%d' % VERSION, b'\\"v\\":%d' % format)
+        (tmp_path / "other").write_bytes(written)
+        with pytest.raises(StoreError, match=rf"\(format {format}, this one reads {VERSION}\); train it"):
+            load_checkpoint(tmp_path / "other")
 
 
 def test_a_disk_that_fills_up_leaves_the_former_checkpoint(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from safetensors.numpy import save
 
 from ensemble.spec.task import Task, quantiles
 from ensemble.store import StoreError, load_predictions, save_checkpoint, save_predictions
+from ensemble.store.predictions import VERSION
 
 
 def test_predictions_come_back_in_the_order_of_the_index(tmp_path: Path) -> None:
@@ -74,26 +76,28 @@ def test_the_task_and_a_target_of_several_numbers_come_back(tmp_path: Path, task
     assert np.array_equal(kept.target, target[::-1], equal_nan=True)
 
 
-def test_predictions_of_the_first_version_are_read(tmp_path: Path) -> None:
-    tensors = {"probabilities": np.ones((2, 3), np.float32), "index": np.arange(2)}
-    (tmp_path / "p").write_bytes(save(tensors, metadata={"ensemble.predictions": "1"}))
-    kept = load_predictions(tmp_path / "p")
-    assert kept.values.shape == (2, 3) and kept.task == Task("classification") and kept.target is None
+@pytest.mark.parametrize("format", [VERSION - 1, VERSION + 1])
+def test_predictions_of_another_format_are_refused_in_one_sentence(tmp_path: Path, format: int) -> None:
+    header = {"ensemble.predictions": json.dumps({"v": format})}
+    (tmp_path / "p").write_bytes(save({"values": np.ones((2, 3), np.float32)}, metadata=header))
+    known = rf"\(format {format}, this one reads {VERSION}\); train it again, or use that version$"
+    with pytest.raises(StoreError, match=f"p was written by another version of ray-ensemble {known}"):
+        load_predictions(tmp_path / "p")
 
 
 @pytest.mark.parametrize(
     ("header", "names"),
     [
-        ({}, ("values", "index")),
-        ({"task": "{"}, ("values", "index")),
-        ({"task": '{"kind": "guessing"}'}, ("values", "index")),
-        ({"task": '{"kind": "regression"}'}, ("index",)),
+        ('{"v": 3}', ("values", "index")),
+        ('{"v": 3', ("values", "index")),
+        ('{"v": 3, "task": {"kind": "guessing"}}', ("values", "index")),
+        ('{"v": 3, "task": {"kind": "regression"}}', ("index",)),
     ],
     ids=["no task", "half a task", "another task", "no values"],
 )
-def test_a_file_that_lacks_a_part_is_named(tmp_path: Path, header: dict[str, str], names: tuple[str, ...]) -> None:
+def test_a_file_that_lacks_a_part_is_named(tmp_path: Path, header: str, names: tuple[str, ...]) -> None:
     file = tmp_path / "predictions.safetensors"
     content = {name: np.arange(3) for name in names}
-    file.write_bytes(save(content, metadata={"ensemble.predictions": "2", **header}))
+    file.write_bytes(save(content, metadata={"ensemble.predictions": header}))
     with pytest.raises(StoreError, match=f"cannot read {file}: "):
         load_predictions(file)

@@ -15,6 +15,7 @@ from forked import say_what_fails
 
 from ensemble.spec import Ensemble, Recipe
 from ensemble.store import RunDir, StoreError, revision, versions, write_request
+from ensemble.store.rundir import VERSION
 from ensemble.user_code.fingerprint import code_of
 
 SPEC = """
@@ -83,14 +84,18 @@ def test_what_a_failed_start_has_left_is_no_other_file(tmp_path: Path) -> None:
     assert RunDir.create(tmp_path, ensemble()).load_ensemble().name == "digits"
 
 
-def test_a_directory_of_another_run_or_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+def test_a_directory_of_another_run_or_of_another_format_is_refused(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, ensemble("digits"))
     with pytest.raises(StoreError, match=r"another ensemble \('digits', not 'letters'\); choose another"):
         RunDir.create(tmp_path, ensemble("letters"))
-    run.events.unlink()  # as of an earlier version, which has no digests
-    run.info_file.write_text(json.dumps(run.info | {"v": 2}))
-    with pytest.raises(StoreError, match="newer ray-ensemble"):
-        RunDir.create(tmp_path, ensemble())
+    info = run.info
+    run.events.unlink()  # with the digests
+    run.ensemble_file.write_bytes(b"cno_such_module\nthing\n.")  # is not unpickled
+    for format in (VERSION - 1, VERSION + 1):
+        run.info_file.write_text(json.dumps(info | {"v": format}))
+        for use in (run.load_ensemble, lambda: RunDir.create(tmp_path, ensemble())):
+            with pytest.raises(StoreError, match=rf"\(format {format}, this one reads {VERSION}\); train it"):
+                use()
 
 
 def test_a_spec_file_is_copied_and_its_code_needs_no_import_later(tmp_path: Path) -> None:
@@ -110,7 +115,7 @@ def test_a_spec_file_is_copied_and_its_code_needs_no_import_later(tmp_path: Path
 
 def test_code_that_is_not_found_is_named(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, ensemble())
-    run.events.unlink()  # as of an earlier version, which has no digests
+    run.events.unlink()  # with the digests
     run.ensemble_file.write_bytes(b"cno_such_module\nthing\n.")
     with pytest.raises(StoreError, match=r"no_such_module.*PYTHONPATH"):
         run.load_ensemble()
@@ -270,9 +275,9 @@ def test_code_is_not_imported_from_where_everyone_can_write(tmp_path: Path) -> N
     beside = tmp_path / "beside"
     beside.mkdir()
     (beside / "planted_by_anyone.py").write_text("thing = 7\n")
-    run.events.unlink()  # as of an earlier version, which has no digests
+    run.events.unlink()  # with the digests
     run.info_file.write_text(json.dumps(run.info | {"code": str(beside)}))
-    run.ensemble_file.write_bytes(b"cplanted_by_anyone\nthing\n.")
+    run.ensemble_file.write_bytes(b"}.cplanted_by_anyone\nthing\n.")
     beside.chmod(0o777)
     with pytest.raises(StoreError, match=f"by everyone; its code is not run: `chmod o-w {beside}`"):
         run.load_ensemble()

@@ -12,13 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import train_child as cases  # noqa: E402
-from loop_cases import STOPPING, Events, checkpoint, failed, finished, of, predictions, train  # noqa: E402
+from loop_cases import STOPPING, Events, failed, finished, of, predictions, train  # noqa: E402
 from loop_cases import own_loop as plain_loop  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.optim.swa_utils import update_bn  # noqa: E402
 
 from ensemble.spec import SWA, EarlyStopping, Member, Recipe  # noqa: E402
-from ensemble.store import RunDir, save_checkpoint  # noqa: E402
+from ensemble.store import RunDir  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
 from pipelines import Pipeline, sources  # noqa: E402
 
@@ -226,20 +226,6 @@ def test_an_epoch_without_an_evaluation_does_not_count_for_early_stopping(tmp_pa
     assert better["epoch"] == 8 and better["kept"]["epoch"] == 6
     worse = finished(tmp_path / "worse", now_and_then(range(0, 12, 3), float), epochs=12, **options)
     assert (worse["epoch"], worse["kept"]["epoch"]) == (6, 0), "the third and the sixth epoch were worse"
-
-
-def test_a_checkpoint_that_does_not_say_whether_there_was_an_evaluation_is_resumed(tmp_path: Path) -> None:
-    """As an earlier version wrote it."""
-    options = {"objective": "loss", "early_stopping": EarlyStopping(4), "keep": "best", "epochs": 6}
-    loop = now_and_then(range(0, 6, 2), float)
-    whole = finished(tmp_path / "whole", loop, **options)
-    folder = tmp_path / "resumed"
-    train(folder, loop, cases.Script(6, "stop"), **options)
-    saved = checkpoint(folder)
-    assert saved["position"]["epoch"] == 1 and saved["position"]["selection"]["best"]["epoch"] == 0
-    del saved["position"]["is_reported"], saved["position"]["selection"]["is_measured"]
-    save_checkpoint(str(RunDir(folder).newest_checkpoint("member-0", 0)), saved)
-    assert finished(folder, loop, **options) == whole
 
 
 def test_predictions_that_do_not_fit_their_task_are_tried_once(tmp_path: Path) -> None:

@@ -126,9 +126,7 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
         document["gain"] = _gain_curve(task_math, known, measured)
     if combined:
         document |= _describe_combined(combined)
-        values = combine_again(
-            combined, known, measured, is_valid=split == "valid", is_complete=not document["left_out"]
-        )
+        values = combine_again(combined, known, measured, is_valid=split == "valid")
         models |= {} if values is None else {"combined": values}
     elif both and task_math.criteria:
         values, fields = _combine_so_far(state, task_math, known, measured)

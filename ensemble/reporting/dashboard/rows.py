@@ -98,7 +98,6 @@ def member_row(state: RunState, member: MemberState, *, is_lost: bool = False) -
     own = member.identity
     last = member.history[-1] if member.history else {}
     train_s, waited_s, sync_s = (_add_up(member, name) for name in ("train_s", "waited_s", "sync_s"))
-    train_s = train_s or _add_up(member, "wall_s")  # older logs have no other
     left_s = member_left_s(state, member) if state.ended is None and not is_lost else None
     failed = member.reason if member.error else None
     workers = own.get("workers", 1)

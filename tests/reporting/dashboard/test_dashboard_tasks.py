@@ -51,18 +51,13 @@ def test_figures_of_each_member_are_those_of_the_task_in_the_order_that_says_mos
 
 
 @pytest.mark.parametrize("kind", tasks.TASKS)
-def test_intervals_noise_and_tables_come_from_the_event_and_old_events_draw_without(
-    kind: str, tmp_path: Path
-) -> None:
+def test_intervals_noise_and_tables_come_from_the_event(kind: str, tmp_path: Path) -> None:
     events = tasks.task_run(kind)
     document = quality_of(tmp_path, kind, events)
     event = next(e for e in events if e["type"] == "combined")
     assert document["combined"] == event["metrics"]["ensemble"]
     assert document["intervals"] == event["intervals"] and document["noise"] == event["noise"]
     assert [table["id"] for table in document["tables"]] == ["uncertainty", "conformal", "shifted"]
-    old = [tasks.without_new_fields(e) if e["type"] == "combined" else e for e in events]
-    document = quality_of(tmp_path / "old", kind, old)
-    assert document["intervals"] is None and document["tables"] == [] and document["combined"]
 
 
 @pytest.mark.parametrize("kind", MEASURED)
