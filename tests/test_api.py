@@ -184,7 +184,7 @@ def test_the_function_that_makes_an_ensemble_is_not_taken_for_one(call: Any, tmp
 
 
 @pytest.mark.parametrize(
-    ("made", "message"), [(None, "None"), (torch.nn.Flatten, "<class 'torch.nn.modules.flatten")]
+    ("made", "said"), [(None, "None"), (torch.nn.Flatten, "<class 'torch.nn.modules.flatten")]
 )
 def test_a_model_function_without_a_model_fails_once_and_says_what_it_returned(
     made: Any, said: str, tmp_path: Path

@@ -125,7 +125,7 @@ def test_a_request_that_was_received_is_waited_for_and_one_that_was_not_is_withd
         waiting = threading.Thread(target=lambda: found.append(request.wait(timeout_s=0.0)))
         waiting.start()
         waiting.join(timeout=0.5)
-        log.append("request", request=received["id"], verb="pause", member=None, done=True, said="pausing")
+        log.append("request", request=received["id"], verb="pause", member=None, done=True, message="pausing")
         waiting.join()
     assert found[0]["message"] == "pausing"
 

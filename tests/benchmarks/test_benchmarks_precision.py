@@ -179,7 +179,7 @@ def test_the_command_writes_a_row_for_each_precision_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "said"),
     [
         (["--models", "lstn"], "there is no model 'lstn'; did you mean 'lstm'?"),
         (["--precisions", "fp8"], "--precisions cannot be 'fp8'"),

@@ -192,7 +192,7 @@ def test_the_command_studies_batches(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "said"),
     [
         (["--parts", "worker"], "--parts cannot be 'worker'; did you mean 'workers'?"),
         (["--link", "1gbit"], "--link is for several hosts: say how many with --hosts"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ensemble.combine import aligned, uncertainty
+from ensemble.combine import prediction_matrix, uncertainty
 from ensemble.combine.combination import fit_held_out
 from ensemble.combine.quantify import quantify
 from ensemble.store import RunDir, read_predictions
@@ -41,7 +41,7 @@ def test_the_memory_taken_does_not_grow_with_the_members(
 ) -> None:
     run_dir, state = run
     in_memory = {name: read_predictions(run_dir, member, "valid") for name, member in state.members.items()}
-    before = aligned.align("valid", in_memory)
+    before = prediction_matrix.align("valid", in_memory)
     combination, expected = fit_held_out(method, before.values, before.target, task=before.task)
     surely = quantify("valid", before, combination).parts
     del in_memory, before
@@ -49,7 +49,7 @@ def test_the_memory_taken_does_not_grow_with_the_members(
     monkeypatch.setattr(uncertainty, "_CHUNK_OF_ALL", N * CLASSES)  # blocks of rows change no bit
     tracemalloc.start()
     try:
-        found = aligned.read_prediction_matrix(run_dir, state, list(state.members), "valid")
+        found = prediction_matrix.read_prediction_matrix(run_dir, state, list(state.members), "valid")
         combination, held_out = fit_held_out(method, found.values, found.target, task=found.task)
         sure = quantify("valid", found, combination)
         peak = tracemalloc.get_traced_memory()[1]

@@ -296,7 +296,7 @@ def test_outputs_that_nothing_says_are_classes_are_neither_combined_nor_loaded(t
 
 
 @pytest.mark.parametrize(
-    ("valid", "label", "message"),
+    ("valid", "label", "said"),
     [
         (True, np.zeros(300, np.float32), "the target 'label' is a float32 a sample, not one class"),
         (

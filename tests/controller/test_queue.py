@@ -208,7 +208,7 @@ def test_what_cannot_be_done_is_answered(tmp_path: Path) -> None:
 def test_whatever_is_asked_when_every_request_is_answered_and_every_member_ends(
     seed: int, asks: list[Any], faults: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = tmp_path_factory.mktemp("request") / "run"
+    path = tmp_path_factory.mktemp("asked") / "run"
     count, idle = [0], [0]
 
     def ask(event: dict[str, Any]) -> None:

@@ -228,7 +228,7 @@ def make_checks(directory: Path) -> NodeChecks:
 
 
 @pytest.mark.parametrize(
-    "message", [b"{", b"[]", ipc.pack("result"), ipc.pack("result", found=3), ipc.pack("result", found={})]
+    "said", [b"{", b"[]", ipc.pack("result"), ipc.pack("result", found=3), ipc.pack("result", found={})]
 )
 def test_an_answer_that_cannot_be_read_leaves_the_sample_out(tmp_path: Path, said: bytes) -> None:
     with ipc.listen(str(make_checker_address(tmp_path))) as listener:

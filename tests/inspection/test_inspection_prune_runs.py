@@ -54,7 +54,7 @@ def test_old_runs_are_listed_and_removed_when_that_is_asked_for_and_nothing_else
         assert sorted(folder.rglob("*")) == before, "nothing was removed"
         gone_on = find_old_runs(folder, 0.0)
         with EventLog(RunDir(folder / "nights" / "monday").events) as log:
-            log.append("request", request="r", verb="stop", member=None, done=True, said="")
+            log.append("request", request="r", verb="stop", member=None, done=True, message="")
         for run in gone_on:
             if run.path.name in ("monday", "busy"):
                 with pytest.raises(StoreError, match="it is kept"):
@@ -125,7 +125,7 @@ def test_a_run_is_named_by_all_that_may_be_a_path_of_it(named: object, tmp_path:
         named = folder / "base"
     (folder / "user" / "ensemble.pkl").write_bytes(pickle.dumps({"teacher": named}))
     with EventLog(RunDir(folder / "user").events) as log:
-        log.append("request", request="r", verb="stop", member=None, done=True, said="")
+        log.append("request", request="r", verb="stop", member=None, done=True, message="")
     now = max(run.last for run in find_old_runs(folder, -DAY_S))
     kept = {run.path.name: run.kept for run in find_old_runs(folder, 0.0, now=now)}
     assert kept == {"base": f"{folder}/user may need it", "basement": ""}
@@ -156,11 +156,11 @@ def test_what_a_run_may_need_that_cannot_be_removed_stays(tmp_path: Path, traine
     members = [Member({"width": 8, "lr": 0.01}, start=f"{folder}/source/member-0")]
     inspected_runs.train(folder / "user", members=members, epochs=1)
     with EventLog(RunDir(folder / "source").events) as log:  # it has gone on after the run that may need it
-        log.append("request", request="r", verb="stop", member=None, done=True, said="")
+        log.append("request", request="r", verb="stop", member=None, done=True, message="")
     found = {run.path.name: run for run in find_old_runs(folder, -DAY_S)}
     assert found["user"].needs == [folder / "source"] and not found["source"].needs
     with EventLog(RunDir(folder / "user").events) as log:
-        log.append("request", request="r", verb="stop", member=None, done=True, said="")
+        log.append("request", request="r", verb="stop", member=None, done=True, message="")
     remove_runs(list(found.values()))
     assert "has gone on meanwhile" in found["user"].kept
     assert found["source"].kept == f"{folder}/user stays, which may need it"

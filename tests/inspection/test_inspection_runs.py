@@ -83,10 +83,10 @@ def test_states_of_runs_that_did_not_finish(tmp_path: Path) -> None:
 
 
 def test_runs_of_other_users_hide_no_run_and_are_not_written_to(tmp_path: Path) -> None:
-    for name in ("mine", "closed", "unused_hyperparameters"):
+    for name in ("mine", "closed", "unreadable"):
         run_events.write_run(tmp_path / name, run_events.list_run())
     (tmp_path / "closed").chmod(0)
-    (tmp_path / "unused_hyperparameters" / "events.jsonl").chmod(0)
+    (tmp_path / "unreadable" / "events.jsonl").chmod(0)
     code = f"""
 import ensemble, numpy
 from pipelines import Pipeline, sources

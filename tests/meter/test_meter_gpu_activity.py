@@ -24,8 +24,8 @@ from ensemble.meter.gpu_activity import (
     NONSENSE,
     NOT_LISTED,
     OTHER_NAMESPACE,
+    GpuSample,
     RunProcess,
-    Sample,
     describe_activity,
     find_distrust,
     select_samples,
@@ -46,7 +46,7 @@ def test_sm_seconds_are_utilization_times_the_interval_whosever_they_are(
         pid: RunProcess("profile" if pid % 5 == 0 else "train", None if pid % 5 == 0 else f"m{pid % 3}", "g")
         for pid in range(1, 30)
     }
-    found = sum_by_owner([Sample(pid, 1, share) for pid, share in shares.items()], interval_s, run.get)
+    found = sum_by_owner([GpuSample(pid, 1, share) for pid, share in shares.items()], interval_s, run.get)
     assert sum(s for *_, s in found) == pytest.approx(sum(shares.values()) / 100 * interval_s, abs=1e-5)
     others = sum(share for pid, share in shares.items() if pid not in run) / 100 * interval_s
     assert sum(s for role, _, s in found if role == "other") == pytest.approx(others, abs=1e-5)
@@ -55,9 +55,9 @@ def test_sm_seconds_are_utilization_times_the_interval_whosever_they_are(
 
 
 def test_samples_that_cannot_be_are_refused_and_idle_processes_left_out() -> None:
-    good, idle = Sample(7, 1500, 40), Sample(8, 3, 0)
+    good, idle = GpuSample(7, 1500, 40), GpuSample(8, 3, 0)
     assert select_samples([good, idle], 1000, 2000) == [good]
-    for bad in (Sample(7, 1500, 37100), Sample(7, 900, 40), Sample(7, 217_144_956_601_725, 5)):
+    for bad in (GpuSample(7, 1500, 37100), GpuSample(7, 900, 40), GpuSample(7, 217_144_956_601_725, 5)):
         assert select_samples([good, bad], 1000, 2000) is None
 
 

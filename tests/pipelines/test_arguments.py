@@ -24,7 +24,7 @@ def refused(call: Callable[[], Any], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "said"),
     [
         (
             {"pipeline": "data/train"},
@@ -84,7 +84,7 @@ RANGE = "epochs must be range(first, last) with 0 <= first < last and step 1, go
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "said"),
     [
         ({"epochs": 0}, EPOCHS + "0"),
         ({"epochs": True}, EPOCHS + "True"),
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_refused_alone_and_shared_alike(wrong: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("address", "pipeline", "options", "message"),
+    ("address", "pipeline", "options", "said"),
     [
         (_Listens(), pipe("plain"), {}, "got the _Listens: pass feeder.address"),
         (7, pipe("plain"), {}, "address must be a path (str or os.PathLike), got 7"),
@@ -135,7 +135,7 @@ def test_numpy_integers_and_paths_are_taken_for_what_they_are(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "said"),
     [
         ({"node": 2}, "Peers.node must be in 0..1, got 2"),
         ({"node": "0"}, "Peers.node must be an integer, in 0..1, got '0'"),
@@ -157,7 +157,7 @@ def test_peers_that_cannot_meet_are_refused(wrong: dict[str, Any], said: str) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "said"),
     [
         (5, "find_shared_stages() takes several Pipelines, got 5"),
         (pipe("plain"), "find_shared_stages() takes several Pipelines, got Pipeline("),

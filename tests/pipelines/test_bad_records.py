@@ -259,7 +259,7 @@ def cut_parquet(path: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "said"),
     [
         (sources.image_folder, "image_folder.*: holds no image"),
         (empty_tar, "a.tar: holds no file named like"),

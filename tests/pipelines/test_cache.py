@@ -336,7 +336,7 @@ def without_label(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "said"),
     [
         ({"cache": "ram"}, "cache must be 'memory', 'disk' or None, got 'ram'"),
         ({"cache": "memory", "cache_bytes": 0}, "cache_bytes must be a positive integer, got 0"),

@@ -299,7 +299,7 @@ def test_the_shuffle_is_part_of_the_fingerprint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "said"),
     [
         ({"shuffle": "blocks"}, r"shuffle='blocks' is for a source that is read in groups .*leave shuffle=True"),
         ({"shuffle": "block"}, "shuffle must be True, False or 'blocks', got 'block'"),

@@ -57,7 +57,7 @@ def half(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("stage", "message"),
+    ("stage", "said"),
     [
         (with_text, r"'caption' is str, which cannot stand in a batch.*stages.drop\('caption'\)"),
         (half, "'x' is torch.bfloat16, which cannot stand in a batch"),

@@ -69,7 +69,7 @@ def test_a_billion_samples_have_weights_without_an_array() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "said"),
     [
         (lambda: weights.fold(5, 1, 0), "k must be between 2 and the number of samples, 5; got 1"),
         (lambda: weights.fold(5, 6, 0), "k must be between 2 and the number of samples, 5; got 6"),

@@ -193,7 +193,7 @@ def test_another_batch_size_goes_on_where_one_of_its_batches_begins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("other", "said"),
     [
         (Pipeline(data(), seed=4).map(noise), "the seed is another"),
         (Pipeline(data(), seed=3, shuffle=False).map(noise), "the shuffle is another"),

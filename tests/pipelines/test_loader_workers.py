@@ -220,7 +220,7 @@ def test_a_timeout_says_what_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "said"),
     [
         ({"workers": -1}, "workers must be at least 0"),
         ({"workers": 1, "prefetch": 0}, "prefetch must be at least 1"),

@@ -42,7 +42,7 @@ def test_a_text_is_cut_between_two_characters(text: str, most: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:left out")
 @pytest.mark.parametrize(
-    ("values", "stage", "message"),
+    ("values", "stage", "said"),
     [
         (["ok", "too long"], stages.text("x", 4), r"'x' has 8 bytes, more than most_bytes=4: take more, or trunc"),
         (["ok", 3], stages.text("x", 4), r"field 'x' is int, not a str"),

@@ -373,7 +373,7 @@ def test_paths_that_mean_two_things_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample", "message"),
+    ("sample", "said"),
     [
         ({"x": "a text"}, r"the field 'x' is str, .*\.map\(stages\.text\('x', most_bytes=\.\.\.\)\)"),
         ({"x": b"bytes"}, r"the field 'x' is bytes, .*stages\.binary"),

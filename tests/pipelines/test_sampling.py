@@ -295,7 +295,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("made", "message"), REFUSED)
+@pytest.mark.parametrize(("made", "said"), REFUSED)
 def test_what_cannot_be_sampled_is_refused_with_the_reason(made: Any, said: str) -> None:
     import re
 

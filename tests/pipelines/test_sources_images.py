@@ -59,7 +59,7 @@ def test_an_empty_folder_beside_flat_images_is_no_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "said"),
     [
         ((), "holds no image"),
         (("notes.txt",), "holds no image"),
@@ -125,7 +125,7 @@ def test_a_flat_folder_is_given_labels(tmp_path: Path, labels: Any, expected: li
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
+    ("labels", "said"),
     [
         ({"a": 1}, r"labels: no label for 'b\.jpg'$"),
         ({}, r"no label for 'a\.jpg', nor for 1 more of the 2 files"),

@@ -72,7 +72,7 @@ def test_values_come_back_to_the_last_bit_and_may_be_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stream", "length", "message"),
+    ("stream", "length", "said"),
     [
         (number(), 4, "generator is an iterator, which can be read only once; give the function that makes it"),
         (map(str, range(3)), 3, "map is an iterator"),

@@ -46,7 +46,7 @@ def test_a_tensor_is_a_column() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("columns", "said"),
     [
         ({}, "no column"),
         ({"a": np.zeros(3), "b": np.zeros(4)}, "differ in length: a 3, b 4"),

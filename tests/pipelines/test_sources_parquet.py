@@ -237,7 +237,7 @@ def test_a_page_that_claims_more_values_than_its_column_is_not_decoded(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("times", "message"),
+    ("times", "said"),
     [
         (3, r"claims 1099511627776 rows, 8.19e\+03 GiB once decoded"),  # of the file, the column, the row group
         (2, "column 'x': claims 1099511627776 values for 70000 rows: the file is damaged"),

@@ -100,7 +100,7 @@ def test_several_files_names_delimiters_and_quotes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "message"),
+    ("text", "options", "said"),
     [
         ("a,a\n1,2\n", {}, "two columns are called 'a'"),
         ("a,b\n1,2\n", {"columns": ["c"]}, r"no column 'c' \(it has: a, b\)"),
@@ -314,7 +314,7 @@ def test_arrays_of_a_json_field_have_as_many_axes_in_all_lines(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "said"),
     [
         ("[1, 2]\n[3]\n", "row 0: is no JSON object, but list"),
         ('{\n "x": 1\n}\n', "row 0: is no JSON"),

@@ -178,7 +178,7 @@ def test_a_division_by_time_has_the_earlier_records_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "said"),
     [
         (((0.5, 0.4),), r"\(0.5, 0.4\) sum to 0.9"),
         (((0.5, 0.6),), "sum to 1.1"),

@@ -82,7 +82,7 @@ def test_bytes_may_come_as_an_array() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request", "shape"), [(99, (100, 150)), ((100, 20), (100, 150)), (101, (200, 300)), (25, (25, 38))]
+    ("asked", "shape"), [(99, (100, 150)), ((100, 20), (100, 150)), (101, (200, 300)), (25, (25, 38))]
 )
 def test_min_size_decodes_no_larger_than_needed_and_never_below(asked: Any, shape: tuple[int, int]) -> None:
     data = simplejpeg.encode_jpeg(smooth(200, 300))
@@ -442,7 +442,7 @@ WITH_IMAGE: list[Any] = [
 
 @pytest.mark.parametrize("stage", WITH_IMAGE, ids=lambda stage: type(stage).__name__)
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "said"),
     [
         (np.zeros((8, 8), np.uint8), r"field 'image' has shape \[8, 8\], an image has \[C, H, W\]"),
         (np.zeros((3, 0, 8), np.uint8), r"field 'image' has shape \[3, 0, 8\]"),

@@ -64,7 +64,7 @@ def test_what_is_changed_after_it_was_declared_changes_no_member() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "message"),
+    ("params", "said"),
     [
         ({"act": print}, "params['act'] must be .* got <built-in function print>"),
         ({"lr": math.nan}, "params['lr'] must be a finite number.* got nan"),

@@ -21,7 +21,7 @@ def declared(**options: Any) -> Ensemble:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "said"),
     [
         ({"epoch": 3}, "no option 'epoch'; did you mean 'epochs'"),
         (
@@ -114,7 +114,7 @@ def test_a_declaration_cannot_be_changed_afterwards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("made", "said"),
     [
         (lambda: Folds(1), "Folds.k must be at least 2, got 1"),
         (lambda: Folds(3, held_out=3), "Folds.held_out must be below k, which is 3, got 3"),

@@ -51,7 +51,7 @@ def test_loggers_are_given_by_name_or_with_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "said"),
     [
         (lambda: declared(["tensorbord"]), "did you mean 'tensorboard'? (valid: tensorboard, mlflow, wandb)"),
         (lambda: declared("wandb"), "must be a list such as ['tensorboard'], got 'wandb'"),

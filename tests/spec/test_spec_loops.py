@@ -66,7 +66,7 @@ def test_a_member_has_options_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "said"),
     [
         ({"keep": "first"}, "keep cannot be 'first' (valid: last, best)"),
         ({"early_stopping": 3}, "early_stopping must be EarlyStopping(patience=...) or 'none', got 3"),
@@ -118,7 +118,7 @@ def test_a_loss_is_a_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "said"),
     [
         ({"loss": "crossentropy"}, "did you mean 'cross_entropy'"),
         ({"loss": len, "label_smoothing": 0.1}, "label_smoothing is for a loss that is given by its name"),

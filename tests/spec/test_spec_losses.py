@@ -134,7 +134,7 @@ def test_half_precision_is_widened() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "outputs", "target", "message"),
+    ("name", "outputs", "target", "said"),
     [
         ("cross_entropy", seeded(4, 3, 3), torch.zeros(4, 3, dtype=torch.int64), "both axis 1 and the last"),
         ("cross_entropy", seeded(4, 3), torch.zeros(4, 5, dtype=torch.int64), "they do not fit"),

@@ -28,7 +28,7 @@ def nothing(params: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("train", "options", "message"),
+    ("train", "options", "said"),
     [
         (7, {}, r"Ensemble.train must be a pipelines.Pipeline or a function train\(params\) of one, got 7"),
         (of_length, {}, r"as many samples for every member, has \[8, 9\]"),

@@ -106,7 +106,7 @@ def test_the_mode_is_that_of_the_objective_it_was_given_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "said"),
     [
         ({"mode": "min"}, "mode='min' ranks the worst member first: 'accuracy' is better where it is higher"),
         ({"objective": "val_loss", "mode": "max"}, "better where it is lower; .* such as 'val_loss_to_maximize'"),
@@ -120,7 +120,7 @@ def test_a_mode_that_ranks_the_worst_first_is_refused(options: dict[str, Any], s
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "said"),
     [
         ({"objective": 3}, "objective must be the name of a metric, got 3"),
         ({"mode": "big"}, "mode cannot be 'big'"),

@@ -134,7 +134,7 @@ def test_a_list_in_a_search_is_answered_with_choice(values: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "said"),
     [
         (lambda: declare(workers=2), r"resources=Resources\(workers=...\) or Member\(workers=...\) in members="),
         (

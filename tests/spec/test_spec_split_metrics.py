@@ -170,7 +170,7 @@ def fails(values: np.ndarray, target: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(
-    ("returned", "message"),
+    ("returned", "said"),
     [
         (np.ones(2), "must return a number, got an array of shape [2]"),
         (None, "must return a number, got a NoneType"),

@@ -27,7 +27,7 @@ def test_a_recipe_takes_a_word_or_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "message"),
+    ("task", "said"),
     [
         ("gausian", "did you mean 'gaussian'"),
         ("quantiles", "need their levels"),

@@ -30,7 +30,7 @@ def test_a_split_without_classes_has_no_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "index", "target", "message"),
+    ("shape", "index", "target", "said"),
     [
         ((2,), [0, 1], None, "have shape"),
         ((2, 3), [0], None, "have shapes"),

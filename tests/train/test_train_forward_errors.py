@@ -49,7 +49,7 @@ def error_of(model: nn.Module, given: Batch, loss: Callable[..., Any] = cross_en
 
 
 @pytest.mark.parametrize(
-    ("model", "fields", "message"),
+    ("model", "fields", "said"),
     [
         (
             nn.Sequential(nn.Linear(9, 16), nn.ReLU()),
@@ -160,7 +160,7 @@ def fails_later(member: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "attempts", "message"),
+    ("recipe", "attempts", "said"),
     [
         (
             Recipe(model=lambda params: nn.Linear(9, 4), loss="cross_entropy"),

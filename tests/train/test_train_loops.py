@@ -175,12 +175,10 @@ def test_a_trial_that_stops_early_is_not_pruned_in_that_epoch(tmp_path: Path) ->
             inbox.put("prune" if stale else "continue")
 
     alone = of(train(tmp_path / "alone", **STOPPING, keep="best")[1], "epoch")
-    job = cases.make_job(tmp_path / "awaits_pruner", ensemble, awaits_pruner=True)
+    job = cases.make_job(tmp_path / "gated", ensemble, awaits_pruner=True)
     assert work(job, ensemble, emit, inbox) == "finished"
     assert len(of(events, "epoch")) == len(alone) < 12
-    assert (
-        of(events, "finished")[0]["early_stopping"] and checkpoint(tmp_path / "awaits_pruner")["kept"]["is_best"]
-    )
+    assert of(events, "finished")[0]["early_stopping"] and checkpoint(tmp_path / "gated")["kept"]["is_best"]
 
 
 def test_the_best_epoch_is_what_remains_of_a_member(tmp_path: Path) -> None:

@@ -478,7 +478,7 @@ def keeps_a_parameter_to_itself(member: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mistake", "message"),
+    ("mistake", "said"),
     [
         (forgets_to_prepare, "member.prepare(model, optimizer)"),
         (forgets_to_step, "exactly once for each batch"),

@@ -327,7 +327,7 @@ def test_a_node_that_is_frozen_is_offered_again_only_when_it_has_answered(lender
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("said", "told"),
     [
         ("no private directory can be made: [Errno 28] No space left on device: '/tmp'", "device: '/tmp'"),
         ("The actor is dead because its worker process has died.", "is the disk of its temporary directory full?"),

@@ -21,7 +21,7 @@ MEMBERS = {"member-0", "member-1"}
 
 
 @pytest.mark.parametrize(
-    ("request", "verb", "fields"),
+    ("asked", "verb", "fields"),
     [
         ({"verb": "stop"}, "stop", {}),
         ({"verb": "stop", "at_once": True, "member": None}, "stop", {"at_once": True}),
