@@ -145,7 +145,8 @@ def test_a_member_that_takes_no_part_does_not_hinder_loading(tmp_path: Path) -> 
     from ensemble.train.call import Observation
 
     run = finish(tmp_path / "e", declare())
-    record(run, {"method": "greedy", "weights": {"member-1": 0.25, "member-3": 0.75}, "temperature": 1.0})
+    about = {"method": "greedy", "declared": "greedy", "reason": None, "calibration": {"value": 1.0}}
+    record(run, {**about, "weights": {"member-1": 0.25, "member-3": 0.75}})
     unknown = Observation(None, None, "the target may be anything", None).as_record()
     save_checkpoint(run.checkpoint("member-0", 0, 1, 0), {"model": {}, "epoch": 1, **unknown})
     assert load(run.path).member_ids == ["member-1", "member-3"]

@@ -25,8 +25,8 @@ from ensemble.store import (
     read_events,
     save_checkpoint,
     save_predictions,
-    weights_sha256,
 )
+from ensemble.store.digests import digest_file
 from ensemble.train.outputs import compute_values
 from pipelines import Pipeline, sources
 
@@ -182,7 +182,9 @@ def test_a_loaded_ensemble_says_what_was_measured(
 
 def test_loading_takes_the_recorded_weights_and_not_new_ones(tmp_path: Path, declared: Ensemble) -> None:
     run = finish(tmp_path / "e", declared)
-    record(run, {"method": "greedy", "weights": {"member-1": 0.25, "member-3": 0.75}, "temperature": 2.0})
+    weights, calibration = {"member-1": 0.25, "member-3": 0.75}, {"method": "temperature", "value": 2.0}
+    about = {"method": "greedy", "declared": "greedy", "reason": None, "weights": weights}
+    record(run, {**about, "calibration": calibration})
     model = load(run.path)
     assert (model.member_ids, model.weights.tolist(), model.temperature) == (
         ["member-1", "member-3"],
@@ -408,14 +410,14 @@ def test_a_file_with_other_weights_than_the_log_says_is_named(tmp_path: Path) ->
     log = EventLog(run.events)
     for member in ("member-0", "member-1"):
         file = run.checkpoint(member, 0, 1, 0)
-        digest = {"weights_sha256": weights_sha256(load_checkpoint(file)["model"])} if member == "member-1" else {}
+        digest = {"digest": digest_file(file)} if member == "member-1" else {}
         log.append("checkpoint", member=member, attempt=0, path=str(file), epoch=1, step=0, **digest)
     log.close()
     load(run.path, combine="average")
     state = load_checkpoint(file)
     state["model"] = {name: tensor + 1 for name, tensor in state["model"].items()}
     save_checkpoint(file, state)
-    with pytest.raises(StoreError, match=f"^{file} is damaged: its weights are .*, and were .* by the log"):
+    with pytest.raises(StoreError, match=f"^{file} is damaged: its digest is .*, and was .* when it was written"):
         load(run.path, combine="average")
 
 

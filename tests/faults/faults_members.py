@@ -99,14 +99,14 @@ def train(member: Any) -> None:
     params = member.params
     net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
     net, _ = member.prepare(net, torch.optim.SGD(net.parameters(), lr=params["lr"], momentum=0.9))
-    where = member.where
+    where = member.position
     account = Account(
         Path(params["account"]), member.identity.member, member.rank, (where["epoch"], where["step"])
     )
     done = 0
     for epoch in member.epochs():
         for batch in member.batches():
-            account.add(epoch, member.where["step"], batch["index"].tolist())
+            account.add(epoch, member.position["step"], batch["index"].tolist())
             done += 1
             trouble(params, done, member.rank)
             time.sleep(params["step_s"])
