@@ -207,7 +207,7 @@ class RunDir:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"{self.info_file} is unreadable: {error}; {mend}") from None
         if version != VERSION:
-            raise StoreError(explain_format(self.path, version, VERSION))
+            raise StoreError(explain_format(self.path, version, VERSION, "train it again in another directory"))
         return dict(info)
 
     @classmethod

@@ -1,0 +1,59 @@
+"""A run of another format is refused in one sentence by all that reads runs, and nothing of it is changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ensemble
+from ensemble.cli.parser import main
+from ensemble.store import RunDir, StoreError
+
+#: A run as it was logged before the first release.
+INFO = {"v": 1, "name": "digits", "run_id": "0" * 32, "created": 1.0, "code": "/nowhere", "executor": "inline"}
+LOG = [
+    {"type": "run_started", "name": "digits", "run_id": "0" * 32, "executor": "inline", "mode": "list"},
+    {"type": "member", "member": "member-0", "number": 0, "params": {"lr": 0.1}, "epochs": 2},
+    {"type": "placed", "member": "member-0", "attempt": 0, "node": "node-1", "devices": []},
+    {"type": "run_stopped", "reason": "asked"},
+]
+SAID = r"format 1, this one reads 2"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    found = RunDir(tmp_path / "run")
+    found.requests.mkdir(parents=True, mode=0o700)
+    found.path.chmod(0o700)
+    found.info_file.write_text(json.dumps(INFO))
+    found.ensemble_file.write_bytes(b"censemble.space\nchoice\n.")  # a module that is no more
+    found.events.write_text("".join(json.dumps({"v": 1, "t": float(t), **e}) + "\n" for t, e in enumerate(LOG)))
+    return found
+
+
+def read_files(run: RunDir) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in run.path.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("command", ["resume", "export"])
+def test_a_command_refuses_it(run: RunDir, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = read_files(run)
+    verb, *options = command.split()
+    more = {"export": [str(run.path.parent / "artifact")]}.get(verb, [])
+    assert main([verb, str(run.path), *more, *options]) == 2
+    told = capsys.readouterr()
+    (line,) = told.err.splitlines()
+    assert SAID in line and "another version of ray-ensemble" in line and "train it again" in line
+    assert told.out == "" and read_files(run) == before
+
+
+@pytest.mark.parametrize("use", [ensemble.load, ensemble.resume, lambda path: RunDir(path).load_ensemble()])
+def test_a_function_refuses_it(run: RunDir, use: Callable[[Path], Any]) -> None:
+    before = read_files(run)
+    with pytest.raises(StoreError, match=SAID):
+        use(run.path)
+    assert read_files(run) == before
