@@ -299,6 +299,10 @@ def _remove_checkpoints(run_dir: RunDir, member: str, attempt: int | None, kept:
         kept: names of those that the log has; the first is the last.
     """
     present = run_dir.list_checkpoints(member)
+    known = {path for _, path in present}
+    for path in run_dir.member(member).glob("checkpoint*.safetensors"):
+        if path not in known and path.name not in kept:  # that has weights only, see `name_weights`
+            _unlink(path)
     last = max((position for position, path in present if path.name in kept), default=None)
     for position, path in present:
         is_newer = position[0] == attempt and (last is None or position > last)
