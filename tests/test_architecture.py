@@ -49,7 +49,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("workers",),  # processes that prepare samples
         ("loader",),  # what a training loop sees
         ("pipeline",),
-        ("prefix",),
+        ("shared_stages",),
         ("multinode",),
         ("feeder",),
         ("__init__",),

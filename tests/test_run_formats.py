@@ -39,7 +39,7 @@ def read_files(run: RunDir) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in run.path.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize("command", ["resume", "export"])
+@pytest.mark.parametrize("command", ["status", "resume", "report", "verify", "verify --repair", "export"])
 def test_a_command_refuses_it(run: RunDir, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = read_files(run)
     verb, *options = command.split()
@@ -51,7 +51,9 @@ def test_a_command_refuses_it(run: RunDir, command: str, capsys: pytest.CaptureF
     assert told.out == "" and read_files(run) == before
 
 
-@pytest.mark.parametrize("use", [ensemble.load, ensemble.resume, lambda path: RunDir(path).load_ensemble()])
+@pytest.mark.parametrize(
+    "use", [ensemble.load, ensemble.resume, ensemble.attach, lambda path: RunDir(path).load_ensemble()]
+)
 def test_a_function_refuses_it(run: RunDir, use: Callable[[Path], Any]) -> None:
     before = read_files(run)
     with pytest.raises(StoreError, match=SAID):

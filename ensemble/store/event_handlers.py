@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ensemble.store.log_lines import UNREADABLE, add_files
+from ensemble.store.log_lines import UNREADABLE, VERSION, add_files
 from ensemble.store.member import ENDED, Event, MemberState, Span
 from ensemble.store.state import RunState
 
@@ -49,7 +49,7 @@ def leave_out(run: RunState, event: Event, error: Exception) -> Event:
         What stands for it, as for a part of the log that cannot be read.
     """
     what = f"{event.get('type')!r:.40}", f"{type(error).__name__}: {error}"
-    hole = {"v": 1, "t": event.get("t", 0.0), "type": UNREADABLE, "event": what[0], "error": what[1]}
+    hole = {"v": VERSION, "t": event.get("t", 0.0), "type": UNREADABLE, "event": what[0], "error": what[1]}
     run.holes.append(hole)
     return hole
 

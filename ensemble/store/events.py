@@ -6,7 +6,7 @@ log again with whatever clock. So differences of `t` within one start of a run a
 negative. The controller alone writes the log, under an advisory lock (flock(2)). A line counts
 once its newline is there: one that a dying process left torn is dropped on reading and cut off on opening. It ends
 with a checksum, so that damage is known that leaves it legible. Within
-one version, fields and types are only ever added, and a reader ignores what it does not know; a log of a newer
+one version, fields and types are only ever added, and a reader ignores what it does not know; a log of another
 version is refused.
 """
 
@@ -168,7 +168,7 @@ class EventLog:
         Zeros at the end are no torn line: they stay, as a line of their own, and are said by all who read the log.
         """
         size, last_t = os.fstat(self._descriptor).st_size, 0.0
-        next(read_batches(self.path), None)  # refused where it is of a newer version
+        next(read_batches(self.path), None)  # refused where it is of another version
         since = whole = end_of_events(self.path, size - BATCH_BYTES)
         for events, offset in read_batches(self.path, since):
             last_t, whole = max(last_t, events[-1].get("t", 0.0)), offset

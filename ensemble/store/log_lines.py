@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ensemble.store.errors import explain_format
 from ensemble.store.files import StoreError, make_read_error
 
-VERSION = 1
+VERSION = 2
 
 #: Type of the event that stands for a part of a log that cannot be read.
 UNREADABLE = "unreadable"
@@ -44,7 +45,7 @@ def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Zeros at its end, which a power failure leaves, are damage, too.
 
     Raises:
-        StoreError: there is no log, it cannot be read at all, or its format is newer.
+        StoreError: there is no log, it cannot be read at all, or its format is another.
     """
     events, end = read_events_from(path, 0)
     if size := measure_lost_end(path, end):
@@ -217,28 +218,25 @@ def _parse(
         versions = [event["v"] for event in events if event["type"] and event["t"] is not None]
         if len(versions) != len(lines) or len(events) != len(lines):
             raise ValueError("a line is no event, or two that are none make one")
-        if max(versions, default=VERSION) > VERSION >= versions[-1]:
-            raise ValueError("versions never fall")
+        if versions[-1] == VERSION and any(version != VERSION for version in versions):
+            raise ValueError("a log has one version")
         are_events = [True] * len(lines)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         events = [_parse_line(line) for line in lines]
         are_events = [_is_event(event) for event in events]
         known = [
-            number for number, is_event in enumerate(are_events) if is_event and events[number]["v"] <= VERSION
+            number for number, is_event in enumerate(are_events) if is_event and events[number]["v"] == VERSION
         ]
-        for number in range(known[-1] if known else 0):  # versions never fall
-            are_events[number] = are_events[number] and events[number]["v"] <= VERSION
+        for number in range(known[-1] if known else 0):  # a log has one version
+            are_events[number] = are_events[number] and events[number]["v"] == VERSION
     if last and not are_events[-1]:  # a newline can reach the disk before the blocks that lie before it
         events, are_events = events[:-1], are_events[:-1]
     read = len(events)
     if not all(are_events):
         events = list(_fill_holes(lines, events, are_events, offset, since))
     newest = events[-1]["v"] if events else VERSION
-    if newest > VERSION:
-        raise StoreError(
-            f"{path} was written by a newer ray-ensemble (log format {newest}, this one reads {VERSION}); "
-            "upgrade ray-ensemble to read it"
-        )
+    if newest != VERSION:
+        raise StoreError(explain_format(path, newest, VERSION))
     return events, read
 
 

@@ -72,7 +72,7 @@ class Measured:
         self.profiler = profiler
 
     def _emit(self, kind: str, **fields: Any) -> None:
-        self.told.append({"v": 1, "t": 0.0, "type": kind, **fields})
+        self.told.append({"v": 2, "t": 0.0, "type": kind, **fields})
 
     def __getitem__(self, number: int) -> Profile:
         return self.profiler.profiles[f"member-{number}"]

@@ -70,9 +70,9 @@ def logs(events: Iterator[tuple[float, Event]]) -> tuple[list[Event], list[Event
     """The log of all events, and of those that are left when they are thinned."""
     whole, thinned, thinning = [], [], Thinning(0.0)
     for t, event in events:
-        whole.append({"v": 1, "t": t, **event})
+        whole.append({"v": 2, "t": t, **event})
         for told in (*thinning.add(event, t), *thinning.pop_due(t)):
-            thinned.append({"v": 1, "t": t, **told})
+            thinned.append({"v": 2, "t": t, **told})
     return whole, thinned
 
 

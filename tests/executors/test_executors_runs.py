@@ -161,8 +161,8 @@ def test_how_a_member_ended_is_told_also_to_a_program_that_ignores_the_ends_of_c
 
 def test_a_member_that_takes_too_much_memory_is_tried_again_with_more_room(failed: Path) -> None:
     """It holds 450 MB more than it was granted, beside members that do not."""
-    rooms = fold(read_events(failed / "events.jsonl")).rooms
-    assert [event["memory_gb"] for event in rooms] == [0.5, 1.0], "counted against none of its retries"
+    increases = fold(read_events(failed / "events.jsonl")).memory_increases
+    assert [event["memory_gb"] for event in increases] == [0.5, 1.0], "counted against none of its retries"
 
 
 def test_a_stopped_run_goes_on_where_it_was(

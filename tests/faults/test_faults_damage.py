@@ -386,7 +386,7 @@ def holes(content: bytes) -> dict[str, bytes]:
         flipped = lines[number].replace(b'"attempt":0', b'"attempt":1', 1)
         made[f"flipped {kind}"] = b"".join([*lines[:number], flipped, *lines[number + 1 :]])
     made["a member of a version to come"] = b"".join(
-        [*lines[:4], without_crc(lines[4]).replace(b'{"v":1', b'{"v":9'), *lines[5:]]
+        [*lines[:4], without_crc(lines[4]).replace(b'{"v":2', b'{"v":9'), *lines[5:]]
     )
     made["half of all"] = b"".join(b"#\n" if n % 2 else line for n, line in enumerate(lines))
     return made

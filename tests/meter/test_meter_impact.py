@@ -20,9 +20,9 @@ GIVEN = Energy(intensity_g_per_kwh=300.0, pue=1.5, price_per_kwh=0.25, currency=
 
 def use(energy_j: float, origin: str = "measured") -> Total:
     """What a run used whose one process had all of a node's energy."""
-    head = {"v": 1, "t": 1.0, "type": "run_started"}
-    usage = {"v": 1, "t": 2.0, "type": "usage", "node": "n", "role": "train", "member": "member-0", "pid": 1}
-    power = {"v": 1, "t": 2.0, "type": "power", "node": "n", "interval_s": 1.0, "source": "s", "origin": origin}
+    head = {"v": 2, "t": 1.0, "type": "run_started"}
+    usage = {"v": 2, "t": 2.0, "type": "usage", "node": "n", "role": "train", "member": "member-0", "pid": 1}
+    power = {"v": 2, "t": 2.0, "type": "power", "node": "n", "interval_s": 1.0, "source": "s", "origin": origin}
     return ledger([head, usage | {"cpu_s": 1.0}, power | {"energy_j": energy_j, "watts": energy_j}]).run
 
 
@@ -77,7 +77,7 @@ def test_a_run_of_an_earlier_version_has_joules_alone() -> None:
 
 
 def test_without_energy_nothing_is_computed_and_the_reason_is_said() -> None:
-    found = impact(used=ledger([{"v": 1, "t": 1.0, "type": "run_started"}]).run)
+    found = impact(used=ledger([{"v": 2, "t": 1.0, "type": "run_started"}]).run)
     assert all(each.total is None and each.origin == "unavailable" for each in found.quantities)
     assert {each.reason for each in found.quantities} == {"the run's energy is unavailable"}
 

@@ -23,16 +23,16 @@ Event = dict[str, Any]
 
 def usage(t: float, pid: int, cpu_s: float, role: str = "train", member: str | None = None, **more: Any) -> Event:
     fields = {"node": "n0", "rank": 0, "origin": "measured", **more}
-    return {"v": 1, "t": t, "type": "usage", "role": role, "member": member, "pid": pid, "cpu_s": cpu_s, **fields}
+    return {"v": 2, "t": t, "type": "usage", "role": role, "member": member, "pid": pid, "cpu_s": cpu_s, **fields}
 
 
 def power(t: float, energy_j: float, origin: str = "measured", interval_s: float = 1.0, **more: Any) -> Event:
     fields = {"node": "n0", "watts": energy_j / interval_s, "interval_s": interval_s, "source": "rapl", **more}
-    return {"v": 1, "t": t, "type": "power", "energy_j": energy_j, "origin": origin, **fields}
+    return {"v": 2, "t": t, "type": "power", "energy_j": energy_j, "origin": origin, **fields}
 
 
 def started(t: float) -> Event:
-    return {"v": 1, "t": t, "type": "run_started"}
+    return {"v": 2, "t": t, "type": "run_started"}
 
 
 def rows(events: list[Event]) -> dict[tuple[str, str | None], Any]:
@@ -592,7 +592,7 @@ def test_members_are_listed_in_their_order() -> None:
 def test_cpu_time_is_spread_over_the_time_that_was_measured_whatever_a_clock_said() -> None:
     """The node's clock is an hour ahead: its `since` would put all CPU time at the end, and energy at nobody's."""
     power = {
-        "v": 1,
+        "v": 2,
         "type": "power",
         "node": "n",
         "energy_j": 8.0,
@@ -600,7 +600,7 @@ def test_cpu_time_is_spread_over_the_time_that_was_measured_whatever_a_clock_sai
         "interval_s": 4.0,
         "busy_s": 4.0,
     }
-    used = {"v": 1, "t": 8.0, "type": "usage", "node": "n", "role": "train", "member": "m", "pid": 1, "cpu_s": 8.0}
-    events = [{"v": 1, "t": 0.0, "type": "run_started"}, {**power, "t": 4.0}, {**power, "t": 8.0}]
+    used = {"v": 2, "t": 8.0, "type": "usage", "node": "n", "role": "train", "member": "m", "pid": 1, "cpu_s": 8.0}
+    events = [{"v": 2, "t": 0.0, "type": "run_started"}, {**power, "t": 4.0}, {**power, "t": 8.0}]
     found = ledger([*events, {**used, "origin": "measured", "since": 3600.0, "for_s": 8.0}])
     assert found.member("m").energy_j == 16.0

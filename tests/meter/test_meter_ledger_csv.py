@@ -17,14 +17,14 @@ Event = dict[str, Any]
 
 def a_run() -> Ledger:
     """Two members on one node with a feeder, whose processors and GPU are metered, with their idle power."""
-    node = {"v": 1, "t": 0.0, "type": "node", "node": "n", "cpus": 4, "gpu_ids": ["GPU-a"]}
-    events: list[Event] = [{"v": 1, "t": 0.0, "type": "run_started"}, node]
+    node = {"v": 2, "t": 0.0, "type": "node", "node": "n", "cpus": 4, "gpu_ids": ["GPU-a"]}
+    events: list[Event] = [{"v": 2, "t": 0.0, "type": "run_started"}, node]
     for number in (0, 1):
-        who = {"v": 1, "t": 0.0, "member": f"member-{number}", "node": "n"}
+        who = {"v": 2, "t": 0.0, "member": f"member-{number}", "node": "n"}
         events.append(who | {"type": "member", "cpus_per_worker": 1.0, "gpus_per_worker": 0.3})
         events.append(who | {"type": "placed", "attempt": 0, "cohort": 0, "devices": ["GPU-a"]})
     for second in (1.0, 2.0):
-        usage = {"v": 1, "t": second, "type": "usage", "node": "n", "rank": 0, "origin": "measured"}
+        usage = {"v": 2, "t": second, "type": "usage", "node": "n", "rank": 0, "origin": "measured"}
         for pid, (role, member) in enumerate((("train", "member-0"), ("train", "member-1"), ("feed", None))):
             more = {"gpu_busy_s": 0.3 * second * (pid + 1)} if member else {"cohort": 0}
             fields = {"role": role, "member": member, "pid": pid, "cpu_s": second * (0.1 + 0.3 * pid)}
@@ -41,7 +41,7 @@ def a_run() -> Ledger:
             },
         ]
         power = {
-            "v": 1,
+            "v": 2,
             "t": second,
             "type": "power",
             "node": "n",
@@ -50,7 +50,7 @@ def a_run() -> Ledger:
             "parts": parts,
         }
         events.append(power | {"energy_j": 111.0, "watts": 111.0, "origin": "measured", "source": "RAPL"})
-    shared = {"v": 1, "t": 2.0, "type": "epoch", "epoch": 0, "samples": 100, "shared_batches": 10}
+    shared = {"v": 2, "t": 2.0, "type": "epoch", "epoch": 0, "samples": 100, "shared_batches": 10}
     return ledger([*events, *(shared | {"member": f"member-{number}"} for number in (0, 1))])
 
 

@@ -230,5 +230,5 @@ def test_fields_that_share_memory_are_not_parted_by_a_cut() -> None:
 
 
 def test_prefix_says_how_many_stages_there_are() -> None:
-    with pytest.raises(PipelineError, match=r"prefix\(3\) of a pipeline of 1 stages"):
+    with pytest.raises(PipelineError, match=r"take_stages\(3\) of a pipeline of 1 stages"):
         pipe("numpy").take_stages(3)

@@ -26,7 +26,7 @@ class Log:
         self.entries: list[Event] = []
 
     def add(self, t: float, kind: str, **fields: Any) -> None:
-        self.entries.append({"v": 1, "t": START + t, "type": kind, **fields})
+        self.entries.append({"v": 2, "t": START + t, "type": kind, **fields})
 
     def events(self) -> list[Event]:
         return sorted(self.entries, key=lambda e: e["t"])

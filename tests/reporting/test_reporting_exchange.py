@@ -16,7 +16,7 @@ def run(*members: dict[str, Any]) -> RunState:
     events: list[dict[str, Any]] = []
 
     def add(type: str, **fields: Any) -> None:
-        events.append({"v": 1, "t": float(len(events)), "type": type, **fields})
+        events.append({"v": 2, "t": float(len(events)), "type": type, **fields})
 
     add(
         "run_started", name="r", declared=len(members), mode="members", objective="loss", direction="min", epochs=2

@@ -145,7 +145,7 @@ class Recorder(http.server.BaseHTTPRequestHandler):
 def log_apart(folder: Path, events: list[Event], *loggers: Any) -> tuple[RunDir, list[str]]:
     """Log a run with a home and a network of its own; the run directory, and what was asked, written or left."""
     home, temporary = folder / "home", folder / "temporary"
-    handler = type("Handler", (Recorder,), {"request": []})
+    handler = type("Handler", (Recorder,), {"asked": []})
     with (
         http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
         pytest.MonkeyPatch.context() as patch,
@@ -372,7 +372,7 @@ def test_what_was_written_beyond_the_loggers_file_is_not_there_twice(
 @pytest.mark.parametrize("name", EACH)
 def test_a_run_that_was_stopped_and_resumed_is_logged_as_one(name: str, tmp_path: Path) -> None:
     t = EVENTS[HALF - 1]["t"]
-    stopped = {"v": 1, "t": t, "type": "run_stopped", "reason": "request"}
+    stopped = {"v": 2, "t": t, "type": "run_stopped", "reason": "request"}
     header = {**EVENTS[0], "t": t + 0.001, "resumed": True}
     # What a resume places and starts again is in the log already; members lose no epoch.
     events = [*EVENTS[:HALF], stopped, header, *EVENTS[HALF:]]

@@ -30,7 +30,7 @@ def profile(**fields: Any) -> Event:
     """As it is read back from the log: numbers of workers are words."""
     figures = {"step_s": {"1": 0.0125}, "samples_per_s": {"1": 5120.0}, "cpus": {"1": 0.9}, "memory_gb": 0.25}
     return {
-        "v": 1,
+        "v": 2,
         "t": 1.0,
         "type": "profile",
         "shape": "s",
@@ -53,7 +53,7 @@ def test_a_run_in_which_nothing_was_measured_has_no_such_section(events: list[Ev
 
 
 def test_the_plan_is_said_in_words(events: list[Event]) -> None:
-    plan = {"v": 1, "t": 2.0, "type": "planned"}
+    plan = {"v": 2, "t": 2.0, "type": "planned"}
     (line,) = describe_plan(fold([*events, plan | {"concurrent": ["member-0", "member-1"], "pace_s": 12.0}]))
     assert line.startswith("2 members share the cores and one stream: an epoch takes all of them 12 s")
     flotillas = {"flotillas": [{"members": ["member-0"]}] * 3, "makespan_s": 60.0, "lower_bound_s": 48.0}
@@ -71,18 +71,18 @@ def test_the_plan_is_said_in_words(events: list[Event]) -> None:
     ],
 )
 def test_what_is_done_about_a_laggard_is_said(events: list[Event], what: str, says: str) -> None:
-    remedy = {"v": 1, "t": events[-1]["t"], "type": "remedy", "members": ["member-0"], "what": what}
+    remedy = {"v": 2, "t": events[-1]["t"], "type": "remedy", "members": ["member-0"], "what": what}
     found = collect_notices([*events, remedy | {"cohort": 3, "workers": 4}])
     assert found[-1].text.startswith("member-0: ") and says in found[-1].text
 
 
 def test_who_is_being_measured_is_said_until_something_is_known(events: list[Event]) -> None:
-    declared = [{"v": 1, "t": 3.0, "type": "member", "member": f"new-{n}", "number": 90 + n} for n in range(2)]
-    measuring = {"v": 1, "t": 3.0, "type": "measuring", "members": ["new-0", "new-1"]}
+    declared = [{"v": 2, "t": 3.0, "type": "member", "member": f"new-{n}", "number": 90 + n} for n in range(2)]
+    measuring = {"v": 2, "t": 3.0, "type": "measuring", "members": ["new-0", "new-1"]}
     assert "2 being measured" in head_line(fold([*events, *declared, measuring]), None)
     half = profile(members=["new-0"])
     assert "1 being measured" in head_line(fold([*events, *declared, measuring, half]), None)
-    lost = {"v": 1, "t": 4.0, "type": "unmeasured", "members": ["new-1"], "error": "it died"}
+    lost = {"v": 2, "t": 4.0, "type": "unmeasured", "members": ["new-1"], "error": "it died"}
     assert "being measured" not in head_line(fold([*events, *declared, measuring, half, lost]), None)
     long = lost | {"error": "ValueError: " + "it says much " * 20}  # said in full where the member fails
     said = [collect_notices([*events, each])[-1].text for each in (lost, long)]

@@ -85,7 +85,7 @@ def test_lines_are_never_more_than_a_few_a_second_however_many_members_there_are
     for second in range(20):
         for i in range(500):
             name = f"member-{i}"
-            where = {"v": 1, "t": runs.START + second + i / 1000, "member": name, "attempt": 0}
+            where = {"v": 2, "t": runs.START + second + i / 1000, "member": name, "attempt": 0}
             apply_event(state, where | {"type": "placed", "node": "n", "cohort": 0})
             apply_event(state, where | {"type": "started", "epoch": second, "step": 0})
             done = {"epoch": second, "metrics": {"accuracy": 0.5}, "wall_s": 1.0, "samples_per_s": 100.0}
@@ -119,7 +119,7 @@ def test_of_many_failures_at_once_the_first_is_told_with_its_cause() -> None:
     with Progress(stream, clock=clock) as progress:
         progress.update(state)
         for number in range(5):
-            event = {"v": 1, "t": runs.START + 9, "type": "failed", "member": f"member-{number}", "attempt": 0}
+            event = {"v": 2, "t": runs.START + 9, "type": "failed", "member": f"member-{number}", "attempt": 0}
             apply_event(state, event | {"error": f"KeyError: {number}", "reason": "error", "retry": False})
         clock.now = 60.0
         progress.update(state)
@@ -135,13 +135,13 @@ def test_a_reason_is_said_once_and_a_run_without_a_member_that_finished_has_not_
     state, clock = fold(begun), Clock()
     with Progress(stream, clock=clock) as progress:
         for number, (member, retry) in enumerate((("member-0", True), ("member-0", False), ("member-1", False))):
-            event = {"v": 1, "t": runs.START + number, "member": member, "attempt": number % 2}
+            event = {"v": 2, "t": runs.START + number, "member": member, "attempt": number % 2}
             apply_event(state, event | {"type": "placed", "node": "local", "cohort": 0})
             failed = {"error": "ValueError: no file w.bin", "reason": "error", "retry": retry}
             apply_event(state, event | {"type": "failed", **failed})
             clock.now += 9.0
             progress.update(state)
-        apply_event(state, {"v": 1, "t": runs.START + 9.0, "type": "run_finished"})
+        apply_event(state, {"v": 2, "t": runs.START + 9.0, "type": "run_finished"})
     said = stream.getvalue()
     assert said.count("no file w.bin") == 1
     assert "member-0 failed (error): the same again" in said and "member-1 failed (error): as member-0 did" in said
@@ -154,7 +154,7 @@ def test_the_last_line_of_a_run_that_was_stopped_says_why_and_how_it_goes_on(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     events = runs.list_run(until=9.0)
-    events.append({"v": 1, "t": events[-1]["t"], "type": "run_stopped", "reason": "WriteError: disk full"})
+    events.append({"v": 2, "t": events[-1]["t"], "type": "run_stopped", "reason": "WriteError: disk full"})
     last = played(events, io.StringIO()).splitlines()[-1]
     assert "run stopped (WriteError: disk full) · digits" in last and last.endswith("`ensemble resume` goes on")
     last = "".join(played(events, Terminal()).splitlines()[-2:])  # the very last shows the cursor again

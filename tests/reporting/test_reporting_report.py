@@ -84,7 +84,7 @@ def test_the_logs_of_many_failed_members_are_bounded(tmp_path: Path) -> None:
     events = [
         event for event in runs.list_run(members=120, epochs=1) if event["type"] in ("run_started", "member")
     ]
-    failed = {"v": 1, "t": events[-1]["t"] + 1, "type": "failed", "attempt": 0, "error": "x", "reason": "error"}
+    failed = {"v": 2, "t": events[-1]["t"] + 1, "type": "failed", "attempt": 0, "error": "x", "reason": "error"}
     events += [failed | {"member": f"member-{i}", "retry": False} for i in range(120)]
     run_dir = RunDir(runs.write_run(tmp_path / "run", events))
     for i in range(120):
@@ -145,7 +145,7 @@ def test_names_and_errors_from_the_run_cannot_inject_html(tmp_path: Path) -> Non
     evil = "</noscript></script><script>alert(1)</script>\ud800<!--"
     events[0] = events[0] | {"name": evil}
     events = [e | {"params": {"tag": evil, evil: 1}} if e["type"] == "member" else e for e in events]
-    events.append({"v": 1, "t": events[-1]["t"], "type": "failed", "member": "member-0", "attempt": 0})
+    events.append({"v": 2, "t": events[-1]["t"], "type": "failed", "member": "member-0", "attempt": 0})
     events[-1] |= {"error": evil, "reason": "error", "retry": False}
     page = write_report(RunDir(runs.write_run(tmp_path / "run", events)))
     text = page.read_text()

@@ -56,6 +56,6 @@ def test_the_results_agree_with_the_status_and_the_ledger() -> None:
 
 
 def test_a_run_that_was_stopped_says_why() -> None:
-    stopped = {"v": 1, "t": EVENTS[-1]["t"], "type": "run_stopped", "reason": "request"}
+    stopped = {"v": 2, "t": EVENTS[-1]["t"], "type": "run_stopped", "reason": "request"}
     found = make_results(fold([*EVENTS[:60], stopped]), ledger(EVENTS[:60]))
     assert (found["run"]["state"], found["run"]["reason"]) == ("stopped", "request")

@@ -125,10 +125,10 @@ def test_the_head_tells_how_the_run_stands() -> None:
 
 def test_a_node_that_cannot_be_used_is_named_until_it_can() -> None:
     why = {"detail": "No space left on device", "retry_s": 60.0}
-    events = [*runs.list_run(until=9.0), {"v": 1, "t": 9.5, "type": "node_unusable", "node": "full", **why}]
+    events = [*runs.list_run(until=9.0), {"v": 2, "t": 9.5, "type": "node_unusable", "node": "full", **why}]
     [line] = [line for line in (status_gpus(fold(events)) or "").splitlines() if line.startswith("full")]
     assert line == "full: nothing can be started there: No space left on device; it is tried again after 60 s"
-    usable = {"v": 1, "t": 9.9, "type": "node", **Node("full", 4.0, (), 8.0, "full").as_event()}
+    usable = {"v": 2, "t": 9.9, "type": "node", **Node("full", 4.0, (), 8.0, "full").as_event()}
     assert "full" not in (status_gpus(fold([*events, usable])) or "")
 
 

@@ -174,7 +174,7 @@ def test_combination_that_was_refused_has_no_table(events: Any) -> None:
 
 def test_a_run_that_was_stopped_ends_with_the_reason_and_how_it_goes_on(events: Any, tmp_path: Path) -> None:
     stopped = [e for e in events if e["t"] < runs.START + 9]
-    stopped.append({"v": 1, "t": stopped[-1]["t"], "type": "run_stopped", "reason": "disk full"})
+    stopped.append({"v": 2, "t": stopped[-1]["t"], "type": "run_stopped", "reason": "disk full"})
     last = summary_text(fold(stopped), ledger(stopped), Path("runs/digits")).splitlines()[-1]
     assert last.split(maxsplit=1) == ["stopped", "disk full; `ensemble resume runs/digits` goes on"]
 

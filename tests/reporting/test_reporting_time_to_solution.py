@@ -15,11 +15,11 @@ from ensemble.store import fold
 def a_run(spans: dict[str, tuple[float, float]], cpus: float = 2.0) -> list[dict[str, Any]]:
     """The events of members that trained from one second to another, each on one core."""
     events: list[dict[str, Any]] = [
-        {"v": 1, "t": 0.0, "type": "run_started", "name": "n", "run_id": "r"},
-        {"v": 1, "t": 0.0, "type": "node", "node": "a", "cpus": cpus, "gpus": []},
+        {"v": 2, "t": 0.0, "type": "run_started", "name": "n", "run_id": "r"},
+        {"v": 2, "t": 0.0, "type": "node", "node": "a", "cpus": cpus, "gpus": []},
     ]
     for number, (member, (start, stop)) in enumerate(spans.items()):
-        about = {"v": 1, "member": member, "attempt": 0}
+        about = {"v": 2, "member": member, "attempt": 0}
         declared = {"number": number, "params": {}, "cpus_per_worker": 1.0}
         events += [
             about | declared | {"t": 0.0, "type": "member"},

@@ -47,7 +47,7 @@ def node(cpus: float = 2.0, gpus: int = 0, **given_: int) -> Node:
 
 @given(profiles())
 def test_a_profile_survives_the_log(profile: Profile) -> None:
-    event = json.loads(json.dumps({"v": 1, "t": 0.0, "type": "profile", **profile.as_dict()}))
+    event = json.loads(json.dumps({"v": 2, "t": 0.0, "type": "profile", **profile.as_dict()}))
     assert Profile.from_dict(event) == profile
 
 

@@ -39,7 +39,7 @@ class Run:
         return fold(self.events)
 
     def log(self, type: str, **fields: Any) -> None:
-        self.events.append({"v": 1, "t": float(len(self.events)), "type": type, **fields})
+        self.events.append({"v": 2, "t": float(len(self.events)), "type": type, **fields})
 
     def all(self) -> "Run":
         while self.trials.left():

@@ -72,7 +72,7 @@ class Run:
         self.searcher.restore(self.state)
 
     def log(self, **event: Any) -> None:
-        event = {"v": 1, "t": float(len(self.events)), **event}
+        event = {"v": 2, "t": float(len(self.events)), **event}
         self.events.append(event)
         apply_event(self.state, event)
 

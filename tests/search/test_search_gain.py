@@ -125,7 +125,7 @@ class Run:
         self.trials = make_trials(ensemble, self.run_dir, self.state, sharing=False)
 
     def log(self, **event: Any) -> None:
-        self.events.append({"v": 1, "t": float(len(self.events)), **event})
+        self.events.append({"v": 2, "t": float(len(self.events)), **event})
         apply_event(self.state, self.events[-1])
 
     def next(self, predictions: np.ndarray | None) -> dict[str, Any]:

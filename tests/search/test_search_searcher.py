@@ -43,7 +43,7 @@ class Run:
         self.searcher.restore(self.state)
 
     def log(self, **event: Any) -> None:
-        event = {"v": 1, "t": float(len(self.events)), **event}
+        event = {"v": 2, "t": float(len(self.events)), **event}
         self.events.append(event)
         apply_event(self.state, event)
 
@@ -167,7 +167,7 @@ def test_a_trial_that_failed_runs_again_after_a_resume_where_that_may_help(reaso
         {"type": "failed", "reason": reason, "retry": False, **name},
     ]
     searcher = Searcher(Search(SPACE), direction="max", epochs=3)
-    searcher.restore(fold([{"v": 1, "t": 1.0, **event} for event in events]))
+    searcher.restore(fold([{"v": 2, "t": 1.0, **event} for event in events]))
     seen = [searcher.study.trials[0].state.name]
     searcher.tell(0, "finished", 0.75)
     assert [*seen, searcher.study.trials[0].state.name] == states

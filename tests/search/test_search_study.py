@@ -16,7 +16,7 @@ Event = dict[str, Any]
 
 
 def event(kind: str, t: float = 0.0, **fields: Any) -> Event:
-    return {"v": 1, "t": 1000.0 + t, "type": kind, **fields}
+    return {"v": 2, "t": 1000.0 + t, "type": kind, **fields}
 
 
 def begun(run_id: str = "r1", name: str = "digits") -> list[Event]:

@@ -98,7 +98,7 @@ def test_damage_inside_the_log_is_read_around_and_said(
     written = read_events(path)
     assert len(written) == 40
     legible = lines[12].replace(b'"loss":0.5', b'"loss":0.4')
-    for damage in ([b"{broken\n"], [b'{"v":1,"a":[1\n', b"2]}\n"], [legible]):
+    for damage in ([b"{broken\n"], [b'{"v":2,"a":[1\n', b"2]}\n"], [legible]):
         path.write_bytes(b"".join([*lines[:30], *damage, *lines[30:]]))
         events = read_events(path)
         held = [event for event in events if event["type"] != "unreadable"]
@@ -125,12 +125,17 @@ def test_a_changed_bit_never_changes_what_an_event_says(where: float, bit: int) 
 
 
 @pytest.mark.parametrize("open_it", [read_events, EventLog])
-def test_a_log_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path, open_it: type[EventLog]) -> None:
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_log_of_another_version_is_refused_and_left_alone(
+    tmp_path: Path, open_it: type[EventLog], version: int
+) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text(json.dumps({"v": 2, "t": 0.0, "type": "run_started"}) + "\n")
-    with pytest.raises(StoreError, match=r"newer ray-ensemble \(log format 2, this one reads 1\); upgrade"):
+    path.write_text(json.dumps({"v": version, "t": 0.0, "type": "run_started"}) + "\n")
+    with pytest.raises(
+        StoreError, match=rf"another version of ray-ensemble \(format {version}, this one reads 2\)"
+    ):
         open_it(path)
-    assert json.loads(path.read_text())["v"] == 2
+    assert json.loads(path.read_text())["v"] == version
 
 
 def test_two_controllers_cannot_write_one_log(tmp_path: Path) -> None:
@@ -196,7 +201,7 @@ def test_a_growing_log_is_followed_from_where_reading_stopped(tmp_path: Path) ->
         events, offset = read_events_from(path, 0)
         log.append("b")
         with open(path, "ab") as other:
-            other.write(b'{"v":1,"torn')
+            other.write(b'{"v": 2,"torn')
         more, offset = read_events_from(path, offset)
     assert [e["type"] for e in events + more] == ["a", "b"]
     assert read_events_from(path, offset) == ([], offset)
@@ -320,4 +325,4 @@ def test_times_are_those_of_a_clock_that_nobody_sets(
 
 def test_a_start_counts_by_itself_where_an_older_log_has_the_clock_set_back() -> None:
     times = {"run_started": 5000.0, "run_stopped": 5030.0}, {"run_started": 1400.0, "run_finished": 1410.0}
-    assert fold([{"v": 1, "t": t, "type": type} for start in times for type, t in start.items()]).wall_s == 40.0
+    assert fold([{"v": 2, "t": t, "type": type} for start in times for type, t in start.items()]).wall_s == 40.0

@@ -119,7 +119,7 @@ def test_whoever_stops_another_users_run_is_told_whose_it_is(tmp_path: Path, mod
         os.chmod(folder, 0o755)
         there = RunDir(Path(folder) / "run")
         there.requests.mkdir(parents=True, mode=0o700)
-        there.events.write_text(json.dumps({"v": 1, "t": 1.0, "type": "run_started", "name": "theirs"}) + "\n")
+        there.events.write_text(json.dumps({"v": 2, "t": 1.0, "type": "run_started", "name": "theirs"}) + "\n")
         there.path.chmod(mode)
         command = [sys.executable, "-c", STOP, str(there.path)]
         said = subprocess.run(command, capture_output=True, text=True, cwd="/tmp")

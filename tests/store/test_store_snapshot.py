@@ -39,7 +39,7 @@ def a_run(seed: int, members: int = 6) -> list[Event]:
     cpu: dict[int, float] = {}
 
     def add(type: str, **fields: Any) -> None:
-        events.append({"v": 1, "t": t, "type": type, **fields})
+        events.append({"v": 2, "t": t, "type": type, **fields})
 
     def power() -> None:
         parts = [
@@ -210,7 +210,7 @@ def test_a_member_that_ended_and_trains_again_after_all_is_counted_right(tmp_pat
     events = a_run(1)
     run_dir = write(tmp_path, events)
     RunStatus(run_dir).save_if_grown()
-    again = {"v": 1, "t": events[-1]["t"], "type": "epoch", "member": "member-0", "attempt": 5, "epoch": 1}
+    again = {"v": 2, "t": events[-1]["t"], "type": "epoch", "member": "member-0", "attempt": 5, "epoch": 1}
     events.append({**again, "metrics": {"accuracy": 0.25}, "samples": 10, "samples_per_s": 1.0})
     write(tmp_path, events)
     assert same(rows(RunStatus.load(run_dir)), rows_of(events))
@@ -237,7 +237,7 @@ def test_the_status_of_ten_thousand_members_takes_a_second_and_300_mb(tmp_path: 
                 count = {"node": "n", "role": "train", "rank": 0, "pid": n, "cpu_s": 0.5 * e, "origin": "measured"}
                 lines += [{"type": "usage", **count}]
             lines += [{"type": "finished", "attempt": 0, "epoch": 19, "metrics": {"accuracy": 0.5}}]
-            file.writelines(json.dumps({"v": 1, "t": t, "member": f"member-{n}", **line}) + "\n" for line in lines)
+            file.writelines(json.dumps({"v": 2, "t": t, "member": f"member-{n}", **line}) + "\n" for line in lines)
     RunStatus(RunDir(tmp_path)).save_if_grown()
     code = f"""
 import contextlib, os, resource, subprocess, sys

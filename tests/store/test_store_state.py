@@ -9,7 +9,7 @@ from ensemble.store import RunState, apply_event, fold
 
 
 def story(*events: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"v": 1, "t": 100.0 + i, "type": kind, **fields} for i, (kind, fields) in enumerate(events)]
+    return [{"v": 2, "t": 100.0 + i, "type": kind, **fields} for i, (kind, fields) in enumerate(events)]
 
 
 def started(resumed: bool = False) -> tuple[str, dict[str, Any]]:
@@ -197,7 +197,7 @@ def test_a_metric_that_was_no_number_is_missing() -> None:
 
 def test_types_and_fields_of_a_later_minor_version_are_ignored() -> None:
     plain = fold(story(*BEGUN))
-    state = fold([*story(*BEGUN), {"v": 1, "t": plain.updated, "type": "novelty", "member": "member-0", "x": 1}])
+    state = fold([*story(*BEGUN), {"v": 2, "t": plain.updated, "type": "novelty", "member": "member-0", "x": 1}])
     assert state == plain
 
 

@@ -61,7 +61,7 @@ class Lender:
         self.answers: dict[str, list[Any]] = defaultdict(list)
         self.reachable = set(self.cluster.total)
         session = SimpleNamespace(nodes=self.nodes, directory=None, close=lambda: None)
-        patch.setattr(executor, "Session", lambda: session)
+        patch.setattr(executor, "RayConnection", lambda: session)
         patch.setattr(executor, "start_agent", self.start_agent)
         patch.setattr(executor, "Head", lambda: Head(lambda timeout_s: True))
         patch.setattr(executor, "is_reachable", lambda record: record["NodeID"] in self.reachable)

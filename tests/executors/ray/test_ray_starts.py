@@ -45,7 +45,7 @@ class Simulated:
         monkeypatch.setattr(ray, "get", lambda call: call.said)
         monkeypatch.setattr(ray, "wait", self.wait)
         session = SimpleNamespace(nodes=self.nodes, directory=Path("/tmp/ray-of-this-run"))
-        monkeypatch.setattr("ensemble.executors.ray.executor.Session", lambda: session)
+        monkeypatch.setattr("ensemble.executors.ray.executor.RayConnection", lambda: session)
         monkeypatch.setattr("ensemble.executors.ray.executor.start_agent", self.start_agent)
         monkeypatch.setattr("ensemble.executors.ray.executor.Head", lambda: Head(lambda timeout_s: True))
 

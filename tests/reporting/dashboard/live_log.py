@@ -77,7 +77,7 @@ class LiveLog:
         return many
 
     def _append(self, events: Iterator[Event] | list[Event]) -> None:
-        self._file.write("".join(json.dumps({"v": 1, **event}) + "\n" for event in events))
+        self._file.write("".join(json.dumps({"v": 2, **event}) + "\n" for event in events))
         self._file.flush()
 
     def _past(self) -> Iterator[Event]:

@@ -282,7 +282,7 @@ def test_what_is_wrong_with_a_log_is_said_on_the_page(tmp_path: Path) -> None:
 
     async def use(feed: Feed) -> None:
         write(run, [{"v": 999, "type": "later", "t": 1.0}])
-        assert "newer ray-ensemble" in (await load(feed))["run"]["driver"]
+        assert "another version of ray-ensemble" in (await load(feed))["run"]["driver"]
         (run / "events.jsonl").unlink()
         os.mkfifo(run / "events.jsonl")
         assert "no regular file" in (await load(feed))["run"]["driver"]
@@ -296,7 +296,7 @@ def test_an_event_that_cannot_be_applied_is_left_out_and_said(tmp_path: Path) ->
 
     async def use(feed: Feed) -> None:
         before = await load(feed)
-        write(run, [{"v": 1, "type": "feeder", "t": 5.5, "node": "node-0"}, *events[60:]])
+        write(run, [{"v": 2, "type": "feeder", "t": 5.5, "node": "node-0"}, *events[60:]])
         after = await load(feed)
         (said,) = [notice["text"] for notice in after["notices"] if "was left out" in notice["text"]]
         assert "an event 'feeder' of events.jsonl is damaged" in said and "KeyError: 'cohort'" in said
@@ -311,9 +311,9 @@ def test_where_no_change_can_be_made_of_an_event_the_page_has_to_load_everything
 
     async def use(feed: Feed) -> None:
         async with follow(feed, await load(feed)) as messages:
-            write(run, [{"v": 1, "type": "resources", "t": 1e9, "missing": "a node"}])
+            write(run, [{"v": 2, "type": "resources", "t": 1e9, "missing": "a node"}])
             assert await anext(messages) is not RESET
-            write(run, [{"v": 1, "type": "run_started", "t": 1e9, "members": "many"}])
+            write(run, [{"v": 2, "type": "run_started", "t": 1e9, "members": "many"}])
             while await anext(messages) is not RESET:  # what is computed from all members is told after the rest
                 pass
 

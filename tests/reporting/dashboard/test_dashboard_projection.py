@@ -133,13 +133,13 @@ def test_the_share_of_batches_that_a_member_prepared_for_itself_is_in_its_row() 
 
 
 def test_a_stream_counts_what_all_its_feeders_in_turn_have_done() -> None:
-    count = {"type": "feeder", "v": 1, "node": "a", "cohort": 0, "workers": 1, "fullness": {}}
+    count = {"type": "feeder", "v": 2, "node": "a", "cohort": 0, "workers": 1, "fullness": {}}
     feeders = [
         {**count, "t": 1.0, "pid": 7, "prepared": 100, "consumed": 400, "sent_bytes": 10},
         {**count, "t": 2.0, "pid": 7, "prepared": 150, "consumed": 600, "sent_bytes": 20},
         {**count, "t": 9.0, "pid": 8, "prepared": 30, "consumed": 90, "sent_bytes": 5},  # the first one has died
     ]
-    start = {"type": "run_started", "v": 1, "t": 0.0, "name": "r", "run_id": "r", "data": {"samples": 1078}}
+    start = {"type": "run_started", "v": 2, "t": 0.0, "name": "r", "run_id": "r", "data": {"samples": 1078}}
     document = make_view([start, *feeders]).state_document()
     (stream,) = document["streams"]
     assert (stream["prepared"], stream["consumed"], stream["sent_bytes"]) == (180, 690, 25)
@@ -253,7 +253,7 @@ def test_a_request_is_answered_in_a_change() -> None:
     view = make_view(NODES[:60])
     view.take_change()
     said = {"request": "pause-1", "verb": "pause", "member": "member-1", "done": False, "message": "it has ended"}
-    view.apply([{"v": 1, "t": NODES[59]["t"], "type": "request", **said}], 61)
+    view.apply([{"v": 2, "t": NODES[59]["t"], "type": "request", **said}], 61)
     change = view.take_change()
     assert change is not None
     assert change["answers"] == [said]
@@ -284,7 +284,7 @@ def test_late_epochs_of_an_attempt_that_was_given_up_change_nothing() -> None:
 def test_power_of_a_long_run_stays_small() -> None:
     rng = random.Random(1)
     begin = 1e9
-    events = [{"v": 1, "t": begin, "type": "run_started", "name": "long"}]
+    events = [{"v": 2, "t": begin, "type": "run_started", "name": "long"}]
     for i in range(1, 20_000):
         watts = 10.0 + rng.random()
         part = {
@@ -296,7 +296,7 @@ def test_power_of_a_long_run_stays_small() -> None:
             "idle_j": 2.0,
         }
         fields = {"node": "n", "watts": watts, "interval_s": 1.0, "origin": "measured", "source": "s"}
-        events.append({"v": 1, "t": begin + i, "type": "power", **fields, "energy_j": watts, "parts": [part]})
+        events.append({"v": 2, "t": begin + i, "type": "power", **fields, "energy_j": watts, "parts": [part]})
     view = make_view(events)
     (node,) = view.state_document()["power"]["nodes"]
     points = node["points"]
@@ -322,11 +322,11 @@ def test_what_a_document_costs_grows_with_the_members_and_no_faster() -> None:
 
 def test_power_that_is_logged_late_leaves_no_hole() -> None:
     begin = 1_000.0
-    events: list[Document] = [{"v": 1, "t": begin, "type": "run_started", "name": "late", "epochs": 1}]
+    events: list[Document] = [{"v": 2, "t": begin, "type": "run_started", "name": "late", "epochs": 1}]
     part = {"kind": "cpu", "energy_j": 5.0, "origin": "measured", "idle_j": 2.0}
     fields = {"node": "n", "watts": 5.0, "energy_j": 5.0, "interval_s": 1.0, "origin": "measured", "parts": [part]}
     for late_s in (1.0, 2.0, 12.5, 12.6, 13.0):  # ten seconds in which the driver did not come to it
-        events.append({"v": 1, "t": begin + late_s, "type": "power", **fields})
+        events.append({"v": 2, "t": begin + late_s, "type": "power", **fields})
     (node,) = make_view(events).state_document()["power"]["nodes"]
     for before, after in itertools.pairwise(node["points"]):
         assert after[0] == before[1]

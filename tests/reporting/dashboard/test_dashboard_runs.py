@@ -17,7 +17,7 @@ from ensemble.reporting.dashboard.runs import RunList
 
 def append(run: Path, event: dict[str, Any]) -> None:
     with (run / "events.jsonl").open("a") as file:
-        file.write(json.dumps({"v": 1, **event}) + "\n")
+        file.write(json.dumps({"v": 2, **event}) + "\n")
 
 
 def test_a_run_with_an_event_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:

@@ -415,7 +415,7 @@ def test_members_with_hostile_names(many: int, tmp_path: Path) -> None:
         with server.stream(f"/api/runs/{server.key}/events?from={state['offset']}&log={state['log']}") as messages:
             with (run / "events.jsonl").open("a") as file:
                 failed = {
-                    "v": 1,
+                    "v": 2,
                     "t": run_events.START + 9,
                     "type": "failed",
                     "member": bad[3] + "3",

@@ -71,12 +71,12 @@ def resumed(seed: int) -> list[Event]:
     again = {**events[0], "t": middle, "resumed": True}
     for number, t in enumerate(range(1, int(end - START), 3)):
         pid, role = (77, "ray") if number % 40 < 4 or seed % 2 else (77, "orchestrate")
-        who = {"v": 1, "type": "usage", "node": "node-0", "pid": pid, "role": role, "member": None}
+        who = {"v": 2, "type": "usage", "node": "node-0", "pid": pid, "role": role, "member": None}
         events.append({**who, "t": START + t, "cpu_s": 0.5 * t, "origin": "measured"})
     events.sort(key=lambda event: event["t"])
     events = [start_over(event) for event in events]
     before = [event for event in events if event["t"] < middle]
-    stopped = [{"v": 1, "t": middle - 0.1, "type": "run_stopped", "reason": "request"}] if seed % 2 else []
+    stopped = [{"v": 2, "t": middle - 0.1, "type": "run_stopped", "reason": "request"}] if seed % 2 else []
     after = [event for event in events if event["t"] > middle]
     return [*before, *stopped, again, *after]
 
@@ -185,7 +185,7 @@ def test_a_members_series_end_five_minutes_after_it(tmp_path: Path) -> None:
     until = next(event for event in events if event["type"] == "finished" and event["member"] == "member-0")["t"]
     going = [event for event in events if not event["type"].startswith("run_f")]
     late = {
-        "v": 1,
+        "v": 2,
         "type": "usage",
         "node": "node-0",
         "pid": 1,
