@@ -160,6 +160,7 @@ def usage_and_power(log: Log, rng: random.Random, last: float) -> None:
         for offset, node in enumerate(("node-0", "node-1")):
             for k, (role, share) in enumerate(roles.items()):
                 who = {"node": node, "role": role, "member": None, "rank": None, "pid": 100 + 10 * offset + k}
+                who |= {} if role == "orchestrate" else {"cohort": 0}
                 log.add(t, "usage", **who, cpu_s=share * t, origin="measured")
             busy = 1.2
             for name, begin in placed.items():
@@ -204,6 +205,10 @@ def combined(members: list[str]) -> dict[str, Any]:
     mean = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
     return {
         "method": "average",
+        "declared": "average",
+        "code": None,
+        "candidates": members,
+        "calibration": {"method": "temperature", "value": 0.6, "reason": None},
         "metrics": {"ensemble": all_metrics(pooled, target), "best": each[best], "mean": mean},
         "split": "test",
         "members": members,

@@ -45,7 +45,7 @@ def test_events_are_read_as_they_were_appended(tmp_path: Path) -> None:
     with EventLog(tmp_path / "events.jsonl") as log:
         written = [log.append("member", member="member-0", number=0), log.append("progress", epoch=1)]
     assert read_events(tmp_path / "events.jsonl") == written
-    assert written[0]["v"] == 1 and written[0]["type"] == "member" and before <= written[0]["t"] <= time.time()
+    assert written[0]["v"] == 2 and written[0]["type"] == "member" and before <= written[0]["t"] <= time.time()
 
 
 @given(fields=st.dictionaries(st.from_regex(r"[a-su-z]{2,6}", fullmatch=True), PLAIN, max_size=4))
