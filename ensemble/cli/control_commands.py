@@ -104,8 +104,8 @@ def stop(options: argparse.Namespace) -> int:
     gone = find_loss(run_dir, state)
     # A log that is locked has a controller, which may have logged nothing yet: it starts, or goes on with a run.
     is_starting = (not state.header or state.ended is not None) and is_locked(run_dir.events) is True
-    is_asked = is_starting or (state.ended is None and gone is None)
-    if not is_asked:
+    is_requested = is_starting or (state.ended is None and gone is None)
+    if not is_requested:
         print_lines(options, gone or f"{options.run_dir} has ended already")
     else:
         run.stop()
@@ -117,7 +117,7 @@ def stop(options: argparse.Namespace) -> int:
             else f"asked {on} to stop: members write a checkpoint and end within a minute",
             f"{format_command('resume', options.run_dir)} continues the run",
         )
-    write_json(options, [{"run_dir": str(run.run_dir), "request": is_asked}])
+    write_json(options, [{"run_dir": str(run.run_dir), "requested": is_requested}])
     return 0
 
 
