@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse
 
 from ensemble.artifact import read_record
 from ensemble.artifact.program import load_program
-from ensemble.executors.ray.session import Session, bind_replica
+from ensemble.executors.ray.session import RayConnection, bind_replica
 
 LARGEST_BYTES = 64 << 20
 
@@ -122,7 +122,7 @@ def main() -> None:
     options = parser.parse_args()
     token = secrets.token_urlsafe(16)
     # A Ray of its own, on loopback, with a token; or the cluster that RAY_ADDRESS names.
-    with contextlib.closing(Session()), contextlib.suppress(KeyboardInterrupt):
+    with contextlib.closing(RayConnection()), contextlib.suppress(KeyboardInterrupt):
         serve.start(http_options={"host": "127.0.0.1", "port": options.port})
         model = Model.options(num_replicas=options.replicas, ray_actor_options={"num_cpus": 0})
         serve.run(model.bind(str(Path(options.artifact).absolute()), token))
