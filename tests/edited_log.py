@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def without_crc(content: bytes) -> bytes:
-    """A log, or lines of one, as earlier versions wrote them: without checksums, so that they can be edited."""
+    """A log, or lines of one, without checksums, so that they can be edited."""
     return re.sub(rb',"crc":"[0-9a-f]{8}"}\n', b"}\n", content)
 
 

@@ -18,7 +18,7 @@ from ensemble.meter.proportional_split import Owner, UsageSpan
 ENDS_ATTEMPT = ("finished", "pruned", "stopped", "paused", "cancelled", "failed")
 Event = Mapping[str, Any]
 
-Device = int | str  # id of a GPU; its number in the logs of older versions
+Device = int | str  # id of a GPU
 UNNAMED: Device = ""
 #: How late a `power` event may be: its energy is since the one before. Later ones were not metered meanwhile.
 PAUSE_S = 60.0

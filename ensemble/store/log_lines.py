@@ -35,7 +35,7 @@ def add_crc(line: bytes) -> bytes:
 
 
 def _are_intact(lines: Iterable[bytes]) -> bool:
-    """Whether lines are as they were written; nothing is known of those of earlier versions, which have no CRC."""
+    """Whether lines are as they were written; a line without a checksum is taken as it is."""
     return all(b"%08x" % zlib.crc32(line[:-18]) == line[-10:-2] for line in lines if line[-18:-10] == _CRC)
 
 
@@ -234,7 +234,7 @@ def _parse(
     read = len(events)
     if not all(are_events):
         events = list(_fill_holes(lines, events, are_events, offset, since))
-    newest = events[-1]["v"] if events else VERSION
+    newest = next((event["v"] for event in reversed(events) if event["type"] != UNREADABLE), VERSION)
     if newest != VERSION:
         raise StoreError(explain_format(path, newest, VERSION))
     return events, read

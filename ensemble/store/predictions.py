@@ -106,8 +106,9 @@ def load_predictions(
             if text is None:
                 raise StoreError(f"{path} holds no predictions of a member (a plain safetensors file)")
             about = json.loads(text)
-            if about["v"] != VERSION:
-                raise StoreError(explain_format(path, about["v"], VERSION))
+            version = about["v"] if isinstance(about, dict) else about
+            if version != VERSION:
+                raise StoreError(explain_format(path, version, VERSION))
             keys = list(file.keys())
             tensors = _map_tensors(name) if mapped else {key: file.get_tensor(key) for key in keys}
         task = Task.from_record(about["task"])

@@ -14,7 +14,7 @@ class RunState:
     Attributes:
         header: the last `run_started` event; its fields are also `name`, `run_id` and so on.
         files: the digests that a file of the declaration and the code may have, by its path in the run directory.
-        info: what run.json says; empty in logs of earlier versions.
+        info: what run.json says.
         started: Unix seconds of the first start, or of the first event that is known of it.  updated: of the last
             event.  starts: how often it was started, as far as that is known.
         idle_s: seconds in which nothing ran, from the last event before each further start to that start.

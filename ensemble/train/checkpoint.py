@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ensemble.spec import Ensemble, Recipe
-from ensemble.spec.identity import Identity, select_warm
+from ensemble.spec.identity import Identity, field_defaults, select_warm
 from ensemble.store import (
     DamagedError,
     RunDir,
@@ -209,7 +209,8 @@ def read(
         TrainingError: it belongs to another member or declaration, or was trained on other data.
     """
     state = load_checkpoint(path, digest=digest)
-    saved, current = state["identity"], _compared(identity)
+    # A field that came with a later version of this format had its default.
+    saved, current = {**field_defaults(), **state["identity"]}, _compared(identity)
     other = [name for name in current if saved[name] != current[name]]
     if elastic and "workers" in other and saved["workers"] < identity.workers:
         other.remove("workers")

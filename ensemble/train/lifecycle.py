@@ -280,7 +280,7 @@ class Lifecycle:
             raise StopTraining("cancelled")
 
     def end_epoch(self, optimization: Optimization) -> None:
-        """Report an epoch whose steps are all done, wait for the prune_decision, and save."""
+        """Report an epoch whose steps are all done, wait for the pruner's decision, and save."""
         at = self.at
         if at.step != self.steps_per_epoch:
             raise TrainingError(

@@ -117,7 +117,7 @@ def _find_fields(pipeline: Pipeline, answer: dict[str, Any]) -> dict[str, Field]
 
 
 class _Lease:
-    """An attachment's connection, and the batch that the consumer currently holds as views of the ring."""
+    """A client's connection, and the batch that the consumer currently holds as views of the ring."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection

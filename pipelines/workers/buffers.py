@@ -66,7 +66,7 @@ class Buffers:
         self.ring = held = 0
         self._pipeline = pipeline
         self._stream = stream
-        self._poisoned: Columns | None = None
+        self._overwritten: Columns | None = None
         self._ok: npt.NDArray[np.uint8] | None = None  # the ring's status column, if records may be skipped
         try:
             self.buffers[0] = _create_buffer("ring", 0, pipeline, stream.capacity)
@@ -135,7 +135,7 @@ class Buffers:
         self.ring = max((before, *self.buffers)) + 1
         self.buffers[self.ring] = new
         _close_buffer(old)
-        self._map_for_writing(overwrite_released=self._poisoned is not None)
+        self._map_for_writing(overwrite_released=self._overwritten is not None)
         return before
 
     def count_good(self, start: int, stop: int) -> int:
@@ -148,18 +148,18 @@ class Buffers:
     def poison_released(self) -> None:
         """Overwrite released samples if `overwrite_released` is set; later readers cannot join there."""
         stream = self._stream
-        if self._poisoned is None or not stream.has_started:
+        if self._overwritten is None or not stream.has_started:
             return
         low = stream.retained_from
         for position in range(max(stream.floor, low - stream.capacity), low):
             slot = position % stream.capacity
-            for column in self._poisoned.values():
+            for column in self._overwritten.values():
                 column[slot : slot + 1].view("uint8")[...] = _POISON
         stream.base = max(stream.base, low)
 
     def close(self) -> None:
         """Close all descriptors; memory that is mapped stays."""
-        self._poisoned = self._ok = None
+        self._overwritten = self._ok = None
         for buffer in self.buffers.values():
             _close_buffer(buffer)
         self.buffers = {}
@@ -169,7 +169,7 @@ class Buffers:
         if not (overwrite_released or skipping):
             return
         columns = ring.map_writable(self.ring_buffer.fd, self._layout())
-        self._poisoned = columns if overwrite_released else None
+        self._overwritten = columns if overwrite_released else None
         self._ok = columns[OK] if skipping else None
 
     def _layout(self) -> ring.Layout:

@@ -30,7 +30,7 @@ from pipelines.workers.starting import Process, Starter, has_message, send_progr
 
 _MAX_BLOCKS_IN_FLIGHT = 2
 _MAX_FRUITLESS_RESTARTS = 10
-_MAX_CONSECUTIVE_DEADLY = 20
+_MAX_CONSECUTIVE_POISON = 20
 _MAX_WARNINGS = 10  # skipped records that are named in warnings
 # A forked worker begins within milliseconds, unless another thread held a lock at the fork which it now waits for.
 # The limit grows if workers are late (`StartLimit`): they may have a large source to copy.
@@ -386,9 +386,9 @@ class WorkerPool:
                 self._send_poison(worker, pipeline_id, index, code)
             self._fruitless_restarts = 0
             self._consecutive_poison += 1
-            if self._consecutive_poison >= _MAX_CONSECUTIVE_DEADLY:
+            if self._consecutive_poison >= _MAX_CONSECUTIVE_POISON:
                 raise PipelineError(
-                    f"{_MAX_CONSECUTIVE_DEADLY} records in a row ended or hung every process that prepared them; "
+                    f"{_MAX_CONSECUTIVE_POISON} records in a row ended or hung every process that prepared them; "
                     f"the last is sample {index} ({where})"
                 )
         for buffer_id, block in self._awaiting_outcome.pop(record, []):

@@ -170,7 +170,7 @@ def test_what_has_no_prefix_is_refused(given: Any, said: str) -> None:
     refused(lambda: find_shared_stages(given), said)
 
 
-def test_pipelines_of_any_iterable_have_a_common_prefix() -> None:
+def test_pipelines_of_any_iterable_have_a_shared_part() -> None:
     assert len(find_shared_stages(pipe("plain") for _ in range(2))) == len(pipe("plain"))
 
 

@@ -328,7 +328,7 @@ def test_rows_of_ranks_and_skipped_records() -> None:
         check_batches([two], samples, kinds)
 
 
-def test_a_common_prefix_ends_where_declared_fields_can_be_held() -> None:
+def test_a_shared_part_ends_where_declared_fields_can_be_held() -> None:
     samples = [detection(k) for k in range(N)]
     plain = pipeline_of(samples, [])
     declared = plain

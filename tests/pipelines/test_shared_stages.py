@@ -161,7 +161,7 @@ def test_a_beginning_that_no_ring_can_hand_on_leaves_its_members_to_work_alone()
         assert len(list(loader)) == 8 and loader.stats()["shared_batches"] == 0
 
 
-def test_the_common_prefix_is_the_longest_one() -> None:
+def test_the_shared_part_is_the_longest_one() -> None:
     base = pipe("plain").map(bad_end)
     ends = [base.map(noise).map(alike), base.map(noise).map(noise), base.map(noise).map(as_tensor).map(noise)]
     common = find_shared_stages(ends)

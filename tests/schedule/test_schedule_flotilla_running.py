@@ -155,7 +155,7 @@ def test_only_an_elastic_run_widens_and_only_into_free_slots() -> None:
 def test_the_rest_of_the_cohort_is_told_to_go_on() -> None:
     cohort = Cohort(number=0, epoch=3, members=(running("slow", 10), running("fast", 30)))
     assert decide_rebalance("fast", [cohort], NODE, SAMPLES, elastic=True, free=[6]).kind == "pace"
-    with pytest.raises(ValueError, match="gone is in no cohort that runs"):
+    with pytest.raises(ValueError, match="gone is in no stream group that runs"):
         decide_rebalance("gone", [cohort], NODE, SAMPLES)
 
 

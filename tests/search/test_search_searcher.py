@@ -103,7 +103,7 @@ def test_a_search_interrupted_anywhere_goes_on_as_if_it_had_not_been(
     events = expected.events[: max(1, int(share * len(expected.events)))]
     if (
         events[-1]["type"] == "epoch"
-    ):  # the prune_decision on it was not carried out: it comes again with the epoch
+    ):  # the pruner's decision on it was not carried out: it comes again with the epoch
         events = events[:-1]
     resumed = Run(expected.search, events=events).to_the_end()
     assert resumed.outcome == expected.outcome

@@ -81,7 +81,7 @@ def decide_rebalance(
     """
     home = next((each for each in cohorts if any(m.member == member for m in each.members)), None)
     if home is None:
-        raise ValueError(f"{member} is in no cohort that runs ({', '.join(str(c.number) for c in cohorts)})")
+        raise ValueError(f"{member} is in no stream group that runs ({', '.join(str(c.number) for c in cohorts)})")
     last = elastic and len(home.members) == 1  # only the end of the run waits for it
     if settled_epochs < SETTLED or not (home.private or last or _is_straggler(member, home, capacity)):
         return RebalanceDecision(kind="pace", members=(member,))

@@ -291,7 +291,7 @@ def _make_state(
         "notices": [
             {"at_s": 12.0, "level": "warning", "text": f"{places[0]}: CPU throttled for 3 s."},
             {"at_s": 40.5, "level": "error", "text": "member-3: loss is nan at step 113; it is not tried again."},
-            {"at_s": 61.0, "level": "info", "text": "A second feeder was started for cohort 1."},
+            {"at_s": 61.0, "level": "info", "text": "A second feeder was started for stream group 1."},
         ],
         "cost": make_cost(rng, rows),
         "power": {

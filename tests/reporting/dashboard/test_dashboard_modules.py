@@ -257,7 +257,7 @@ def test_nothing_that_grows_grows_without_end(call: Call) -> None:
             epochs: [["member-0", 100 + i, now, { accuracy: i / 18000 }]],
             power: [[node, now, now + 0.2, 100 + (i % 2), 40]],
             notices: [{ at_s: i, level: "info", text: `${i}` }],
-            answers: [{ request: `${i}`, verb: "pause", member: null, done: true, said: "" }] });
+            answers: [{ request: `${i}`, verb: "pause", member: null, done: true, message: "" }] });
         }
         const curve = s.curves.members["member-0"], points = s.power.nodes[0].points;
         return [curve.epoch.length, curve.values.accuracy.length, curve.epoch.at(-1), points.length,

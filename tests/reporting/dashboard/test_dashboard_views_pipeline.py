@@ -62,7 +62,7 @@ def test_a_lost_feeder_is_said_and_a_change_moves_the_levels(tab: Any, open_page
     documents = make_documents(8)
     streams = documents["state"]["streams"]
     server = open_page(documents, "#pipeline")
-    streams[0] |= {"lost": "the feeder of cohort 0 ended", "prepared_per_s": None, "consumed_per_s": None}
+    streams[0] |= {"lost": "the feeder of stream group 0 ended", "prepared_per_s": None, "consumed_per_s": None}
     streams[1]["levels"] = {"ring": 0.25, "workers": 0.5, "waiting": 0.75}
     change = {"offset": documents["state"]["offset"] + 9, "now": documents["state"]["now"], "streams": streams}
     server.push(change)

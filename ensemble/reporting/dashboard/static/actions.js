@@ -32,7 +32,7 @@ export function tellAnswers(page) {
     if (sent === undefined) continue;
     page.sent.delete(answer.request);
     sent.toast.remove();
-    const said = visible(answer.said ?? "");
+    const said = visible(answer.message ?? "");
     if (answer.done) page.shell.say(`${sent.what}: ${said}`, "good");
     else sayRefusal(page, `${sent.what}: refused, ${said}`);
     if (answer.verb === "stop" && !answer.done) page.setStopping(false);

@@ -265,7 +265,7 @@ class CostView {
     const lines = this.page.store.cost?.lines ?? [];
     this.lines.hidden = lines.length === 0;
     const row = ([label, text]) => [h("dt", {}, visible(label)), h("dd", {}, visible(text))];
-    fill(this.lines, h("h3", {}, "In words"), lines.some(([label]) => label === "emissions") ? h("p", { class: "reading" }, EMISSIONS) : null, h("dl", { class: "message" }, lines.map(row)));
+    fill(this.lines, h("h3", {}, "In words"), lines.some(([label]) => label === "emissions") ? h("p", { class: "reading" }, EMISSIONS) : null, h("dl", { class: "said" }, lines.map(row)));
   }
 
   tabulateRoles() {
