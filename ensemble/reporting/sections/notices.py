@@ -112,7 +112,7 @@ def describe_unread(node: str, seconds: float) -> str:
 
 _REMEDIES: dict[str, Callable[[Event], str]] = {
     "alone": lambda event: "it prepares its own batches from its next epoch on",
-    "move": lambda event: f"it reads the stream of group {event['cohort']} from its next epoch on",
+    "move": lambda event: f"it reads stream group {event['cohort']} from its next epoch on",
     "apart": lambda event: f"a stream of their own, stream group {event['cohort']}, from the next epoch on",
     "widen": lambda event: f"it goes on with {event['workers']} workers",
 }
