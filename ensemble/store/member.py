@@ -72,8 +72,8 @@ class MemberState:
     """One member.
 
     Attributes:
-        code: fingerprint of the code that it trains with, or did (`ensemble.user_code.fingerprint`); None where it is
-            not known.
+        code: fingerprint of the code that it trains with, or did (`ensemble.user_code.fingerprint`); None where
+            it is not known.
         earlier_code: fingerprint of other code that it was trained with before; None where there was none.
         node: of rank 0.  nodes: of each rank, where they are on several nodes.
         attempts: how often it was placed.  failures: how often an attempt of it failed since the run's last
