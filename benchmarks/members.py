@@ -14,7 +14,7 @@ from benchmarks import models
 from benchmarks.models import Net
 from ensemble.bench.results import Interval, Report, interval, paired_interval
 from ensemble.spec import Ensemble, Member, Resources
-from pipelines.machine_limits import usable_cpus
+from pipelines.environment.machine_limits import usable_cpus
 
 if TYPE_CHECKING:
     from pipelines import Pipeline

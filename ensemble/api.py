@@ -11,16 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ensemble.controller.changes import check_code, check_data, check_edits, check_same, find_code_change
 from ensemble.controller.controller import Controller
-from ensemble.controller.more_epochs import MoreEpochs, apply_more_epochs, find_more_epochs, plan_more_epochs
+from ensemble.controller.more_epochs import apply_more_epochs, find_more_epochs, plan_more_epochs
 from ensemble.controller.repair import restore_files
+from ensemble.events import MoreEpochs, RunFinished
 from ensemble.executors import Executor, make_executor
 from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, raise_interrupted
 from ensemble.reporting.notebook import LiveView
 from ensemble.result import Result, make_result
-from ensemble.run import POLL_S, Event, LogFollower, Request, Run
+from ensemble.run import POLL_S, LogFollower, Request, Run
 from ensemble.spec import Ensemble, SpecError, check_ensemble, check_installed
 from ensemble.spec.splits import describe_overlap
 from ensemble.spec.validation import check_number
@@ -40,7 +42,7 @@ from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
-from pipelines.library_settings import apply_settings, find_settings, keep_settings, keeps_settings
+from pipelines.environment.library_settings import apply_settings, find_settings, keep_settings, keeps_settings
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +57,6 @@ class DrivenRun(Run):
         super().__init__(controller.run_dir)
         self._controller: Controller | None = controller  # until the run is over: it holds the ensemble's arrays
         self._state, self._lock, self._view = controller.state, controller.lock, LiveView()
-        self._waiter: threading.Thread | None = None
         self._error: BaseException | None = None
         self._threaded = threaded
         self._settings = find_settings()  # of the run: `wait` may be called in others
@@ -65,6 +66,8 @@ class DrivenRun(Run):
             name = f"ensemble {controller.ensemble.name}"
             threading.Thread(target=self._run, name=name, daemon=True).start()
             atexit.register(self._stop_at_exit)
+        else:
+            controller.view = self._view
 
     @property
     def state(self) -> RunState:
@@ -92,7 +95,7 @@ class DrivenRun(Run):
                 self._run_to_end()
         if received and (self._error is None or isinstance(self._error, (KeyboardInterrupt, SystemExit))):
             ended = self.state.ended
-            if self._error is None and ended is not None and ended["type"] == "run_finished":
+            if self._error is None and ended is not None and isinstance(ended, RunFinished):
                 raise_interrupted(received[0], f"{self.run_dir} has finished before it could be stopped")
             how = "ended at once" if at_once or self._error is not None else "stopped"
             raise_interrupted(received[0], f"{how}; {format_command('resume', self.run_dir)} continues the run")
@@ -101,17 +104,16 @@ class DrivenRun(Run):
         return make_result(self._dir)
 
     def _run_to_end(self) -> None:
-        self._waiter = threading.current_thread()
         if not self._threaded and not self._over.is_set():
             self._run()
         # A signal that arrives while this thread hands over the interpreter lock ends no wait without a limit.
         while not self._over.wait(SIGNAL_S):
-            self.show_progress()
-        self.show_progress()
+            self._show_progress()
+        self._show_progress()
 
-    def show_progress(self) -> None:
+    def _show_progress(self) -> None:
         """Draw the state in a notebook, from the thread that waits: there the output belongs to its cell."""
-        if self._view.is_due and threading.current_thread() is self._waiter:
+        if self._view.is_due:
             with self._lock:
                 self._view.update(self.state)
 
@@ -151,7 +153,7 @@ def submit(
     ensemble: Ensemble,
     run_dir: str | os.PathLike[str] | None = None,
     executor: str = "ray",
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
     spec_file: str | os.PathLike[str] | None = None,
     *,
     accept_code: bool = False,
@@ -241,7 +243,7 @@ def choose_free_path(path: str | os.PathLike[str]) -> Path:
 def resume(
     run_dir: str | os.PathLike[str],
     executor: str | None = None,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
     *,
     accept_code: bool = False,
     epochs: int | None = None,
@@ -316,7 +318,7 @@ def _start(
     ensemble: Ensemble,
     code: Code,
     executor: Executor,
-    on_event: Callable[[Event], None] | None,
+    on_event: Callable[[dict[str, Any]], None] | None,
     more_epochs: MoreEpochs | None = None,
     checked: Sequence[FileCheck] | None = None,
 ) -> Run:
@@ -324,42 +326,28 @@ def _start(
         log.warning("%s", describe_overlap(row))
     exit_on_signals()
     with defer_signals() as received:
-
-        def check() -> None:
-            if received:
-                message = f"interrupted before training started; {run_dir.path} can be run again"
-                raise_interrupted(received[0], message)
-
-        check()
         events, state = EventLog(run_dir.events), fold(read_events(run_dir.events))
-        handles: list[DrivenRun] = []
-
-        def follow(event: Event) -> None:
-            if on_event is not None:
-                on_event(event)
-            for handle in handles:
-                handle.show_progress()
-
         controller = Controller(
             run_dir,
             ensemble,
             executor,
             events,
             state,
-            on_event=follow,
+            on_event=on_event,
             code=code,
             more_epochs=more_epochs,
             checked=checked,
         )
         try:
-            controller.open(check)
+            controller.open()
         except Interrupted:
-            check()
+            if received:
+                again = f"{run_dir.path} can be run again"
+                raise_interrupted(received[0], f"interrupted before training started; {again}")
             raise
         if received:
             write_request(run_dir, "stop")  # its start is in the log, so its end must be in it as well
         run = DrivenRun(controller, threaded=not executor.in_process)
-        handles.append(run)
     if received:
         run.stop()
         run._run_to_end()
@@ -367,20 +355,22 @@ def _start(
     return run
 
 
-def _follow(run_dir: RunDir, ensemble: Ensemble, code: Code, on_event: Callable[[Event], None] | None) -> Run:
+def _follow(
+    run_dir: RunDir, ensemble: Ensemble, code: Code, on_event: Callable[[dict[str, Any]], None] | None
+) -> Run:
     """A handle on a run that another process drives, if it is this ensemble's.
 
     Raises:
         StoreError: it is another ensemble's, has another number of members, or trains with other code.
     """
     follower, until = LogFollower(run_dir), time.monotonic() + HEADER_TIMEOUT_S
-    while not follower.state.header and follower.find_loss() is None and time.monotonic() < until:
+    while not follower.state.starts and follower.find_loss() is None and time.monotonic() < until:
         follower.read()
         time.sleep(POLL_S)
     state, declared = follower.state, ensemble.search.trials if ensemble.search else len(ensemble.members or ())
     added = sum(bool(member.identity.get("added")) for member in state.members.values())
     check_same(state, ensemble, run_dir.path, in_progress=True)
-    if state.header and declared != state.declared - added:
+    if state.starts and declared != state.declared - added:
         raise StoreError(
             f"{run_dir.path} is in progress with {state.declared - added} members, this ensemble has {declared}; "
             "add members with `ensemble add`, or choose another run directory"
@@ -391,9 +381,9 @@ def _follow(run_dir: RunDir, ensemble: Ensemble, code: Code, on_event: Callable[
             f"{run_dir.path} is in progress with other code: {change}; stop it (`ensemble stop`), or start a "
             "new run beside it with --fresh (fresh=True in Python)"
         )
-    mine = (state.header.get("pid"), state.header.get("host")) == (os.getpid(), socket.gethostname())
+    mine = (state.header.pid, state.header.host) == (os.getpid(), socket.gethostname())
     if mine and state.executor == "inline":
         raise StoreError(f"{run_dir.path} is in progress in this thread: use the handle that started it")
-    where = f"process {state.header.get('pid')} on {state.header.get('host')}"
+    where = f"process {state.header.pid} on {state.header.host}"
     log.warning("%s is in progress (%s) and is followed; it continues when this ends", run_dir.path, where)
     return Run(run_dir, on_event)

@@ -17,7 +17,8 @@ from ensemble.combine.bootstrap import intervals
 from ensemble.combine.distilled_loss import DISTILLED, PROBABILITIES, DistilledLoss, Teacher, digest_combination
 from ensemble.combine.quantify import Quantified
 from ensemble.controller.clones import recover_declaration
-from ensemble.run import Event, Run
+from ensemble.events import NOT_COMBINED
+from ensemble.run import Run
 from ensemble.spec import Ensemble, Recipe, SpecError, unknown_name
 from ensemble.spec.loops import explain_no_averages
 from ensemble.spec.recipe import has_own_loop
@@ -25,7 +26,7 @@ from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.spec.validation import check_number
 from ensemble.store import MemberState, RunDir, RunState, StoreError, fold, read_events
 from ensemble.store.files import write_json
-from pipelines.library_settings import keeps_settings
+from pipelines.environment.library_settings import keeps_settings
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def distill(
     temperature: float | None = None,
     weight: float = WEIGHT,
     executor: str | None = None,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
     accept_code: bool = False,
     fresh: bool = False,
 ) -> Run:
@@ -59,16 +60,19 @@ def distill(
         run_dir: of a run that has finished and combined its members.
         student_dir: of the student's run; `RUN_DIR-distilled` unless given. If the student has a run there
             already, it is continued.
-        member: whose declaration the student has; the best one's unless given.
+        member: name of the member whose declaration the student takes; the best member unless given.
         params: hyperparameters that differ.
         model: `model(params) -> nn.Module`, instead of the recipe's.
         epochs: of the student; as many as the member's unless given.
         temperature: of the distance between probabilities, 2 unless given; other tasks have none.
-        weight: of the distance to the ensemble in the loss, 0.5 unless given; the rest is the recipe's own loss.
+        weight: of the distance to the ensemble in the loss, from 0 to 1; the recipe's own loss has `1 - weight`.
         executor: the one of the run unless given.
         on_event: as in `submit`.
         accept_code: as in `submit`.
         fresh: as in `submit`.
+
+    Returns:
+        A handle on the student's run.
 
     Raises:
         SpecError: an argument is invalid, or what the run trains cannot be distilled; the message says why.
@@ -77,7 +81,7 @@ def distill(
     run = RunDir(run_dir)
     state = fold(read_events(run.events))
     parent = _find_parent(run, state, member)
-    ensemble = run.load_ensemble(state.header.get("code"), takes_settings=True)
+    ensemble = run.load_ensemble(state.header.code, takes_settings=True)
     declared = declare_student(
         run,
         state,
@@ -163,17 +167,17 @@ def declare_student(
 def _find_parent(run: RunDir, state: RunState, member: str | None) -> MemberState:
     """The member whose declaration the student has."""
     combined = state.combined
-    if combined is None or not combined.get("weights") or not combined.get("metrics"):
-        why = (combined or {}).get("reason") or "its members have not been combined"
+    if combined is None or not combined.weights or not combined.metrics:
+        why = (combined or NOT_COMBINED).reason or "its members have not been combined"
         raise StoreError(f"{run.path} has no ensemble to learn from: {why}")
-    name = member or str(combined["best_member"])
+    name = member or str(combined.best_member)
     if name not in state.members:
         raise SpecError(unknown_name(f"{run.path} has no member", name, list(state.members)))
     return state.members[name]
 
 
 def _find_task(run: RunDir, state: RunState) -> Task:
-    record = (state.combined or {}).get("task")
+    record = (state.combined or NOT_COMBINED).task
     task = CLASSIFICATION if record is None else Task.from_record(record)
     if task.kind not in DISTILLED:
         why = {
@@ -198,22 +202,22 @@ def compare(run_dir: str | os.PathLike[str], student_dir: str | os.PathLike[str]
     """
     teacher, student = (fold(read_events(RunDir(path).events)).combined for path in (run_dir, student_dir))
     for path, combined in ((run_dir, teacher), (student_dir, student)):
-        if combined is None or not combined.get("metrics"):
-            why = (combined or {}).get("reason") or "nothing finished"
+        if combined is None or not combined.metrics:
+            why = (combined or NOT_COMBINED).reason or "nothing finished"
             raise StoreError(f"{RunDir(path).path} has no figures to compare: {why}")
-    assert teacher is not None and student is not None
+    assert teacher is not None and student is not None and teacher.metrics and student.metrics
     figures = {
-        "ensemble": teacher["metrics"]["ensemble"],
-        "best member": teacher.get("best_calibrated") or teacher["metrics"]["best"],
-        "student": student["metrics"]["ensemble"],
+        "ensemble": teacher.metrics["ensemble"],
+        "best member": teacher.best_calibrated or teacher.metrics["best"],
+        "student": student.metrics["ensemble"],
     }
     rows: list[dict[str, Any]] = [
-        {"model": name, "split": teacher["split"], **{key: known[key] for key in FIGURES if key in known}}
+        {"model": name, "split": teacher.split, **{key: known[key] for key in FIGURES if key in known}}
         for name, known in figures.items()
     ]
-    rows[2]["split"] = student["split"]
+    rows[2]["split"] = student.split
     rows[2]["lost"] = {key: rows[2][key] - rows[0][key] for key in FIGURES if key in rows[0] and key in rows[2]}
-    found = _find_intervals(run_dir, student_dir, teacher["split"]) if student["split"] == teacher["split"] else {}
+    found = _find_intervals(run_dir, student_dir, str(teacher.split)) if student.split == teacher.split else {}
     rows[2]["lost_intervals"] = {key: found[key] for key in rows[2]["lost"] if key in found}
     write_json(RunDir(student_dir).path / "distillation.json", rows)
     return rows
@@ -240,7 +244,7 @@ def _read_samples(run: RunDir, split: str) -> Quantified | None:
     """The combined predictions of a run; None where they cannot be made of the saved ones."""
     state = fold(read_events(run.events))
     try:
-        _, samples = combine_samples(run, state, run.load_ensemble(state.header.get("code")))
+        _, samples = combine_samples(run, state, run.load_ensemble(state.header.code))
     except (CombineError, StoreError):
         return None
     return next((each for each in samples if each.split == split), None)

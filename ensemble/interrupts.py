@@ -64,8 +64,8 @@ def raise_interrupted(number: int, message: str) -> NoReturn:
     """
     log.warning("%s", message)
     if number == signal.SIGINT:
-        raise KeyboardInterrupt(message)
-    raise Terminated(number, reported=True)
+        raise KeyboardInterrupt(message) from None
+    raise Terminated(number, reported=True) from None
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import RunStopped, to_dict
 from ensemble.meter.ledger import build_ledger
 from ensemble.reporting import status_rows, summary_text
 from ensemble.reporting.notebook import result_html
@@ -104,7 +105,7 @@ def make_result(run_dir: RunDir) -> Result:
     """The result, so far, of the run in a directory."""
     status = RunStatus.load(run_dir)
     state, rows = status.state, Rows(status_rows(status.state, build_ledger(status.account)))
-    ended = state.ended or {}
+    ended = state.ended
     try:
         ledger = json.loads(run_dir.ledger.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -112,9 +113,9 @@ def make_result(run_dir: RunDir) -> Result:
     return Result(
         members=rows,
         best=choose_best(rows, state),
-        combined=None if state.combined is None else Row(state.combined),
+        combined=None if state.combined is None else Row(to_dict(state.combined)),
         ledger=ledger,
-        stopped=ended.get("reason") if ended.get("type") == "run_stopped" else None,
+        stopped=ended.reason if isinstance(ended, RunStopped) else None,
         run_dir=run_dir.path,
         front=[member.id for member in front_members(state)],
     )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ensemble.events import Event, RequestAnswered, to_dict
 from ensemble.meter.ledger import build_ledger
 from ensemble.reporting import SILENT_S, describe_lost_controller, status_head, status_lines, status_rows
 from ensemble.reporting.notebook import LiveView, run_html
@@ -38,8 +39,6 @@ from ensemble.store import (
     write_request,
 )
 from ensemble.store.member_log import read_text
-
-Event = dict[str, Any]
 
 WIDTH = 120  # columns of a handle's table
 POLL_S = 0.1  # between reads of the log of a run that another process drives
@@ -72,7 +71,7 @@ class LogFollower:
 
 def find_loss(run_dir: RunDir, state: RunState) -> str | None:
     """A message if no process drives a run that has not ended; else None."""
-    if not state.header and is_locked(run_dir.events) is False:
+    if not state.starts and is_locked(run_dir.events) is False:
         return f"{run_dir.path} has not started, and no process is starting it"
     return describe_lost_controller(run_dir, state)
 
@@ -90,7 +89,7 @@ class Request:
         self._begin = end_of_events(run_dir.events)
         self._file = write_request(run_dir, verb, **fields)
 
-    def wait(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Event:
+    def wait(self, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
         """Wait for the run's answer.
 
         Args:
@@ -114,14 +113,15 @@ class Request:
                 break
             time.sleep(POLL_S / 2)
             status.update()
-        if not answer["done"]:
-            raise StoreError(f"{self._run_dir.path}: {answer['message']}")
-        return answer
+        if not answer.done:
+            raise StoreError(f"{self._run_dir.path}: {answer.message}")
+        return to_dict(answer)
 
-    def _poll(self) -> Event | None:
+    def _poll(self) -> RequestAnswered | None:
         """The answer, if it is among the new events of the log."""
         events, self._begin = read_events_from(self._run_dir.events, self._begin)
-        return next((e for e in events if e["type"] == "request" and e["request"] == self._file.stem), None)
+        found = (each for each in events if isinstance(each, RequestAnswered))
+        return next((each for each in found if each.request == self._file.stem), None)
 
     def _find_obstacle(self, state: RunState, late: bool) -> str | None:
         """Why no answer can be expected; None while one can."""
@@ -144,7 +144,7 @@ class Run:
     a `Request`, whose `wait` returns the run's answer.
     """
 
-    def __init__(self, run_dir: RunDir, on_event: Callable[[Event], None] | None = None) -> None:
+    def __init__(self, run_dir: RunDir, on_event: Callable[[dict[str, Any]], None] | None = None) -> None:
         self.run_dir = run_dir.path
         self._dir = run_dir
         self._on_event = on_event
@@ -271,7 +271,7 @@ class Run:
         """Read the new events of the log, and pass them to `on_event`."""
         for event in self._follower.read():
             if self._on_event is not None:
-                self._on_event(event)
+                self._on_event(to_dict(event))
 
     def _send(self, verb: str, member: str | None) -> Request:
         return Request(self._dir, verb, **({} if member is None else {"member": self._check_member(member)}))

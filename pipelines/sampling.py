@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,8 @@ import numpy.typing as npt
 from pipelines.checks import check_flag, check_integer
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import describe_array, describe_ours, digest, known_as
-from pipelines.labels import Values, encode_classes, format_classes, pack_values, read_values
-from pipelines.order import Indices, Words, derive_bytes, mix, permute
-
-if TYPE_CHECKING:
-    from pipelines.sources import Source
+from pipelines.order.epoch_order import Indices, Words, derive_bytes, mix, permute
+from pipelines.sources._labels import Records, Values, encode_classes, format_classes, pack_values, read_values
 
 __all__ = ["SampledOrder", "Sampling", "balanced", "weighted"]
 
@@ -39,7 +36,7 @@ class Sampling(ABC):
     """How an epoch chooses its records; made by `weighted` and `balanced`, used by one or several pipelines."""
 
     @abstractmethod
-    def resolve(self, source: Source, seed: int) -> SampledOrder:
+    def resolve(self, source: Records, seed: int) -> SampledOrder:
         """Returns the order over a source.
 
         Raises:
@@ -201,7 +198,7 @@ class _Weighted(Sampling):
         self._weights, self._samples, self._field = weights, samples, field
         self._replacement = replacement
 
-    def resolve(self, source: Source, seed: int) -> SampledOrder:
+    def resolve(self, source: Records, seed: int) -> SampledOrder:
         weights = self._find_weights(source)
         wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
         if wrong.size:
@@ -226,7 +223,7 @@ class _Weighted(Sampling):
             )
         return WeightedSubsetOrder(weights, positions, seed)
 
-    def _find_weights(self, source: Source) -> npt.NDArray[np.float64]:
+    def _find_weights(self, source: Records) -> npt.NDArray[np.float64]:
         given = self._weights
         what = "the weights of sampling.weighted()"
         if not callable(given) and not isinstance(given, Mapping):
@@ -250,7 +247,7 @@ class _Balanced(Sampling):
     def __init__(self, labels: Values, samples: int | None) -> None:
         self._labels, self._samples = labels, samples
 
-    def resolve(self, source: Source, seed: int) -> SampledOrder:
+    def resolve(self, source: Records, seed: int) -> SampledOrder:
         what = "the labels of sampling.balanced()"
         codes, classes = encode_classes(read_values(source, self._labels, what), what)
         if len(classes) < 2:

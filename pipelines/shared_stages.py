@@ -6,11 +6,12 @@ import warnings
 from collections.abc import Iterable
 
 from pipelines.checks import check_pipeline, shorten_repr
-from pipelines.comparison import Part, explain_unsure
 from pipelines.errors import DataOutOfReach, PipelineError
+from pipelines.fingerprint.comparison import Part, explain_unsure
 from pipelines.pipeline import Pipeline
-from pipelines.prepare.fields import Field
-from pipelines.stages._declared import find_slots
+from pipelines.prepare.inference import infer_from_sample, prepare_first_sample
+from pipelines.samples.fields import Field
+from pipelines.stage import find_slots
 
 _PROBES = 4
 
@@ -87,8 +88,6 @@ def _find_obstacle(cut: Pipeline) -> str | None:
 
     Prepares a few samples, spread over the source: neighbouring records often have equal shapes, distant ones not.
     """
-    from pipelines.prepare.inference import infer_from_sample, prepare_first_sample
-
     try:
         fields, layouts, structure = cut.fields, cut.layouts, cut.structure
     except DataOutOfReach:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipelines import fingerprint
 from pipelines.errors import PipelineError
+from pipelines.samples.nested import Slot
 from pipelines.stages._pictures import Albumentation, adapt
+from pipelines.stages._sample import Transform
 from pipelines.stages._transforms import find_randomness
 
 Randomness = Literal["numpy", "torch", "python", "global", "own"]
@@ -127,3 +129,13 @@ def has_generator_parameter(function: Callable[..., Any]) -> bool:
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and (p.default is p.empty or p.name == "rng")
     ]
     return len(positional) >= 2
+
+
+def find_slots(stages: Iterable[Stage]) -> dict[str, Slot]:
+    """Path -> what stages have declared of the field there."""
+    slots: dict[str, Slot] = {}
+    for stage in stages:
+        call: Any = stage.call
+        if isinstance(call, Transform):
+            slots = call.change_slots(slots, "" if stage.field is None else f"{stage.field}.")
+    return slots

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.order import Indices, Words, derive_bytes, mix, permute
+from pipelines.order.epoch_order import Indices, Words, derive_bytes, mix, permute
 
 if TYPE_CHECKING:
     import torch

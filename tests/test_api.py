@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from event_dicts import fold, read_events
 
 import ensemble
 from ensemble import Ensemble, Recipe
 from ensemble.cli.parser import main
-from ensemble.store import RunDir, StoreError, fold, read_events
+from ensemble.store import RunDir, StoreError
 from pipelines import Pipeline, sources
 
 torch = pytest.importorskip("torch")

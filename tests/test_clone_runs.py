@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import fold, read_events
 from execute_members import an_ensemble, faulty_model, loss, momentum
 from leftovers import wait_until
 
@@ -22,9 +23,7 @@ from ensemble.store import (
     RunDir,
     RunState,
     StoreError,
-    fold,
     load_checkpoint,
-    read_events,
     weights_sha256,
 )
 
@@ -364,7 +363,7 @@ def test_weights_of_other_code_are_said(tmp_path: Path) -> None:
     ask = when("started", "member-0", lambda run: run.clone("member-0", {"lr": 0.2}, warm=True))
     state = run_inline(tmp_path, make(members, epochs=4, recipe=changed), ask, accept_code=True)
     assert state.members["member-1"].state == "finished"
-    assert state.members["member-1"].identity["lineage"]["code"] == before.header["code"] != state.header["code"]
+    assert state.members["member-1"].identity["lineage"]["code"] == before.header.code != state.header.code
     assert "trained with other code than the run has now" in answers(tmp_path)[-1][1]
 
 

@@ -10,6 +10,7 @@ import cpu_seconds
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
@@ -41,16 +42,16 @@ def definitions(file: Path) -> set[str]:
     """Functions, classes and methods of a file, methods as `Class.method`."""
     found = set()
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, FUNCTIONS)}
     return found
 
 
-@pytest.mark.parametrize("walk", ["A sample's way", "A member's way"])
+@pytest.mark.parametrize("walk", ["A sample's way", "A member's way", "An event's way"])
 def test_each_step_of_a_walk_is_a_function_that_is_there(walk: str) -> None:
-    text = section("Two walks").partition(f"**{walk}**")[2].partition("\n**")[0]
+    text = section("Three walks").partition(f"**{walk}**")[2].partition("\n**")[0]
     steps = re.findall(r"^\d+\. `([\w.]+)` in `([\w/]+\.py)`", text, re.M)
     assert 8 <= len(steps) <= 15, "a walk has at most fifteen lines"
     assert len(steps) == len(re.findall(r"^\d+\. ", text, re.M)), "each line names a function and its file"

@@ -14,16 +14,16 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 from distilled_members import digits, of_task, smooth_loss, tiny  # noqa: E402
+from event_dicts import fold, ledger, read_events  # noqa: E402
 
 import ensemble  # noqa: E402
 from ensemble import Recipe, SpecError  # noqa: E402
 from ensemble.cli.parser import main  # noqa: E402
 from ensemble.combine.distilled_loss import find_distance, mean_where_known  # noqa: E402
 from ensemble.distillation import compare  # noqa: E402
-from ensemble.meter import ledger  # noqa: E402
 from ensemble.spec import SWA  # noqa: E402
 from ensemble.spec.task import Task  # noqa: E402
-from ensemble.store import RunDir, RunState, StoreError, fold, read_events  # noqa: E402
+from ensemble.store import RunDir, RunState, StoreError  # noqa: E402
 
 
 def state_of(path: Path) -> RunState:
@@ -48,7 +48,7 @@ def test_a_student_is_a_run_of_its_own_and_what_it_loses_is_shown(
     said = capsys.readouterr().out
     state = state_of(student)
     (member,) = state.members.values()
-    best = state_of(teacher).members[state_of(teacher).combined["best_member"]]  # type: ignore[index]
+    best = state_of(teacher).members[state_of(teacher).combined.best_member]  # type: ignore[index]
     assert (member.state, member.params) == ("finished", best.params)
     used = ledger(read_events(RunDir(student).events)).cpu_by_role()
     assert used["train"] > 0 and RunDir(student).report.exists()

@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import fold, read_events
 from execute_members import an_ensemble, loss, model, momentum
 
 import ensemble
 from ensemble import Member, Recipe
 from ensemble.cli.parser import main
 from ensemble.controller.more_epochs import reads_attribute, reads_parameter
-from ensemble.store import RunDir, RunState, StoreError, fold, load_predictions, read_events
+from ensemble.store import (
+    RunDir,
+    RunState,
+    StoreError,
+    load_predictions,
+)
 
 K, N = 2, 5
 STEP = {"name": "step", "milestones": [1, 3], "gamma": 0.5}
@@ -252,7 +258,7 @@ def test_a_schedule_that_has_ended_above_zero_stays_there_and_that_is_said(
     (note,) = starts(path)[1]["more_epochs"]["notes"]
     assert "'cosine' has ended after 2 epochs: the learning rate stays at 0.25 of the declared one" in note
     assert note in caplog.text
-    rates = [epoch["lr"] for epoch in state_of(path).members["member-0"].history]
+    rates = [epoch.lr for epoch in state_of(path).members["member-0"].history]
     assert rates[2:] == [pytest.approx(0.05 * 0.25)] * 2
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from event_dicts import fold, read_events
 
 import ensemble
 from ensemble.cli.parser import main
@@ -23,7 +24,6 @@ from ensemble.executors.inline import InlineExecutor
 from ensemble.executors.ray.head import Head
 from ensemble.interrupts import Interrupted, defer_signals, raise_if_deferred
 from ensemble.spec.spec_file import load_spec
-from ensemble.store import fold, read_events
 
 ROOT = Path(__file__).parents[1]
 SPEC = """
@@ -136,7 +136,7 @@ def test_a_signal_while_a_run_starts_ends_it_in_order(
     ends(command, code, says)
     events = command.run_dir / "events.jsonl"
     state = fold(read_events(events) if events.exists() else [])
-    assert (state.ended or {}).get("type") == ("run_stopped" if state.header else None)
+    assert (state.ended and state.ended.type) == ("run_stopped" if state.starts else None)
 
 
 @pytest.mark.more
@@ -179,7 +179,7 @@ def test_a_second_signal_ends_members_at_once_and_leaves_nothing(executor: str, 
     command.process.send_signal(signal.SIGINT)
     ends(command, 130, "ended at once; `ensemble resume")
     state = fold(read_events(command.run_dir / "events.jsonl"))
-    assert (state.ended or {})["type"] == "run_stopped"
+    assert state.ended is not None and state.ended.type == "run_stopped"
     assert {member.state for member in state.members.values()} <= {"stopped", "waiting"}
 
 
@@ -245,7 +245,7 @@ def test_a_second_signal_to_a_program_that_ends_before_its_run_prints_no_traceba
     assert command.process.communicate(timeout=600)[1] == "" and command.process.returncode == 143
     assert command.left() == []
     state = fold(read_events(command.run_dir / "events.jsonl"))
-    assert (state.ended or {}).get("type") == "run_stopped"
+    assert (state.ended and state.ended.type) == "run_stopped"
 
 
 STARTS = """
@@ -341,5 +341,5 @@ def test_a_run_that_is_starting_can_be_asked_to_stop(
         said = capsys.readouterr().out
         assert "asked the run, which is starting, to stop as soon as it has started" in said and "None" not in said
         state = fold(read_events(run_dir / "events.jsonl"))
-        assert (state.ended or {})["type"] == "run_stopped"
+        assert state.ended is not None and state.ended.type == "run_stopped"
         assert {member.state for member in state.members.values()} <= {"waiting", "stopped"}

@@ -11,13 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import fold, read_events
 from execute_members import an_ensemble
 from leftovers import wait_until
 
 import ensemble
 from ensemble import Member, SpecError
 from ensemble.api import DrivenRun
-from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, read_events, receive_requests
+from ensemble.store import (
+    EventLog,
+    RunDir,
+    RunState,
+    StoreError,
+    receive_requests,
+)
 
 EPOCHS = 8
 

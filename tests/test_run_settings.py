@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from event_dicts import fold, read_events
 
 import ensemble
 from ensemble.spec import Ensemble, Recipe
-from ensemble.store import RunDir, fold, read_events, read_predictions
+from ensemble.store import RunDir, read_predictions
 from pipelines import Pipeline
-from pipelines.library_settings import keep_settings
+from pipelines.environment.library_settings import keep_settings
 from pipelines.sources import arrays
 
 VALUES = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
@@ -94,7 +95,7 @@ def test_an_inline_run_has_its_settings_and_the_process_keeps_its_own(tmp_path: 
         check_finished(run.state)
         check_predictions(tmp_path / name, dtype)
     settings = [
-        fold(read_events(tmp_path / name / "events.jsonl")).header["settings"] for name in ("double", "single")
+        fold(read_events(tmp_path / name / "events.jsonl")).header.settings for name in ("double", "single")
     ]
     assert settings == [DOUBLE, {}]
 
@@ -102,7 +103,7 @@ def test_an_inline_run_has_its_settings_and_the_process_keeps_its_own(tmp_path: 
 def test_members_that_were_trained_with_other_settings_are_loaded_with_these(tmp_path: Path) -> None:
     for dtype in (torch.float64, torch.float32):  # in which no sample is made: the data are the same
         run_in(dtype, tmp_path / "run", has_stage=False)
-    assert fold(read_events(tmp_path / "run" / "events.jsonl")).header["settings"] == {}
+    assert fold(read_events(tmp_path / "run" / "events.jsonl")).header.settings == {}
     check_predictions(tmp_path / "run", torch.float64)
 
 

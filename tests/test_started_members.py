@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import fold, read_events
 from execute_members import an_ensemble, loss, model, momentum
 
 import ensemble
 from ensemble import Member, Recipe, Search, SpecError, uniform
 from ensemble.cli.parser import main
-from ensemble.store import RunDir, RunState, StoreError, fold, load_checkpoint, read_events, weights_sha256
+from ensemble.store import (
+    RunDir,
+    RunState,
+    StoreError,
+    load_checkpoint,
+    weights_sha256,
+)
 
 WIDE = {"lr": 0.0, "width": 8}  # it learns nothing: its parameters are those that it starts with
 

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.compression.measure import AccuracyRow, CodecRow, ExchangeRow
-from benchmarks.compression.schemes import PLAIN
-from ensemble.bench.charts import Mark, Panel, Series, bar_panel, series_of
-from ensemble.bench.results import Outcome, flatten, group_by, tabulate
+from benchmarks.compression.measure import PLAIN, AccuracyRow, CodecRow, ExchangeRow
+from ensemble.bench.charts import Mark, Panel, bar_panel
+from ensemble.bench.results import Outcome, flatten, group_by, series_of, tabulate
 
 _COLOURS = {
     PLAIN: "#8a94a3",
@@ -30,11 +29,10 @@ _ACCURACY_COLUMNS = "model data scheme bits seeds accuracy difference note"
 
 @dataclass(frozen=True, kw_only=True)
 class Crossover:
-    """The rate below which a scheme is faster than the plain exchange.
+    """Where a scheme is faster than the plain exchange: "below" a rate, "always", "never".
 
     Attributes:
         hosts, what, scheme: as of an `ExchangeRow`.
-        kind: "below", "always", "never".
         bps: bit/s of the plain exchange on a host's link at the crossover; None where no such rate was measured.
         at_ms: of both exchanges at the crossover.
     """
@@ -48,7 +46,7 @@ class Crossover:
 
     @property
     def is_faster(self) -> str:
-        """Where the scheme is faster, for people."""
+        """For people."""
         return self.kind if self.bps is None else f"{self.kind} {format_bps(self.bps)}"
 
 
@@ -73,7 +71,7 @@ def make_outcome(
         findings=list(findings(accuracies)),
         title="Compression",
         notes=("gradients exchanged by scatter-reduce and all-gather", "links shaped by tbf, a rank a host"),
-        panels=[*_exchange_panels(exchanges, found), *_codec_panels(codecs), *_accuracy_panels(accuracies)],
+        panels=[*_exchange_panels(exchanges, found), *_accuracy_panels(accuracies)],
     )
 
 
@@ -138,15 +136,6 @@ def _exchange_panels(rows: Sequence[ExchangeRow], found: Sequence[Crossover]) ->
                 marks=[Mark(each.bps, each.at_ms, each.scheme) for each in own if each.bps and each.at_ms],
                 x_text=text,
             )
-
-
-def _codec_panels(rows: Sequence[CodecRow]) -> Iterator[Panel]:
-    def bars(name: str, field: str, colour: str) -> list[Series]:
-        return series_of(rows, lambda row: f"{row.scheme}, {row.form}", field, lambda _: name, colour=colour)
-
-    if rows:
-        series = [*bars("encode", "encode_gbs", "#2f7bc4"), *bars("decode", "decode_gbs", "#3c9d68")]
-        yield bar_panel("Codecs on one core, GB/s of fp32", series, y="GB/s", log_y=True)
 
 
 def _accuracy_panels(rows: Sequence[AccuracyRow]) -> Iterator[Panel]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from benchmarks import models
-from benchmarks.compression.schemes import PLAIN, mean_bits, parse_schemes
 from benchmarks.members import Accuracy, MemberResult, compare, declare_variants, train_members
 from benchmarks.models import Net
 from benchmarks.training import TrainingSetup
 from ensemble.bench.launch import hosts
 from ensemble.bench.launch.ranks import LOOPBACK, run_ranks
 from ensemble.bench.results import Report, format_bytes
-from ensemble.spec import Ensemble
+from ensemble.spec import Ensemble, SpecError
+from ensemble.spec.options import COMPRESSIONS, resolve
 
 UNLIMITED = "unlimited"
+PLAIN = "none"
 WORKERS = 2  # of each member
 Schemes = Mapping[str, dict[str, Any]]
 _RANKS, _TIMEOUT_S = "benchmarks.compression.ranks:", 3600.0
@@ -102,9 +104,7 @@ def study(
     """Measure what the command's options list.
 
     Args:
-        options: of the study.
-        nets: whose gradients are exchanged.
-        trained: whose accuracy is measured.
+        nets: whose gradients are exchanged.  trained: whose accuracy is measured.
 
     Raises:
         SpecError: there is no such scheme or rate, or too little data.
@@ -115,9 +115,8 @@ def study(
         if rate != UNLIMITED:
             hosts.rate_bps(rate)
     exchanged, compared = parse_schemes(options.schemes), parse_schemes(options.train_schemes)
-    declared = []
-    if "accuracy" in options.parts:  # raises before anything is measured
-        declared = [(net, declare_members(net, compared, options)) for net in trained]
+    trained = trained if "accuracy" in options.parts else ()
+    declared = [(net, declare_members(net, compared, options)) for net in trained]  # raises before anything runs
     codecs = list(_measure_codecs(options.rounds, exchanged, report)) if "codecs" in options.parts else []
     exchanges = list(_measure_exchanges(options, nets, exchanged, report)) if "exchanges" in options.parts else []
     accuracies: list[AccuracyRow] = []
@@ -136,17 +135,7 @@ def _measure_codecs(rounds: int, schemes: Schemes, report: Report) -> Iterator[C
     options = {"cases": cases, "size": _CODEC_BYTES, "iterations": 3 * rounds}
     (measured,) = run_ranks(_RANKS + "measure_codecs", options, placement=[0], timeout_s=_TIMEOUT_S)
     for (name, form), found in zip(forms, measured, strict=True):
-        yield CodecRow(
-            scheme=name,
-            form=form,
-            ratio=_CODEC_BYTES / found["wire"],
-            encode_gbs=_CODEC_BYTES / found["encode_s"] / 1e9,
-            feedback_gbs=_CODEC_BYTES / found["feedback_s"] / 1e9,
-            decode_gbs=_CODEC_BYTES / found["decode_s"] / 1e9,
-            error=found["error"],
-            mean_error=found["mean_error"],
-            fed_error=found["fed_error"],
-        )
+        yield CodecRow(scheme=name, form=form, **found)
 
 
 def _measure_exchanges(
@@ -189,10 +178,8 @@ def exchange_rows(
     plain_s = plain_sent = 0.0
     for scheme in by_rank[0]:  # the plain exchange is the first
         found = [rank[scheme] for rank in by_rank]
-        median_s, sent = (
-            max(statistics.median(rank["times"]) for rank in found),
-            max(rank["sent"] for rank in found),
-        )
+        median_s = max(statistics.median(rank["times"]) for rank in found)
+        sent = max(rank["sent"] for rank in found)
         plain_s, plain_sent = plain_s or median_s, plain_sent or sent
         yield ExchangeRow(
             hosts=count,
@@ -227,3 +214,45 @@ def accuracy_rows(
         AccuracyRow(**same, scheme=label, bits=mean_bits(given, shapes), **vars(compared[label]))
         for label, given in schemes.items()
     ]
+
+
+# --- schemes, by name ----------------------------------------------------------------------------------------
+
+
+def parse_schemes(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The options of schemes, each once, by their names in tables; the plain exchange, the baseline, comes first.
+
+    `qsgd4+ef` is with error feedback, `onebit-ef` without; without an ending it is the compression's default.
+
+    Raises:
+        SpecError: there is no such compression, or it has no error feedback; or it is chosen by measurement.
+    """
+    schemes = {}
+    for name in (PLAIN, *names):
+        base, ending = (name[:-3], name[-3:]) if name.endswith(("+ef", "-ef")) else (name, "")
+        if base == "auto":
+            raise SpecError("--schemes: 'auto' is one of the others, chosen by measurement; name those")
+        feedback = {"error_feedback": ending == "+ef"} if ending else {}
+        options = resolve("--schemes", {"name": base, **feedback}, COMPRESSIONS)
+        schemes[base + ("+ef" if options.get("error_feedback") else "")] = options
+    return schemes
+
+
+def mean_bits(options: Mapping[str, Any], shapes: Iterable[Sequence[int]]) -> float:
+    """Mean bits of a value of parameters of these shapes on the wire; small parameters are sent as fp32."""
+    sent = values = 0.0
+    for shape in shapes:
+        n = math.prod(shape)
+        values += n
+        sent += _bits(options, n, shape) if n >= options.get("min_size", n + 1) else 32 * n
+    return sent / values
+
+
+def _bits(options: Mapping[str, Any], n: int, shape: Sequence[int]) -> float:
+    from ensemble.comm.compressed_all_reduce import make_exchange_codec
+    from ensemble.comm.powersgd import is_worth_compressing, matrix_shape
+
+    if options["name"] != "powersgd":
+        return 8 * make_exchange_codec(options).wire_bytes(n)
+    rank = options["rank"]
+    return 32 * rank * sum(matrix_shape(shape)) if is_worth_compressing(shape, rank) else 32 * n

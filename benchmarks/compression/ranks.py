@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from benchmarks import models
-from benchmarks.compression.schemes import PLAIN
+from benchmarks.compression.measure import PLAIN
 from benchmarks.training import TrainingSetup
-from ensemble.bench.timing import BARRIER_S, fitting_iterations, interface_sent, time_iterations
+from ensemble.bench.timing import fitting_iterations, take_turns, time_iterations
 from ensemble.comm.gradients import GradientExchange
 
 if TYPE_CHECKING:
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 
 _ITERATION_S = 0.25  # of an exchange; of one that takes longer there are fewer iterations
 _MESSAGES = 16
-
-
-def _message_shape(size: int) -> tuple[int, int]:
-    """The shape of a matrix of about `size` bytes, as square as powers of two allow."""
-    values = max(4, size // 4)
-    rows = 1 << ((values.bit_length() - 1) // 2)
-    return rows, values // rows
 
 
 def measure(comm: Communicator, options: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
@@ -51,31 +44,22 @@ def _measure_payload(
 ) -> dict[str, dict[str, Any]]:
     gradients, exact = _gradients(comm, what)
     parameters = [Parameter(torch.zeros_like(gradient)) for gradient in gradients]
-    exact_norm = _norm(exact)
-    found: dict[str, dict[str, Any]] = {}
     runs: dict[str, Callable[[], None]] = {}
+    error, each, most = {}, {}, options["iterations"]
     for scheme, given in options["schemes"].items():
         compression = None if given["name"] == PLAIN else given
-        exchange = GradientExchange(parameters, comm, compression=compression)
-        runs[scheme] = _exchange_once(exchange, parameters, gradients)
+        runs[scheme] = _exchange_once(
+            GradientExchange(parameters, comm, compression=compression), parameters, gradients
+        )
         runs[scheme]()
         errors = [p.grad - whole for p, whole in zip(parameters, exact, strict=True) if p.grad is not None]
+        error[scheme] = _norm(errors) / _norm(exact)
         warm = time_iterations(runs[scheme], 2, comm)
-        found[scheme] = {"error": _norm(errors) / exact_norm, "times": [], "sent": 0.0, "wire": 0}
-        most = options["iterations"]
-        fitting = fitting_iterations(comm, max(warm), most * _ITERATION_S, 0, most)
-        found[scheme]["each"] = max(1, fitting // options["rounds"])
-    for _ in range(options["rounds"]):
-        for scheme, case in found.items():
-            sent, wire = comm.sent_bytes, interface_sent(options["interface"])
-            case["times"] += time_iterations(runs[scheme], case["each"], comm)
-            case["sent"] += comm.sent_bytes - sent
-            comm.barrier(BARRIER_S)  # the host's other ranks have sent theirs, too
-            case["wire"] += interface_sent(options["interface"]) - wire
-    for case in found.values():
-        case["sent"] /= len(case["times"])
-        case["wire"] /= len(case["times"])
-    return found
+        each[scheme] = max(
+            1, fitting_iterations(comm, max(warm), most * _ITERATION_S, 0, most) // options["rounds"]
+        )
+    found = take_turns(comm, runs, each, options["rounds"], options["interface"])
+    return {scheme: {"error": error[scheme], **case} for scheme, case in found.items()}
 
 
 def _norm(tensors: list[Tensor]) -> float:
@@ -98,7 +82,9 @@ def _gradients(comm: Communicator, what: dict[str, Any]) -> tuple[list[Tensor], 
     """This rank's gradients, and the exact sums of all ranks' in fp64."""
     if "size" in what:
         generator = torch.Generator().manual_seed(comm.rank)
-        gradients = [torch.randn(_message_shape(what["size"]), generator=generator)]
+        values = max(4, what["size"] // 4)
+        rows = 1 << ((values.bit_length() - 1) // 2)  # as square as powers of two allow
+        gradients = [torch.randn((rows, values // rows), generator=generator)]
     else:  # a network's, in its first step, of this rank's part of a global batch
         torch.manual_seed(0)
         setup = TrainingSetup.of(what["setup"])
@@ -114,54 +100,52 @@ def _gradients(comm: Communicator, what: dict[str, Any]) -> tuple[list[Tensor], 
 # --- codecs alone --------------------------------------------------------------------------------------------
 
 
-def measure_codecs(comm: Communicator, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Encode and decode on one core, without a network.
+def measure_codecs(comm: Communicator, options: dict[str, Any]) -> list[dict[str, float]]:
+    """Encode and decode on one core, without a network; returns each case's fields of a `CodecRow`.
 
     Args:
         options: `cases`: of each the codec's options and `form` (None for the usual one), `size`: bytes of fp32,
             `iterations`.
-
-    Returns:
-        for each case the codec's `wire` bytes; `encode_s`, `feedback_s` (with the error in place) and `decode_s`,
-        medians; `error`, relative, of one message; `mean_error` and `fed_error`, of the mean of 16 messages of
-        the same values, without and with error feedback.
     """
     values = torch.randn(options["size"] // 4, generator=torch.Generator().manual_seed(0))
 
-    def median_s(work: Callable[[], None]) -> float:
-        return statistics.median(time_iterations(work, 1 + options["iterations"], comm)[1:])
+    def reach_gbs(work: Callable[[], None]) -> float:
+        median_s = statistics.median(time_iterations(work, 1 + options["iterations"], comm)[1:])
+        return float(options["size"] / median_s / 1e9)
 
-    return [_measure_codec(case["options"], case["form"], values, median_s) for case in options["cases"]]
+    return [_measure_codec(case["options"], case["form"], values, reach_gbs) for case in options["cases"]]
 
 
 def _measure_codec(
-    options: dict[str, Any], form: str | None, values: Tensor, median_s: Callable[[Callable[[], None]], float]
-) -> dict[str, Any]:
+    options: dict[str, Any], form: str | None, values: Tensor, reach_gbs: Callable[[Callable[[], None]], float]
+) -> dict[str, float]:
     from ensemble.comm.codecs import make_codec
 
     exchange = ("error_feedback", "min_size")
     codec = make_codec({name: value for name, value in options.items() if name not in exchange}, form)
-    wire, out = torch.zeros(codec.wire_bytes(len(values)), dtype=torch.uint8), torch.zeros_like(values)
-    small = values[: min(len(values), 2**18)]
-    spent = values.clone()
+    small, fed = values[: 2**18], values.clone()
+
+    def pack(values: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros(codec.wire_bytes(len(values)), dtype=torch.uint8), torch.zeros_like(values)
+
+    def mean_error(messages: int, feedback: bool) -> float:
+        """Relative error of the mean of some messages of the same values."""
+        wire, out = pack(small)
+        residual, total = torch.zeros_like(small), torch.zeros_like(small, dtype=torch.float64)
+        for key in range(messages):
+            residual = residual + small if feedback else small.clone()
+            codec.encode(residual, wire, key=key, error=residual)
+            codec.decode(wire, out)
+            total += out
+        return float((total / messages - small).norm() / small.norm())
+
+    wire, out = pack(values)
     return {
-        "wire": codec.wire_bytes(len(values)),
-        "encode_s": median_s(lambda: codec.encode(values, wire, key=0)),
-        "feedback_s": median_s(lambda: codec.encode(spent, wire, key=0, error=spent)),
-        "decode_s": median_s(lambda: codec.decode(wire, out)),
-        "error": _mean_error(codec, small, 1, False),
-        "mean_error": _mean_error(codec, small, _MESSAGES, False),
-        "fed_error": _mean_error(codec, small, _MESSAGES, True),
+        "ratio": 4 * len(values) / len(wire),
+        "encode_gbs": reach_gbs(lambda: codec.encode(values, wire, key=0)),
+        "feedback_gbs": reach_gbs(lambda: codec.encode(fed, wire, key=0, error=fed)),
+        "decode_gbs": reach_gbs(lambda: codec.decode(wire, out)),
+        "error": mean_error(1, False),
+        "mean_error": mean_error(_MESSAGES, False),
+        "fed_error": mean_error(_MESSAGES, True),
     }
-
-
-def _mean_error(codec: Any, values: Tensor, messages: int, feedback: bool) -> float:
-    """Relative error of the mean of some messages of the same values."""
-    wire, out = torch.zeros(codec.wire_bytes(len(values)), dtype=torch.uint8), torch.zeros_like(values)
-    residual, total = torch.zeros_like(values), torch.zeros_like(values, dtype=torch.float64)
-    for key in range(messages):
-        residual = residual + values if feedback else values.clone()
-        codec.encode(residual, wire, key=key, error=residual)
-        codec.decode(wire, out)
-        total += out
-    return float((total / messages - values).norm() / values.norm())

@@ -18,18 +18,20 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.energy.beds import ProcessorBed, SyntheticGpuBed
 from benchmarks.energy.member import Member
-from benchmarks.energy.processes import Event, Measured, measure
+from benchmarks.energy.processes import Measured, measure
 from benchmarks.energy.synthetic import DRIVER, IDLE, LINEAR, OTHER, Load
-from ensemble.bench.charts import PREDICTED, Panel, bar_panel, series_of
+from ensemble.bench.charts import PREDICTED, Panel, bar_panel
 from ensemble.bench.energy import nvml_stand_in
-from ensemble.bench.energy.child import end_with_parent, run_child
-from ensemble.bench.results import Outcome, Report, group_by, median_row, tabulate
-from ensemble.meter import ledger
+from ensemble.bench.launch.child import end_with_parent, run_child
+from ensemble.bench.results import Outcome, Report, group_by, median_row, series_of, tabulate
+from ensemble.events import make_event, settle
+from ensemble.meter import Ledger, ledger
 from ensemble.meter.origin import to_ticks
-from pipelines.child_processes import child_environment
+from pipelines.ipc.child_processes import child_environment
 
 PROCESSORS, UNLIKE_WORK, WHOLE, MIG = "processors", "processors, unlike work", "GPU", "MIG"
 #: Cores of the synthetic node: members reserve half of it.
@@ -91,7 +93,7 @@ def measure_processors(seconds: float, members: Sequence[Member] = MEMBERS) -> M
 def run_processors(scenario: str, members: Sequence[Member], seconds: float) -> Run:
     """One run on the processors."""
     measured = measure_processors(seconds, members)
-    return compare(scenario, measured), is_exact(measured.events)
+    return compare(scenario, measured), is_exact(read_ledger(measured.events), measured.events)
 
 
 def run_gpus(kind: str, seconds: float) -> Run:
@@ -131,12 +133,12 @@ def main() -> int:
     for method, events in _list_accounts(kind, measured.events):
         compared = compare(f"{kind}, {method}", Measured(measured.truth, events))
         rows += [row for row in compared if row.name in loads]
-        exact &= is_exact(events)
+        exact &= is_exact(read_ledger(events), events)
     print(json.dumps({"rows": [asdict(row) for row in rows], "exact": exact}))
     return 0
 
 
-def _list_accounts(kind: str, events: Sequence[Event]) -> Iterator[tuple[str, Sequence[Event]]]:
+def _list_accounts(kind: str, events: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Sequence[dict[str, Any]]]]:
     """The log by method: as it is, and with less and less known of the GPUs."""
     if kind == WHOLE:
         yield "SM utilization", events
@@ -148,13 +150,13 @@ def _list_accounts(kind: str, events: Sequence[Event]) -> Iterator[tuple[str, Se
     yield "share", [_without(event, "gpu_busy_s") for event in blind]
 
 
-def _without(fields: Mapping[str, object], name: str) -> Event:
+def _without(fields: Mapping[str, object], name: str) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != name}
 
 
 def compare(scenario: str, measured: Measured) -> list[AttributionRow]:
     """The true joules of each member and role beside those that the ledger attributes."""
-    found, truth = ledger(measured.events), measured.truth
+    found, truth = read_ledger(measured.events), measured.truth
     attributed = {name: total.energy_j or 0.0 for name, total in found.by_member().items()}
     for name, roles in ((DRIVER, ("startup", DRIVER)), (OTHER, (OTHER,)), (IDLE, (IDLE,))):
         alone = [row for row in found.rows if row.member is None and row.role in roles]
@@ -173,10 +175,15 @@ def compare(scenario: str, measured: Measured) -> list[AttributionRow]:
     ]
 
 
-def is_exact(events: Sequence[Event]) -> bool:
+def read_ledger(events: Sequence[dict[str, Any]]) -> Ledger:
+    """The account of events that are dicts."""
+    return ledger(settle(make_event(**event)) for event in events)
+
+
+def is_exact(found: Ledger, events: Sequence[dict[str, Any]]) -> bool:
     """Whether the ledger's rows add up to the joules of all power events, in whole ticks."""
     parts = [part for event in events if event["type"] == "power" for part in event["parts"]]
-    shared = sum(to_ticks(row.energy_j) for row in ledger(events).rows if row.energy_j is not None)
+    shared = sum(to_ticks(row.energy_j) for row in found.rows if row.energy_j is not None)
     return shared == sum(to_ticks(part["energy_j"]) for part in parts)
 
 

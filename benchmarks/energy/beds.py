@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.energy.member import NODE, Member
-from benchmarks.energy.processes import Bed, Event
+from benchmarks.energy.processes import Bed
 from benchmarks.energy.synthetic import (
     DRIVER,
     GPU_IDLE_W,
@@ -21,6 +21,7 @@ from benchmarks.energy.synthetic import (
     Truth,
 )
 from ensemble.bench.pipelines.processes import process_clock_s
+from ensemble.events import Report
 from ensemble.meter import PowerMeter
 from ensemble.meter.power import Absent, list_gpus, open_nvml, open_rapl
 from ensemble.spec import Energy, SpecError
@@ -84,7 +85,7 @@ class GpuBed(Bed):
 
         self._run[pid] = RunProcess("train", member.name, member.gpu)
 
-    def annotate(self, power: Event) -> None:
+    def annotate(self, power: Report) -> None:
         """See `Bed`."""
         self._activity.add_to(power, self._run)
 

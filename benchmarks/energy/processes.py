@@ -10,17 +10,17 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from benchmarks.energy.member import NODE, Member
 from benchmarks.energy.synthetic import Truth
+from ensemble.events import Report
 from ensemble.meter import PowerMeter
 from ensemble.meter.cpu import CpuClock
-from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
+from pipelines.ipc.child_processes import child_environment
 
 _POWER_EVERY_S = 1.0  # as the agent of a run's node does
-Event = dict[str, Any]
 
 
 class Bed:
@@ -36,7 +36,7 @@ class Bed:
 
     name: str
     members: Sequence[Member]
-    node: Event
+    node: Report
     cool_s = settle_s = 0.0
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Bed:
     def add(self, member: Member, pid: int) -> None:
         """A member's process was started."""
 
-    def annotate(self, power: Event) -> None:
+    def annotate(self, power: Report) -> None:
         """Adds to a `power` event what the agent of a node adds."""
 
     def read(self) -> Truth:
@@ -68,7 +68,7 @@ class Measured:
     """What a node truly used while its members worked, and the event log."""
 
     truth: Truth
-    events: Sequence[Event]
+    events: Sequence[Report]
 
 
 def measure(bed: Bed, members: Sequence[Member], seconds: float, settle_s: float | None = None) -> Measured:
@@ -100,7 +100,7 @@ class MemberProcesses:
     """
 
     def __init__(self, bed: Bed) -> None:
-        self.events: list[Event] = []
+        self.events: list[Report] = []
         self._bed, self._meter = bed, bed.open_meter()
         self._clock = CpuClock()
         self._stack = contextlib.ExitStack()
@@ -205,5 +205,5 @@ class MemberProcesses:
             else:
                 self._log(json.loads(line))
 
-    def _log(self, event: Event) -> None:
+    def _log(self, event: Report) -> None:
         self.events.append({"t": time.time(), **event})

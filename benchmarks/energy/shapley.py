@@ -18,8 +18,9 @@ from benchmarks.energy.beds import ProcessorBed
 from benchmarks.energy.member import Member
 from benchmarks.energy.processes import Bed, measure
 from benchmarks.energy.synthetic import CONCAVE, DRIVER, OTHER
-from ensemble.bench.charts import PREDICTED, Panel, bar_panel, series_of
-from ensemble.bench.results import Outcome, Report, group_by, median_row, tabulate
+from ensemble.bench.charts import PREDICTED, Panel, bar_panel
+from ensemble.bench.results import Outcome, Report, group_by, median_row, series_of, tabulate
+from ensemble.events import make_event, settle
 from ensemble.meter import ledger
 
 Coalition = frozenset[str]
@@ -109,7 +110,7 @@ def measure_window(bed: Bed, members: Sequence[Member], seconds: float) -> Windo
     powers = [event for event in measured.events if event["type"] == "power"]
     others_j = measured.truth.dynamic_j[OTHER] + measured.truth.dynamic_j[DRIVER]
     taken_s = sum(power["interval_s"] for power in powers)
-    totals = ledger(measured.events).by_member()
+    totals = ledger(settle(make_event(**event)) for event in measured.events).by_member()
     return Window(
         members=tuple(member.name for member in members),
         seconds=taken_s,

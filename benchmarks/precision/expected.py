@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from benchmarks.precision.measure import FP32, Row
-from ensemble.bench.charts import Panel, bar_panel, series_of
-from ensemble.bench.results import Outcome, flatten, tabulate
+from ensemble.bench.charts import Panel, bar_panel
+from ensemble.bench.results import Outcome, flatten, series_of, tabulate
 
 _COLUMNS = "model data precision step_ms samples_per_s memory_mb exchange_mb accuracy difference note"
 _HEADINGS = {"samples_per_s": "samples/s", "accuracy": "accuracy, %", "difference": "less fp32"}

@@ -66,7 +66,6 @@ def study(options: Namespace, timed: Sequence[Net], trained: Sequence[Net], repo
     """Measure each network in each precision.
 
     Args:
-        options: of the study.
         timed: networks whose steps are timed.  trained: whose accuracy is measured.
 
     Raises:
@@ -84,8 +83,7 @@ def study(options: Namespace, timed: Sequence[Net], trained: Sequence[Net], repo
     variants = [{"precision": precision} for precision in compared]
     declared = {
         net.name: declare_variants(f"precision-{net.name}", net, options, variants, batch_size=size)
-        for net in trained
-        if compared
+        for net in (trained if compared else ())
     }
     steps: dict[tuple[str, str], dict[str, Any]] = {}
     for net in timed:
@@ -94,17 +92,16 @@ def study(options: Namespace, timed: Sequence[Net], trained: Sequence[Net], repo
         steps |= {(net.name, precision): fields for precision, fields in _measure_steps(setup, options).items()}
     found = {(net.name, "fp16"): Accuracy(note=_FP16_ON_CPU) for net in trained}
     for name, ensemble in declared.items():
-        compared_by_seed = compare(train_members(ensemble, options.run_dir, report), compared, FP32)
-        found |= {(name, precision): accuracy for precision, accuracy in compared_by_seed.items()}
+        by_precision = compare(train_members(ensemble, options.run_dir, report), compared, FP32)
+        found |= {(name, precision): accuracy for precision, accuracy in by_precision.items()}
+    same = {"device": device, "threads": options.threads, "batch_size": size}
     return [
         Row(
             model=name,
             precision=precision,
             data=net.data(data),
-            device=device,
-            threads=options.threads,
-            batch_size=size,
             parameters=net.parameters(data),
+            **same,
             **steps.get((name, precision), {}),
             **vars(found.get((name, precision), Accuracy())),
         )

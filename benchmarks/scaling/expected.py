@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from benchmarks.scaling.measure import LARS, LARS_DECAY, REAL, SGD, STRONG, BatchRow, WorkerRow
-from ensemble.bench.charts import PREDICTED, Mark, Panel, Series, series_of
-from ensemble.bench.results import Outcome, flatten, group_by, tabulate
+from ensemble.bench.charts import PREDICTED, Mark, Panel, Series
+from ensemble.bench.results import Outcome, flatten, group_by, series_of, tabulate
 
 # Percentage points that SGD loses against a smaller batch where it is said to begin to lose.
 LOSS = 2.0

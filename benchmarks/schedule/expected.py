@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from benchmarks.schedule.fleet import FleetRow
 from benchmarks.schedule.real import IN_TURN, OURS, ArmRow
 from benchmarks.schedule.throughput import ThroughputRow
-from ensemble.bench.charts import PREDICTED, Panel, bar_panel, series_of
-from ensemble.bench.results import group_by
+from ensemble.bench.charts import PREDICTED, Panel, bar_panel
+from ensemble.bench.results import group_by, series_of
 
 # Guan, Mokadam, Shen, Lim and Patton, "FLEET: Flexible Efficient Ensemble Training", MLSys 2020.
 _FLEET_DEFAULT, _FLEET_EQUAL = "FLEET 1.12 to 1.92", "FLEET 1.23 to 1.97"

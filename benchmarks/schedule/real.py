@@ -177,7 +177,7 @@ def measure_solo_members(run: Run, samples: int) -> dict[str, SoloMember]:
         span = member.spans[0]
         assert span.started is not None and span.ended is not None
         taken = samples * len(member.history)
-        waited_s = sum(event["waited_s"] for event in member.history)
+        waited_s = sum(event.waited_s or 0.0 for event in member.history)
         following = [at for at in placed if at >= span.ended]
         measured[member.id] = SoloMember(
             own_s=(span.ended - span.started - waited_s) / taken,

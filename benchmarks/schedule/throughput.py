@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.bench.results import Report, median_row
+from ensemble.events import Epoch
 from ensemble.executors import EventHandler
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, loguniform, uniform
@@ -229,7 +230,7 @@ def measure(mode: str, members: int, epochs: int) -> ThroughputRow:
         controller.run()
         events = read_events(run_dir.events)
     wall_s, cpu_s = executor.ended_s - executor.began_s, executor.ended_cpu_s - executor.began_cpu_s
-    reports = sum(event["type"] == "epoch" for event in events)
+    reports = sum(isinstance(event, Epoch) for event in events)
     return ThroughputRow(
         mode=mode,
         members=members,

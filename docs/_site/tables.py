@@ -92,6 +92,9 @@ BEGIN, END = "<!-- made by docs/_site/tables.py -->", "<!-- end -->"
 
 def write_overview(page: str) -> str:
     """A page of the reference with its table of names, or of commands, before the first directive of the site."""
+    if page.startswith("# Events\n"):
+        made = "\n".join([BEGIN, describe_events(), END])
+        return re.sub(rf"{re.escape(BEGIN)}\n.*?{re.escape(END)}", lambda _: made, page, flags=re.DOTALL)
     kept = re.sub(rf"{re.escape(BEGIN)}\n.*?{re.escape(END)}\n\n", "", page, flags=re.DOTALL)
     first = re.search(r"^(?:::: \S+|\{\{ (?:api|commands).*)$", kept, re.MULTILINE)
     if first is None:
@@ -116,6 +119,33 @@ def _summarize(name: str) -> str:
     text = inspect.getdoc(pydoc.locate(name)) or ""
     paragraph = " ".join(text.partition("\n\n")[0].split())
     return paragraph.replace("|", "\\|")
+
+
+def describe_events() -> str:
+    """The types of events as Markdown: a table for each section, and what is inside fields."""
+    from ensemble.events import SECTIONS
+
+    lines, notes = [], []
+    for title, types in SECTIONS.items():
+        lines += [f"## {title}", "", "| type | when | fields |", "|---|---|---|"]
+        for kind in types:
+            name, (when, known) = str(kind.__struct_config__.tag), _read_notes(kind)
+            fields = ", ".join(f"`{field}`" for field in kind.__struct_fields__ if field not in ("v", "t"))
+            lines.append(f"| `{name}` | {when} | {fields} |")
+            notes += [f"| `{name}.{field}` | {note} |" for field, note in known.items()]
+        lines.append("")
+    return "\n".join([*lines, "## Inside fields", "", "| field | holds |", "|---|---|", *notes])
+
+
+def _read_notes(kind: type) -> tuple[str, dict[str, str]]:
+    """When an event is logged, and the notes on its fields, from its docstring."""
+    when, _, attributes = (inspect.getdoc(kind) or "").partition("\n\nAttributes:\n")
+    notes: dict[str, str] = {}
+    for entry in re.split(r"\n(?=    \w)", attributes):
+        names, _, note = " ".join(entry.split()).partition(": ")
+        notes |= dict.fromkeys(names.split(", "), note.removesuffix(".")) if note else {}
+    first = " ".join(when.split()).removesuffix(".")
+    return first[:1].lower() + first[1:], notes
 
 
 TABLES = {"commands": describe_commands, "api": describe_api}

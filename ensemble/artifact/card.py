@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.artifact.layout import LEDGER, ONNX, PROGRAM, UNCERTAINTY
+from ensemble.events import NOT_COMBINED, Combined
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -40,7 +41,7 @@ def make_card(
         used: the ledger, as JSON.
         onnx_difference: the largest difference between model.onnx and the model; None: there is none.
     """
-    combined = state.combined or {}
+    combined = state.combined or NOT_COMBINED
     sections = [
         _introduce(record),
         _explain_use(record, onnx_difference),
@@ -164,14 +165,14 @@ def _list_members(record: Record, state: RunState, ensemble: Ensemble) -> str:
     return "## Members\n\n" + _make_table(("member", "weight", "hyperparameters", objective), rows)
 
 
-def _list_metrics(combined: Record) -> str:
-    if not combined.get("metrics"):
-        return f"## Metrics\n\nNone: {combined.get('reason') or 'the run was not combined'}."
-    if not combined["metrics"]["ensemble"]:
+def _list_metrics(combined: Combined) -> str:
+    if not combined.metrics:
+        return f"## Metrics\n\nNone: {combined.reason or 'the run was not combined'}."
+    if not combined.metrics["ensemble"]:
         return "## Metrics\n\nNone: the task has no figures of its own."
-    metrics, intervals = combined["metrics"], combined.get("intervals") or {}
+    metrics, intervals = combined.metrics, combined.intervals or {}
     columns = [name for name in ("ensemble", "best", "mean") if metrics.get(name)]
-    noise = set(combined.get("noise") or ())
+    noise = set(combined.noise or ())
     rows = []
     for metric in metrics["ensemble"]:
         cells = [
@@ -181,17 +182,17 @@ def _list_metrics(combined: Record) -> str:
         rows.append((metric + (" (within noise)" if metric in noise else ""), *cells))
     names = {
         "ensemble": "this model",
-        "best": f"best member ({combined.get('best_member')})",
+        "best": f"best member ({combined.best_member})",
         "mean": "mean member",
     }
-    text = f"## Metrics\n\nOn the {combined['split']} split"
+    text = f"## Metrics\n\nOn the {combined.split} split"
     text += ", in brackets 95% intervals:" if intervals else ":"
     table = _make_table(("metric", *(names[who] for who in columns)), rows)
-    note = f"\n\nNote: {combined['note']}." if combined.get("note") else ""
+    note = f"\n\nNote: {combined.note}." if combined.note else ""
     return f"{text}\n\n{table}{note}"
 
 
-def _describe_calibration(record: Record, combined: Record) -> str:
+def _describe_calibration(record: Record, combined: Combined) -> str:
     found = record["calibration"] or {}
     if found.get("method"):
         text = f"By {found['method'].replace('_', ' ')} on the validation split: {found['value']:.4g}."
@@ -200,19 +201,19 @@ def _describe_calibration(record: Record, combined: Record) -> str:
     return f"## Calibration\n\n{text}"
 
 
-def _describe_uncertainty(record: Record, combined: Record) -> str:
+def _describe_uncertainty(record: Record, combined: Combined) -> str:
     parts = []
-    if means := combined.get("uncertainty"):
+    if means := combined.uncertainty:
         rows = [(name, _format_number(value)) for name, value in means.items()]
-        parts.append(f"Means over the {combined['split']} split:\n\n" + _make_table(("part", "mean"), rows))
+        parts.append(f"Means over the {combined.split} split:\n\n" + _make_table(("part", "mean"), rows))
     for name, title in (
         (
             "conformal",
-            f"Conformal prediction, calibrated on the validation split, measured on {combined.get('split')}",
+            f"Conformal prediction, calibrated on the validation split, measured on {combined.split}",
         ),
         ("shifted", "How well samples of the split `shifted` are told from those of the one above"),
     ):
-        if found := combined.get(name):
+        if found := getattr(combined, name):
             parts.append(f"{title}:\n\n{_tabulate(found)}")
     return "## Uncertainty\n\n" + "\n\n".join(parts) if parts else ""
 

@@ -19,11 +19,13 @@ from ensemble.artifact.classes import find_classes
 from ensemble.artifact.preparation import append
 from ensemble.artifact.preprocessing import Division, Input, divide
 from ensemble.combine import find_math, load
+from ensemble.events import NOT_COMBINED
 from ensemble.meter import ledger
 from ensemble.spec import Recipe
+from ensemble.store import read_events
 from pipelines import Pipeline
+from pipelines.environment.library_settings import keeps_settings
 from pipelines.errors import SampleError
-from pipelines.library_settings import keeps_settings
 from pipelines.sources import Source, Subset
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ def _collect(run_dir: str | os.PathLike[str], preprocessing: bool) -> _Sources:
     run = RunDir(run_dir)
     model = load(run_dir)
     state = fold(read_events(run.events))
-    ensemble = run.load_ensemble(state.header.get("code"), takes_settings=True)
+    ensemble = run.load_ensemble(state.header.code, takes_settings=True)
     assert isinstance(ensemble.recipe, Recipe)
     if ensemble.recipe.collate is not None:
         raise layout.ArtifactError(
@@ -200,7 +202,7 @@ def _write(folder: Path, sources: _Sources, onnx: bool, uncertainty: bool, class
         with torch.no_grad():
             apart = save_onnx(folder / layout.ONNX, traced, [(given, model(whole)) for given, whole in batches])
     record = _describe(sources, values, uncertain, names)
-    used = ledger(_read_events(sources.run)).as_dict()
+    used = ledger(read_events(sources.run.events)).as_dict()
     _write_json(folder / layout.LEDGER, used)
     card = make_card(record, sources.ensemble, sources.state, used, onnx_difference=apart)
     (folder / layout.CARD).write_text(card, encoding="utf-8")
@@ -237,12 +239,6 @@ def _with_uncertainty(model: EnsembleModel) -> Iterator[None]:
         model.uncertainty = False
 
 
-def _read_events(run: RunDir) -> list[dict[str, Any]]:
-    from ensemble.store import read_events
-
-    return read_events(run.events)
-
-
 def _describe(
     sources: _Sources,
     values: Mapping[str, Tensor],
@@ -254,7 +250,7 @@ def _describe(
 
     run, state, model = sources.run, sources.state, sources.model
     task = model.task
-    combined = state.combined or {}
+    combined = state.combined or NOT_COMBINED
     weights = dict(zip(model.member_ids, model.weights.tolist(), strict=True))
     return {
         "v": layout.VERSION,
@@ -271,8 +267,8 @@ def _describe(
         "members": model.member_ids,
         "weights": weights,
         "method": model.method,
-        "calibration": combined.get("calibration") or _describe_calibration(model),
-        "conformal": combined.get("conformal"),
+        "calibration": combined.calibration or _describe_calibration(model),
+        "conformal": combined.conformal,
         "stages": sources.division.describe(),
     }
 

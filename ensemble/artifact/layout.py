@@ -92,7 +92,9 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ArtifactError(f"no artifact here: {file} does not exist or is none; make one with `ensemble export`")
     record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if record.get("digest", digest := _digest_record(record)) != digest:
-        raise ArtifactError(f"{file} is damaged: it has not the digest that it says; export the run again")
+        raise ArtifactError(
+            f"{file} is damaged: its contents do not have the digest that it records; export the run again"
+        )
     version = record.get("v")
     lacking = [key for key in _KEYS if key not in record]
     if type(version) is not int or (version == VERSION and lacking):

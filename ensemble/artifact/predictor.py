@@ -16,8 +16,9 @@ from ensemble.artifact.data import open_source
 from ensemble.artifact.layout import ArtifactError
 from ensemble.artifact.preparation import prepare_for_program, prepare_for_run
 from ensemble.combine.conformal import Conformal, load_conformal
+from ensemble.events import NOT_COMBINED
 from ensemble.spec.task import Task
-from pipelines.library_settings import keeps_settings
+from pipelines.environment.library_settings import keeps_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -221,7 +222,7 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
     run = RunDir(model)
     loaded = load(model, uncertainty=uncertainty).to(device)
     state = fold(read_events(run.events))
-    ensemble = run.load_ensemble(state.header.get("code"), takes_settings=True)
+    ensemble = run.load_ensemble(state.header.code, takes_settings=True)
     assert isinstance(ensemble.recipe, Recipe)
     target, collate = ensemble.recipe.target, ensemble.recipe.collate
     # A collate function takes what the pipeline gives, whatever the models take.
@@ -244,7 +245,7 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
         find_known_classes(ensemble, loaded.task),
         pipeline,
         device,
-        _load_conformal((state.combined or {}).get("conformal")) if uncertainty else (),
+        _load_conformal((state.combined or NOT_COMBINED).conformal) if uncertainty else (),
         collate=collate,
     )
 

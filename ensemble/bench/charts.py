@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-from ensemble.bench.results import Interval, Spread, group_by
 
 PALETTE = ("#3b82c4", "#d97a2b", "#2f9e77", "#c2558f", "#8a6fd1", "#b08f1e", "#24a0b3", "#cc4f4f", "#7a9a3a")
 NEUTRAL = "#8a94a3"
@@ -88,36 +85,6 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 def bar_panel(title: str, series: Sequence[Series], **more: Any) -> Panel:
     """A panel of bars beside one another, one group for each x."""
     return Panel(title=title, series=series, bars=True, x_scale="category", **more)
-
-
-Field = str | Callable[[Any], Any]
-
-
-def series_of(
-    rows: Iterable[Any], x: Field, y: Field, by: Field, colours: Mapping[str, str] | None = None, **more: Any
-) -> list[Series]:
-    """A series of each group of rows, with a point for each row that has a `y`; groups without any are left out.
-
-    Args:
-        x, y: a field, or a function of a row. A `y` of None is no point; the ends of an `Interval` or a `Spread`
-            become error bars.
-        by: a field, or a function of a row, whose values group the rows and name the series.
-        colours: of names.
-        more: fields of `Series`.
-    """
-    get_x, get_y, get_name = (each if callable(each) else operator.attrgetter(each) for each in (x, y, by))
-    drawn = []
-    for name, group in group_by(rows, get_name).items():
-        points = [(get_x(row), value) for row in group if (value := get_y(row)) is not None]
-        ends = [value.ends if isinstance(value, Interval | Spread) else (value, None, None) for _, value in points]
-        bars: dict[str, Any] = {}
-        if any(low is not None for _, low, _ in ends):
-            bars["low"] = [middle if low is None else low for middle, low, _ in ends]
-            bars["high"] = [middle if high is None else high for middle, _, high in ends]
-        if points:
-            look = {"name": str(name), "colour": (colours or {}).get(str(name)), **bars, **more}
-            drawn.append(Series(xs=[at for at, _ in points], ys=[middle for middle, _, _ in ends], **look))
-    return drawn
 
 
 def is_plotly_installed() -> bool:

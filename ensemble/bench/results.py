@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import operator
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from ensemble.bench.charts import Panel
+from ensemble.bench.charts import Panel, Series
 
 Rows = list[dict[str, Any]]
 #: Receives a line of progress.
 Report = Callable[[str], None]
 RowT = TypeVar("RowT")
 KeyT = TypeVar("KeyT")
+#: A field of a row, or a function of it.
+Field = str | Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +80,6 @@ def median_row(rows: Sequence[RowT]) -> RowT:
     }
     result: RowT = dataclasses.replace(first, **medians, runs=len(rows))
     return result
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The first and the third quartile; of a single value, that value twice."""
-    import numpy as np
-
-    low, high = np.quantile(values, (0.25, 0.75))
-    return float(low), float(high)
 
 
 def format_bytes(size: int) -> str:
@@ -164,7 +158,7 @@ class Spread:
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-# --- rows for files and for people ---------------------------------------------------------------------------
+# --- rows for files, for people and for charts --------------------------------------------------------------
 
 
 def flatten(row: Any, *intervals: str) -> dict[str, Any]:
@@ -197,3 +191,30 @@ def tabulate(rows: Sequence[Any], names: str = "", **headings: str) -> Rows:
     return [
         {headings.get(name, name): cell(getattr(row, name)) for name in names.split() or vars(row)} for row in rows
     ]
+
+
+def series_of(
+    rows: Iterable[Any], x: Field, y: Field, by: Field, colours: Mapping[str, str] | None = None, **more: Any
+) -> list[Series]:
+    """A series of each group of rows, with a point for each row that has a `y`; groups without any are left out.
+
+    Args:
+        x, y: a field, or a function of a row. A `y` of None is no point; the ends of an `Interval` or a `Spread`
+            become error bars.
+        by: a field, or a function of a row, whose values group the rows and name the series.
+        colours: of names.
+        more: fields of `Series`.
+    """
+    get_x, get_y, get_name = (each if callable(each) else operator.attrgetter(each) for each in (x, y, by))
+    drawn = []
+    for name, group in group_by(rows, get_name).items():
+        points = [(get_x(row), value) for row in group if (value := get_y(row)) is not None]
+        ends = [value.ends if isinstance(value, Interval | Spread) else (value, None, None) for _, value in points]
+        bars: dict[str, Any] = {}
+        if any(low is not None for _, low, _ in ends):
+            bars["low"] = [middle if low is None else low for middle, low, _ in ends]
+            bars["high"] = [middle if high is None else high for middle, _, high in ends]
+        if points:
+            look = {"name": str(name), "colour": (colours or {}).get(str(name)), **bars, **more}
+            drawn.append(Series(xs=[at for at, _ in points], ys=[middle for middle, _, _ in ends], **look))
+    return drawn

@@ -15,7 +15,7 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", type=path, help="the folder, a new one or an artifact to replace")
     text = "write model.onnx, too, checked by onnxruntime; needs the extra onnx"
     parser.add_argument("--onnx", action="store_true", help=text)
-    text = "let the program take what the validation pipeline gives (default: it does the last stages itself)"
+    text = "export without stages: the program takes prepared samples (default: it does the last stages itself)"
     parser.add_argument("--without-preprocessing", action="store_true", help=text)
     text = "leave out uncertainty.pt2, which is as large as model.pt2"
     parser.add_argument("--without-uncertainty", action="store_true", help=text)
@@ -49,14 +49,16 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", nargs="?", type=path, help=text)
     parser.add_argument("--out", required=True, metavar="FILE.parquet", type=path, help="the file of predictions")
     parser.add_argument(
-        "--split", choices=("valid", "test", "shifted"), help="of a run: predict for its own split instead of DATA"
+        "--split",
+        choices=("valid", "test", "shifted"),
+        help="with a run: predict for this split of its data instead of DATA",
     )
     text = "add uncertainties (total, aleatoric, epistemic, disagreement) and conformal predictions"
     parser.add_argument("--uncertainty", action="store_true", help=text)
-    text = "of an artifact: DATA are what its program takes, no stage is to be run"
+    text = "with an artifact: DATA are prepared already, as its program takes them"
     parser.add_argument("--prepared", action="store_true", help=text)
     parser.add_argument("--batch-size", type=count, default=256, help="default: %(default)s")
-    parser.add_argument("--device", help="of torch, such as cpu (default: a GPU where there is one)")
+    parser.add_argument("--device", help="device of torch, such as cpu (default: a GPU where there is one)")
 
 
 def predict(options: argparse.Namespace) -> int:

@@ -103,13 +103,13 @@ def stop(options: argparse.Namespace) -> int:
     run_dir = RunDir(options.run_dir)
     gone = find_loss(run_dir, state)
     # A log that is locked has a controller, which may have logged nothing yet: it starts, or goes on with a run.
-    is_starting = (not state.header or state.ended is not None) and is_locked(run_dir.events) is True
+    is_starting = (not state.starts or state.ended is not None) and is_locked(run_dir.events) is True
     is_requested = is_starting or (state.ended is None and gone is None)
     if not is_requested:
         print_lines(options, gone or f"{options.run_dir} has ended already")
     else:
         run.stop()
-        on = f"process {state.header.get('pid')} on {state.header.get('host')}"
+        on = f"process {state.header.pid} on {state.header.host}"
         print_lines(
             options,
             "asked the run, which is starting, to stop as soon as it has started"

@@ -38,7 +38,7 @@ URL = "http://"
 
 def add_page_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that serves a page beside a run."""
-    text = "serve a live page of the run, until it has ended and, on a terminal, nobody looks any more"
+    text = "serve a live page of the run, until it has ended and, on a terminal, no browser is connected any more"
     parser.add_argument("--dashboard", action="store_true", help=text)
     text = f"port of the live page (default: {PORT}, another one if it is taken); implies --dashboard"
     parser.add_argument("--dashboard-port", type=port, metavar="PORT", help=text)
@@ -46,7 +46,7 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `ensemble dashboard`."""
-    text = "run directory, or folder of runs, which are looked for two levels deep (default: runs)"
+    text = "run directory, or folder in which runs are found up to two levels deep (default: runs)"
     parser.add_argument("path", nargs="?", default="runs", metavar="RUN_DIR", help=text)
     text = f"port (default: {PORT}, another one if it is taken)"
     parser.add_argument("--port", type=port, help=text)

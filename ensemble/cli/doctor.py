@@ -109,7 +109,7 @@ def _system() -> Iterator[Row]:
 
 
 def _cores() -> Iterator[Row]:
-    from pipelines.machine_limits import allowed_cores, find_pinning, usable_cpus
+    from pipelines.environment.machine_limits import allowed_cores, find_pinning, usable_cpus
 
     allowed, usable, total = len(allowed_cores()), usable_cpus(), os.cpu_count()
     limit = f"cgroup limit {usable:g}" if usable < allowed else "no cgroup limit"
@@ -124,7 +124,7 @@ def _cores() -> Iterator[Row]:
 def _memory() -> Iterator[Row]:
     import psutil
 
-    from pipelines.machine_limits import available_bytes, limit_bytes
+    from pipelines.environment.machine_limits import available_bytes, limit_bytes
 
     total, usable = psutil.virtual_memory().total, limit_bytes()
     limit = "" if usable >= total else f", of {_gib(total)} in the machine by a cgroup limit"
@@ -156,7 +156,7 @@ def _shared_memory() -> Iterator[Row]:
 
 
 def _file_locks() -> Iterator[Row]:
-    from ensemble.store.events import has_locks
+    from ensemble.store.event_log import has_locks
 
     here = os.getcwd()
     if has_locks(here):

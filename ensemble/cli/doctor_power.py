@@ -131,7 +131,7 @@ def _compare_scope(machine: Machine) -> Finding:
         return Finding(rule, "cannot be checked", text)
     unread = [source.reason for source in machine.sources if source.name == EXTERNAL and machine.meter]
     if machine.offers(ACPI):
-        text = "ACPI's meter is read; whether it is that of all power supplies is up to the board's firmware"
+        text = "ACPI's meter is read; whether it covers all power supplies depends on the board's firmware"
         text = "; ".join([text, *unread])
         return Finding(rule, "cannot be checked", text)
     seen = [part for source in machine.sources for part in source.parts]
@@ -173,9 +173,9 @@ def _compare_permissions(machine: Machine) -> Finding:
 def _compare_clock(machine: Machine) -> Finding:
     rule = "Inference: the clocks of node and meter are in step (NTP)"
     if machine.clock_error_s is None:
-        return Finding(rule, "cannot be checked", "the kernel does not tell how well its clock is kept (adjtimex)")
+        return Finding(rule, "cannot be checked", "the kernel does not report how exact its clock is (adjtimex)")
     if math.isinf(machine.clock_error_s):
-        return Finding(rule, "does not meet", "nothing keeps this clock in step (adjtimex: unsynchronized)")
+        return Finding(rule, "does not meet", "no service synchronizes this clock (adjtimex: unsynchronized)")
     text = f"this clock is off by at most {machine.clock_error_s * 1e3:.3g} ms; the meter's is not known"
     return Finding(rule, "meets" if machine.clock_error_s < 1.0 else "does not meet", text)
 

@@ -20,7 +20,7 @@ def dry_run(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace) ->
     """Show what a run would do, need and cost; the exit status says whether first steps of members fail."""
     from ensemble.api import choose_free_path
     from ensemble.inspection import dry_run as try_run
-    from ensemble.inspection.dry_run_text import format_dry_run
+    from ensemble.inspection.dry_run_result import format_dry_run
 
     path = choose_free_path(run_dir.path) if options.fresh else run_dir.path
     found = try_run(ensemble, path, options.executor, options.spec, accept_code=options.accept_code)
@@ -107,7 +107,7 @@ def prune_runs(options: argparse.Namespace) -> int:
 def compare(options: argparse.Namespace) -> int:
     """Show runs side by side."""
     from ensemble.inspection import compare as compare_runs
-    from ensemble.inspection.compare_text import format_comparison
+    from ensemble.inspection.comparison import format_comparison
 
     found = compare_runs(*options.runs, quality=options.quality)
     print_lines(options, *format_comparison(found, find_width()).splitlines())

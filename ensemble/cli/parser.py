@@ -206,13 +206,16 @@ def _make_parser() -> argparse.ArgumentParser:
     submit = command("submit", run_commands.submit, "Run a spec file as a job on a Ray cluster.")
     submit.add_argument("spec", metavar="SPEC.py", type=path)
     submit.add_argument(
-        "--address", required=True, metavar="URL", help="of the cluster's job server, such as http://HEAD:8265"
+        "--address",
+        required=True,
+        metavar="URL",
+        help="address of the cluster's job server, such as http://HEAD:8265",
     )
     submit.add_argument(
         "--run-dir", help="run directory, with the same path on every node (default: runs/NAME in this directory)"
     )
     submit.add_argument(
-        "--name", help="of the job; one job per name runs at a time (default: the file's name without .py)"
+        "--name", help="name of the job, of which one runs at a time (default: the file's name without .py)"
     )
     submit.add_argument(
         "--working-dir",
@@ -259,22 +262,22 @@ def _make_parser() -> argparse.ArgumentParser:
             text = "begin with the last N lines of each member"
             added.add_argument("--lines", "-n", type=count, metavar="N", help=text)
         if name == "resume":
-            text = "train the members, those that have finished, too, for N epochs each: more than were declared"
+            text = "train the members, those that have finished, too, to N epochs in all, more than were declared"
             added.add_argument("--epochs", type=count, metavar="N", help=text)
             add_executor(added, executor=None)
             add_run_options(added, fresh=False)
 
-    text = "Read all that a run keeps against the digests in its log, and show what is whole, damaged or missing."
+    text = "Compare the files of a run with the digests in its log, and list what is whole, damaged or missing."
     verified = command("verify", verify.verify_run, text)
     verified.add_argument("run_dir", metavar="RUN_DIR")
     text = "make again what is damaged or missing, as `ensemble resume` does"
     verified.add_argument("--repair", action="store_true", help=text)
-    text = "list all files instead: their sizes, what they hold, and of whom"
+    text = "list all files instead: their sizes, what they hold, and whose data"
     verified.add_argument("--contents", action="store_true", help=text)
     add_executor(verified, executor=None)
     add_run_options(verified, fresh=False)
 
-    text = "List the runs in a folder, the newest first: how they stand, what they reached and what they used."
+    text = "List the runs in a folder, the newest first: their state, best value, CPU time, energy and duration."
     listed = command("list", inspect_commands.list_runs, text)
     listed.add_argument("folder", nargs="?", default="runs", type=path, help="folder (default: %(default)s)")
     text = "List the runs of a folder that have had no event for some time; with --yes, remove them."
@@ -284,12 +287,14 @@ def _make_parser() -> argparse.ArgumentParser:
     pruned.add_argument("--keep", type=age, required=True, metavar="AGE", help=text)
     pruned.add_argument("--yes", action="store_true", help="remove them; without it nothing is removed")
     text = (
-        "Show runs side by side: what was declared otherwise, figures of the same samples with 95 %% intervals of "
+        "Compare runs: differences of their declarations, figures of the same samples with 95 %% intervals of "
         "their differences, cost."
     )
     compared = command("compare", inspect_commands.compare, text)
-    compared.add_argument("runs", nargs="+", metavar="RUN_DIR", help="two or more; compared with the first")
-    text = "value of the objective until which the time is shown (default: the best that all have reached)"
+    compared.add_argument(
+        "runs", nargs="+", metavar="RUN_DIR", help="two runs or more; each is compared with the first"
+    )
+    text = "show the time until the objective reached this value (default: the best that all have reached)"
     compared.add_argument("--quality", type=float, metavar="VALUE", help=text)
 
     add = command(
@@ -319,15 +324,17 @@ def _make_parser() -> argparse.ArgumentParser:
     distill.add_argument("run_dir", metavar="RUN_DIR")
     text = "run directory of the student (default: RUN_DIR-distilled); a run that it has there is continued"
     distill.add_argument("--run-dir", dest="run_dir_to", metavar="DIR", help=text)
-    distill.add_argument("--member", help="whose declaration the student has (default: the best member's)")
+    distill.add_argument("--member", help="member whose declaration the student takes (default: the best)")
     text = "a hyperparameter that differs; a value is JSON or text"
     distill.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=text)
     text = "a Python file with model(params) -> nn.Module (default: the recipe's model)"
     distill.add_argument("--model", type=path, metavar="FILE.py", help=text)
-    distill.add_argument("--epochs", type=count, metavar="N", help="of the student (default: the member's)")
-    text = "softens the probabilities that are compared (default: 2); not for regression"
+    distill.add_argument("--epochs", type=count, metavar="N", help="epochs of the student (default: the member's)")
+    text = "temperature of the probabilities that are compared (default: 2); not for regression"
     distill.add_argument("--temperature", type=float, help=text)
-    text = "of the distance to the ensemble in the loss, from 0 to 1 (default: 0.5); the rest is the recipe's loss"
+    text = (
+        "weight of the distance to the ensemble, from 0 to 1 (default: 0.5); the recipe's loss has one minus that"
+    )
     distill.add_argument("--weight", type=float, help=text)
     text = "start a new student, in a directory beside the one that is there"
     distill.add_argument("--fresh", action="store_true", help=text)
@@ -337,7 +344,7 @@ def _make_parser() -> argparse.ArgumentParser:
     text = "Serve the live page of a run, or of all runs in a folder, whichever process runs them."
     dashboard.add_options(command("dashboard", dashboard.dashboard, text, json=False))
 
-    text = "Show what this machine offers, and the reason for what it lacks."
+    text = "Show what this machine offers, and why anything is missing."
     look = command("doctor", run_commands.doctor, text)
     text = "compare what measures power here with the rules of MLPerf Power"
     look.add_argument("--power", action="store_true", help=text)

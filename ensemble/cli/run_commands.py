@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.cli.console import print_lines, print_renderable, write_json
 from ensemble.cli.control_commands import POLL_S, send_request
 from ensemble.cli.dashboard import PageProcess
+from ensemble.events import Event, RequestAnswered, RunFinished, RunStarted, RunStopped
 from ensemble.interrupts import repeat_lost_signals
 from ensemble.spec import SpecError
 from ensemble.store.files import format_command
@@ -178,9 +179,9 @@ def resume(options: argparse.Namespace) -> int:
         command = format_command("resume", options.run_dir)
         raise SpecError(f"{options.run_dir} is not in progress; {command} continues all members")
     state, checked = read_begun(run_dir), None
-    if options.epochs is None and _is_finished(state, state.header.get("code")):
+    if options.epochs is None and _is_finished(state, state.header.code):
         restore_files(run_dir, state)
-        checked = check_ended(run_dir, state, state.header.get("code"))
+        checked = check_ended(run_dir, state, state.header.code)
         rest = explain_rest(state, checked)
         if rest is None:
             return _show_finished(run_dir, state, options)
@@ -236,19 +237,19 @@ def distill(options: argparse.Namespace) -> int:
     return status
 
 
-def _is_ending(events: Sequence[dict[str, Any]]) -> bool:
+def _is_ending(events: Sequence[Event]) -> bool:
     """Whether a run in progress is ending, or was asked to stop."""
-    since = max((n for n, event in enumerate(events) if event["type"] == "run_started"), default=0)
+    since = max((n for n, event in enumerate(events) if isinstance(event, RunStarted)), default=0)
     return any(
-        event["type"] in ("run_stopped", "run_finished")
-        or (event["type"] == "request" and event.get("verb") == "stop" and event.get("done"))
+        isinstance(event, RunStopped | RunFinished)
+        or (isinstance(event, RequestAnswered) and event.verb == "stop" and event.done)
         for event in events[since:]
     )
 
 
 def _is_finished(state: RunState, code: str | None) -> bool:
     """Whether a run has finished, and none of its members would be tried again with that code."""
-    over = state.ended is not None and state.ended["type"] == "run_finished"
+    over = state.ended is not None and isinstance(state.ended, RunFinished)
     return over and not any(member.is_resumable(code) for member in state.members.values())
 
 
@@ -257,7 +258,7 @@ def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace
     from ensemble.controller.unfinished import complete_results
     from ensemble.store import StoreError, WriteError
 
-    more = f"{format_command('resume', run_dir.path, '--epochs', 'N')} trains its members for more epochs"
+    more = f"{format_command('resume', run_dir.path, '--epochs', 'N')} trains its members on, to N epochs in all"
     again = "`ensemble run --fresh` trains again in a new directory"
     print(f"{run_dir.path} has finished; {more}, {again}", file=sys.stderr)
     try:
@@ -314,7 +315,7 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
         return EXIT_FAILED
     try:
         if check:
-            check_complete(run_dir, state, (state.ended or {}).get("notes") or [])
+            check_complete(run_dir, state, state.ended.notes if isinstance(state.ended, RunFinished) else [])
     except WriteError as error:
         print(f"ensemble: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -363,7 +364,7 @@ def _watch(run_dir: RunDir) -> int:
     try:
         with Progress(sys.stdout) as progress:
             while state.ended is None and gone is None:
-                if state.header and time.monotonic() - checked_at >= CHECK_S:
+                if state.starts and time.monotonic() - checked_at >= CHECK_S:
                     gone = describe_lost_controller(run_dir, state, silent_s=SILENT_S)
                     checked_at = time.monotonic()
                 if follower.read() or not progress.is_drawn:  # after the check: the last events are included

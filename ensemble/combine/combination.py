@@ -86,8 +86,9 @@ def call_function(function: Combine, values: Sequence[Array], task: Task) -> Arr
     rounding = 1e-5 * _find_largest(values, found, task)  # kernels may round otherwise for fewer rows
     if again.shape != found[::2].shape or not np.allclose(again, found[::2], rtol=1e-3, atol=rounding):
         raise CombineError(
-            f"Ensemble.combine={name} gives other values of a sample when other samples are with it: they must "
-            "follow from the members' values of that sample, [m, n, ...] -> [n, ...] for any n"
+            f"Ensemble.combine={name} gives other values for a sample when the batch has other samples: a "
+            "sample's result must depend on the members' values of that sample alone, [m, n, ...] -> [n, ...] "
+            "for any n"
         )
     return np.asarray(find_math(task).normalise(found), dtype=np.float64)
 

@@ -44,7 +44,7 @@ import numpy as np
 
 from ensemble.combine.metrics import Array, CombineError, find_known
 from ensemble.spec.task import Task
-from pipelines.order import derive_bytes, mix
+from pipelines.order.epoch_order import derive_bytes, mix
 
 LEVEL = 0.9
 """The coverage that is asked for unless another one is."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import NOT_COMBINED
 from ensemble.spec import Recipe
 from ensemble.spec.task import LABELS, Kind, Task, find_known
 from ensemble.train.call import find_target
@@ -35,11 +36,11 @@ _loaded: dict[tuple[str, str, str], EnsembleModel] = {}  # (run directory, diges
 
 def digest_combination(state: RunState) -> str:
     """What a run's combination computes: a digest of its members' weights, and of how they are combined."""
-    combined = state.combined or {}
-    members = {name: state.members[name].weights_sha256 for name in combined.get("weights", {})}
-    how = {name: combined.get(name) for name in ("method", "weights", "temperature", "calibration")}
-    if combined.get("code") is not None:  # of a function of the user's
-        how["code"] = combined["code"]
+    combined = state.combined or NOT_COMBINED
+    members = {name: state.members[name].weights_sha256 for name in combined.weights}
+    how = {name: getattr(combined, name) for name in ("method", "weights", "temperature", "calibration")}
+    if combined.code is not None:  # of a function of the user's
+        how["code"] = combined.code
     return hashlib.sha256(json.dumps([members, how], sort_keys=True).encode()).hexdigest()[:16]
 
 

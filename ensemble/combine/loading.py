@@ -20,10 +20,11 @@ from ensemble.combine.prediction_matrix import describe_task, read_prediction_ma
 from ensemble.combine.tasks import find_math
 from ensemble.combine.tasks.free import NO_MIX
 from ensemble.combine.tasks.stacks import PointStacker
+from ensemble.events import NOT_COMBINED, Combined
 from ensemble.spec import COMBINERS, Recipe, unknown_name
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.user_code.fingerprint import code_of
-from pipelines.library_settings import keep_settings, keeps_settings
+from pipelines.environment.library_settings import keep_settings, keeps_settings
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +61,11 @@ def load(
         uncertainty: whether the model returns a dict: `values`, and of each sample, [b] each, those of `total`,
             `aleatoric`, `epistemic` and `disagreement` that have a meaning for the task.
 
+    Returns:
+        The module, on the CPU; `.to(device)` moves it.
+
     Raises:
-        CombineError: when the run's recipe is a train function (there is no `model=` to build members by), nothing
+        CombineError: the run's recipe is a train function (there is no `model=` to build members by), nothing
             says what the members predict, a member is unknown or has no checkpoint, the predictions that the
             method needs are not there, or the task knows no uncertainty; or code that a member was trained with
             could not be kept in the run, and is another now.
@@ -71,7 +75,7 @@ def load(
     run = RunDir(run_dir)
     state = fold(read_events(run.events))
     # of the last start: a declaration that came after it, and did not start, trained nobody
-    ensemble = run.load_ensemble(state.header.get("code"), takes_settings=True)
+    ensemble = run.load_ensemble(state.header.code, takes_settings=True)
     recipe = ensemble.recipe
     if not isinstance(recipe, Recipe):
         raise CombineError(
@@ -167,28 +171,27 @@ def _read_combination(state: RunState, method: str | Combine) -> tuple[list[str]
     and complete (a stack is not).
     """
     event = _read_event(state, method)
-    if event is None or event["method"] == "stack":
+    if event is None or event.method in (None, "stack"):
         return [], None
-    weights: dict[str, float] = event["weights"]
-    calibration: float | None = event["calibration"]["value"]
-    return list(weights), Combination(
-        event["method"],
-        np.array(list(weights.values())),
+    calibration: float | None = (event.calibration or {})["value"]
+    return list(event.weights), Combination(
+        event.method,
+        np.array(list(event.weights.values())),
         1.0 if calibration is None else calibration,
-        reason=event["reason"],
+        reason=event.reason,
         function=method if callable(method) else None,
     )
 
 
-def _read_event(state: RunState, method: str | Combine) -> dict[str, Any] | None:
+def _read_event(state: RunState, method: str | Combine) -> Combined | None:
     """The run's `combined` event, where it is of this method; None where members were combined by another one, or
     by a function that has been changed since.
     """
-    event: dict[str, Any] = state.combined or {}
+    event = state.combined or NOT_COMBINED
     name = FUNCTION if callable(method) else method
-    if event.get("declared") != name or not event.get("weights"):
+    if event.declared != name or not event.weights:
         return None
-    if callable(method) and event["code"] != fingerprint_function(method):
+    if callable(method) and event.code != fingerprint_function(method):
         warnings.warn(
             "load: Ensemble.combine has changed since the run was combined: its calibration is fitted anew, and "
             "the figures of the run are of the earlier function",
@@ -200,9 +203,9 @@ def _read_event(state: RunState, method: str | Combine) -> dict[str, Any] | None
 
 def _find_candidates(state: RunState, method: str | Combine, finished: list[str]) -> list[str]:
     """The members that the run's own combination by this method was fitted to; else all that finished."""
-    event: dict[str, Any] = state.combined or {}
+    event = state.combined or NOT_COMBINED
     name = FUNCTION if callable(method) else method
-    of_event = event.get("candidates") if event.get("declared") == name else None
+    of_event = event.candidates if event.declared == name else None
     return [member for member in of_event or finished if member in finished]
 
 
@@ -267,7 +270,7 @@ def _build_models(
                     calls[name] = MemberCall(_strip(recipe), seen[name] or unknown, torch.get_default_dtype())
         axes = _count_axes(ensemble, state, next(iter(seen)))
     models = {name: models[name] for name in seen}
-    classes = (state.combined or {}).get("classes")
+    classes = (state.combined or NOT_COMBINED).classes
     return EnsembleModel(models, calls, combination, axes, uncertainty=uncertainty, classes=classes)
 
 
@@ -282,7 +285,7 @@ def _strip(recipe: Recipe) -> Recipe:
 
 def _load_recipe(run: RunDir, state: RunState, ensemble: Ensemble, code: str | None, member: str) -> Recipe:
     """The recipe with the code, and from here on the library settings, that a member was trained with."""
-    is_latest = code in (None, state.header.get("code"))
+    is_latest = code in (None, state.header.code)
     kept = ensemble if is_latest else run.load_ensemble(code, takes_settings=True)
     _check_code(run, kept, code, member)
     assert isinstance(kept.recipe, Recipe)
@@ -322,7 +325,7 @@ def _count_axes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, int
 def _exceeds_memory(run: RunDir, state: RunState, names: Sequence[str]) -> bool:
     """Whether memory does not hold the weights of all members, which is said."""
     from ensemble.store.checkpoint import count_bytes
-    from pipelines.machine_limits import fits_in_memory
+    from pipelines.environment.machine_limits import fits_in_memory
 
     files = [run.valid_checkpoint(state.members[name]) for name in names if state.members[name].checkpoint]
     size = sum(count_bytes(file, "model") for file in files if file.exists())

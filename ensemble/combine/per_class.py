@@ -17,6 +17,7 @@ import numpy as np
 
 from ensemble.combine.metrics import Array, CombineError, find_known, flatten
 from ensemble.combine.tasks import find_math
+from ensemble.events import NOT_COMBINED
 from ensemble.spec.task import LABELS, Task
 
 if TYPE_CHECKING:
@@ -217,15 +218,15 @@ def read_per_class(run_dir: RunDir, state: RunState | None = None) -> dict[str, 
     from ensemble.store import fold, read_events
 
     state = fold(read_events(run_dir.events)) if state is None else state
-    combined = state.combined or {}
-    split = combined.get("split") or "test"
+    combined = state.combined or NOT_COMBINED
+    split = combined.split or "test"
     ensemble = read_combined(run_dir, state, split)
     if ensemble.target is None:
         raise CombineError(f"{run_dir.path}: the {split} split has no targets")
-    classes, found = combined.get("classes"), {}
+    classes, found = combined.classes, {}
     found["ensemble"] = compute_per_class(ensemble.task, ensemble.values, ensemble.target, classes, split)
-    if combined.get("best_member"):
-        best = read_prediction_matrix(run_dir, state, [combined["best_member"]], split)
+    if combined.best_member:
+        best = read_prediction_matrix(run_dir, state, [combined.best_member], split)
         if best.members:
             found["best"] = compute_per_class(best.task, best.values[0], ensemble.target, classes, split)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from ensemble.combine.combination import FUNCTION, Combine, call_function, finge
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.prediction_matrix import PredictionMatrix, read_prediction_matrix
 from ensemble.combine.tasks import find_math
+from ensemble.events import NOT_COMBINED, Combined
 
 if TYPE_CHECKING:
     from ensemble.store import Predictions, RunDir, RunState
@@ -20,7 +21,7 @@ METHODS = ("average", "weighted", "greedy", "stack")
 
 
 def combine_again(
-    combined: Mapping[str, Any],
+    combined: Combined,
     valid: PredictionMatrix,
     shown: PredictionMatrix,
     *,
@@ -39,11 +40,11 @@ def combine_again(
     Returns:
         None where the members at hand do not determine it.
     """
-    task_math, method, weights = find_math(shown.task), combined["method"], combined["weights"]
+    task_math, method, weights = find_math(shown.task), combined.method, combined.weights
     if not weights or not set(weights) <= set(shown.members):
         return None
     if method == "stack":
-        candidates = combined["candidates"]
+        candidates = combined.candidates or []
         if valid.target is None or not set(candidates) <= set(valid.members):
             return None
         stack, held_out = task_math.fit_stack(valid.select(candidates).values, valid.target)
@@ -55,7 +56,7 @@ def combine_again(
         values = task_math.mix(part.values, np.array(list(weights.values())))
     else:
         return None
-    return task_math.calibrate(values, float(combined["calibration"]["value"] or 1.0))
+    return task_math.calibrate(values, float((combined.calibration or {})["value"] or 1.0))
 
 
 def read_combined(
@@ -72,20 +73,20 @@ def read_combined(
     """
     from ensemble.store import Predictions
 
-    combined = state.combined or {}
-    if not combined.get("weights"):
-        why = combined.get("reason") or "the run has not combined its members"
+    combined = state.combined or NOT_COMBINED
+    if not combined.weights:
+        why = combined.reason or "the run has not combined its members"
         raise CombineError(f"{run_dir.path} has no combined model: {why}")
-    members = list(dict.fromkeys([*combined["weights"], *combined["candidates"]]))
+    members = list(dict.fromkeys([*combined.weights, *(combined.candidates or ())]))
     shown = read_prediction_matrix(run_dir, state, members, split)
-    missing = [member for member in combined["weights"] if member not in shown.members]
+    missing = [member for member in combined.weights if member not in shown.members]
     if missing:
         raise CombineError(f"{run_dir.path}: {missing[0]}: {shown.left_out[missing[0]]}")
     valid = shown if split == "valid" else read_prediction_matrix(run_dir, state, members, "valid")
     function: Any = None
-    if combined["method"] == FUNCTION:
+    if combined.method == FUNCTION:
         function = load_function() if load_function is not None else run_dir.load_ensemble().combine
-        if not callable(function) or combined["code"] != fingerprint_function(function):
+        if not callable(function) or combined.code != fingerprint_function(function):
             raise CombineError(f"{run_dir.path}: the function by which the run was combined is another one now")
     values = combine_again(combined, valid, shown, is_valid=split == "valid", function=function)
     if values is None:

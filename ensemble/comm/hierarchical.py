@@ -15,13 +15,18 @@ groups give other bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
-from ensemble.comm.autotune.decide import Ways, choose_way
 from ensemble.comm.communicator import Communicator, Completed, Op, Pending
 from ensemble.comm.hosts import Groups
 from ensemble.comm.worker_thread import PendingCall, WorkerThread
+
+Way = Literal["flat", "hierarchical"]
+
+#: Pairs (largest message in bytes, way), ascending; the last way also holds for all larger messages.
+Ways = tuple[tuple[int, Way], ...]
 
 
 class Forwarding:
@@ -149,6 +154,16 @@ class Hierarchical(Forwarding):
             self._leaders.all_reduce_(tensor, op)
         if self._group is not None:
             self._group.broadcast_(tensor)
+
+
+def choose_way(ways: Ways, size: int) -> Way:
+    """The way for a message of `size` bytes: the first whose limit it does not exceed, else the last.
+
+    Examples:
+        >>> choose_way(((65536, "hierarchical"), (1048576, "flat")), 4096)
+        'hierarchical'
+    """
+    return next((way for limit, way in ways if size <= limit), ways[-1][1])
 
 
 class Hybrid(Forwarding):

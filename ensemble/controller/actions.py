@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import Checkpoint, Event
 from ensemble.spec import Identity, Member
 from ensemble.train.job import Job
 
 if TYPE_CHECKING:
     from ensemble.schedule import Placement
     from pipelines import Peers
-
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ class Add:
     declared: Member
     lineage: dict[str, Any] | None = None
     checkpoint: Path | None = None
-    logged: Mapping[str, Any] = field(default_factory=dict)
+    logged: Checkpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -321,8 +321,8 @@ class Attempt:
 
 def checkpoint_position(member: MemberState) -> tuple[int, int]:
     """(epoch, step) of a member's last checkpoint."""
-    saved = member.checkpoint or {"epoch": 0, "step": 0}
-    return saved["epoch"], saved["step"]
+    saved = member.checkpoint
+    return (0, 0) if saved is None else (saved.epoch, saved.step)
 
 
 def rendezvous_file(run_dir: RunDir, member: str, attempt: int) -> Path:

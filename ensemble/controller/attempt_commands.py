@@ -133,8 +133,9 @@ class AttemptCommands:
         return True
 
     def _limit_stop(self, live: Attempt, until: float) -> None:
-        saved = self._session.run.members[live.member].checkpoint or {}
-        live.limit_stop(self._session.now, until, saved.get("write_s") or 0.0, self._hang_timeout_s)
+        saved = self._session.run.members[live.member].checkpoint
+        write_s = saved.write_s if saved is not None else None
+        live.limit_stop(self._session.now, until, write_s or 0.0, self._hang_timeout_s)
 
     def leave_node(self, node: str, deadline: float | None) -> None:
         """Let the members of a node that is being drained write a checkpoint, to be placed elsewhere.

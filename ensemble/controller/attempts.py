@@ -48,7 +48,6 @@ NODE_LOSS_S = 75.0  # until it is known that a node was lost, or that what start
 _LOSSES = ("node_lost", "agent_lost", "gpu_lost")
 
 #: Fields of reported events that are not logged: the log sets them itself, or only the session uses them.
-_NOT_LOGGED = frozenset(("type", "v", "t", "prune_decision", "unranked"))
 
 
 class Attempts:
@@ -151,7 +150,7 @@ class Attempts:
             timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
             checkpoints=known.list_checkpoints(),
             exchange_plan=_find_plan(known),
-            bad=[[split, index, event["code"]] for (split, index), event in self._state.bad_records.items()],
+            bad=[[split, index, event.code] for (split, index), event in self._state.bad_records.items()],
         )
         self._actions.append(Launch(jobs, placement.devices))
         if live.phase is AttemptPhase.STOPPING:  # the request came while it waited for its feeder
@@ -217,11 +216,7 @@ class Attempts:
             log.warning("%s: dropped a %r event of an attempt that is %s", identity.member, kind, live.phase)
             return
         member = self._state.members[live.member]
-        self._log(
-            outcome,
-            **{key: value for key, value in event.items() if key not in _NOT_LOGGED},
-            **({"checkpoint": member.describe_checkpoint()} if kind == "finished" else {}),
-        )
+        self._session.log_report(outcome, {**event, "checkpoint": member.checkpoint})
         if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
             live.identity = dataclasses.replace(identity, first_epoch=event["first_epoch"])
             self._log("member", **live.identity.as_dict())
@@ -253,7 +248,7 @@ class Attempts:
     def handle_bad_record(self, event: dict[str, Any]) -> None:
         """Handle a record that ends or hangs its process, found by a feeder or by a second attempt."""
         known = (event["split"], event["index"]) in self._state.bad_records
-        self._log("bad_record", **{key: value for key, value in event.items() if key not in _NOT_LOGGED})
+        self._session.log_report("bad_record", event)
         if event.get("member") is not None:
             self.failures.excuse_last(event["member"])
         if not known:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.controller.more_epochs import find_more_epochs
+from ensemble.events import NOT_COMBINED
 from ensemble.spec.identity import is_same_start, select_warm
 from ensemble.store import RunDir, RunState, StoreError, load_code, versions
 from ensemble.store.member import ENDED
 from ensemble.train.data_identity import describe_difference, list_unsure_splits, training_data, why_unsure
 from ensemble.user_code.fingerprint import Code
 from ensemble.user_code.imports import syntax_of
-from pipelines.library_settings import find_settings
+from pipelines.environment.library_settings import find_settings
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -69,10 +70,10 @@ def find_code_change(state: RunState, now: Code, run_dir: RunDir) -> Change | No
         accepted for members that were trained with earlier code.
     """
     fingerprint = now.fingerprint
-    if state.header.get("code") == fingerprint:
+    if state.header.code == fingerprint:
         return None
     trained = [one for one in state.members.values() if one.has_weights_of_other_code(fingerprint)]
-    before = trained[0].code if trained else state.header.get("code")
+    before = trained[0].code if trained else state.header.code
     if before is None or before == fingerprint:
         return None
     kept = load_code(run_dir.code(before))
@@ -91,7 +92,7 @@ def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> 
             False.
     """
     check_versions(state, run_dir.path, accept=accept)
-    kept = load_code(run_dir.code(state.header["code"])) if state.header.get("code") else None
+    kept = load_code(run_dir.code(state.header.code)) if state.header.code else None
     if kept is not None and kept.scheme != now.scheme:
         log.warning(
             "%s: a change of code cannot be detected: another version of ray-ensemble recorded it in another form",
@@ -120,8 +121,8 @@ def check_versions(state: RunState, path: Path, *, accept: bool) -> None:
         StoreError: the major version of torch or NumPy, which every member uses, is another, members have been
             trained, and `accept` is False.
     """
-    then, now = state.header.get("versions") or {}, versions()
-    unused = {"optuna"} if state.header.get("mode") != "search" else set[str]()
+    then, now = state.header.versions or {}, versions()
+    unused = {"optuna"} if state.header.mode != "search" else set[str]()
     known = [name for name in _LIBRARIES if name not in unused and None not in (then.get(name), now[name])]
     changed = [name for name in known if then[name] != now[name]]
     trained = [member.id for member in state.members.values() if member.checkpoint]
@@ -230,18 +231,18 @@ def is_combined_otherwise(state: RunState, ensemble: Ensemble) -> bool:
     combined = state.combined
     if combined is None:
         return False
-    if has_failed_combination(state) or _is_calibrated_otherwise(combined.get("calibration"), ensemble):
+    if has_failed_combination(state) or _is_calibrated_otherwise(combined.calibration, ensemble):
         return True
-    if any(each["level"] != ensemble.coverage for each in (combined.get("conformal") or {}).values()):
+    if any(each["level"] != ensemble.coverage for each in (combined.conformal or {}).values()):
         return True
     if callable(ensemble.combine):
-        return (combined["declared"], combined["code"]) != (FUNCTION, fingerprint_function(ensemble.combine))
-    return bool(combined["declared"] != ensemble.combine)
+        return (combined.declared, combined.code) != (FUNCTION, fingerprint_function(ensemble.combine))
+    return bool(combined.declared != ensemble.combine)
 
 
 def has_failed_combination(state: RunState) -> bool:
     """Whether an error hindered the last combination of the members."""
-    return bool((state.combined or {}).get("failed"))
+    return bool((state.combined or NOT_COMBINED).failed)
 
 
 def _is_calibrated_otherwise(calibration: dict[str, Any] | None, ensemble: Ensemble) -> bool:
@@ -279,7 +280,7 @@ def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
     Raises:
         StoreError: members of the run in `path` were trained with other data.
     """
-    before = state.header.get("data")
+    before = state.header.data or None  # where the log has lost its start
     trained = in_progress or any(member.checkpoint for member in state.members.values())
     if before is None or not trained:
         return
@@ -303,7 +304,7 @@ def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
 def _describe_settings(state: RunState) -> str:
     """Which global settings of libraries are others than at the last start; empty where none is known to be."""
     now, unset = find_settings(), "not set"
-    then = state.header.get("settings", now)
+    then = state.header.settings
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     return "".join(f"; {name} was {then.get(name, unset)}, is {now.get(name, unset)}" for name in names)
 

@@ -13,24 +13,28 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
-from ensemble.controller.actions import Action, Event
+from ensemble.controller.actions import Action
 from ensemble.controller.changes import find_code_change
 from ensemble.controller.clock import StallFreeClock
 from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.finalize import Finalizer
-from ensemble.controller.more_epochs import MoreEpochs
 from ensemble.controller.performer import EventReader, Performer
 from ensemble.controller.repair import check_ended, plan_repairs
 from ensemble.controller.session import Session, Setup
 from ensemble.controller.starts import check_fit, check_starts, find_redeclared, list_declared
+from ensemble.events import Event, MoreEpochs, Report
 from ensemble.executors import ClusterLostError, Executor
 from ensemble.executors.mps import stop_stale_daemon
 from ensemble.executors.private_directory import remove_stale
+from ensemble.interrupts import raise_if_deferred
 from ensemble.meter import CpuClock
-from ensemble.meter.tally import Tally, read_unreported, remove
+from ensemble.meter.tally import Tally, list_unreported, read_tallies, remove
 from ensemble.reporting.loggers.processes import LoggerProcesses
+from ensemble.reporting.notebook import LiveView
 from ensemble.schedule import Node
 from ensemble.search.trials import make_trials
 from ensemble.spec import Ensemble, SpecError, resolve_loggers
@@ -43,7 +47,7 @@ from ensemble.store.verification import FileCheck, list_digests
 from ensemble.train.data_identity import training_data
 from ensemble.train.kernel_caches import remove_empty
 from ensemble.user_code.fingerprint import Code, code_of
-from pipelines.library_settings import find_settings
+from pipelines.environment.library_settings import find_settings
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +73,7 @@ class Controller:
 
     Attributes:
         session: decides; it exists once `open` has returned.
+        view: a table in a notebook that this draws, where the thread that runs it is the one that waits.
     """
 
     session: Session
@@ -81,7 +86,7 @@ class Controller:
         events: EventLog,
         state: RunState,
         *,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
         stop_timeout_s: float = 60.0,
         code: Code | None = None,
         more_epochs: MoreEpochs | None = None,
@@ -89,6 +94,7 @@ class Controller:
     ) -> None:
         self.run_dir, self.ensemble, self.executor, self.state = run_dir, ensemble, executor, state
         self.lock = threading.RLock()
+        self.view: LiveView | None = None
         self._more_epochs, self._checked = more_epochs, checked
         self._code = code or code_of(ensemble)  # before user code runs, which may change what it finds in globals
         self._finalizer = Finalizer(run_dir, ensemble)
@@ -107,33 +113,32 @@ class Controller:
 
     # -- starting -----------------------------------------------------------------------------------------------
 
-    def open(self, check: Callable[[], None] = lambda: None) -> None:
+    def open(self) -> None:
         """Open the executor, refuse what can never run, and log the start; nothing trains yet.
-
-        Args:
-            check: called between steps that take time; an exception from it closes everything again.
 
         Raises:
             SpecError: the ensemble cannot run on these nodes, or on this executor.
+            Interrupted: a signal that is deferred was received; everything is closed again.
         """
         try:
             self._refuse_without_locks()
             remove_stale("ensemble-", stop_stale_daemon)
             early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
             # By processes of an earlier start that was killed.
-            left, files = read_unreported(self.run_dir.usage, self._status.read_account)
+            left, files = self._read_unreported()
             check_starts(self.ensemble, self.state)
-            repairs = self._plan_repairs(check)
+            repairs = self._plan_repairs()
             self._nodes = self.executor.open(self.run_dir, self.ensemble, self.handle)
             self._tally = Tally(self.run_dir.usage, lambda: self._clock.list_usage(self._driver_node))
-            check()
+            raise_if_deferred()
             stream = SharedStream(self.ensemble, spans_nodes=self._events.has_locks)
             stream.check()
             cluster = self._nodes if self.executor.cluster is None else self.executor.cluster
             check_fit(self.ensemble, cluster, has_gpus=self.state.has_gpus)
             # The searcher names its study by these before the first event is logged.
             self.state.name, self.state.objective = self.ensemble.name, self.ensemble.objective or "accuracy"
-            self.state.run_id = self.state.run_id or self.run_dir.info.get("run_id") or uuid.uuid4().hex
+            info = self.run_dir.info
+            self.state.run_id = self.state.run_id or info.get("run_id") or uuid.uuid4().hex
             self._trials = make_trials(self.ensemble, self.run_dir, self.state, sharing=stream.sharing)
             self._performer = Performer(
                 self.run_dir, self.executor, self._events, self._trials, self._on_event, self._status
@@ -158,12 +163,12 @@ class Controller:
                     stop_timeout_s=self._stop_timeout_s,
                 )
             )
-            check()
+            raise_if_deferred()
             changed = [] if change is None else [{"type": "code_changed", **change.as_event()}]
             unshared = {"type": "sharing_ended", "node": None, "cohort": None, "detail": stream.unshared}
-            events: list[Event] = [
+            events: list[Report] = [
                 *left,
-                self._describe_start(),
+                self._describe_start(info.get("revision") or revision(self.run_dir.path)),
                 *repairs,
                 *changed,
                 self._begin_orchestrating(),
@@ -175,22 +180,22 @@ class Controller:
             actions += self.session.open_queue(redeclared, unstartable, *self._read_clock())
             self._perform(actions)
             remove(files)
-            why = "it was asked before this start of the run"
+            why = "it was made before this start of the run"
             self._process([{"type": "request", "request": request, "refused": why} for request in early])
             self._loggers.start()
         except BaseException:
             self._close()
             raise
 
-    def _plan_repairs(self, check: Callable[[], None]) -> list[Event]:
+    def _plan_repairs(self) -> list[Report]:
         """The events by which this start mends damage. The state is as they, and `more_epochs`, will leave it: a
         searcher reads it before they are logged.
         """
         if self._more_epochs is not None:
-            give_more_epochs(self.state, self._more_epochs.as_event(), self._events.read_clock())
+            give_more_epochs(self.state, self._more_epochs, self._events.read_clock())
         found, code = self._checked, self._code.fingerprint
         if found is None:
-            found = check_ended(self.run_dir, self.state, code, check)
+            found = check_ended(self.run_dir, self.state, code)
         return plan_repairs(self.run_dir, self.ensemble, self.state, found, code, self._events.read_clock())
 
     def _refuse_without_locks(self) -> None:
@@ -203,7 +208,7 @@ class Controller:
                 "directory elsewhere, or declare workers=1 and elastic=False"
             )
 
-    def _describe_start(self) -> Event:
+    def _describe_start(self, revision: str | None) -> Report:
         ensemble = self.ensemble
         return {
             "type": "run_started",
@@ -223,11 +228,11 @@ class Controller:
             "energy": ensemble.energy.as_event(),
             "versions": versions(),
             "settings": find_settings(),
-            "revision": self.run_dir.info.get("revision") or revision(self.run_dir.path),
+            "revision": revision,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "resumed": self.state.started is not None,
-            **({} if self._more_epochs is None else {"more_epochs": self._more_epochs.as_event()}),
+            **({} if self._more_epochs is None else {"more_epochs": self._more_epochs}),
         }
 
     # -- the loop -----------------------------------------------------------------------------------------------
@@ -280,7 +285,7 @@ class Controller:
         for part in (self.session, self):
             vars(part).clear()
 
-    def handle(self, events: Sequence[Event]) -> None:
+    def handle(self, events: Sequence[Report]) -> None:
         """Handle events of the executor; an executor with `in_process` calls this while a member trains."""
         with self.lock:
             actions = self._decide(events)
@@ -312,7 +317,7 @@ class Controller:
         """The time, in seconds of a clock by which others are limited, and in Unix seconds as in the log."""
         return self._limit_clock.read(), self._events.read_clock()
 
-    def _decide(self, events: Sequence[Event]) -> list[Action]:
+    def _decide(self, events: Sequence[Report]) -> list[Action]:
         now, t = self._read_clock()
         actions: list[Action] = []
         for event in events:
@@ -328,8 +333,10 @@ class Controller:
         """Perform actions, and those that follow from their answers."""
         while actions:
             actions = self._decide(self._performer.perform(actions))
+        if self.view is not None:
+            self.view.update(self.state)
 
-    def _process(self, events: Sequence[Event]) -> None:
+    def _process(self, events: Sequence[Report]) -> None:
         self._perform(self._decide(events))
 
     def _reconcile(self, actions: list[Action]) -> None:
@@ -377,7 +384,7 @@ class Controller:
         self.executor.close()
         self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
         self._perform(self.session.log_held(*self._read_clock()))
-        left, files = read_unreported(self.run_dir.usage, self._status.read_account)  # by agents that were lost
+        left, files = self._read_unreported()  # by agents that were lost
         self._process([*left, *self._loggers.read(), *self._sample_usage()])
         remove(files)
         self._perform(self.session.log_held(*self._read_clock()))
@@ -391,7 +398,7 @@ class Controller:
         self._process([{**ending, "report_cpu_s": report_cpu_s, **loggers_cpu_s}])
         self._finalizer.write_ledger()
 
-    def _end_loggers(self, last: Event) -> Event:
+    def _end_loggers(self, last: Event) -> Report:
         """Let the loggers write the end of the run.
 
         Returns:
@@ -404,7 +411,7 @@ class Controller:
         used_s = sum(each["cpu_s"] for each in self._loggers.make_usage(self._driver_node))
         return {"loggers_cpu_s": used_s - self._loggers_cpu_s}
 
-    def _describe_end(self) -> Event:
+    def _describe_end(self) -> Report:
         """The last event."""
         if self.session.stop_reason is not None:
             return {"type": "run_stopped", "reason": self.session.stop_reason}
@@ -432,16 +439,21 @@ class Controller:
         """Write a snapshot of the state if the log has grown enough since the last one."""
         try:
             self._status.save_if_grown()
-        except (StoreError, OSError) as error:  # it is only a cache
+        except (StoreError, OSError, ValueError, OverflowError) as error:  # a cache, without surrogates or 2**64
             log.warning("the snapshot of the log could not be written: %s", error)
 
-    def _begin_orchestrating(self) -> Event:
+    def _read_unreported(self) -> tuple[list[Report], list[Path]]:
+        """What killed processes have used beyond the log, and the files to `remove` when that is logged."""
+        left, files = read_tallies(self.run_dir.usage)
+        return list_unreported(left, self._status.read_account().reader.last_usage) if left else [], files
+
+    def _begin_orchestrating(self) -> Report:
         """What the start of this process has used; the rest is the run's, or of members that train here."""
         used = self._clock.report(self._driver_node, "startup")
         self._clock.switch("orchestrate")
         return used
 
-    def _sample_usage(self) -> list[Event]:
+    def _sample_usage(self) -> list[Report]:
         """What this process and those of the loggers have used."""
         node = self._driver_node
         own = self._clock.report(node, "orchestrate")

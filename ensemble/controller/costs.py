@@ -99,6 +99,6 @@ class TrialCosts:
         """Log a trial's cost, and report that it has finished."""
         session, member = self._session, self._session.run.members[event["member"]]
         self._pending.pop(member.id, None)
-        session.log("cost", **{name: event[name] for name in event if name != "type"})
+        session.log_report("cost", event)
         session.actions.append(EndTrial(member.number, "finished", dict(member.metrics)))
         session.placement_due = True

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, NodePolicy, exclude_avoided
 from ensemble.controller.session_state import PendingRetry
+from ensemble.events import MemoryIncrease
 from ensemble.schedule import Node, Placement
 from ensemble.schedule.memory_grants import Grants, as_event, increase_grant
 from ensemble.spec import Identity
@@ -35,7 +35,7 @@ class FailureTracker:
         self,
         policy: FailurePolicy,
         log_event: Callable[..., None],
-        memory_increases: Sequence[Mapping[str, Any]] = (),
+        memory_increases: Sequence[MemoryIncrease] = (),
     ) -> None:
         self._policy, self._log, self._node_policy = policy, log_event, NodePolicy()
         self.grants = Grants(memory_increases)
@@ -94,7 +94,7 @@ class FailureTracker:
             return False
         event = as_event(identity, node, grant)
         self._log("memory_increase", **event)
-        self.grants.add(event)
+        self.grants.add(MemoryIncrease(**event))
         return True
 
     def defer(self, member: PendingRetry, until: float) -> None:

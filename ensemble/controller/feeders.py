@@ -101,7 +101,7 @@ def choose_ring_capacity(
     Returns:
         The capacity in samples, never less than the feeder needs for the largest batch.
     """
-    from pipelines.stream import default_capacity, min_capacity
+    from pipelines.order.stream import default_capacity, min_capacity
 
     largest = max(batch_sizes, default=1)
     least = min_capacity(largest)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import Event
 from ensemble.search.study import write_study
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir, RunState, StoreError, WriteError, fold, read_events
@@ -112,7 +113,7 @@ class Finalizer:
         if samples:
             write_bytes(path, format_samples(samples).encode())
 
-    def write_report(self, ending: dict[str, Any]) -> None:
+    def write_report(self, ending: Event) -> None:
         """Write the report and, unless a searcher kept it all along, the Optuna study.
 
         Args:
@@ -152,7 +153,7 @@ class Finalizer:
         else:
             save_result_digests(run_dir, state)
 
-    def _write_report(self, events: Sequence[dict[str, Any]]) -> None:
+    def _write_report(self, events: Sequence[Event]) -> None:
         try:
             from ensemble.reporting.report import write_report
 
@@ -160,7 +161,7 @@ class Finalizer:
         except Exception as error:
             self._note("the report could not be written", error)
 
-    def _write_study(self, events: Sequence[dict[str, Any]]) -> None:
+    def _write_study(self, events: Sequence[Event]) -> None:
         try:
             self._run_dir.journal.unlink(missing_ok=True)  # it is written as a whole
             write_study(events, self._run_dir.journal)

@@ -16,9 +16,9 @@ import dataclasses
 import dis
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from ensemble.events import MoreEpochs
 from ensemble.spec import Ensemble, Recipe
 from ensemble.spec.member import as_member
 from ensemble.spec.options import SCHEDULES, resolve_with_hyperparameters
@@ -27,25 +27,6 @@ from ensemble.store import MemberState, RunDir, RunState, StoreError
 #: Schedules that come to an end with the declared number of steps.
 ENDING = ("cosine", "polynomial")
 _INSTEAD = "`ensemble add --from MEMBER --warm` trains a clone with a schedule of its own"
-
-
-@dataclass(frozen=True)
-class MoreEpochs:
-    """More epochs for members of a run.
-
-    Attributes:
-        epochs: of each of them from now on.
-        members: name -> its number of epochs before.
-        notes: what to know about it, one line each.
-    """
-
-    epochs: int
-    members: dict[str, int]
-    notes: list[str] = field(default_factory=list)
-
-    def as_event(self) -> dict[str, Any]:
-        """The field `more_epochs` of the `run_started` event."""
-        return {"epochs": self.epochs, "members": self.members, "notes": self.notes}
 
 
 def plan_more_epochs(run_dir: RunDir, state: RunState, ensemble: Ensemble, epochs: int) -> MoreEpochs | None:
@@ -60,7 +41,7 @@ def plan_more_epochs(run_dir: RunDir, state: RunState, ensemble: Ensemble, epoch
     Raises:
         StoreError: no member can be trained further, has fewer epochs, or would be trained as it was declared.
     """
-    code = state.header.get("code")
+    code = state.header.code
     able = [m for m in state.members.values() if m.state in ("finished", "waiting") or m.is_resumable(code)]
     if not able:
         raise StoreError(f"{run_dir.path}: no member finished or can go on, so none can have more epochs")
@@ -89,7 +70,8 @@ def plan_more_epochs(run_dir: RunDir, state: RunState, ensemble: Ensemble, epoch
             )
     _refuse_functions(ensemble)
     notes = dict.fromkeys(note for m in shorter for note in (_check_schedule(m), _explain_average(m)) if note)
-    return MoreEpochs(epochs, {member.id: present[member.id] for member in shorter}, list(notes))
+    before = {member.id: present[member.id] for member in shorter}
+    return MoreEpochs(epochs=epochs, members=before, notes=list(notes))
 
 
 def apply_more_epochs(ensemble: Ensemble, epochs: int) -> Ensemble:

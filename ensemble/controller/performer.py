@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ensemble.controller.actions import (
     Action,
@@ -19,7 +20,6 @@ from ensemble.controller.actions import (
     ClearRendezvous,
     Demand,
     EndTrial,
-    Event,
     ExpectReaders,
     Kill,
     Launch,
@@ -37,6 +37,7 @@ from ensemble.controller.actions import (
 from ensemble.controller.attempt import rendezvous_file
 from ensemble.controller.retention import CheckpointReducer
 from ensemble.controller.starts import describe_kept, find_start, keep_start
+from ensemble.events import Event, Report, to_dict
 from ensemble.executors import Executor
 from ensemble.executors.base import MetricsExporter
 from ensemble.meter.ledger import build_ledger
@@ -69,7 +70,7 @@ class Performer:
         executor: Executor,
         events: EventLog,
         trials: Trials,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
         status: RunStatus | None = None,
     ) -> None:
         self._run_dir, self._executor, self._events, self._trials = run_dir, executor, events, trials
@@ -78,7 +79,7 @@ class Performer:
         self._on_event = on_event
         self._is_dashboard_exported = False
 
-    def perform(self, actions: Sequence[Action]) -> list[Event]:
+    def perform(self, actions: Sequence[Action]) -> list[Report]:
         """Write all `Log` actions to the log, then perform the others in their order.
 
         Returns:
@@ -97,12 +98,12 @@ class Performer:
     def _notify(self, event: Event) -> None:
         if self._on_event is not None:
             try:
-                self._on_event(event)
+                self._on_event(to_dict(event))
             except Exception:
                 log.exception("on_event failed and is not called any more")
                 self._on_event = None
 
-    def _perform(self, action: Action) -> Event | None:
+    def _perform(self, action: Action) -> Report | None:
         run_dir, executor = self._run_dir, self._executor
         match action:
             case Launch(jobs, devices):
@@ -160,7 +161,7 @@ class Performer:
         except Exception as error:  # figures for people: the run goes on without them
             log.debug("the metrics could not be reported: %s", error, exc_info=True)
 
-    def _launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> Event | None:
+    def _launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> Report | None:
         try:
             meeting = rendezvous_file(self._run_dir, jobs[0].identity.member, jobs[0].attempt)
             make_directory(meeting.parent)
@@ -171,7 +172,7 @@ class Performer:
             return {"type": "launch_failed", **who, "detail": str(error)}
         return None
 
-    def _measure_cost(self, member: str, attempt: int) -> Event:
+    def _measure_cost(self, member: str, attempt: int) -> Report:
         used = build_ledger(self._status.read_account(), member).member(member)
         return {
             "type": "cost",
@@ -182,7 +183,7 @@ class Performer:
             "cpu_s": used.cpu_s or None,
         }
 
-    def _start_feeder(self, action: StartFeeder) -> Event:
+    def _start_feeder(self, action: StartFeeder) -> Report:
         from pipelines.errors import PipelineError
 
         where = {"type": "feeder_ready", "node": action.node, "cohort": action.cohort, "number": action.number}
@@ -194,7 +195,7 @@ class Performer:
             return {**where, "address": None, "error": str(error)}
         return {**where, "address": address, "error": None}
 
-    def _propose(self) -> Event:
+    def _propose(self) -> Report:
         try:
             identity = self._trials.next()
         except ImpossibleError as error:
@@ -204,10 +205,10 @@ class Performer:
         except StoreError as error:
             return {"type": "impossible", "identity": identity, "error": str(error), "reason": "error"}
 
-    def _add(self, action: Add) -> Event:
+    def _add(self, action: Add) -> Report:
         request, lineage, kept = {"request": action.request}, action.lineage, None
         try:
-            if action.checkpoint is not None:
+            if action.checkpoint is not None and action.logged is not None:
                 kept = keep_checkpoint(self._run_dir, action.checkpoint, action.logged)
                 lineage = describe_kept(lineage or {}, kept)
             elif action.declared.start is not None:
@@ -230,7 +231,7 @@ class EventReader:
     def __init__(self, run_dir: RunDir, trials: Trials) -> None:
         self._run_dir, self._trials = run_dir, trials
 
-    def complete(self, event: Event, find_reporter: Callable[[Event], Identity | None]) -> Event:
+    def complete(self, event: Report, find_reporter: Callable[[Report], Identity | None]) -> Report:
         """Complete an event.
 
         Args:
@@ -260,7 +261,7 @@ class EventReader:
             return {**event, "unranked": str(error)}
 
 
-def add_exit_notes(event: Event, run_dir: RunDir) -> Event:
+def add_exit_notes(event: Report, run_dir: RunDir) -> Report:
     """Complete an `exited` event with what the processes of the attempt have left in files.
 
     Returns:

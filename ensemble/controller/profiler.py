@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import ensemble.events as events
 from ensemble.controller.actions import Action, Kill, Launch, RemoveAttemptFiles
 from ensemble.controller.attempt import rendezvous_file
+from ensemble.events import to_dict
 from ensemble.reporting.sections.notices import describe_unmeasured
 from ensemble.schedule import (
     Node,
@@ -98,7 +100,7 @@ class Profiler:
         actions: list[Action],
         run_dir: RunDir,
         log_event: Callable[..., None],
-        known: Iterable[dict[str, Any]] = (),
+        known: Iterable[events.Profiled] = (),
         timeout_s: float = 60.0,
         is_possible: bool = True,
     ) -> None:
@@ -115,7 +117,7 @@ class Profiler:
         self._given_up: set[str] = set()  # cost keys
         self._steps_s = STEPS_S[0]
         for event in known:
-            self._add_profile(Profile.from_dict(event))
+            self._add_profile(Profile.from_dict(to_dict(event)))
 
     @property
     def is_busy(self) -> bool:

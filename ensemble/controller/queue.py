@@ -236,7 +236,7 @@ class MemberQueue:
             hint = "" if parent.state in ENDED else "; a pause makes it write one"
             why = f"{parent.explain_no_checkpoint()}{hint}"
             raise RefusedError(f"no clone can start with the weights of {source}: {why}")
-        lineage = make_lineage(source, warm=True, code=parent.find_other_code(self._state.header.get("code")))
+        lineage = make_lineage(source, warm=True, code=parent.find_other_code(self._state.header.code))
         return Add(request, declared, lineage, self._run_dir.valid_checkpoint(parent), parent.checkpoint)
 
     def handle_addition(self, identity: Identity) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ensemble.controller.actions import Event
+from ensemble.events import Report, make_event
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import (
     DamagedError,
@@ -33,13 +33,13 @@ from ensemble.store.member import ENDED
 from ensemble.store.rundir import ANEW, VERSION
 from ensemble.store.verification import FileCheck, check_code, check_members, describe_hole
 from ensemble.user_code.fingerprint import code_of
-from pipelines.library_settings import keep_settings
+from pipelines.environment.library_settings import keep_settings
 
 log = logging.getLogger(__name__)
 
 #: What is said of damaged files of code that the run has no more.
 OF_OTHER_CODE = (
-    "no copy of it is known: what was trained with that code cannot be built by it, and the run goes on"
+    "no copy of it is known: models that were trained with that code cannot be built by it, and the run continues"
 )
 
 
@@ -61,7 +61,7 @@ def restore_files(run_dir: RunDir, state: RunState) -> None:
             log.warning("%s; it was made again", found.detail)
         elif found.kind == "data":
             lost.append(f"{found.detail}; {ANEW}")
-        elif path not in needed and run_dir.code(state.header.get("code") or "") not in path.parents:
+        elif path not in needed and run_dir.code(state.header.code or "") not in path.parents:
             log.warning("%s; %s", found.detail, ANEW if path == run_dir.spec_file else OF_OTHER_CODE)
         elif path.suffix == ".py":  # for people
             log.warning("%s; %s", found.detail, ANEW)
@@ -95,31 +95,25 @@ def _restore_info(run_dir: RunDir, state: RunState) -> bytes | None:
     """What run.json says, by the log; one that differs from what it was is logged."""
     if state.info:
         return encode_json(state.info)
-    if not state.header:
+    if not state.starts:
         return None
     info = {"v": VERSION, "created": state.started}
-    info |= {name: state.header.get(name) for name in ("name", "run_id", "versions", "revision", "executor")}
+    info |= {name: getattr(state.header, name) for name in ("name", "run_id", "versions", "revision", "executor")}
     content = encode_json(info)
     with EventLog(run_dir.events) as events:
         run_dir.log_files(events, {run_dir.info_file: content}, info)
     return content
 
 
-def check_ended(
-    run_dir: RunDir, state: RunState, code: str | None, check: Callable[[], None] = lambda: None
-) -> list[FileCheck]:
-    """Check the files of members that have ended, and that a start with this code does not train further.
-
-    Args:
-        check: see `check_members`.
-    """
+def check_ended(run_dir: RunDir, state: RunState, code: str | None) -> list[FileCheck]:
+    """Check the files of members that have ended, and that a start with this code does not train further."""
     ended = [member for member in state.members.values() if member.state in ENDED]
-    return check_members(run_dir, [member for member in ended if not member.is_resumable(code)], check)
+    return check_members(run_dir, [member for member in ended if not member.is_resumable(code)])
 
 
 def plan_repairs(
     run_dir: RunDir, ensemble: Ensemble, state: RunState, found: Iterable[FileCheck], code: str, t: float
-) -> list[Event]:
+) -> list[Report]:
     """The events by which a start mends what is damaged; they are applied to the state already.
 
     Args:
@@ -129,16 +123,16 @@ def plan_repairs(
     """
     for hole in state.holes:
         log.warning("%s: %s", run_dir.path, describe_hole(hole))
-    events: list[Event] = []
+    events: list[Report] = []
     updated = state.updated
     for event in (*restore_declarations(run_dir, ensemble, state), *_list_damage(run_dir, state, found, code)):
         events.append(event)
-        apply_event(state, {**event, "t": t})
+        apply_event(state, make_event(**event, t=t))
     state.updated = updated  # when the run was at work last
     return events
 
 
-def _list_damage(run_dir: RunDir, state: RunState, found: Iterable[FileCheck], code: str) -> Iterator[Event]:
+def _list_damage(run_dir: RunDir, state: RunState, found: Iterable[FileCheck], code: str) -> Iterator[Report]:
     """Yields a `damaged` event for each file of a member that is not what the log says, or is gone."""
     for each in found:
         if each.is_sound or each.member is None:
@@ -151,7 +145,7 @@ def _list_damage(run_dir: RunDir, state: RunState, found: Iterable[FileCheck], c
         yield {"type": "damaged", **who, "file": Path(each.file).name, "error": each.detail}
 
 
-def restore_declarations(run_dir: RunDir, ensemble: Ensemble, state: RunState) -> Iterator[Event]:
+def restore_declarations(run_dir: RunDir, ensemble: Ensemble, state: RunState) -> Iterator[Report]:
     """Yields `member` events for members whose declaration was lost with a part of the log.
 
     They come from the member's checkpoint, or the list of members. A trial that has neither fails: what it was
@@ -169,7 +163,7 @@ def restore_declarations(run_dir: RunDir, ensemble: Ensemble, state: RunState) -
             if identity is not None:
                 yield {"type": "member", **identity.as_dict()}
             elif member is not None and member.state != "finished":
-                error = "its declaration was lost with a part of the log, and it has no checkpoint that tells it"
+                error = "its declaration was lost with a part of the log, and it has no checkpoint to read it from"
                 failed = {"error": error, "reason": "impossible", "retry": False}
                 yield {"type": "failed", "member": member.id, "attempt": member.attempt, **failed}
 

@@ -9,14 +9,13 @@ removed. A controller that is killed in between leaves what the log names, and t
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from ensemble.controller.actions import Event, ReduceCheckpoint
+from ensemble.controller.actions import ReduceCheckpoint
+from ensemble.events import NOT_COMBINED, Combined, Report
 from ensemble.store import MemberState, RunDir, RunState, StoreError
-from ensemble.store.digests import find_digest
 from ensemble.store.snapshot import CLOSED
 
 log = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ def plan_reduction(member: MemberState, keep: str) -> ReduceCheckpoint | None:
     keeps_weights = keep == "weights" or member.state == "finished"  # which may be selected at the end
     if keeps_weights and member.has_weights_only:
         return None
-    return ReduceCheckpoint(member.id, Path(last["path"]).name, find_digest(last), keeps_weights=keeps_weights)
+    return ReduceCheckpoint(member.id, Path(last.path).name, last.digest, keeps_weights=keeps_weights)
 
 
 def name_weights(checkpoint: str) -> str:
@@ -42,18 +41,18 @@ def name_weights(checkpoint: str) -> str:
     return f"{Path(checkpoint).stem}-weights.safetensors"
 
 
-def list_unselected(members: Collection[MemberState], combined: Mapping[str, Any] | None) -> list[MemberState]:
+def list_unselected(members: Collection[MemberState], combined: Combined | None) -> list[MemberState]:
     """The finished members whose weights the run's combination does not need, nor those who look for the best one.
 
     Args:
         combined: the `combined` event; of one that has selected nobody all members are needed.
     """
-    event = combined or {}
-    needed = {*event.get("members", ()), event.get("best_member")}
-    if not event.get("members") or event.get("failed"):
+    event = combined or NOT_COMBINED
+    needed = {*event.members, event.best_member}
+    if not event.members or event.failed:
         return []
-    if event.get("method") == "stack":  # it is fitted again to all of them where the ensemble is loaded
-        needed.update(event.get("candidates", ()))
+    if event.method == "stack":  # it is fitted again to all of them where the ensemble is loaded
+        needed.update(event.candidates or ())
     return [each for each in members if each.state == "finished" and each.checkpoint and each.id not in needed]
 
 
@@ -70,7 +69,7 @@ class CheckpointReducer:
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
         self._thread: ThreadPoolExecutor | None = None
-        self._pending: list[Future[Event]] = []
+        self._pending: list[Future[Report]] = []
 
     def add(self, action: ReduceCheckpoint) -> None:
         """Reduce a checkpoint soon."""
@@ -78,13 +77,13 @@ class CheckpointReducer:
             self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._pending.append(self._thread.submit(self._reduce, action))
 
-    def read(self) -> list[Event]:
+    def read(self) -> list[Report]:
         """What was done since the last call: `checkpoint_reduced` events, with `error` where it could not be."""
         done = [each for each in self._pending if each.done()]
         self._pending = [each for each in self._pending if each not in done]
         return [each.result() for each in done]
 
-    def wait(self) -> list[Event]:
+    def wait(self) -> list[Report]:
         """As `read`, when all has been done."""
         if self._thread is not None:
             self._thread.shutdown()
@@ -98,8 +97,8 @@ class CheckpointReducer:
             self._thread = None
         self._pending.clear()
 
-    def _reduce(self, action: ReduceCheckpoint) -> Event:
-        event: Event = {"type": "checkpoint_reduced", "member": action.member, "removed": action.name}
+    def _reduce(self, action: ReduceCheckpoint) -> Report:
+        event: Report = {"type": "checkpoint_reduced", "member": action.member, "removed": action.name}
         path = self._run_dir.member(action.member) / action.name
         try:
             before = path.stat().st_size

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ensemble.controller.actions import Action, Demand, Event, ReduceCheckpoint
+from ensemble.controller.actions import Action, Demand, ReduceCheckpoint
 from ensemble.controller.attempt import ATTEMPT_EVENTS
 from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.attempts import Attempts
@@ -26,6 +26,7 @@ from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.requests import RequestHandler
 from ensemble.controller.retention import list_unselected, plan_reduction
 from ensemble.controller.session_state import SessionState
+from ensemble.events import Profiled, Report
 from ensemble.schedule import ClusterSnapshot, Node, count_placeable, explain_memory_wait, explain_unplaceable
 from ensemble.schedule.profiles import max_node_memory_gb
 from ensemble.spec import Ensemble, Identity, SpecError
@@ -69,7 +70,7 @@ class Setup:
     streaming: bool
     trials_left: int
     list_cluster: Callable[[], Sequence[Node] | None] = lambda: None
-    profiles: Sequence[Event] = ()
+    profiles: Sequence[Profiled] = ()
     can_measure: bool = True
     stop_timeout_s: float = 60.0
 
@@ -126,7 +127,7 @@ class Session:
         self._stream = 1 + max((cohort for cohort in spans if cohort is not None), default=-1)
         self._cohort = self._stream + setup.streaming  # the next number; all trials of a search are in `_stream`
 
-    def start(self, events: Sequence[Event], now: float, t: float) -> list[Action]:
+    def start(self, events: Sequence[Report], now: float, t: float) -> list[Action]:
         """Log the first events of the session."""
         self.state.set_time(now, t)
         for event in events:
@@ -161,7 +162,7 @@ class Session:
         live = self.attempts.find(event)
         return live.identity if live is not None and not live.is_exiting else None
 
-    def handle(self, event: Event, now: float, t: float) -> list[Action]:
+    def handle(self, event: Report, now: float, t: float) -> list[Action]:
         """Handle one event of the executor, an answer to an action, or a user's request.
 
         Raises:
@@ -227,7 +228,7 @@ class Session:
 
     # -- events -------------------------------------------------------------------------------------------------
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Report) -> None:
         kind = event["type"]
         of_the_spec = kind == "failed" and event.get("reason") == "spec"
         if of_the_spec and not any(member.attempts for member in self.state.run.members.values()):
@@ -286,18 +287,18 @@ class Session:
         state.placement_due = True
         self._log({"type": "node", **node.as_event()})
 
-    def _log(self, event: Event) -> None:
+    def _log(self, event: Report) -> None:
         if event["type"] == "node":
             self.state.warn_of_gpus(event["node"], event["no_gpus"])
-        self.state.log(event["type"], **{key: event[key] for key in event if key not in ("type", "v", "t")})
+        self.state.log_report(event["type"], event)
 
-    def _restart_feeder(self, event: Event) -> None:
+    def _restart_feeder(self, event: Report) -> None:
         key = (event["node"], event["cohort"])
         if any(node.name == event["node"] for node in self.state.nodes):
             reading, started = self.state.list_feeders_read().count(key), event.get("started", True)
             self.feeders.restart(*key, reading, event.get("detail", ""), started=started)
 
-    def _log_unused(self, event: Event) -> None:
+    def _log_unused(self, event: Report) -> None:
         new = [name for name in event["params"] if name not in self._unused]
         self._unused.update(new)
         if new:
@@ -432,7 +433,7 @@ class Session:
     def _epochs_left(self, identity: Identity) -> int:
         """The number of epochs after a member's last checkpoint."""
         checkpoint = self.state.run.members[identity.member].checkpoint
-        return identity.epochs - (checkpoint["epoch"] if checkpoint else 0)
+        return identity.epochs - (checkpoint.epoch if checkpoint else 0)
 
     def _list_needed_feeders(self) -> set[tuple[str, int]]:
         """The feeders that running, returning or later members read."""

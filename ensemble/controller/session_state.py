@@ -9,21 +9,25 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.controller.actions import Action, EndTrial, Event, Log, RemoveLeftovers
+from ensemble.controller.actions import Action, EndTrial, Log, RemoveLeftovers
 from ensemble.controller.attempt import Attempt
 from ensemble.controller.retention import name_weights, plan_reduction
-from ensemble.controller.thinning import Thinning
+from ensemble.controller.thinning import FIGURES, Thinning
+from ensemble.events import TYPES, Event, make_event, settle
 from ensemble.schedule import Node, Placement
 from ensemble.schedule.needs import resolve_devices
 from ensemble.spec import Identity
 from ensemble.store import RunState, apply_event
-from ensemble.store.events import encode_event
+from ensemble.store.event_log import encode_line
 
 log = logging.getLogger(__name__)
+
+#: The fields of each type of event, beside its time.
+_FIELDS = {kind: frozenset(of.__struct_fields__) - {"v", "t"} for kind, of in TYPES.items()}
 
 _AMOUNT = re.compile(r"[\d.]+ of [\d.]+ GiB")  # in what `Node.no_gpus` says of others
 
@@ -88,8 +92,19 @@ class SessionState:
 
     def log(self, kind: str, **fields: Any) -> None:
         """Log an event; figures that arrive every second may be logged later, or merged with later ones."""
-        for event in self._figures().add({"type": kind, **fields}, self.now):
-            self._append(event)
+        event = make_event(kind, **fields)  # figures are settled, as those are that they are merged with
+        for each in self._figures().add(settle(event) if isinstance(event, FIGURES) else event, self.now):
+            self._append(each)
+
+    def log_report(self, kind: str, report: Mapping[str, Any]) -> None:
+        """Log what an executor reports as an event of a type: the fields that the type has."""
+        has = _FIELDS[kind]
+        try:
+            self.log(kind, **{name: value for name, value in report.items() if name in has})
+        except TypeError as error:
+            if not issubclass(TYPES[kind], FIGURES):
+                raise
+            log.warning("figures of %s are left out: %s", report.get("node"), error)
 
     def log_due(self) -> None:
         """Log the figures that were held back for long enough."""
@@ -111,8 +126,8 @@ class SessionState:
             self._thinning = Thinning(self.now)
         return self._thinning
 
-    def _append(self, fields: dict[str, Any]) -> None:
-        event, line = encode_event(self.t, fields)
+    def _append(self, event: Event) -> None:
+        event, line = encode_line(event, self.t)
         apply_event(self.run, event)
         self.actions.append(Log(event, line))
 
@@ -133,12 +148,11 @@ class SessionState:
             self._reducing.add((member, reduction.name))
             self.actions.append(reduction)
 
-    def end_reduction(self, event: Event) -> None:
+    def end_reduction(self, event: dict[str, Any]) -> None:
         """A checkpoint was reduced: log it, and then remove what was there before."""
         self._reducing.discard((event["member"], event["removed"]))
         if "error" not in event:
-            fields = {name: value for name, value in event.items() if name != "type"}
-            self.log(event["type"], **fields)
+            self.log(**{"kind" if name == "type" else name: value for name, value in event.items()})
             self.remove_leftovers(event["member"])
 
     def list_potential(self) -> Sequence[Node]:

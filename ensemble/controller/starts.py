@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.controller.more_epochs import find_more_epochs
+from ensemble.events import Checkpoint
 from ensemble.schedule import Node, explain_unplaceable
 from ensemble.schedule.needs import Need, compute_need, resolve_devices
 from ensemble.spec import Ensemble, Identity, SpecError, unknown_name
@@ -58,12 +59,12 @@ def check_fit(ensemble: Ensemble, nodes: Sequence[Node], *, has_gpus: bool = Fal
     devices = resolve_devices(ensemble.devices, has_gpus=any(node.gpus for node in nodes))
     ignores_shares = devices == "cpu" and ensemble.devices == "auto" and not has_gpus
     for identity in list_declared(ensemble):
-        if compute_need(identity) not in fitting:
+        if (need := compute_need(identity)) not in fitting:
             reason = explain_unplaceable(identity, nodes, devices)
             if reason is not None:
                 raise SpecError(reason)
-            fitting.add(compute_need(identity))
-            if ignores_shares and compute_need(identity).requires_gpu:
+            fitting.add(need)
+            if ignores_shares and need.requires_gpu:
                 ignores_shares = False  # once is enough
                 log.warning("no node has a GPU: members train on the CPU")
 
@@ -78,7 +79,7 @@ class StartPlan:
     """
 
     file: Path
-    logged: Mapping[str, Any] | None
+    logged: Checkpoint | None
 
     def keep(self, run_dir: RunDir) -> KeptCheckpoint:
         """Copy them into a run.
@@ -92,7 +93,7 @@ class StartPlan:
 
     def digest(self) -> str:
         """The digest of the weights as they are now."""
-        known: str | None = None if self.logged is None else self.logged.get("weights_sha256")
+        known: str | None = None if self.logged is None else self.logged.weights_sha256
         return known or digest_weights(self.file)
 
 

@@ -11,23 +11,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+import ensemble.events as events
+from ensemble.events import Event, Feeder, Power, PowerPart, Usage
 from ensemble.meter.cpu import report_interval_s
 from ensemble.meter.origin import from_ticks, to_ticks, weakest
 from ensemble.meter.usage_intervals import BEGINS_POWER, ENDS_ATTEMPT, PAUSE_S
 
-Event = dict[str, Any]
+#: Figures that arrive every second.
+Figures = Usage | Power | Feeder
+FIGURES = (Usage, Power, Feeder)
 
 PROGRESS_PER_S = 4.0  # `progress` events of all members together
-#: Counts of a feeder that are logged at once when they change.
-WATCHED_COUNTS = ("skipped", "restarts", "detached")
 #: Before these events all figures are logged.
-ENDS_SESSION = frozenset(("run_stopped", "run_finished", "node_lost"))
+ENDS_SESSION = (events.RunStopped, events.RunFinished, events.NodeLost)
 
 
 class _Held(NamedTuple):
     """A figure that is held back, and when its last part came."""
 
-    event: Event
+    event: Figures
     at: float
 
 
@@ -45,7 +49,7 @@ class Thinning:
         self._began = now
         self._held: dict[tuple[Any, ...], _Held] = {}  # in the order in which they are released
         self._released: dict[tuple[Any, ...], _Released] = {}  # of all that are held, and of others that may go on
-        self._counts: dict[tuple[Any, ...], Event] = {}  # of feeders
+        self._counts: dict[tuple[Any, ...], tuple[int, ...]] = {}  # of feeders, logged at once when they change
         self._ended: set[str] = set()  # members whose last attempt has ended: their figures are the last ones
         self._progress_at: dict[str, float] = {}
         self._due_at = float("inf")  # no figure is due before; the interval only grows
@@ -56,21 +60,20 @@ class Thinning:
         Returns:
             The events to log now: this one, unless it is held back or left out, after held ones that it releases.
         """
-        kind = event["type"]
-        if kind == "progress":
-            return [event] if self._is_progress_due(event["member"], now) else []
-        if kind in ("usage", "power", "feeder"):
+        if isinstance(event, events.StepsDone):
+            return [event] if self._is_progress_due(event.member, now) else []
+        if isinstance(event, FIGURES):
             return self._hold(_key(event), event, now)
-        if kind in ENDS_SESSION:
+        if isinstance(event, ENDS_SESSION):
             return [*self.pop_all(), event]
-        if kind in ENDS_ATTEMPT:
-            self._ended.add(event["member"])
-            return [*self._end_attempt(event["member"], now), event]
-        if kind == "placed":
-            self._ended.discard(event["member"])
-            return [*self._end_attempt(event["member"], now), event]
-        if kind in BEGINS_POWER:
-            key = ("power", event["node"])
+        if isinstance(event, ENDS_ATTEMPT):
+            self._ended.add(event.member)
+            return [*self._end_attempt(event.member, now), event]
+        if isinstance(event, events.Placed):
+            self._ended.discard(event.member)
+            return [*self._end_attempt(event.member, now), event]
+        if isinstance(event, BEGINS_POWER):
+            key = ("power", event.node)
             return [*([self._release(key, now)] if key in self._held else []), event]
         return [event]
 
@@ -86,12 +89,12 @@ class Thinning:
 
     def pop_cost(self, now: float) -> list[Event]:
         """Release what the cost of a member is computed from: power, and usage of all that share it."""
-        keys = [key for key, held in self._held.items() if held.event["type"] in ("power", "usage")]
+        keys = [key for key, held in self._held.items() if isinstance(held.event, Usage | Power)]
         return [self._release(key, now) for key in keys]
 
     def pop_all(self) -> list[Event]:
         """Release all figures."""
-        held = [each.event for each in self._held.values()]
+        held: list[Event] = [each.event for each in self._held.values()]
         self._held.clear()
         self._released.clear()
         self._counts.clear()
@@ -100,7 +103,7 @@ class Thinning:
     def _end_attempt(self, member: str, now: float) -> list[Event]:
         """Release the figures of a member, and forget its processes."""
         self._progress_at.pop(member, None)
-        keys = [key for key, held in self._held.items() if held.event.get("member") == member]
+        keys = [key for key, held in self._held.items() if _member_of(held.event) == member]
         released = [self._release(key, now) for key in keys]
         for key in [key for key, last in self._released.items() if last.member == member]:
             if key not in self._held:  # otherwise the process has gone on to another member
@@ -117,15 +120,15 @@ class Thinning:
         self._progress_at[member] = now
         return True
 
-    def _hold(self, key: tuple[Any, ...], event: Event, now: float) -> list[Event]:
-        released = []
+    def _hold(self, key: tuple[Any, ...], event: Figures, now: float) -> list[Event]:
+        released: list[Event] = []
         before = self._held.get(key)
         if before is not None and _can_merge(before.event, event) and not _is_after_gap(before, event, now):
             event = _merge(before.event, event)
             del self._held[key]
         elif before is not None:
             released.append(self._release(key, now))
-        if event.get("member") in self._ended:
+        if _member_of(event) in self._ended:
             return [*released, event]
         self._held[key] = _Held(event, now)
         is_news = self._note_counts(key, event) or key not in self._released
@@ -135,91 +138,90 @@ class Thinning:
             self._due_at = min(self._due_at, self._released[key].at + self._interval_s(now))
         return released
 
-    def _note_counts(self, key: tuple[Any, ...], event: Event) -> bool:
+    def _note_counts(self, key: tuple[Any, ...], event: Figures) -> bool:
         """Whether a count of a feeder has changed that is logged at once."""
-        if event["type"] != "feeder":
+        if not isinstance(event, Feeder):
             return False
-        counts = {name: event.get(name) for name in WATCHED_COUNTS}
+        counts = (event.skipped, event.restarts, event.detached)
         before, self._counts[key] = self._counts.get(key, counts), counts
         return before != counts
 
     def _release(self, key: tuple[Any, ...], now: float) -> Event:
         event = self._held.pop(key).event
-        self._released[key] = _Released(now, event.get("member"))
+        self._released[key] = _Released(now, _member_of(event))
         return event
 
 
-def _key(event: Event) -> tuple[Any, ...]:
+def _member_of(event: Figures) -> str | None:
+    return event.member if isinstance(event, Usage) else None
+
+
+def _key(event: Figures) -> tuple[Any, ...]:
     """Identifies a series of figures."""
-    names = {"usage": ("node", "pid", "began", "role"), "power": ("node",), "feeder": ("node", "cohort", "pid")}
-    return (event["type"], *(event.get(name) for name in names[event["type"]]))
+    match event:
+        case Usage():
+            return (event.type, event.node, event.pid, event.began, event.role)
+        case Power():
+            return (event.type, event.node)
+        case Feeder():
+            return (event.type, event.node, event.cohort, event.pid)
 
 
-def _can_merge(before: Event, event: Event) -> bool:
+def _can_merge(before: Figures, event: Figures) -> bool:
     """Whether the later figures include the earlier ones, or both can be added up."""
-    if event["type"] == "usage":
-        same = all(before.get(name) == event.get(name) for name in ("member", "rank", "origin"))
-        return same and None not in (before["cpu_s"], event["cpu_s"]) and before["cpu_s"] <= event["cpu_s"]
-    if event["type"] == "power":
-        summable = all(
-            each.get("parts") is not None and each.get("interval_s") is not None for each in (before, event)
-        )
-        known = _list_known(before) == _list_known(event) if summable else False
-        return known and before.get("source") == event.get("source")
-    return all(before.get(name, 0) <= event.get(name, 0) for name in ("prepared", "consumed", "skipped"))
+    if isinstance(before, Usage) and isinstance(event, Usage):
+        same = (before.member, before.rank, before.origin) == (event.member, event.rank, event.origin)
+        return same and before.cpu_s is not None and event.cpu_s is not None and before.cpu_s <= event.cpu_s
+    if isinstance(before, Power) and isinstance(event, Power):
+        are_known = None not in (before.parts, event.parts, before.interval_s, event.interval_s)
+        return are_known and _list_known(before) == _list_known(event) and before.source == event.source
+    return all(getattr(before, name) <= getattr(event, name) for name in ("prepared", "consumed", "skipped"))
 
 
-def _list_known(power: Event) -> set[tuple[Any, ...]]:
+def _list_known(power: Power) -> set[tuple[Any, ...]]:
     """What is known of each part, as far as the sum of two parts would not say when it was known."""
-    return {
-        (part.get("name"), part.get("idle_j") is None, part.get("activity") is None)
-        for part in power.get("parts") or ()
-    }
+    return {(part.name, part.idle_j is None, part.activity is None) for part in power.parts or ()}
 
 
-def _is_after_gap(before: _Held, event: Event, now: float) -> bool:
+def _is_after_gap(before: _Held, event: Figures, now: float) -> bool:
     """Whether the node's power was not measured for a while between the two."""
-    if event["type"] != "power":
-        return False
-    length_s: float = event["interval_s"]
-    return abs(now - before.at - length_s) > PAUSE_S
+    return isinstance(event, Power) and abs(now - before.at - (event.interval_s or 0.0)) > PAUSE_S
 
 
-def _merge(before: Event, event: Event) -> Event:
-    if event["type"] == "usage" and "gpu_busy_s" not in event:
+def _merge(before: Figures, event: Figures) -> Figures:
+    if isinstance(before, Usage) and isinstance(event, Usage) and event.gpu_busy_s is None:
         # Who reports the end of a process does not know how long it kept its GPU busy.
-        return {**event, **{name: before[name] for name in ("gpu_busy_s", "gpu") if name in before}}
-    if event["type"] != "power":
+        return replace(event, gpu_busy_s=before.gpu_busy_s, gpu=before.gpu if event.gpu is None else event.gpu)
+    if not isinstance(before, Power) or not isinstance(event, Power):
         return event
-    parts: dict[tuple[Any, ...], Event] = {}
-    for part in (*before["parts"], *event["parts"]):
-        key = tuple(part.get(name) for name in ("name", "kind", "device", "origin"))
+    parts: dict[tuple[Any, ...], PowerPart] = {}
+    for part in (*(before.parts or ()), *(event.parts or ())):
+        key = (part.name, part.kind, part.device, part.origin)
         known = parts.get(key)
         parts[key] = part if known is None else _merge_parts(known, part)
-    interval_s = before["interval_s"] + event["interval_s"]
-    energy_j = _sum(part["energy_j"] for part in parts.values()) if parts else None
-    busy = [before.get("busy_s"), event.get("busy_s")]
-    return {
-        **event,
-        "parts": list(parts.values()),
-        "energy_j": energy_j,
-        "watts": energy_j / interval_s if energy_j is not None and interval_s > 0 else None,
-        "origin": weakest(part["origin"] for part in parts.values()),
-        "interval_s": interval_s,
-        "busy_s": None if None in busy else sum(busy),
-    }
+    interval_s = (before.interval_s or 0.0) + (event.interval_s or 0.0)
+    energy_j = _sum(part.energy_j for part in parts.values()) if parts else None
+    return replace(
+        event,
+        parts=list(parts.values()),
+        energy_j=energy_j,
+        watts=energy_j / interval_s if energy_j is not None and interval_s > 0 else None,
+        origin=weakest(part.origin for part in parts.values()),
+        interval_s=interval_s,
+        busy_s=None if before.busy_s is None or event.busy_s is None else before.busy_s + event.busy_s,
+    )
 
 
-def _merge_parts(before: Event, part: Event) -> Event:
-    merged = {**part, "energy_j": _sum((before["energy_j"], part["energy_j"]))}
-    if part.get("idle_j") is not None:
-        merged["idle_j"] = _sum((before["idle_j"], part["idle_j"]))
-    if part.get("activity") is not None:
+def _merge_parts(before: PowerPart, part: PowerPart) -> PowerPart:
+    idle_j, activity = part.idle_j, part.activity
+    if idle_j is not None and before.idle_j is not None:
+        idle_j = _sum((before.idle_j, idle_j))
+    if activity is not None and before.activity is not None:
         seconds: dict[tuple[str, str | None], list[float]] = {}
-        for role, member, sm_s in (*before["activity"], *part["activity"]):
+        for role, member, sm_s in (*before.activity, *activity):
             seconds.setdefault((role, member), []).append(sm_s)
-        merged["activity"] = [[*who, _sum(each)] for who, each in seconds.items()]
-    return merged
+        activity = [(*who, _sum(each)) for who, each in seconds.items()]
+    return replace(part, energy_j=_sum((before.energy_j, part.energy_j)), idle_j=idle_j, activity=activity)
 
 
 def _sum(energies: Iterable[float]) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ensemble.controller.changes import has_failed_combination
 from ensemble.controller.finalize import Finalizer
+from ensemble.events import RunFinished
 from ensemble.store import RunDir, RunState, StoreError, WriteError
 from ensemble.store.verification import FileCheck, check_results
 
@@ -18,10 +19,10 @@ def explain_rest(state: RunState, found: Sequence[FileCheck]) -> str | None:
     """
     if has_failed_combination(state):
         return "its members, which could not be combined, are now"
-    if any(not hole.get("is_known") for hole in state.holes):
+    if any(not hole.is_known for hole in state.holes):
         return "a part of its log is damaged, and what that has lost is done again"
     finished = [member for member in state.members.values() if member.state == "finished"]
-    ended = sum(((state.ended or {}).get("states") or {}).values())
+    ended = sum(state.ended.states.values()) if isinstance(state.ended, RunFinished) else 0
     if ended > len(state.members):
         return f"the log has lost {ended - len(state.members)} of its members, which are trained again"
     for each in found:

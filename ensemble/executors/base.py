@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from ensemble.events import Report
+
 if TYPE_CHECKING:
+    from ensemble.executors.metrics import MetricSample
     from ensemble.meter import CpuClock
-    from ensemble.reporting.metrics.projection import MetricSample
     from ensemble.schedule import Node, Placement
     from ensemble.spec import Ensemble, Identity
     from ensemble.store import RunDir
     from ensemble.train.job import Job
     from pipelines import Peers
 
-Event = dict[str, Any]
-EventHandler = Callable[[Sequence[Event]], None]
+EventHandler = Callable[[Sequence[Report]], None]
 
 
 class ClusterLostError(Exception):
@@ -99,7 +100,7 @@ class Executor(Protocol):
     def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         """Start all ranks of one attempt; `devices` has the id of each rank's GPU, None for the CPU."""
 
-    def events(self, timeout_s: float | None) -> list[Event]:
+    def events(self, timeout_s: float | None) -> list[Report]:
         """Wait until there are events, at most `timeout_s` (None: without limit), and return them in order.
 
         Besides the workers' own events there are:
@@ -141,7 +142,7 @@ class Executor(Protocol):
         """Stop everything that was started. May be called twice."""
 
 
-def make_exited(job: Job, outcome: str | None, detail: str = "", **more: Any) -> Event:
+def make_exited(job: Job, outcome: str | None, detail: str = "", **more: Any) -> Report:
     """The `exited` event of a rank; outcome None: its process died, and `detail` says how."""
     who = {"member": job.identity.member, "attempt": job.attempt, "rank": job.rank}
     return {"type": "exited", **who, "outcome": outcome, "detail": detail, **more}

@@ -17,15 +17,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ensemble.executors.base import Event
+from ensemble.events import Report
 from ensemble.executors.spawn import ForkServer, kill_group, make_node_environment, make_plain_environment
 from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.meter.memory import tree_memory_gb
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory
 from ensemble.train.node_checks import CHECKER, make_checker_address
-from pipelines import ipc
-from pipelines.child_processes import child_environment, reap
+from pipelines.ipc import messages
+from pipelines.ipc.child_processes import child_environment, reap
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class CheckerProcess:
         directory: Path,
         run_dir: str,
         selector: selectors.BaseSelector,
-        emit: Callable[[Event], None],
+        emit: Callable[[Report], None],
         connect: Callable[[], ForkServer],
         count: Callable[[], int],
     ) -> None:
@@ -72,7 +72,7 @@ class CheckerProcess:
         self._starts, self._is_running = 0, False
         self._reported_s = 0.0
         self._used_s: dict[int, float] = {}  # by process id
-        self._listener: socket.socket | None = ipc.listen(str(make_checker_address(directory)))
+        self._listener: socket.socket | None = messages.listen(str(make_checker_address(directory)))
         selector.register(self._listener, selectors.EVENT_READ, self._start)
 
     def _start(self) -> None:
@@ -154,7 +154,7 @@ class CheckerProcess:
         log.warning("samples are not compared any more on node %s: %s; see %s", self._node, why, self.log)
         self._close_listener()
 
-    def make_usage(self) -> Event | None:
+    def make_usage(self) -> Report | None:
         """A `usage` event with the CPU time that it has used so far; None where it does not run."""
         pid = self.pid
         if pid is None:

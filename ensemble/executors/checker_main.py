@@ -30,8 +30,8 @@ from typing import Any
 from ensemble.meter.memory import data_gb
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir
-from pipelines import ipc
 from pipelines.errors import PipelineError
+from pipelines.ipc import messages
 from pipelines.verification.checker import SampleChecker
 from pipelines.verification.compare import CheckResult
 from pipelines.verification.served import ServedSample
@@ -120,10 +120,10 @@ def main(descriptor: int, executor: int, run_dir: str) -> int:
                 connection.close()
         for fd in ready & members.keys():
             try:
-                message, memory = ipc.receive_with_descriptor(members[fd])
+                message, memory = messages.receive_with_descriptor(members[fd])
                 result = answer(message, memory, find_checker)
-                ipc.send(members[fd], ipc.pack("result", found=result.as_record()))
-            except ipc.ConnectionLost:
+                messages.send(members[fd], messages.pack("result", found=result.as_record()))
+            except messages.ConnectionLost:
                 waited.unregister(fd)
                 members.pop(fd).close()
 
@@ -136,7 +136,7 @@ def answer(message: bytes, memory: int | None, find_checker: Callable[[], Checke
         memory: the descriptor that came with it, which is closed.
     """
     try:
-        faulthandler.dump_traceback_later(ipc.unpack(message)["limit_s"], exit=True)
+        faulthandler.dump_traceback_later(messages.unpack(message)["limit_s"], exit=True)
         with mmap.mmap(-1 if memory is None else memory, 0, prot=mmap.PROT_READ) as packed:
             return find_checker().check(bytes(packed))
     except PipelineError as error:

@@ -37,7 +37,7 @@ from ensemble.executors import worker_main
 from ensemble.executors.spawn import kill_group, make_worker_command
 from ensemble.interrupts import exit_process
 from ensemble.meter.memory import release_memory
-from pipelines import ipc
+from pipelines.ipc import messages
 
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch reads it when it is asked whether there are GPUs
 PRELOADED = ("torch", "ensemble.store", "ensemble.train.worker")  # every worker needs them
@@ -88,8 +88,8 @@ def serve(control: socket.socket) -> tuple[int, str | None] | None:
         if control.fileno() not in ready:
             continue
         try:
-            message, connection = ipc.receive_with_descriptor(control)
-        except ipc.ConnectionLost:
+            message, connection = messages.receive_with_descriptor(control)
+        except messages.ConnectionLost:
             workers.kill_all()
             used = resource.getrusage(resource.RUSAGE_CHILDREN)
             workers.report({"waited_s": used.ru_utime + used.ru_stime})

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from ensemble.executors.base import Event
+from ensemble.events import Report
 from ensemble.executors.spawn import is_of_node
 from ensemble.meter.gpus import GpuState, GpuWatch
 from ensemble.meter.power import Gpu
@@ -77,7 +77,7 @@ class GpuOffers:
         end_ranks: called with the ids of GPUs that have broken, and why, to end the members on them.
     """
 
-    def __init__(self, node: str, directory: Path, emit: Callable[[Event], None]) -> None:
+    def __init__(self, node: str, directory: Path, emit: Callable[[Report], None]) -> None:
         self.with_mps = False
         self.list_used: Callable[[], Collection[str]] = tuple
         self.list_pids: Callable[[], Collection[int]] = tuple

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.schedule import Node
-from pipelines.machine_limits import limit_bytes, usable_cpus
+from pipelines.environment.machine_limits import limit_bytes, usable_cpus
 
 _VMSTAT = Path("/proc/vmstat")
 

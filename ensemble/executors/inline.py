@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors.base import Event, EventHandler, make_exited
+from ensemble.events import Report
+from ensemble.executors.base import EventHandler, make_exited
 from ensemble.executors.host import describe_host
 from ensemble.executors.memory_offers import MemoryOffers
 from ensemble.executors.node_services import LAST_S
@@ -21,7 +22,7 @@ from ensemble.meter.cpu import CpuClock
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.train import Inbox, Job, work
-from pipelines.child_processes import act_as_rank
+from pipelines.ipc.child_processes import act_as_rank
 
 if TYPE_CHECKING:
     from ensemble.meter import PowerMeter
@@ -60,7 +61,7 @@ class InlineExecutor:
         self._jobs: list[tuple[Job, Inbox, str | None]] = []  # with the id of the GPU
         self._meter: PowerMeter | None = None
         self._power_at = 0.0
-        self._last: list[Event] = []  # reported after the end
+        self._last: list[Report] = []  # reported after the end
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the one node has one place."""
@@ -111,7 +112,7 @@ class InlineExecutor:
             # NVML's numbers are not CUDA's, unless the user's environment says so.
             self._jobs.append((replace(job, device=here, gpu=None), Inbox(), device))
 
-    def events(self, timeout_s: float | None) -> list[Event]:
+    def events(self, timeout_s: float | None) -> list[Report]:
         """Train the next member that was launched to its end, and return its `exited` event."""
         if not self._jobs:
             if timeout_s:  # all are paused
@@ -129,7 +130,7 @@ class InlineExecutor:
             self._jobs.pop(0)
         return [make_exited(job, outcome), *self._power(), *self._look_at_memory()]
 
-    def _emit(self, event: Event) -> None:
+    def _emit(self, event: Report) -> None:
         """Let the controller handle an event of the member, at its own expense."""
         before = self.clock.switch("orchestrate")
         try:
@@ -137,7 +138,7 @@ class InlineExecutor:
         finally:
             self.clock.switch(before)
 
-    def _power(self, *, is_last: bool = False) -> list[Event]:
+    def _power(self, *, is_last: bool = False) -> list[Report]:
         """The power since the last sample: a second after it, and at the end."""
         if self._meter is None or not (is_last or time.monotonic() >= self._power_at):
             return []
@@ -148,7 +149,7 @@ class InlineExecutor:
                 self._activity.add_to(power, {os.getpid(): self._describe_process()})
         return [{"type": "power", **power} for power in sampled]
 
-    def _look_at_memory(self) -> list[Event]:
+    def _look_at_memory(self) -> list[Report]:
         """The node, where others hold more or less of its memory than before."""
         found = self._memory.find_change() if self._meter is not None else None
         if found is None:

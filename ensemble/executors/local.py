@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors.base import Event, EventHandler
+from ensemble.events import Report
+from ensemble.executors.base import EventHandler
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.process_pool import ProcessPool, dispatch
 from ensemble.executors.spawn import ForkServer
@@ -38,7 +39,7 @@ class LocalExecutor:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._queue: list[Event] = []
+        self._queue: list[Report] = []
         self._services: NodeServices | None = None
         self._tally: Tally | None = None
         self._workers = ProcessPool(NODE, self._selector, self._queue.append, self._start_fork_server)
@@ -52,7 +53,7 @@ class LocalExecutor:
         self._tally = Tally(run_dir.usage, self._list_usage)
         return [self._services.describe()]
 
-    def _list_usage(self) -> list[Event]:
+    def _list_usage(self) -> list[Report]:
         services = self._services
         return [*self._workers.list_usage(), *([] if services is None else services.list_usage())]
 
@@ -60,7 +61,7 @@ class LocalExecutor:
         assert self._services is not None
         return ForkServer(self._services.directory)
 
-    def _pop_queue(self) -> list[Event]:
+    def _pop_queue(self) -> list[Report]:
         events = list(self._queue)
         self._queue.clear()
         return events
@@ -89,7 +90,7 @@ class LocalExecutor:
         """See `Executor`."""
         self._workers.launch(jobs, devices)
 
-    def events(self, timeout_s: float | None) -> list[Event]:
+    def events(self, timeout_s: float | None) -> list[Report]:
         """See `Executor`."""
         if self._services is None:
             return self._pop_queue()

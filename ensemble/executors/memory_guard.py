@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from pipelines.machine_limits import available_bytes, limit_bytes
+from pipelines.environment.machine_limits import available_bytes, limit_bytes
 
 _THRESHOLD, _REFRESH = "RAY_memory_usage_threshold", "RAY_memory_monitor_refresh_ms"
 _MARGIN = 0.02  # of the node's memory, below Ray's threshold

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 from ensemble.meter.memory import held_memory_gb
 from ensemble.schedule import Node
-from pipelines.machine_limits import available_bytes, limit_bytes
+from pipelines.environment.machine_limits import available_bytes, limit_bytes
 
 _LEAST = 0.05  # of the memory: what the system holds
 _CHANGE = 0.06  # of the memory; it is more than `_LEAST`, around which what is offered jumps

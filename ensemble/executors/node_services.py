@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors.base import Event
+from ensemble.events import Report
 from ensemble.executors.gpu_offers import GpuOffers
 from ensemble.executors.host import describe_host
 from ensemble.executors.limits import raise_descriptor_limit
@@ -24,8 +24,8 @@ from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.schedule import Node
 from ensemble.spec import PREDICTED_SPLITS, Ensemble
-from pipelines.child_processes import START_S
-from pipelines.library_settings import find_settings
+from pipelines.environment.library_settings import find_settings
+from pipelines.ipc.child_processes import START_S
 
 if TYPE_CHECKING:
     from ensemble.executors.process_pool import ProcessPool
@@ -90,7 +90,7 @@ class NodeServices:
         node: str,
         ensemble: Ensemble,
         selector: selectors.BaseSelector,
-        emit: Callable[[Event], None],
+        emit: Callable[[Report], None],
         takes_over: Path | None = None,
     ) -> None:
         from ensemble.meter import PowerMeter
@@ -320,12 +320,12 @@ class NodeServices:
         fields = {key: record[key] for key in ("index", "where", "reason", "code")}
         self._emit({"type": "bad_record", "node": self.node, "cohort": cohort, "split": split, **fields})
 
-    def list_usage(self) -> list[Event]:
+    def list_usage(self) -> list[Report]:
         """`usage` events of the feeders up to now; called in another thread."""
         feeders = list(self._feeders.values())
         return [self._make_usage(each, role, each.count(role)) for each in feeders for role in list(each.live)]
 
-    def _make_usage(self, feeder: _Feeder, role: str, cpu_s: float) -> Event:
+    def _make_usage(self, feeder: _Feeder, role: str, cpu_s: float) -> Report:
         used = make_usage(self.node, role, feeder.process.pid, cpu_s, began=feeder.began)
         return {**used, "cohort": feeder.cohort}
 

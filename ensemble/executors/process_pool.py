@@ -18,7 +18,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from ensemble.executors.base import Event, make_exited
+from ensemble.events import Report
+from ensemble.executors.base import make_exited
 from ensemble.executors.checker import CheckerProcess
 from ensemble.executors.host import count_oom_kills
 from ensemble.executors.memory_guard import RankMemory
@@ -37,7 +38,7 @@ from ensemble.store.files import make_directory
 from ensemble.store.member_log import LogBounds
 from ensemble.train.job import Job
 from pipelines.errors import PipelineError
-from pipelines.ipc import ConnectionLost
+from pipelines.ipc.messages import ConnectionLost
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class ProcessPool:
         self,
         node: str,
         selector: selectors.BaseSelector,
-        emit: Callable[[Event], None],
+        emit: Callable[[Report], None],
         forks: Callable[[], ForkServer],
     ) -> None:
         self.node = node
@@ -241,9 +242,9 @@ class ProcessPool:
             worker.close()
         self._workers.clear()
 
-    def list_usage(self) -> list[Event]:
+    def list_usage(self) -> list[Report]:
         """`usage` events of the fork server, the checker and the workers up to now; called in another thread."""
-        forks, checker, found = self._forks, self._checker, list[Event | None]()
+        forks, checker, found = self._forks, self._checker, list[Report | None]()
         if forks is not None:
             found.append(forks.usage(self.node))
         if checker is not None:

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors.base import Event
+from ensemble.events import Report
 from ensemble.executors.mps import make_client_environment
 from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
-from ensemble.store.events import has_locks
+from ensemble.store.event_log import has_locks
 from ensemble.train.job import Job
 from ensemble.train.kernel_caches import find_folder, name_kernel_caches
 from ensemble.train.node_checks import NODE_DIRECTORY
-from pipelines import ipc
-from pipelines.child_processes import child_environment, make_rank_environment, reap
+from pipelines.ipc import messages
+from pipelines.ipc.child_processes import child_environment, make_rank_environment, reap
 
 if TYPE_CHECKING:
     import psutil
@@ -64,7 +64,7 @@ class WorkerProcess:
     kill_pending: bool = False
     killed_for_memory: bool = False
     lost_gpu: str | None = None
-    exit: Event | None = None
+    exit: Report | None = None
     reported_s: dict[str, float] = field(default_factory=dict)
     began: int | None = None
 
@@ -75,7 +75,7 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def make_remaining_usage(self, used_s: float) -> Event | None:
+    def make_remaining_usage(self, used_s: float) -> Report | None:
         """A `usage` event with the CPU time that its process did not report, in its last role; None without any.
 
         It reports at the end of each epoch and when it ends by itself. Not included are the processes that it
@@ -92,11 +92,11 @@ class WorkerProcess:
         role = roles[-1] if roles else "profile" if measures else "startup"
         return self._make_usage(role, rest_s + self.reported_s.get(role, 0.0))
 
-    def list_usage(self) -> list[Event]:
+    def list_usage(self) -> list[Report]:
         """`usage` events with what its process has reported."""
         return [self._make_usage(role, cpu_s) for role, cpu_s in list(self.reported_s.items())]
 
-    def _make_usage(self, role: str, cpu_s: float) -> Event:
+    def _make_usage(self, role: str, cpu_s: float) -> Report:
         pid = self.process.pid if self.process is not None else self.pid
         assert pid is not None  # it has used something, so it had started
         member = None if self.job.profile is not None else self.job.identity.member
@@ -159,11 +159,11 @@ class ForkServer:
         socket.send_fds(self.control, [json.dumps(request).encode()], [descriptor.fileno()])
 
     def receive(self) -> tuple[dict[str, Any], int | None]:
-        """The next message and the pidfd sent with it, or None; raises `ipc.ConnectionLost` if it is gone."""
-        message, pidfd = ipc.receive_with_descriptor(self.control)
+        """The next message and the pidfd sent with it, or None; raises `messages.ConnectionLost` if it is gone."""
+        message, pidfd = messages.receive_with_descriptor(self.control)
         return json.loads(message), pidfd
 
-    def usage(self, node: str) -> Event:
+    def usage(self, node: str) -> Report:
         """A `usage` event with its CPU time: the imports that all forked workers share, and what it did since."""
         if self.process.returncode is None:
             self._used_s = max(self._used_s, cpu_seconds(self.process.pid) or 0.0)
@@ -184,7 +184,7 @@ class ForkServer:
     def _shut_down(self) -> float | None:
         """Let it end its workers and itself; returns the CPU-seconds of these. If it does not answer, kill it."""
         self.control.settimeout(_CLOSE_S)
-        with contextlib.suppress(OSError, ipc.ConnectionLost):  # it is gone, or hangs
+        with contextlib.suppress(OSError, messages.ConnectionLost):  # it is gone, or hangs
             self.control.shutdown(socket.SHUT_WR)
             while True:
                 message, pidfd = self.receive()

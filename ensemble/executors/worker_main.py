@@ -22,7 +22,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ensemble.executors.base import Event, make_exited
+from ensemble.events import Report
+from ensemble.executors.base import make_exited
 from ensemble.interrupts import exit_process
 from ensemble.meter.cpu import CpuClock
 from ensemble.train.job import Inbox, Job
@@ -48,14 +49,14 @@ def _read_line(connection: socket.socket) -> tuple[bytes, bytes]:
     return line, rest
 
 
-def make_sender(connection: socket.socket) -> Callable[[Event], None]:
+def make_sender(connection: socket.socket) -> Callable[[Report], None]:
     """A function that sends an event from any thread; it blocks while the parent is busy.
 
     NaN and infinities are written as json does.
     """
     lock = threading.Lock()
 
-    def send(event: Event) -> None:
+    def send(event: Report) -> None:
         line = json.dumps(event, default=_unwrap_number).encode() + b"\n"
         with lock:
             connection.sendall(line)
@@ -103,7 +104,7 @@ def main(descriptor: int, executor: int) -> int:
     return 0
 
 
-def _train(job: Job, send: Callable[[Event], None], inbox: Inbox) -> str:
+def _train(job: Job, send: Callable[[Report], None], inbox: Inbox) -> str:
     """Load the run's declaration and train one rank; returns the outcome."""
     from ensemble.store import RunDir
 

@@ -1,7 +1,9 @@
 """Looks at runs before they start and after they have ended: costs in advance, lists, comparisons, predictions."""
 
-from ensemble.inspection.compare import Comparison, compare
-from ensemble.inspection.dry_run import DryRun, dry_run
+from ensemble.inspection.compare import compare
+from ensemble.inspection.comparison import Comparison
+from ensemble.inspection.dry_run import dry_run
+from ensemble.inspection.dry_run_result import DryRun
 from ensemble.inspection.run_list import list_runs
 from ensemble.inspection.saved_predictions import SavedPredictions, load_predictions
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ensemble.inspection.comparison import Comparison, Table
 from ensemble.inspection.declarations import Declared, list_differences, read_declared
 from ensemble.spec import SpecError
 from ensemble.spec.validation import check_number
@@ -21,42 +21,7 @@ from ensemble.spec.validation import check_number
 if TYPE_CHECKING:
     from ensemble.combine.prediction_matrix import PredictionMatrix
 
-Table = list[dict[str, Any]]
 MODELS = {"combined": "the combined model", "best": "the best member"}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Runs side by side. Values of several runs are in their order.
-
-    Attributes:
-        runs: a row for each run: `run` (its name here), `run_dir`, `state`, `members`, `finished`, `objective`,
-            `direction`, `best_member`, `best` (the objective as that member reported it, usually of the validation
-            split), `combined` (the objective of the combined model, of the split `split`), `cpu_s`, `energy_j` and
-            `energy_origin`, `wall_s`, `quality_s`.
-        declared: what differs in the declarations: rows of `what` and `values`.
-        figures: rows of `model` ("combined" or "best"), `metric`, `better` ("higher" or "lower"), `values`, and
-            `against`: of each run but the first its difference to the first run, `interval` [low, high] (None:
-            there is none), and `within_noise` (None: not known).
-        quality: the value of the objective until which `quality_s` counts: one that all runs have reached, unless
-            it was given; None where the objectives differ.
-        notes: what is not compared, and why; one sentence each.
-    """
-
-    runs: Table
-    declared: Table
-    figures: Table
-    quality: float | None
-    notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """All of it, as JSON values."""
-        return dict(vars(self))
-
-    def __str__(self) -> str:
-        from ensemble.inspection.compare_text import format_comparison
-
-        return format_comparison(self)
 
 
 def compare(*run_dirs: str | os.PathLike[str], quality: float | None = None) -> Comparison:
@@ -66,6 +31,9 @@ def compare(*run_dirs: str | os.PathLike[str], quality: float | None = None) -> 
         run_dirs: two or more run directories; figures are compared with those of the first.
         quality: a value of the objective: how long each run took until a member reached it. Unless given, the best
             value that all of the runs have reached.
+
+    Returns:
+        The comparison; `str()` of it is a text with tables.
 
     Raises:
         SpecError: fewer than two runs are given, or one twice, or `quality` is no number.
@@ -109,7 +77,7 @@ def _explain_differences(runs: Sequence[Declared], names: Sequence[str]) -> list
                 f"{name} has another objective ({theirs[0]}, {theirs[1]}) than {names[0]} ({ours[0]}, {ours[1]}): "
                 "best values and times to a quality are not comparable"
             )
-        data, other = first.state.header.get("data") or {}, run.state.header.get("data") or {}
+        data, other = first.state.header.data, run.state.header.data
         if unknown := [who for who, what in ((names[0], data), (name, other)) if not is_identified(what)]:
             notes.append(
                 f"whether {name} was trained with the data of {names[0]} is not known: the log of {unknown[0]} "

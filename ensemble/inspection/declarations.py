@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import NOT_COMBINED, Epoch
 from ensemble.reporting.dashboard.run_section import run_state
 from ensemble.reporting.ranking import best_member, finite_or_none, metric
 from ensemble.reporting.status import SILENT_S, describe_lost_controller
@@ -41,12 +42,12 @@ class Declared:
     @property
     def split(self) -> str:
         """The split that its figures are of."""
-        return str((self.state.combined or {}).get("split") or "test")
+        return str((self.state.combined or NOT_COMBINED).split or "test")
 
     @property
     def task(self) -> Task:
         """What its members predict."""
-        record = (self.state.combined or {}).get("task")
+        record = (self.state.combined or NOT_COMBINED).task
         return Task.from_record(record) if record else CLASSIFICATION
 
     def as_row(self, name: str) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class Declared:
 
     def read_metrics(self, model: str) -> dict[str, float]:
         """The figures of the "combined" model or the "best" member on the split that they are of."""
-        metrics = (self.state.combined or {}).get("metrics") or {}
+        metrics = (self.state.combined or NOT_COMBINED).metrics or {}
         found = metrics.get({"combined": "ensemble"}.get(model, model)) or {}
         return {name: value for name, value in found.items() if finite_or_none(value) is not None}
 
@@ -97,7 +98,7 @@ class Declared:
             if model == "combined":
                 one = read_combined(self.run_dir, self.state, self.split)
                 return PredictionMatrix([model], [one.values], one.index, one.target, {}, one.task)
-            best = (self.state.combined or {}).get("best_member")
+            best = (self.state.combined or NOT_COMBINED).best_member
             if best is None:
                 return f"{self.run_dir.path} has measured no member on a test or validation split"
             found = read_prediction_matrix(self.run_dir, self.state, [best], self.split)
@@ -119,8 +120,8 @@ def read_declared(path: str | os.PathLike[str]) -> Declared:
     reached: list[tuple[float, float]] = []
     for event in events:
         apply_event(state, event)
-        if event["type"] == "epoch":
-            value = finite_or_none((event.get("metrics") or {}).get(state.objective))
+        if isinstance(event, Epoch):
+            value = finite_or_none((event.metrics or {}).get(state.objective))
             reached += [] if value is None else [(state.wall_s, value)]
     return Declared(run_dir, state, ledger(events), reached)
 
@@ -137,7 +138,7 @@ def list_differences(runs: Sequence[Declared]) -> list[dict[str, Any]]:
 
 def _describe(run: Declared) -> dict[str, Any]:
     header, members = run.state.header, list(run.state.members.values())
-    data = header.get("data") or {}
+    data = header.data or {}
     found: dict[str, Any] = {
         "name": run.state.name,
         "mode": run.state.mode,
@@ -150,10 +151,10 @@ def _describe(run: Declared) -> dict[str, Any]:
     found |= {name: _collect(member.identity.get(name) for member in members) for name in OPTIONS}
     found |= {f"data.{name}": data.get(name) for name in ("fingerprint", "samples", "drop_last")}
     found["data.fingerprints"] = data.get("fingerprints")
-    found |= {"code": header.get("code"), "revision": header.get("revision")}
-    found |= {f"version.{name}": version for name, version in (header.get("versions") or {}).items()}
-    combined = run.state.combined or {}
-    found["combine"] = combined.get("declared")
+    found |= {"code": header.code, "revision": header.revision}
+    found |= {f"version.{name}": version for name, version in (header.versions or {}).items()}
+    combined = run.state.combined or NOT_COMBINED
+    found["combine"] = combined.declared
     return found
 
 

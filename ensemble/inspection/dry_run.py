@@ -15,11 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.inspection.batches import describe_first_batch, describe_pipelines
+from ensemble.inspection.dry_run_result import DryRun, Table
 from ensemble.inspection.estimates import estimate_members, estimate_run
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, check_ensemble, check_installed
 from ensemble.spec.identity import compute_cost_key
@@ -32,67 +32,10 @@ if TYPE_CHECKING:
     from ensemble.user_code.fingerprint import Code
 
 log = logging.getLogger(__name__)
-Table = list[dict[str, Any]]
 
 FIGURES = ("step_s", "memory_gb", "gpu_memory_gb", "cpus")
 STEPS_S = (0.5, 6.0)
 """Seconds of steps to measure, at most: of each architecture, and of all together."""
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """What a run would do, need and cost.
-
-    Attributes:
-        name: of the ensemble.
-        mode: "list" or "search".
-        executor: what would run the members.
-        run_dir: the run directory.
-        run_state: how the run in that directory stands, which this one would continue; None: it would be new.
-        node: this machine: `cpus`, `memory_gb`, `gpus`, `power` (source of energy).
-        splits: samples of "train", "valid", "test" and "shifted", those that are declared.
-        fields: a row for each field of a batch: `name`; `shape` of a sample, None for an axis that differs between
-            samples; `dtype`; and of the first batch, which was really prepared, `min`, `mean`, `max` of the finite
-            values, and `not_finite`, how many others there are (None where a field has no numbers).
-        labels: how often each label is in that batch (of targets of several 0s and 1s, how many samples have each
-            label), `None` where the data have no integer target.
-        pipeline: `shared` (stages that are prepared once for all), `unshared` (why nothing is, or None), `own` (by
-            group of members that do more: their further stages), `fingerprint`, `why_unsure`, `prepare_s`
-            (CPU-seconds a sample, measured).
-        members: a row for each group of members of one architecture and one set of options: `members` (names),
-            `params` (of the first), `varied` (other hyperparameters in the group), `workers`, `parameters`,
-            `checkpoint_bytes`, `batch_size`, `steps` (of an epoch), `epochs`, `evaluations` (batches of splits
-            that it evaluates in a run); measured: `step_s`, `evaluate_s` (of a batch, None where the first epoch
-            evaluates nothing), `memory_gb`, `gpu_memory_gb`, `cpus`; estimated of one member: `seconds`, `cpu_s`,
-            `energy_j`; `error`: why nothing was measured, as its first steps failed.
-        run: estimated of the run: `startup_s` and `startup_cpu_s` (measured: one process with its imports, for
-            each that imports them), `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that train at
-            one time), `origin` ("estimated"), `energy_origin` ("estimated" or "unavailable"), `how`.
-        notes: what to know of the figures.
-    """
-
-    name: str
-    mode: str
-    executor: str
-    run_dir: str
-    run_state: str | None
-    node: dict[str, Any]
-    splits: dict[str, int]
-    fields: Table
-    labels: dict[int, int] | None
-    pipeline: dict[str, Any]
-    members: Table
-    run: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """All of it, as JSON values."""
-        return dict(vars(self))
-
-    def __str__(self) -> str:
-        from ensemble.inspection.dry_run_text import format_dry_run
-
-        return format_dry_run(self)
 
 
 def dry_run(
@@ -111,6 +54,9 @@ def dry_run(
         executor: "ray", "local" or "inline". Steps are measured in this process, whatever it is.
         spec_file: the file that declares the ensemble.
         accept_code: as in `submit`.
+
+    Returns:
+        What was found; `str()` of it is a text. Durations are in seconds, memory in GiB.
 
     Raises:
         SpecError, StoreError, PipelineError: as `submit` would, with the same message.
@@ -287,7 +233,7 @@ def _measure_startup(folder: Path, imports: int) -> tuple[float, float]:
     """
     from ensemble.executors.forkserver import PRELOADED
     from ensemble.executors.spawn import make_node_environment
-    from pipelines.child_processes import child_environment
+    from pipelines.ipc.child_processes import child_environment
 
     environment = {**child_environment(), **make_node_environment(folder)}
     began = time.monotonic()
@@ -352,15 +298,15 @@ def _list_notes(ensemble: Ensemble, executor: str, state: RunState, code: Code) 
     if executor == "ray":
         notes.append("measured and estimated for this machine; a Ray cluster may offer more nodes, or other ones")
     if ensemble.search is not None:
-        trials = f"{ensemble.search.trials} trials are proposed while the search goes on"
-        notes.append(f"{trials}; random points of its space stand for them, and pruning is not foreseen")
+        trials = f"{ensemble.search.trials} trials will be proposed by the search"
+        notes.append(f"{trials}; random points of its space are used in their place, and pruning is ignored")
     if state.members:
         notes.append("the run would be continued; the figures are of a run from its beginning")
     return notes
 
 
 def _describe_state(state: RunState) -> str | None:
-    if not state.header:
+    if not state.starts:
         return None
     states = [member.state for member in state.members.values()]
     return ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states)) or "no member has begun"

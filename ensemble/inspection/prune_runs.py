@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from ensemble.events import RunStopped
 from ensemble.inspection.run_contents import find_foreign_files
 from ensemble.store import RunDir, RunState, StoreError, fold, is_locked, read_events
 
@@ -119,7 +120,7 @@ def remove_runs(runs: Sequence[OldRun]) -> None:
             user = next((user.path for user in runs if user.kept and run.path in user.needs), None)
             try:
                 if user is not None:
-                    raise StoreError(f"{user} stays, which may need it")
+                    raise StoreError(f"{user}, which is kept, may need it")
                 remove_run(run)
             except (OSError, StoreError) as error:
                 run.kept = str(error)
@@ -140,7 +141,7 @@ def remove_run(run: OldRun) -> None:
             except BlockingIOError:
                 raise StoreError(f"{run.path} is in progress: it is kept") from None
             if _read(run.path).last != run.last:
-                raise StoreError(f"{run.path} has gone on meanwhile: it is kept")
+                raise StoreError(f"{run.path} was continued meanwhile: it is kept")
             if foreign := find_foreign_files(RunDir(run.path)):
                 raise StoreError(f"{run.path / foreign[0]} was written by no run: it is kept")
             hidden = _hide(run.path)  # what is removed in part is no run any more
@@ -183,7 +184,7 @@ def _read(path: Path) -> _Read:
             raise StoreError("its log is no file")
         events = read_events(run_dir.events)
         state = fold(events)
-        last = float(events[-1]["t"]) if events else run_dir.events.stat().st_mtime
+        last = events[-1].t if events else run_dir.events.stat().st_mtime
         names = {
             str(start)
             for member in state.members.values()
@@ -213,8 +214,9 @@ def _list_texts(pickled: bytes) -> set[str]:
 
 
 def _describe_end(state: RunState) -> str:
-    words = {"run_finished": "finished", "run_stopped": "stopped"}
-    return words.get(str((state.ended or {}).get("type")), "interrupted")
+    if state.ended is None:
+        return "interrupted"
+    return "stopped" if isinstance(state.ended, RunStopped) else "finished"
 
 
 def _find_reason(path: Path, runs: list[Path]) -> str:

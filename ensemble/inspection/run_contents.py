@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ensemble.events import CodeSaved, RunStarted
 from ensemble.store import StoreError, read_events
 from ensemble.store.frozen_arrays import IN_MEMORY, KEPT, is_name
 
@@ -29,7 +30,7 @@ _KINDS = (
     ("spec.py", "the whole text of the spec file", "your code"),
     ("code/*/ensemble.pkl", "the same as ensemble.pkl, with other code or the same", "your code and data"),
     ("events.jsonl", "events: hyperparameters, metrics, messages of errors, names of nodes", "the run"),
-    ("snapshot.json", "the state of the run by the events", "the run"),
+    ("snapshot.msgpack", "the state of the run by the events", "the run"),
     ("run.json", "name, versions of libraries, folder of the code", "the run"),
     ("ledger*", "CPU-seconds and joules", "the run"),
     ("metrics.csv", "metrics of each epoch", "all members"),
@@ -90,7 +91,7 @@ def _describe(name: str) -> tuple[str, str]:
 #: The files that a run writes at the top of its directory, and those in folders, besides its code and data.
 _TOP = [
     "events.jsonl",
-    "snapshot.json",
+    "snapshot.msgpack",
     "run.json",
     "ensemble.pkl",
     "spec.py",
@@ -130,7 +131,8 @@ def find_foreign_files(run_dir: RunDir) -> list[str]:
     Raises:
         StoreError: its log cannot be read.
     """
-    logged = {name for event in read_events(run_dir.events) for name in event.get("files") or {}}
+    written = (event for event in read_events(run_dir.events) if isinstance(event, CodeSaved | RunStarted))
+    logged = {name for event in written for name in event.files}
     found = []
     for path in _list_files(run_dir):
         parts = path.relative_to(run_dir.path).parts

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import NOT_COMBINED
 from ensemble.spec import PREDICTED_SPLITS, SpecError, check_choice, unknown_name
 from ensemble.spec.frames import make_frame
 from ensemble.spec.task import LABELS
@@ -113,6 +114,9 @@ def load_predictions(
         member: the name of a member; None: the combined model, whose predictions are made again from those of the
             members, so that they are those of which the run's figures are.
 
+    Returns:
+        The predictions [n, ...] with the index [n] and, where they are known, the targets of their samples.
+
     Raises:
         SpecError: there is no such split or member.
         StoreError: there is no run, or no such predictions.
@@ -123,16 +127,17 @@ def load_predictions(
     check_choice("load_predictions(split=)", split, PREDICTED_SPLITS)
     run = RunDir(run_dir)
     state = fold(read_events(run.events))
+    combined = state.combined or NOT_COMBINED
     if member is None:
-        if (state.combined or {}).get("weights"):
-            _check_saved(run, state, split, next(iter(state.combined["weights"])))  # type: ignore[index]
+        if combined.weights:
+            _check_saved(run, state, split, next(iter(combined.weights)))
         found = read_combined(run, state, split)
     else:
         if member not in state.members:
             raise SpecError(unknown_name(f"{run.path} has no member", member, list(state.members)))
         _check_saved(run, state, split, member)
         found = read_predictions(run, state.members[member], split, mapped=True)
-    classes = (state.combined or {}).get("classes")
+    classes = combined.classes
     return SavedPredictions(
         run_dir=run.path,
         member=member,

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ensemble.events import Event, RunStarted, Usage
 from ensemble.meter.attribution import IDLE, OTHER, Energies, Method, attribute, list_uses
 from ensemble.meter.origin import Origin, from_ticks, weakest
 from ensemble.meter.proportional_split import Lag, Owner
@@ -19,7 +20,6 @@ from ensemble.meter.usage_intervals import (
     CpuUse,
     Device,
     EnergyPart,
-    Event,
     PowerInterval,
     Process,
     Reader,
@@ -162,6 +162,7 @@ def _add_stretch(stretches: list[list[float]], start: float, end: float) -> None
     stretches[first:last] = [[start, end]]
 
 
+@dataclass
 class Account:
     """What a run has used.
 
@@ -174,23 +175,22 @@ class Account:
         rays: ticks that Ray's processes used, which may become the run's own.
     """
 
-    def __init__(self) -> None:
-        self.reader = Reader()
-        self.last_t = 0.0
-        self.lags: dict[str, Lag] = {}
-        self.sums = Sums()
-        self.last_seen: dict[str, float] = {}
-        self.rays: dict[Process, int] = {}
+    reader: Reader = field(default_factory=Reader)
+    last_t: float = 0.0
+    lags: dict[str, Lag] = field(default_factory=dict)
+    sums: Sums = field(default_factory=Sums)
+    last_seen: dict[str, float] = field(default_factory=dict)
+    rays: dict[Process, int] = field(default_factory=dict)
 
     def apply(self, event: Event) -> None:
         """Applies the next event of the log."""
         reader = self.reader
         reader.apply(event)
-        self.last_t = max(self.last_t, event["t"])
-        if event["type"] == "run_started":
+        self.last_t = max(self.last_t, event.t)
+        if isinstance(event, RunStarted):
             self.rays.clear()
-        if event["type"] == "usage" and event.get("cpu_s") is not None:
-            self._add_cpu(event["node"], reader.node(event["node"]).cpu[-1])
+        if isinstance(event, Usage) and event.cpu_s is not None:
+            self._add_cpu(event.node, reader.node(event.node).cpu[-1])
 
     def _add_cpu(self, node: str, used: CpuUse) -> None:
         owner = used.span.owner

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipelines.child_processes import read_waited_cpu_s
+from pipelines.ipc.child_processes import read_waited_cpu_s
 
 #: Seconds between two reports of a figure: this share of the age of what reports it, and at most so many.
 SHARE, MOST_S = 0.02, 30.0
@@ -98,7 +98,7 @@ class CpuClock:
         whole: count from the beginning of the process, imports included; else from now on. The process of a
             command that drives a run always counts all (`count_whole_process`).
         has_children: count the children that it has waited for as well, but for those with an account of their
-            own (`pipelines.child_processes.reap`): what a member starts is the member's.
+            own (`pipelines.ipc.child_processes.reap`): what a member starts is the member's.
 
     Attributes:
         role: to which time is charged now; "startup" at first.

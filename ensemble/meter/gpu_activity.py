@@ -42,9 +42,9 @@ MPS = "under the Multi-Process Service the driver's utilization of processes is 
 OTHER_NAMESPACE = (
     "the driver's process ids are of another namespace: it lists one of the run on a GPU where it is not"
 )
-NOT_LISTED = "none of the processes that the driver lists on it is the run's, of which there are some"
+NOT_LISTED = "the driver lists none of the run's processes that use it"
 NO_SAMPLES = "the driver has no utilization of any process on it"
-NONSENSE = "the driver returns utilizations that cannot be"
+NONSENSE = "the driver returns impossible utilizations"
 _LATE_US = 1_000_000  # how late the driver publishes samples at most; it collects them once a second
 _LASTING = 30  # readings that could not be used, one after the other, before the reason is reported
 _MPS_SERVER = "nvidia-cuda-mps"  # the first 15 characters are its name in /proc

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+from ensemble.events import Event
 from ensemble.meter.account import ROLES, Account, NodeUse, Sums, Use
 from ensemble.meter.origin import Origin, from_ticks, weakest
 from ensemble.meter.proportional_split import Owner
@@ -256,16 +257,16 @@ class Ledger:
         }
 
 
-def ledger(events: Iterable[Mapping[str, Any]]) -> Ledger:
+def ledger(events: Iterable[Event]) -> Ledger:
     """The ledger of a run, from its events so far; types that say nothing of use are ignored.
 
-    So are events of no use, such as after a byte of them has changed: the fold of the log notes those.
+    So are events that do not fit to those before: the fold of the log notes them.
     """
     account = Account()
     for event in events:
         try:  # faster than contextlib.suppress
             account.apply(event)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        except (ArithmeticError, LookupError, ValueError):
             continue
     return build_ledger(account)
 

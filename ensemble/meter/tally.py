@@ -4,7 +4,7 @@ What a process has used is in its reports, or is told by the parent that waits f
 killed, nobody does either for it and for what ends with it. Therefore a thread of the driver, and of each node's
 agent, writes the `usage` events that would be due now into a file of the run directory, often at first, then
 whenever a hundredth of its age has passed. The next start of the run logs what the log has not
-(`read_unreported`).
+(`list_unreported`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ensemble.events import Report
 from ensemble.meter.cpu import report_interval_s
 from ensemble.meter.origin import from_ticks, to_ticks
-
-if TYPE_CHECKING:
-    from ensemble.meter.account import Account
-
-Event = dict[str, Any]
 
 #: Roles between which a process moves what it has used when it reports: what they have together only grows.
 MOVING = ("startup", "train", "prepare")
@@ -43,7 +39,7 @@ class Tally:
         list_usage: returns `usage` events with all that was used up to now. Called in a thread of its own.
     """
 
-    def __init__(self, folder: Path, list_usage: Callable[[], Sequence[Event]]) -> None:
+    def __init__(self, folder: Path, list_usage: Callable[[], Sequence[Report]]) -> None:
         self._file = folder / f"{os.uname().nodename}-{os.getpid()}-{id(self):x}.json"
         self._list_usage, self._over = list_usage, threading.Event()
         self._thread = threading.Thread(target=self._run, name="tally", daemon=True)
@@ -74,7 +70,7 @@ class Tally:
         remove([self._file])
 
 
-def read_tallies(folder: Path) -> tuple[list[Event], list[Path]]:
+def read_tallies(folder: Path) -> tuple[list[Report], list[Path]]:
     """The `usage` events that killed processes have left, and the files to `remove` when these are in the log.
 
     What a kill or a power failure has left in part is removed with them.
@@ -83,13 +79,7 @@ def read_tallies(folder: Path) -> tuple[list[Event], list[Path]]:
     return [event for file in files if file.suffix == ".json" for event in _read(file)], files
 
 
-def read_unreported(folder: Path, read_account: Callable[[], Account]) -> tuple[list[Event], list[Path]]:
-    """What killed processes have used beyond what the log has, and the files to `remove` when that is logged."""
-    left, files = read_tallies(folder)
-    return list_unreported(left, read_account().reader.last_usage) if left else [], files
-
-
-def list_unreported(left: Sequence[Event], logged: Mapping[tuple[Any, ...], tuple[float, int]]) -> list[Event]:
+def list_unreported(left: Sequence[Report], logged: Mapping[tuple[Any, ...], tuple[float, int]]) -> list[Report]:
     """The `usage` events among those of tallies that say more than the log, one of each process and role.
 
     A process that reported after its tally was written may have moved seconds to another role: these are not
@@ -99,7 +89,7 @@ def list_unreported(left: Sequence[Event], logged: Mapping[tuple[Any, ...], tupl
         left: as `read_tallies` returns them.
         logged: `last_usage` of the log's account.
     """
-    latest: dict[tuple[Any, ...], dict[str, Event]] = {}
+    latest: dict[tuple[Any, ...], dict[str, Report]] = {}
     for event in left:
         role, began = event["role"], event["began"]
         of_process = latest.setdefault((event["node"], event["pid"], began, None if role in MOVING else role), {})
@@ -126,7 +116,7 @@ def remove(files: Sequence[Path]) -> None:
             file.parent.rmdir()
 
 
-def _read(file: Path) -> list[Event]:
+def _read(file: Path) -> list[Report]:
     try:
         events = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
@@ -134,7 +124,7 @@ def _read(file: Path) -> list[Event]:
         return []
     if isinstance(events, list) and all(map(_is_usage, events)):
         return events
-    log.warning("%s holds no figures of use, and is left out", file)
+    log.warning("%s holds no usage figures, and is left out", file)
     return []
 
 

@@ -8,22 +8,24 @@ begin anew when the run is started again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import ensemble.events as events
+from ensemble.events import Event
 from ensemble.meter.origin import Origin, to_ticks
 from ensemble.meter.proportional_split import Owner, UsageSpan
 
-ENDS_ATTEMPT = ("finished", "pruned", "stopped", "paused", "cancelled", "failed")
-Event = Mapping[str, Any]
+#: Events that end an attempt of a member.
+ENDS_ATTEMPT = (events.Finished, events.Pruned, events.Stopped, events.Paused, events.Cancelled, events.Failed)
 
 Device = int | str  # id of a GPU
 UNNAMED: Device = ""
 #: How late a `power` event may be: its energy is since the one before. Later ones were not metered meanwhile.
 PAUSE_S = 60.0
 #: With these events a node is metered anew, after a time in which nothing may have metered it.
-BEGINS_POWER = frozenset(("node", "node_lost", "agent_replaced"))
+BEGINS_POWER = (events.NodeChanged, events.NodeLost, events.AgentReplaced)
 Process = tuple[str, int | None, int]  # node, pid, and what tells two processes of that id apart
 
 
@@ -138,6 +140,7 @@ class Samples:
     by_stream: dict[tuple[str, int], list[int]] = field(default_factory=dict)
 
 
+@dataclass
 class Reader:
     """Applies events one by one.
 
@@ -149,25 +152,28 @@ class Reader:
         ranks: ticks of rank-seconds, by (member, node).
         waited: ticks of the seconds in which each member waited for data, epochs that were trained again included.
         holds: what members hold now, by member; one for each of its nodes.
+        declared: cores and share of a GPU of each rank, by member.
+        devices: of each rank, by member.
+        cohorts: whose stream each member reads.
+        start: how often the run was started, the last time at `started_t`.
+        last_usage, last_power, last_feeder: what was counted last.
     """
 
-    def __init__(self) -> None:
-        self.nodes: dict[str, NodeRecord] = {}
-        self.samples = Samples()
-        self.held: dict[str, int] = {}
-        self.ranks: dict[tuple[str, str], int] = {}
-        self.waited: dict[str, int] = {}
-        self.holds: dict[str, list[Reservation]] = {}
-        self.unheld: dict[str, list[Reservation]] = {}  # of members that wait for the cluster; older logs only
-        self.declared: dict[str, tuple[float, float]] = {}  # cores and share of a GPU of each rank, by member
-        self.devices: dict[str, list[Device | None]] = {}  # of each rank, by member
-        self.cohorts: dict[str, int | None] = {}
-        self.gpu_busy: dict[tuple[Owner, str], int] = {}
-        self.start = 0  # how many times the run was started
-        self.started_t = float("-inf")
-        self.last_usage: dict[tuple[Any, ...], tuple[float, int]] = {}
-        self.last_power: dict[str, float] = {}
-        self.last_feeder: dict[tuple[Any, ...], dict[str, int]] = {}
+    nodes: dict[str, NodeRecord] = field(default_factory=dict)
+    samples: Samples = field(default_factory=Samples)
+    held: dict[str, int] = field(default_factory=dict)
+    ranks: dict[tuple[str, str], int] = field(default_factory=dict)
+    waited: dict[str, int] = field(default_factory=dict)
+    holds: dict[str, list[Reservation]] = field(default_factory=dict)
+    declared: dict[str, tuple[float, float]] = field(default_factory=dict)
+    devices: dict[str, list[Device | None]] = field(default_factory=dict)
+    cohorts: dict[str, int | None] = field(default_factory=dict)
+    gpu_busy: dict[tuple[Owner, str], int] = field(default_factory=dict)
+    start: int = 0
+    started_t: float = float("-inf")
+    last_usage: dict[tuple[Any, ...], tuple[float, int]] = field(default_factory=dict)
+    last_power: dict[str, float] = field(default_factory=dict)
+    last_feeder: dict[tuple[str, int, int | None], dict[str, int]] = field(default_factory=dict)
 
     def node(self, name: str) -> NodeRecord:
         """The node of that name, made when it is first met."""
@@ -175,38 +181,38 @@ class Reader:
 
     def apply(self, event: Event) -> None:
         """Applies the next event of the log; its CPU time, if it has some, is the last of its node's `cpu`."""
-        if event["type"] in BEGINS_POWER:
-            self.last_power.pop(event["node"], None)
-        match event["type"]:
-            case "usage":
+        match event:
+            case events.Usage():
                 self._add_usage(event)
-            case "power":
+            case events.Power():
                 self._add_power(event)
-            case "feeder":
+            case events.Feeder():
                 self._add_feeder(event)
-            case "epoch":
+            case events.Epoch():
                 self._add_epoch(event)
-            case "member":
-                cores, share = event.get("cpus_per_worker"), event.get("gpus_per_worker")
-                self.declared[event["member"]] = (1.0 if cores is None else cores, share or 1.0)
-            case "node":
+            case events.MemberDeclared():
+                cores = 1.0 if event.cpus_per_worker is None else event.cpus_per_worker
+                self.declared[event.member] = (cores, event.gpus_per_worker or 1.0)
+            case events.NodeChanged():
+                self.last_power.pop(event.node, None)
                 self._describe_node(event)
-            case "placed":
+            case events.NodeLost() | events.AgentReplaced():
+                self.last_power.pop(event.node, None)
+            case events.Placed():
                 self._place(event)
-            case "moved":
-                self.cohorts[event["member"]] = event.get("cohort")
-            case "waiting":  # only in older logs: it came between `placed` and `started`
-                hold = self.holds.pop(event["member"], None)
-                if hold is not None:  # it was placed, and waits for the cluster: it holds nothing yet
-                    self.unheld[event["member"]] = hold
-            case "started":
-                hold = self.unheld.pop(event["member"], None)
-                if hold is not None:
-                    self.holds[event["member"]] = [one._replace(start=event["t"]) for one in hold]
-            case "run_started" | "run_stopped" | "run_finished":
+            case events.Moved():
+                self.cohorts[event.member] = event.cohort
+            case events.RunStarted() | events.RunStopped() | events.RunFinished():
                 self._restart(event)
-            case kind if kind in ENDS_ATTEMPT:
-                self._release(event["member"], event["t"])
+            case (
+                events.Finished()
+                | events.Pruned()
+                | events.Stopped()
+                | events.Paused()
+                | events.Cancelled()
+                | events.Failed()
+            ):
+                self._release(event.member, event.t)
 
     def list_open_spans(self, name: str, until: float) -> Iterator[tuple[Device | None, UsageSpan]]:
         """What members that still hold something of a node have held until a time."""
@@ -225,43 +231,39 @@ class Reader:
 
     # -- one kind of event each ---------------------------------------------------------------------------------
 
-    def _restart(self, event: Event) -> None:
+    def _restart(self, event: events.RunStarted | events.RunStopped | events.RunFinished) -> None:
         """Resets all counts at a start of the run. In a start that ended without an event, members held their
         devices until its last event.
         """
-        until = event["t"]
-        if event["type"] == "run_started":
+        until = event.t
+        if isinstance(event, events.RunStarted):
             until = max([self.started_t, *self.last_power.values(), *(t for t, _ in self.last_usage.values())])
             self.start += 1
-            self.started_t = event["t"]
+            self.started_t = event.t
             self.last_power.clear()
             self.last_feeder.clear()
-        self.unheld.clear()
         for member in list(self.holds):
             self._release(member, until)
 
-    def _add_usage(self, event: Event) -> None:
+    def _add_usage(self, event: events.Usage) -> None:
         """Adds what a process has used since its last `usage` event; the event's figures are cumulative."""
-        owner = Owner(event["role"], event.get("member"), event.get("cohort"))
-        t = min(event["t"], event.get("until") or event["t"])  # before it was logged, where a process was killed
-        began = event.get("began")
-        process = (event["node"], event.get("pid"), -self.start if began is None else began)
-        if event.get("gpu_busy_s") is not None:
+        owner = Owner(event.role, event.member, event.cohort)
+        t = min(event.t, event.until or event.t)  # before it was logged, where a process was killed
+        process = (event.node, event.pid, -self.start if event.began is None else event.began)
+        if event.gpu_busy_s is not None:
             # The process counts it once, in whichever role it reports it.
-            busy_s = event["gpu_busy_s"]
-            first = min(t, max(self.started_t, t - busy_s))
-            self._add_busy(event, owner, self._advance((*process, "gpu"), t, busy_s, first))
-        if event.get("cpu_s") is None:
+            first = min(t, max(self.started_t, t - event.gpu_busy_s))
+            self._add_busy(event, owner, self._advance((*process, "gpu"), t, event.gpu_busy_s, first))
+        if event.cpu_s is None:
             return
-        before, for_s = event.get("since") or t - event["cpu_s"], event.get("for_s")
+        before = event.since or t - event.cpu_s
         # Where nothing is known from before: as reported, or as if one core had been busy all the time. What the
         # driver and Ray used while the run was being started lies before its first event.
-        first = max(self.started_t, before) if for_s is None else t - for_s
+        first = max(self.started_t, before) if event.for_s is None else t - event.for_s
         # The count is of the process in that role, whoever it works for: one process may train several members.
-        since, ticks = self._advance((*process, event["role"]), t, event["cpu_s"], first)
+        since, ticks = self._advance((*process, event.role), t, event.cpu_s, first)
         span = UsageSpan(owner, min(since, t), t, ticks)
-        use = CpuUse(process, span, event.get("origin", "measured"))
-        self.node(event["node"]).cpu.append(use)
+        self.node(event.node).cpu.append(CpuUse(process, span, event.origin))
 
     def _advance(self, key: tuple[Any, ...], t: float, count_s: float, first: float) -> tuple[float, int]:
         """Since when a cumulative count has grown, and by how many ticks; a new one counts from `first` on."""
@@ -270,99 +272,92 @@ class Reader:
         self.last_usage[key] = (t, ticks)
         return since, ticks - before
 
-    def _add_busy(self, event: Event, owner: Owner, grown: tuple[float, int]) -> None:
-        devices, rank = self.devices.get(owner.member or "", []), event.get("rank") or 0
-        device: Device | None = event.get("gpu")
-        if device is None:  # where the member was placed: older logs, and a process that sees all GPUs
+    def _add_busy(self, event: events.Usage, owner: Owner, grown: tuple[float, int]) -> None:
+        devices, rank = self.devices.get(owner.member or "", []), event.rank or 0
+        device: Device | None = event.gpu
+        if device is None:  # where the member was placed: of a process that sees all GPUs
             device = devices[rank] if rank < len(devices) else None
-        node, (since, ticks) = self.node(event["node"]), grown
+        node, (since, ticks) = self.node(event.node), grown
         gpu, part = node.find_gpu(UNNAMED if device is None else device)
         if ticks:
-            node.busy.setdefault(gpu, []).append(UsageSpan(owner, since, event["t"], round(ticks * part)))
-            key = (owner, event["node"])
+            node.busy.setdefault(gpu, []).append(UsageSpan(owner, since, event.t, round(ticks * part)))
+            key = (owner, event.node)
             self.gpu_busy[key] = self.gpu_busy.get(key, 0) + ticks
 
-    def _add_power(self, event: Event) -> None:
+    def _add_power(self, event: events.Power) -> None:
         """Adds the energy of a node since its last `power` event."""
-        node, watts, energy_j = event["node"], event.get("watts"), event.get("energy_j")
+        node = event.node
         earlier = self.node(node).power
         # Intervals stay in order even where the clock was set back.
-        ended = min(event["t"], event.get("until", event["t"]))  # before it was reported, where rows come late
+        ended = event.t if event.until is None else min(event.t, event.until)  # rows may come late
         t = max([ended, *(interval.end for interval in earlier[-1:])])
-        parts = event.get("parts")
-        if parts is None:
-            parts = [] if energy_j is None else [{"kind": "cpu", "energy_j": energy_j, "origin": event["origin"]}]
-        start, length_s = self.last_power.get(node), event.get("interval_s")
+        start, length_s = self.last_power.get(node), event.interval_s
         if start is None or (length_s is not None and t - start > length_s + PAUSE_S):
-            if length_s is None:
-                length_s = energy_j / watts if energy_j and watts else 0.0
-            start = max([t - length_s, *(interval.end for interval in earlier[-1:])])
+            start = max([t - (length_s or 0.0), *(interval.end for interval in earlier[-1:])])
         self.last_power[node] = t
-        busy_s = event.get("busy_s")
         earlier.append(
             PowerInterval(
                 start=min(start, t),
                 end=t,
-                parts=tuple(map(_read_part, parts)),
-                busy=None if busy_s is None else to_ticks(busy_s),
-                watts=watts,
-                origin=event["origin"],
-                source=event.get("source") or "unknown",
-                unread=event.get("reason") or "",
+                parts=tuple(map(_read_part, event.parts or ())),
+                busy=None if event.busy_s is None else to_ticks(event.busy_s),
+                watts=event.watts,
+                origin=event.origin,
+                source=event.source or "unknown",
+                unread=event.reason or "",
             )
         )
 
-    def _add_feeder(self, event: Event) -> None:
+    def _add_feeder(self, event: events.Feeder) -> None:
         """Adds what a feeder has prepared and sent since its last event; the event's figures are cumulative."""
-        last = self.last_feeder.setdefault((event["node"], event["cohort"], event.get("pid")), {})
+        last = self.last_feeder.setdefault((event.node, event.cohort, event.pid), {})
         # A restarted feeder counts from zero: its count then falls, which it never does within a process.
-        if event.get("prepared", 0) < last.get("prepared", 0):
+        if event.prepared < last.get("prepared", 0):
             last.clear()
-        of_stream = self.samples.by_stream.setdefault((event["node"], event["cohort"]), [0, 0, 0])
+        of_stream = self.samples.by_stream.setdefault((event.node, event.cohort), [0, 0, 0])
         for at, name in enumerate(("prepared", "consumed", "skipped")):
-            count = event.get(name) or 0
+            count = getattr(event, name)
             grown = max(0, count - last.get(name, 0))
             of_stream[at] += grown
             setattr(self.samples, name, getattr(self.samples, name) + grown)
             last[name] = max(count, last.get(name, 0))
 
-    def _add_epoch(self, event: Event) -> None:
-        member, private = event["member"], private_samples(event)
+    def _add_epoch(self, event: events.Epoch) -> None:
+        member, private = event.member, private_samples(event)
         self.samples.private += private
-        self.samples.skipped += event.get("private_skipped") or 0
+        self.samples.skipped += event.private_skipped or 0
         key = (member, self.cohorts.get(member))
-        shared = max(0, (event.get("samples") or 0) - private)
+        shared = max(0, (event.samples or 0) - private)
         self.samples.by_member[key] = self.samples.by_member.get(key, 0) + shared
-        self.waited[member] = self.waited.get(member, 0) + to_ticks(event.get("waited_s") or 0.0)
+        self.waited[member] = self.waited.get(member, 0) + to_ticks(event.waited_s or 0.0)
 
-    def _describe_node(self, event: Event) -> None:
-        node = self.node(event["node"])
+    def _describe_node(self, event: events.NodeChanged) -> None:
+        node = self.node(event.node)
         # A run may hold a part of the node's cores, while idle power is that of all of them.
-        node.cores = max(node.cores, (event.get("power") or {}).get("cores") or event.get("cpus") or 0.0)
-        ids = event.get("gpu_ids") or []
-        parents = event.get("gpu_parents") or ids
-        shares = event.get("gpu_shares") or [1.0 / parents.count(parent) for parent in parents]
+        node.cores = max(node.cores, (event.power or {}).get("cores") or event.cpus)
+        ids = event.gpu_ids
+        parents = event.gpu_parents or ids
+        shares = event.gpu_shares or [1.0 / parents.count(parent) for parent in parents]
         for gpu, parent, share in zip(ids, parents, shares, strict=False):
             node.gpus[gpu] = (parent, share)
 
-    def _place(self, event: Event) -> None:
+    def _place(self, event: events.Placed) -> None:
         """Lets a member hold its place from this event on."""
-        member = event["member"]
-        self._release(member, event["t"])
-        self.cohorts[member] = event.get("cohort")
-        devices = self.devices[member] = list(event.get("devices") or ())
-        nodes = event.get("nodes") or [event["node"]] * len(devices)
-        by_node: dict[str, list[Device | None]] = {event["node"]: []}
+        member = event.member
+        self._release(member, event.t)
+        self.cohorts[member] = event.cohort
+        devices = self.devices[member] = event.devices
+        nodes = event.nodes or [event.node] * len(devices)
+        by_node: dict[str, list[Device | None]] = {event.node: []}
         for node, device in zip(nodes, devices, strict=True):
             by_node.setdefault(node, []).append(device)
         cores, share = self.declared.get(member, (1.0, 1.0))
         self.holds[member] = [
-            Reservation(node, tuple(on), share, cores * len(on), event["t"]) for node, on in by_node.items()
+            Reservation(node, tuple(on), share, cores * len(on), event.t) for node, on in by_node.items()
         ]
 
     def _release(self, member: str, t: float) -> None:
         """Ends a member's hold at time `t`."""
-        self.unheld.pop(member, None)
         if member not in self.holds:
             return
         _add_held(self.held, self.ranks, member, self.holds[member], t)
@@ -387,22 +382,21 @@ def _add_held(
         ranks[member, one.node] = ranks.get((member, one.node), 0) + ticks * len(one.devices)
 
 
-def _read_part(part: Mapping[str, Any]) -> EnergyPart:
-    idle_j, activity, ticks = part.get("idle_j"), part.get("activity"), to_ticks(part["energy_j"])
+def _read_part(part: events.PowerPart) -> EnergyPart:
+    ticks = to_ticks(part.energy_j)
     return EnergyPart(
-        part["kind"],
-        part.get("device"),
+        part.kind,
+        part.device,
         ticks,
-        part["origin"],
-        None if idle_j is None else min(ticks, to_ticks(idle_j)),
-        None if activity is None else tuple((Owner(role, m), to_ticks(sm_s)) for role, m, sm_s in activity),
+        part.origin,
+        None if part.idle_j is None else min(ticks, to_ticks(part.idle_j)),
+        None
+        if part.activity is None
+        else tuple((Owner(role, m), to_ticks(sm_s)) for role, m, sm_s in part.activity),
     )
 
 
-def private_samples(event: Event) -> int:
-    """Returns the samples of an epoch that the member prepared itself, as reported or by its private batches."""
-    reported = event.get("private_samples")
-    if reported is not None:
-        return int(reported)
-    private, shared = event.get("private_batches") or 0, event.get("shared_batches") or 0
-    return round((event.get("samples") or 0) * private / (private + shared)) if private else 0
+def private_samples(event: events.Epoch) -> int:
+    """Returns the samples of an epoch that the member prepared itself, by its private batches."""
+    private, shared = event.private_batches or 0, event.shared_batches or 0
+    return round((event.samples or 0) * private / (private + shared)) if private else 0

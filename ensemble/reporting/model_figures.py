@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ensemble.events import NOT_COMBINED, Combined
 from ensemble.reporting import text
 from ensemble.reporting.ranking import finite_or_none
 from ensemble.spec.objectives import infer_mode
@@ -137,9 +138,9 @@ def list_figures(
     return [describe_figure(name, task, ranking) for name in order]
 
 
-def read_task(combined: Mapping[str, Any] | None) -> Task:
+def read_task(combined: Combined | None) -> Task:
     """Returns the task of a `combined` event; classification where nothing was combined."""
-    record = (combined or {}).get("task")
+    record = combined.task if combined is not None else None
     return CLASSIFICATION if not record else Task.from_record(record)
 
 
@@ -173,18 +174,17 @@ class ModelComparison:
         return f"{words}, within noise" if self.is_noise else words
 
 
-def compare(combined: Mapping[str, Any] | None, ranking: Ranking | None = None) -> list[ModelComparison]:
+def compare(combined: Combined | None, ranking: Ranking | None = None) -> list[ModelComparison]:
     """Returns the figures of the combined model, those that say most first; none where nothing was combined.
 
     Args:
         combined: the `combined` event.
         ranking: of the run's members.
     """
-    found = (combined or {}).get("metrics") or {}
-    assert combined is not None or not found
+    combined = combined or NOT_COMBINED
+    found = combined.metrics or {}
     ours, best = found.get("ensemble") or {}, found.get("best") or {}
-    intervals = (combined or {}).get("intervals") or {}
-    noise = (combined or {}).get("noise")
+    intervals, noise = combined.intervals or {}, combined.noise
     comparisons = []
     for figure in list_figures(ours, read_task(combined), ranking):
         value = finite_or_none(ours[figure.name])

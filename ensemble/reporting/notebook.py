@@ -6,6 +6,7 @@ IPython is used where the program runs in it already, and never imported otherwi
 from __future__ import annotations
 
 import html
+import logging
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,8 @@ from ensemble.reporting.time_left import TimeLeftEstimator, fraction_done, membe
 
 if TYPE_CHECKING:
     from ensemble.store import MemberState, RunDir, RunState
+
+log = logging.getLogger(__name__)
 
 REDRAW_S = 1.0
 SHOWN = 30  # members in a table
@@ -68,10 +71,13 @@ class LiveView:
         self._drawn_at = time.monotonic()
         content = progress_html(self._state, self._estimator.left_s(self._state))
         display = sys.modules["IPython"].display
-        if self._handle is None:
-            self._handle = display.display(display.HTML(content), display_id=True)
-        else:
-            self._handle.update(display.HTML(content))
+        try:
+            if self._handle is None:
+                self._handle = display.display(display.HTML(content), display_id=True)
+            else:
+                self._handle.update(display.HTML(content))
+        except Exception as error:  # the run goes on without it
+            log.debug("the progress could not be shown: %s", error, exc_info=True)
 
 
 def progress_html(state: RunState, left_s: float | None = None) -> str:

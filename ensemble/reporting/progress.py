@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ensemble.events import RunStopped
 from ensemble.reporting import text
 from ensemble.reporting.ranking import best_member, metric
 from ensemble.reporting.status import ATTEMPTS, describe_end
@@ -277,9 +278,9 @@ class _Lines:
         if len(member.history) > epochs:
             done = f"{member.epoch}/{member_epochs(state, member)}"
             value = text.score(metric(member, state.objective))
-            rate = member.history[-1].get("samples_per_s")
+            rate = member.history[-1].samples_per_s
             what = f"epoch {done}: {state.objective} {value}, {text.number(rate)} samples/s"
-            skipped = member.history[-1].get("skipped_steps")
+            skipped = member.history[-1].skipped_steps
             what += f", {text.count(skipped, 'step')} skipped by overflow" if skipped else ""
             found.append(("epoch", member.id, what, f"{done} {value}"))
         if member.failures > failures:
@@ -296,7 +297,7 @@ class _Lines:
 
 def _describe_stop(state: RunState) -> tuple[str, str] | None:
     """Why a run was stopped and how it goes on; None of one that was not."""
-    if state.ended is None or state.ended["type"] != "run_stopped":
+    if state.ended is None or not isinstance(state.ended, RunStopped):
         return None
     return f"run {describe_end(state)}", "`ensemble resume` goes on"
 

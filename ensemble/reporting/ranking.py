@@ -67,7 +67,7 @@ def judged_members(state: RunState) -> list[tuple[MemberState, float, float]]:
     found = []
     for member in state.members.values():
         value = metric(member, state.objective)
-        cost = finite_or_none((member.cost or {}).get(name)) if name is not None else None
+        cost = finite_or_none(getattr(member.cost, name, None)) if name is not None else None
         if member.state == "finished" and value is not None and cost is not None:
             found.append((member, value, cost))
     return found
@@ -83,7 +83,7 @@ def cost_origin(state: RunState) -> Origin:
     """The weakest origin of the second objective over the members that are judged by it."""
     if state.second_objective != "energy_j":
         return "measured"
-    return weakest((member.cost or {})["energy_origin"] for member, _, _ in judged_members(state))
+    return weakest(member.cost.energy_origin for member, _, _ in judged_members(state) if member.cost is not None)
 
 
 def varied_parameters(members: Iterable[MemberState]) -> list[str]:

@@ -10,9 +10,9 @@ from ensemble.reporting.text import visible
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ensemble.events import Event
     from ensemble.reporting.dashboard.projection import RunView
     from ensemble.store import RunDir, RunState
-    from ensemble.store.member import Event
 
 #: Of the logs of members that failed: lines of each, bytes of each, bytes of all.
 LOG_LINES, LOG_BYTES, LOGS_BYTES = 60, 16 * 2**10, 2**20

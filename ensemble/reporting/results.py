@@ -14,6 +14,7 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import RunStopped, to_dict
 from ensemble.meter.ledger import Ledger, Total
 from ensemble.reporting.loggers.points import epoch_values
 from ensemble.reporting.model_figures import compare
@@ -43,7 +44,7 @@ def list_epochs(state: RunState) -> list[dict[str, Any]]:
     """
     return [
         {"member": member.id}
-        | {name: epoch.get(name) for name in EPOCH_COLUMNS if name != "member"}
+        | {name: getattr(epoch, name) for name in EPOCH_COLUMNS if name != "member"}
         | epoch_values(epoch)
         for member in state.members.values()
         for epoch in member.history
@@ -80,17 +81,18 @@ def make_results(
         order of `classes` (names, or None), of the `split`, by model; None where there are none.  `totals`: of
         the run, and by role.
     """
-    best, ended = best_member(state), state.ended or {}
+    best, ended = best_member(state), state.ended
     rows = [{**row, "identity": state.members[row["member"]].identity} for row in status_rows(state, ledger)]
     shown = compare(state.combined, (state.objective, state.direction))
-    combined = {name: value for name, value in (state.combined or {}).items() if name not in ("v", "t", "type")}
+    combined = {} if state.combined is None else to_dict(state.combined)
+    combined = {name: value for name, value in combined.items() if name not in ("v", "t", "type")}
     return {
         "v": VERSION,
         "run": {
             "name": state.name,
             "run_id": state.run_id,
-            "state": {"run_finished": "finished", "run_stopped": "stopped"}.get(ended.get("type", ""), "running"),
-            "reason": ended.get("reason"),
+            "state": "running" if ended is None else "stopped" if isinstance(ended, RunStopped) else "finished",
+            "reason": ended.reason if isinstance(ended, RunStopped) else None,
             "executor": state.executor,
             "mode": state.mode,
             "objective": state.objective,

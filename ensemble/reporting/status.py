@@ -8,6 +8,7 @@ import time
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import RunStopped
 from ensemble.meter.ledger import Total
 from ensemble.reporting import text
 from ensemble.reporting.ranking import finite_or_none, other_metrics
@@ -22,7 +23,7 @@ from ensemble.reporting.sections.notices import describe_early_stop, describe_qu
 from ensemble.reporting.sections.quality import describe_figures, describe_quality
 from ensemble.reporting.sections.time_to_solution import measure_time_to_solution, summarize
 from ensemble.reporting.time_left import member_epochs
-from ensemble.store.events import is_locked
+from ensemble.store.event_log import is_locked
 from ensemble.store.files import format_command
 from ensemble.store.verification import describe_hole
 
@@ -49,7 +50,7 @@ def describe_lost_controller(run_dir: RunDir, state: RunState, *, silent_s: floa
     Args:
         silent_s: seconds without an event from which on a controller on another host is reported as lost.
     """
-    pid, host = state.header.get("pid"), state.header.get("host")
+    pid, host = state.header.pid, state.header.host
     if state.ended is not None or (locked := is_locked(run_dir.events)):
         return None
     resume = f"{format_command('resume', run_dir.path)} goes on"
@@ -82,10 +83,11 @@ def describe_end(state: RunState) -> str | None:
     """How a run ended, such as "finished" or "stopped (disk full)"; None of one that has not."""
     if state.ended is None:
         return None
-    how = "stopped" if state.ended["type"] == "run_stopped" else "finished"
+    how = "stopped" if isinstance(state.ended, RunStopped) else "finished"
     if how == "finished" and all(member.state != "finished" for member in state.members.values()):
         how = "ended: no member finished"
-    return how + (f" ({state.ended['reason']})" if state.ended.get("reason") else "")
+    reason = state.ended.reason if isinstance(state.ended, RunStopped) else None
+    return how + (f" ({reason})" if reason else "")
 
 
 def status_failures(state: RunState, most: int = 10) -> str | None:
@@ -119,7 +121,9 @@ def status_gpus(state: RunState) -> str | None:
     if state.ended is None:
         lines += [describe_unusable(event) for event in state.unusable.values()]
         lines += [
-            f"{name}: {node.info['no_gpus']}" for name, node in state.nodes.items() if node.info.get("no_gpus")
+            f"{name}: {node.info.no_gpus}"
+            for name, node in state.nodes.items()
+            if node.info is not None and node.info.no_gpus
         ]
     return "\n".join(lines) or None
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import NOT_COMBINED, RunFinished, RunStopped
 from ensemble.reporting import text
 from ensemble.reporting.model_figures import ModelComparison, compare
 from ensemble.reporting.ranking import (
@@ -56,7 +57,7 @@ def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = Non
     from rich.text import Text
 
     parts: list[Any] = [_MemberTable(state, ledger, members)]
-    if (state.combined or {}).get("metrics") and _compare_figures(state):
+    if (state.combined or NOT_COMBINED).metrics and _compare_figures(state):
         parts.append(_CombinedTable(state))
     grid = Table.grid(padding=(0, 2))
     for label, line in summary_lines(state, ledger, run_dir):
@@ -95,8 +96,8 @@ def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None
         if failed is not None:
             lines.append(("log", f"{format_command('logs', where, failed)} shows where it failed"))
         lines += _next_steps(state, where)
-    if state.ended is not None and state.ended["type"] == "run_stopped":
-        reason = state.ended.get("reason") or "no reason given"
+    if state.ended is not None and isinstance(state.ended, RunStopped):
+        reason = state.ended.reason or "no reason given"
         lines.append(
             ("stopped", reason if where is None else f"{reason}; {format_command('resume', where)} goes on")
         )
@@ -105,9 +106,9 @@ def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None
 
 def _next_steps(state: RunState, where: str) -> Iterator[Line]:
     """Where the model of a run that has ended lies, and what can be done next."""
-    if state.ended is None or state.ended["type"] != "run_finished":
+    if state.ended is None or not isinstance(state.ended, RunFinished):
         return
-    if (state.combined or {}).get("members"):
+    if (state.combined or NOT_COMBINED).members:
         load = f'`ensemble.load("{where}")` in Python gives the combined model'
         export = f"{format_command('export', where, 'OUT')} exports it"
         yield "model", f"in {os.path.join(where, 'members')}; {load}, {export}"
@@ -117,7 +118,10 @@ def _next_steps(state: RunState, where: str) -> Iterator[Line]:
         yield "next", f"{format_command('resume', where)} tries what failed again"
         yield "", page
     elif "finished" in states:
-        yield "next", f"{format_command('resume', where, '--epochs', 'N')} trains the members for N more epochs"
+        yield (
+            "next",
+            f"{format_command('resume', where, '--epochs', 'N')} trains the members on, to N epochs in all",
+        )
         yield "", page
     else:
         yield "next", page
@@ -229,18 +233,18 @@ def _combined_table(state: RunState, width: int) -> Any:
 
     assert state.combined is not None
     combined = state.combined
-    best = combined.get("best_member")
-    members = f"{used[0]} alone" if len(used := combined["members"]) == 1 else text.count(len(used), "member")
+    best = combined.best_member
+    members = f"{used[0]} alone" if len(used := combined.members) == 1 else text.count(len(used), "member")
     rows = [
-        (f"combined ({combined['method']}, {members})", "bold"),
+        (f"combined ({combined.method}, {members})", "bold"),
         ("  95 % interval", "dim"),
         (f"best member{f' ({best})' if best else ''}", ""),
         ("  95 % interval", "dim"),
         ("mean of the members", ""),
         ("combined − best", ""),
     ]
-    names = [f"on the {combined['split']} split", *(name for name, _ in rows)]
-    described = [_describe_figure(each, combined["metrics"]) for each in _compare_figures(state)]
+    names = [f"on the {combined.split} split", *(name for name, _ in rows)]
+    described = [_describe_figure(each, combined.metrics or {}) for each in _compare_figures(state)]
     room = width - EDGES - max(map(len, names))
     if _count_fitting(described, room) < min(NEEDED_QUALITY, len(described)):
         described = [["" if at in INTERVALS else cell for at, cell in enumerate(cells)] for cells in described]
@@ -252,8 +256,8 @@ def _combined_table(state: RunState, width: int) -> Any:
         cells = [column[at] for column in columns]
         if any(cells[1:]):
             grid.add_row(*cells, style=style)
-    if combined.get("note"):
-        grid.caption = combined["note"]
+    if combined.note:
+        grid.caption = combined.note
         grid.caption_justify = "left"
     return grid
 

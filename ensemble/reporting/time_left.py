@@ -35,7 +35,7 @@ def member_left_s(state: RunState, member: MemberState) -> float | None:
         return None
     left = (1.0 - fraction_done(state, member)) * member_epochs(state, member)
     if member.history:
-        return float(left * member.history[-1]["wall_s"])
+        return float(left * (member.history[-1].wall_s or 0.0))
     started = member.spans[-1].started if member.spans else None
     done = fraction_done(state, member) * member_epochs(state, member)
     return left * (state.updated - started) / done if started is not None and done > 0 else None

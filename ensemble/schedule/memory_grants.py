@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ensemble.events import MemoryIncrease
 from ensemble.schedule.needs import compute_need
 from ensemble.spec import Identity
 from ensemble.spec.identity import compute_cost_key
@@ -91,18 +92,18 @@ class Grants:
         events: the `memory_increase` events of the run's log.
     """
 
-    def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, events: Iterable[MemoryIncrease] = ()) -> None:
         self._grants: dict[str, Grant] = {}
         self._outlines: dict[str, str] = {}
         for event in events:
             self.add(event)
 
-    def add(self, event: Mapping[str, Any]) -> None:
+    def add(self, event: MemoryIncrease) -> None:
         """Record the grant of a `memory_increase` event; grants only grow."""
-        fields = {field.name: event.get(field.name) for field in dataclasses.fields(Grant)}
-        before = self._grants.get(event["outline"], Grant())
+        fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(Grant)}
+        before = self._grants.get(event.outline, Grant())
         fields = {name: max(value or 0.0, getattr(before, name) or 0.0) or None for name, value in fields.items()}
-        self._grants[event["outline"]] = Grant(**fields)
+        self._grants[event.outline] = Grant(**fields)
 
     def apply(
         self, identity: Identity, max_node_memory_gb: float = math.inf, left_gb: float = math.inf

@@ -18,6 +18,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import Cost, Epoch, Failed, Finished, MemberDeclared
 from ensemble.search._compat import import_optuna
 from ensemble.search.factory import (
     describe_mismatch,
@@ -208,9 +209,7 @@ class Searcher:
             prune_decisions[epoch] = prune and done < self._epochs
         return any(prune_decision for known, prune_decision in prune_decisions.items() if known <= epoch)
 
-    def tell(
-        self, number: int, state: str, value: float | None = None, cost: Mapping[str, Any] | None = None
-    ) -> None:
+    def tell(self, number: int, state: str, value: float | None = None, cost: Cost | None = None) -> None:
         """Record that a trial has ended: "finished", "pruned", "failed" or "cancelled".
 
         Args:
@@ -240,13 +239,13 @@ class Searcher:
         else:
             raise ValueError(f"a trial ends as finished, pruned, failed or cancelled, not {state!r}")
 
-    def _add_cost(self, number: int, value: float, cost: Mapping[str, Any] | None) -> list[float]:
+    def _add_cost(self, number: int, value: float, cost: Cost | None) -> list[float]:
         """The values of a finished trial, whose cost the study then shows; none where its cost is not known."""
         if self._second is None:
             return [value]
         for key, shown in describe_cost(cost).items():
             self._storage.set_trial_user_attr(self._trial_id(number), key, shown)
-        second = (cost or {}).get(self._second)
+        second = getattr(cost, self._second, None)
         return [] if second is None else [value, float(second)]
 
     def revalue(self, values: Mapping[int, float]) -> None:
@@ -275,36 +274,36 @@ class Searcher:
             raise ValueError("restore() must be called before trials are requested")
         self._name, self._run_id, self._objective = state.name, state.run_id, state.objective
         for event in state.decision_events:
-            if event["type"] == "failed" and event.get("reason") not in UNRECOVERABLE:
+            if isinstance(event, Failed) and event.reason not in UNRECOVERABLE:
                 continue
-            if event["type"] == ("cost" if self._second is None else "finished"):
+            if isinstance(event, Cost if self._second is None else Finished):
                 continue  # a trial has ended when all that it is judged by is known
-            member = state.members[event["member"]]
+            member = state.members[event.member]
             number = member.number
             if not member.is_declared:  # its declaration was lost with a part of the log
                 continue
-            metrics = event.get("metrics") or {}
+            metrics: Mapping[str, Any] = getattr(event, "metrics", None) or {}
             value = metrics.get(state.objective)
-            if event["type"] == "member":
+            if isinstance(event, MemberDeclared):
                 for skipped in range(len(self._params), number):  # an addition that was refused
                     self._add_outside(skipped, {}, "it was never declared")
                     self._added += 1
-                lineage = event.get("lineage")
-                if event.get("outside") is None:
-                    self._adopt(number, event["params"])
+                lineage = event.lineage
+                if event.outside is None:
+                    self._adopt(number, event.params)
                     self._describe_lineage(number, lineage)
                 else:
-                    self._add_outside(number, event["params"], event["outside"], lineage)
-                self._added += bool(event.get("added"))
-            elif event["type"] == "epoch":
+                    self._add_outside(number, event.params, event.outside, lineage)
+                self._added += bool(event.added)
+            elif isinstance(event, Epoch):
                 if value is not None:  # else it was undefined after this epoch, or not measured
-                    self.report(number, event["epoch"], value)
-            elif event["type"] == "cost":
+                    self.report(number, event.epoch, value)
+            elif isinstance(event, Cost):
                 self.tell(number, "finished", member.metrics.get(state.objective), event)
             else:
                 if self._gain and (value := metrics.get("gain")) is not None and self._direction == "min":
                     value = -value
-                self.tell(number, event["type"], value)
+                self.tell(number, event.type, value)
         for lost in range(len(self._params), 1 + max((m.number for m in state.members.values()), default=-1)):
             self._add_outside(lost, {}, "its declaration was lost with a part of the log")
         self._mirror.open(self.study.get_trials(deepcopy=False))

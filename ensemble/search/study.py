@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from ensemble.events import Cost, Event
 from ensemble.meter.origin import Origin, weakest
 from ensemble.search._compat import import_optuna
 from ensemble.store.event_handlers import fold
@@ -43,9 +44,7 @@ _log = logging.getLogger(__name__)
 STALE_LOCK_S = 3
 
 
-def write_study(
-    events: Iterable[Mapping[str, Any]], storage: str | os.PathLike[str] | BaseStorage | None
-) -> optuna.Study:
+def write_study(events: Iterable[Event], storage: str | os.PathLike[str] | BaseStorage | None) -> optuna.Study:
     """Write the study of a run, as its log has it, into `storage`.
 
     Numeric hyperparameters become Optuna parameters over the observed range, all others user attributes. Trials
@@ -61,7 +60,7 @@ def write_study(
     import_optuna()
     import optuna
 
-    state = fold(dict(event) for event in events)
+    state = fold(events)
     opened = open_storage(storage)
     mirror = StudyMirror(
         opened, state.name or "run", state.direction, state.run_id, state.objective, state.second_objective
@@ -172,9 +171,9 @@ def directions(direction: str, second_objective: str | None) -> list[StudyDirect
 COST = ("energy_j", "energy_origin", "cpu_s")
 
 
-def describe_cost(cost: Mapping[str, Any] | None) -> dict[str, Any]:
+def describe_cost(cost: Cost | None) -> dict[str, Any]:
     """A trial's attributes that show its `cost` event."""
-    return {name: cost[name] for name in COST if cost[name] is not None} if cost else {}
+    return {name: value for name in COST if (value := getattr(cost, name, None)) is not None}
 
 
 class AmendError(Exception):
@@ -386,11 +385,11 @@ def _make_frozen_trial(
 ) -> FrozenTrial:
     from optuna.trial import FrozenTrial, TrialState
 
-    by_epoch = ((event["epoch"], event["metrics"].get(state.objective)) for event in member.history)
+    by_epoch = ((event.epoch, event.metrics.get(state.objective)) for event in member.history)
     reported = {epoch + 1: value for epoch, value in by_epoch if value is not None}
     values = [member.metrics.get(state.objective)]
     if state.second_objective is not None and member.state == "finished":
-        values.append((member.cost or {}).get(state.second_objective))
+        values.append(getattr(member.cost, state.second_objective, None))
     known = [each for each in values if each is not None]
     awaits_cost = state.second_objective is not None and member.state == "finished" and member.cost is None
     stage = {

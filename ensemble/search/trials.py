@@ -133,7 +133,7 @@ class ListedTrials(Trials):
 
     def _ranked(self, member: MemberState) -> bool:
         """Whether a member has reported the objective in any of its epochs."""
-        return any(self._ensemble.objective in (epoch.get("metrics") or {}) for epoch in member.history)
+        return any(self._ensemble.objective in (epoch.metrics or {}) for epoch in member.history)
 
     @property
     def abort_reason(self) -> str | None:
@@ -236,7 +236,7 @@ class SearchTrials(Trials):
         try:
             identity = self._ensemble.identify(number, params)
         except SpecError as error:
-            why = f"the search proposed what cannot be: {error}"
+            why = f"the search proposed hyperparameters that cannot be trained: {error}"
             self._searcher.tell(number, "failed")
             if not self._was_possible:
                 self._count_failure(why)
@@ -327,7 +327,7 @@ class SearchTrials(Trials):
     def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
         member = self._state.members.get(f"member-{number}")
         if state == "failed" and member is not None and member.reason != "nan":
-            self._count_failure(member.error or "it did not say why")
+            self._count_failure(member.error or "it gave no reason")
         value = _number(metrics.get(self._objective))
         if state == "finished" and value is None:
             _warn_unranked(number, self._ensemble)
@@ -335,7 +335,7 @@ class SearchTrials(Trials):
             gain = _number(metrics.get("gain"))
             value = None if gain is None else self._signed(gain)
         cost = None if member is None else member.cost
-        if cost is not None and self._search.second_objective == "energy_j" and cost["energy_j"] is None:
+        if cost is not None and self._search.second_objective == "energy_j" and cost.energy_j is None:
             self._unmetered = f"member-{number}"
         self._searcher.tell(number, state, value, cost)
 

@@ -113,7 +113,7 @@ class Ensemble(MemberPipelines):
             one pipeline on each node; "single" prepares on one node for all; "multi" and "all" prepare a part on
             every node (`pipelines.multinode.designs`); "auto" takes the fastest as measured.
         verify_sharing: what happens to a member that has learned from samples which its own pipeline does not
-            make: "alone" (it begins anew and prepares its own batches), "fail", or False: nobody compares. A few
+            make: "alone" (it begins anew and prepares its own batches), "fail", or False: no comparison. A few
             samples are compared of all that another declaration's pipeline has prepared; where the first ones
             differ, before the first step, the member prepares its own batches from the start.
         prep_workers: preparation processes of a node's feeder.
@@ -444,8 +444,8 @@ def check_ensemble(where: str, given: object) -> None:
     if not isinstance(given, Ensemble):
         call = ": call it, and give what it returns" if callable(given) else ""
         raise SpecError(f"{where}() takes an Ensemble, got {type(given).__name__}{call}")
+    from pipelines.environment.library_settings import check_default_device
     from pipelines.errors import PipelineError
-    from pipelines.library_settings import check_default_device
 
     try:
         check_default_device()

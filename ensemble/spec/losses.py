@@ -75,8 +75,8 @@ class NamedLoss:
         fields = [name for name in batch if name != self.target and name not in _NO_INPUTS]
         if len(fields) != 1:
             raise SpecError(
-                f"the model can be called with {', '.join(fields) or 'no field'}: say with which, and in which "
-                f"order, by Recipe(inputs=...)"
+                f"it is not clear which fields are the model's inputs ({', '.join(fields) or 'there is none'}): "
+                "name them, in their order, with Recipe(inputs=...)"
             )
         return fields
 

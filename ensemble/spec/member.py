@@ -150,6 +150,9 @@ def seeds(n: int, params: Mapping[str, Any] | None = None, start: int = 0, **mem
         start: the first seed.
         member_options: options of all of them, such as `workers=2`; see `Member`.
 
+    Returns:
+        The members, for `Ensemble.members`.
+
     Raises:
         SpecError: `n` is no integer of at least 1, `start` none of at least 0, or an option is unknown.
 

@@ -37,6 +37,12 @@ def choice(*values: Any) -> Dimension:
 
     Args:
         values: JSON values, as all hyperparameters are.
+
+    Returns:
+        A dimension of `Search.space`.
+
+    Raises:
+        SpecError: there is no value; `Search` refuses those that are no JSON values.
     """
     if not values:
         raise SpecError("choice() needs at least one value")
@@ -60,6 +66,12 @@ def uniform(low: float, high: float) -> Dimension:
     Args:
         low: the smallest value.
         high: the largest value.
+
+    Returns:
+        A dimension of `Search.space`.
+
+    Raises:
+        SpecError: an end is no finite number, or `low` is above `high`.
     """
     return _interval("uniform", low, high)
 
@@ -70,6 +82,12 @@ def loguniform(low: float, high: float) -> Dimension:
     Args:
         low: the smallest value, above 0.
         high: the largest value.
+
+    Returns:
+        A dimension of `Search.space`.
+
+    Raises:
+        SpecError: an end is no number above 0, or `low` is above `high`.
     """
     return _interval("loguniform", low, high)
 
@@ -80,6 +98,12 @@ def integer(low: int, high: int) -> Dimension:
     Args:
         low: the smallest value.
         high: the largest value, included.
+
+    Returns:
+        A dimension of `Search.space`.
+
+    Raises:
+        SpecError: an end is no integer, or `low` is above `high`.
     """
     return _interval("integer", low, high)
 

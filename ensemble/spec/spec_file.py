@@ -15,11 +15,11 @@ from types import ModuleType
 from typing import Any
 
 from ensemble.interrupts import Terminated, repeat_lost_signals
+from ensemble.spec.bytecode import without_bytecode
 from ensemble.spec.ensemble import Ensemble
 from ensemble.spec.hidden_modules import check_hidden_modules
 from ensemble.spec.settings import Setting, read_setting, split_setting
 from ensemble.spec.validation import SpecError, unknown_name
-from ensemble.user_code.bytecode import without_bytecode
 from pipelines.errors import PipelineError
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")

@@ -49,7 +49,7 @@ def trace_labels(pipeline: Pipeline, target: str) -> Trace:
 
     With functions of the user's among the stages, some samples are prepared; unknown where none can be.
     """
-    from pipelines.stages._declared import find_slots
+    from pipelines.stage import find_slots
     from pipelines.stages.records import as_record
 
     if target in find_slots(pipeline.stages):  # a text, or a list, is to stand in batches
@@ -196,7 +196,7 @@ def _has_arrays(source: Source, field: str) -> bool:
 
 
 def _format(names: Sequence[str]) -> str:
-    from pipelines.labels import format_classes
+    from pipelines.sources._labels import format_classes
 
     return format_classes(list(names))
 

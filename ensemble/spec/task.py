@@ -108,7 +108,13 @@ def quantiles(*levels: float) -> Task:
     """The task of a model that predicts quantiles: outputs [b, ..., Q], one for each level.
 
     Args:
-        levels: their probabilities, ascending.
+        levels: their probabilities, ascending, each above 0 and below 1.
+
+    Returns:
+        A task, for `Recipe.task`.
+
+    Raises:
+        SpecError: there is no level, or they do not ascend between 0 and 1.
     """
     return Task("quantiles", levels)
 

@@ -6,7 +6,7 @@ Importing this loads neither torch nor Optuna.
 from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save_checkpoint, weights_sha256
 from ensemble.store.errors import DamagedError, OtherPythonError, StoreError, WriteError
 from ensemble.store.event_handlers import apply_event, fold
-from ensemble.store.events import EventLog, is_locked
+from ensemble.store.event_log import EventLog, is_locked
 from ensemble.store.files import format_command
 from ensemble.store.initial_weights import keep_checkpoint, keep_weights, load_initial_weights
 from ensemble.store.kept_code import load_code, pickle_by_value

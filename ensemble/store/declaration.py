@@ -16,9 +16,9 @@ import numpy as np
 from ensemble.store._compat import make_classes_anew
 from ensemble.store.errors import StoreError
 from ensemble.store.frozen_arrays import IN_MEMORY, KEPT, LEAST_BYTES, AnyArray, Place, is_name
+from pipelines.environment.library_settings import apply_settings, find_settings
 from pipelines.fingerprint import is_ours
-from pipelines.library_settings import apply_settings, find_settings
-from pipelines.memory_pickle import Pickler
+from pipelines.ipc.memory_pickle import Pickler
 from pipelines.sources._arrays import Arrays
 from pipelines.sources._mapped import MappedArray
 

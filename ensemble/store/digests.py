@@ -8,11 +8,10 @@ and the CRC-32 of zlib 2.9, and it is computed while the file is flushed to the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ensemble.store.errors import DamagedError
 
@@ -95,9 +94,3 @@ def open_checked(
         if digest is not None and (found := digest_file(name, check)) not in (digest, *others):
             raise DamagedError(f"{path} is damaged: its digest is {found}, and was {digest} when it was written")
         yield name
-
-
-def find_digest(event: Mapping[str, Any] | None) -> str | None:
-    """The digest of the file that an event is about; None where it has none."""
-    digest = (event or {}).get("digest")
-    return digest if isinstance(digest, str) else None

@@ -14,20 +14,24 @@ than a loss that is not a number. A member that waits, is placed or runs may be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from ensemble.store.log_lines import UNREADABLE, VERSION, add_files
-from ensemble.store.member import ENDED, Event, MemberState, Span
+from msgspec.structs import replace
+
+import ensemble.events as events
+from ensemble.events import Event, to_dict
+from ensemble.store.log_lines import add_files
+from ensemble.store.member import ENDED, MemberState, Span
 from ensemble.store.state import RunState
 
 
-def fold(events: Iterable[Event]) -> RunState:
+def fold(log: Iterable[Event]) -> RunState:
     """Returns the state after these events, the first of which is the log's first.
 
-    One that is of no use, such as after a byte of it has changed, is left out and noted in `holes`.
+    One that cannot be applied, as another before it was lost, is left out and noted in `holes`.
     """
     state = RunState()
-    for event in events:
+    for event in log:
         try:
             apply_event(state, event)
         except EVENT_ERRORS as error:
@@ -35,7 +39,7 @@ def fold(events: Iterable[Event]) -> RunState:
     return state
 
 
-#: What an event of another form than is written here may raise: of a damaged log, or of another version's.
+#: What an event may raise that does not fit to those before it: of a log that has lost a part.
 EVENT_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -48,50 +52,33 @@ def leave_out(run: RunState, event: Event, error: Exception) -> Event:
     Returns:
         What stands for it, as for a part of the log that cannot be read.
     """
-    what = f"{event.get('type')!r:.40}", f"{type(error).__name__}: {error}"
-    hole = {"v": VERSION, "t": event.get("t", 0.0), "type": UNREADABLE, "event": what[0], "error": what[1]}
+    hole = events.Unreadable(t=event.t, event=event.type, error=f"{type(error).__name__}: {error}")
     run.holes.append(hole)
     return hole
 
 
-#: Types of events about one attempt of a member; one that comes late, of an earlier attempt, is left out.
-OF_ATTEMPTS = frozenset(
-    (
-        "placed",
-        "started",
-        "progress",
-        "moved",
-        "plan",
-        "epoch",
-        "checkpoint",
-        "finished",
-        "pruned",
-        "cost",
-        "damaged",
-        "checkpoint_reduced",
-    )
-) | frozenset(("stopped", "paused", "resumed", "cancelled", "failed"))
-
-
 #: Those that only an attempt reports that was placed.
-_OF_PLACED = frozenset(("started", "progress", "moved", "plan", "epoch", "checkpoint", "finished", "pruned"))
+_OF_PLACED = (
+    *(events.Started, events.StepsDone, events.Moved, events.ExchangeMeasured, events.Epoch, events.Checkpoint),
+    *(events.Finished, events.Pruned),
+)
 
 #: Those at whose time a run need not have been at work.
-_TIMELESS = frozenset((UNREADABLE, "code_saved"))
+_TIMELESS = (events.Unreadable, events.CodeSaved)
 
 
 def apply_event(run: RunState, event: Event) -> None:
     """Updates a run's state by its next event; an event of an unknown type changes only the time."""
-    if event["type"] == "run_started" and run.updated is not None:
-        run.idle_s += event["t"] - run.updated  # negative where an older log has the clock set back
-    if event["type"] == "usage" and event.get("until") is not None:  # of a killed process, logged by a later start
-        run.updated = max(run.updated or 0.0, min(event["t"], event["until"]))
-    elif event["type"] not in _TIMELESS:
-        run.updated = event["t"]
-        run.started = event["t"] if run.started is None else run.started  # `run_started` may be lost
-    if event["type"] in OF_ATTEMPTS:
-        member = run.member(event)
-        if event.get("attempt", member.attempt) >= member.attempt:
+    if isinstance(event, events.RunStarted) and run.updated is not None:
+        run.idle_s += event.t - run.updated
+    if isinstance(event, events.Usage) and event.until is not None:  # of a killed process, logged by a later start
+        run.updated = max(run.updated or 0.0, min(event.t, event.until))
+    elif not isinstance(event, _TIMELESS):
+        run.updated = event.t
+        run.started = event.t if run.started is None else run.started  # `run_started` may be lost
+    if isinstance(event, events.AttemptEvent):
+        member = run.member(event.member)
+        if event.attempt is None or event.attempt >= member.attempt:  # not a late one, of an earlier attempt
             _apply_to_member(run, member, event)
     else:
         _apply_to_run(run, event)
@@ -99,99 +86,98 @@ def apply_event(run: RunState, event: Event) -> None:
 
 def _apply_to_run(run: RunState, event: Event) -> None:
     """Applies an event that is about no attempt of a member; the frequent types are compared first."""
-    match event["type"]:
-        case "unreadable":
-            run.holes.append(event)
-        case "code_saved":
-            add_files(run.files, event)
-            run.info = event.get("info") or run.info
-        case "power":
-            run.node(event["node"]).watts = event.get("watts")
-        case "feeder":
+    match event:
+        case events.Usage() | events.Unknown():
+            pass
+        case events.Power():
+            run.node(event.node).watts = event.watts
+        case events.Feeder():
             _update_feeder(run, event)
-        case "member":
+        case events.MemberDeclared():
             _declare_member(run, event)
-        case "run_started":
+        case events.Unreadable():
+            run.holes.append(event)
+        case events.CodeSaved():
+            add_files(run.files, event)
+            run.info = event.info or run.info
+        case events.RunStarted():
             _start_run(run, event)
-        case "run_finished" | "run_stopped":
+        case events.RunFinished() | events.RunStopped():
             _end_run(run, event)
-        case "resources":
-            run.missing = event["missing"]
-        case "memory_awaited":
-            run.awaited_memory = event["detail"]
-        case "node":
-            node = run.node(event["node"])
-            run.has_gpus |= bool(event.get("gpus"))
-            if event.get("cpus") or event.get("gpus") or not node.info:  # else it was given back
-                node.info = event
-            if event.get("cpus") or event.get("gpus"):
-                run.unusable.pop(event["node"], None)
-        case "node_unusable":
-            run.unusable[event["node"]] = event
-        case "bad_record":
-            run.bad_records.setdefault((event["split"], event["index"]), event)
-        case "sample_difference":
+        case events.ResourcesAwaited():
+            run.missing = event.missing
+        case events.MemoryAwaited():
+            run.awaited_memory = event.detail
+        case events.NodeChanged():
+            _change_node(run, event)
+        case events.NodeUnusable():
+            run.unusable[event.node] = event
+        case events.BadRecord():
+            run.bad_records.setdefault((event.split, event.index), event)
+        case events.SampleDifference():
             _note_difference(run, event)
-        case "gpu_quarantined":
-            run.quarantined[event["gpu"]] = event
-        case "feeder_lost" | "sharing_ended":
-            run.unshared[event["node"], event["cohort"]] = event
-        case "feeder_restarted":
-            run.unshared.pop((event["node"], event["cohort"]), None)
-        case "measuring":
-            run.measuring |= set(event["members"])
-        case "unmeasured":
-            run.measuring -= set(event["members"])
-        case "profile":
-            run.profiles[event["shape"], event["device"]] = event
-            run.measuring -= set(event["members"])
-        case "planned":
+        case events.GpuQuarantined():
+            run.quarantined[event.gpu] = event
+        case events.FeederLost() | events.SharingEnded():
+            run.unshared[event.node, event.cohort] = event
+        case events.FeederRestarted():
+            run.unshared.pop((event.node, event.cohort), None)
+        case events.Measuring():
+            run.measuring |= set(event.members)
+        case events.Unmeasured():
+            run.measuring -= set(event.members)
+        case events.Profiled():
+            run.profiles[event.shape, event.device] = event
+            run.measuring -= set(event.members)
+        case events.Planned():
             run.planned = event
-        case "memory_increase":
+        case events.MemoryIncrease():
             run.memory_increases.append(event)
-        case "combining":
-            run.combining = event["members"]
-        case "combined":
-            _combine_members(run, event)
+        case events.Combining():
+            run.combining = event.members
+        case events.Combined():
+            run.combined, run.combining = event, 0
 
 
-def _combine_members(run: RunState, event: Event) -> None:
-    for name in ("method", "members", "split") if event.get("metrics") else ():
-        event[name]  # raises for an event that is damaged, before it is known
-    run.combined, run.combining = event, 0
+def _change_node(run: RunState, event: events.NodeChanged) -> None:
+    node, offers = run.node(event.node), event.cpus or event.gpus
+    run.has_gpus |= bool(event.gpus)
+    if offers or node.info is None:  # else it was given back
+        node.info = event
+    if offers:
+        run.unusable.pop(event.node, None)
 
 
-def give_more_epochs(run: RunState, more_epochs: Event, t: float) -> None:
+def give_more_epochs(run: RunState, more_epochs: events.MoreEpochs, t: float) -> None:
     """Gives members more epochs; those that have finished wait to be trained further.
 
     A second call with the same arguments changes nothing.
 
     Args:
-        more_epochs: the field of that name of a `run_started` event: `epochs`, and `members`, name -> epochs
-            before.
+        more_epochs: as in a `run_started` event.
         t: Unix seconds.
     """
-    for name, before in more_epochs["members"].items():
+    for name, before in more_epochs.members.items():
         member = run.members[name]
-        member.identity["epochs"] = more_epochs["epochs"]
+        member.identity["epochs"] = more_epochs.epochs
         member.identity["epochs_before"] = member.identity.get("epochs_before") or before
         if member.state == "finished":
             reopen_member(run, member, t)
     run.combined = None  # it was of the members as they had finished
 
 
-def _start_run(run: RunState, event: Event) -> None:
+def _start_run(run: RunState, event: events.RunStarted) -> None:
     run.header, run.ended = event, None
     add_files(run.files, event)
-    run.holes = [{**hole, "is_known": True} for hole in run.holes]
-    if event.get("more_epochs"):
-        give_more_epochs(run, event["more_epochs"], event["t"])
+    run.holes = [replace(hole, is_known=True) for hole in run.holes]
+    if event.more_epochs is not None:
+        give_more_epochs(run, event.more_epochs, event.t)
     run.starts += 1
-    run.name, run.run_id = event.get("name", run.name), event.get("run_id", run.run_id)
-    run.executor, run.mode = event.get("executor", run.executor), event.get("mode", run.mode)
-    run.objective = event.get("objective", run.objective)
-    run.direction = event.get("direction", run.direction)
-    run.epochs, run.declared = event.get("epochs", run.epochs), event.get("members", run.declared)
+    run.name, run.run_id = event.name or run.name, event.run_id or run.run_id
+    run.executor, run.mode = event.executor or run.executor, event.mode or run.mode
+    run.objective, run.direction = event.objective or run.objective, event.direction or run.direction
+    run.epochs = run.epochs if event.epochs is None else event.epochs
+    run.declared = run.declared if event.members is None else event.members
     run.unshared.clear()
     run.bad_records.clear()  # it may be mended by now
     run.unusable.clear()
@@ -200,38 +186,36 @@ def _start_run(run: RunState, event: Event) -> None:
     run.measuring.clear()
     run.combining = 0
     run.missing = run.awaited_memory = ""
-    code = event.get("code")
+    code = event.code
     back = {member.id for member in run.members.values() if member.is_resumable(code)}
-    run.decision_events = [
-        known for known in run.decision_events if known["type"] != "failed" or known["member"] not in back
-    ]
+    _forget_decisions(run, back, events.Failed)
     for member in run.members.values():
         member.failures = 0
         if member.id in back:
-            member.requeue(event["t"])
+            member.requeue(event.t)
         if member.state not in ENDED:
             member.go_on_with(code)
 
 
-def _end_run(run: RunState, event: Event) -> None:
+def _end_run(run: RunState, event: events.RunFinished | events.RunStopped) -> None:
     run.ended = event
-    run.unshared = {key: e for key, e in run.unshared.items() if e["type"] == "sharing_ended"}
+    run.unshared = {key: e for key, e in run.unshared.items() if isinstance(e, events.SharingEnded)}
     run.measuring.clear()
     run.missing = run.awaited_memory = ""
     for member in run.members.values():
         if member.state in ("placed", "running"):
-            member.end("stopped", event["t"])
+            member.end("stopped", event.t)
 
 
-def _note_difference(run: RunState, event: Event) -> None:
+def _note_difference(run: RunState, event: events.SampleDifference) -> None:
     """Takes note of samples that are not what their reader's own pipeline prepares."""
-    run.differences[event.get("member"), event["split"]] = event
-    if event.get("member") is None:
+    run.differences[event.member, event.split] = event
+    if event.member is None:
         return
-    member = run.member(event)
-    is_alone = event["action"] == "anew" or (event["action"] == "alone" and event["split"] == "train")
+    member = run.member(event.member)
+    is_alone = event.action == "anew" or (event.action == "alone" and event.split == "train")
     member.is_alone = member.is_alone or is_alone
-    if event["action"] in ("anew", "fails"):
+    if event.action in ("anew", "fails"):
         member.checkpoint = member.checkpoint_before = None  # of samples that it should not have seen
 
 
@@ -239,169 +223,175 @@ def _note_difference(run: RunState, event: Event) -> None:
 _GROUP = ("generation", "nodes", "design", "preparers")
 
 
-def _update_feeder(run: RunState, event: Event) -> None:
-    key = (event["node"], event["cohort"])
-    before = run.feeders.get(key, {})
-    run.feeders[key] = event = dict(event)
-    # One that takes another's place has no levels yet, and at the end the nodes part before they are stopped.
-    event["fullness"] = event.get("fullness") or before.get("fullness") or {}
-    if (before.get("group") or {}).get("design") and not (event.get("group") or {}).get("generation"):
-        event["group"] = (event.get("group") or {}) | {name: before["group"][name] for name in _GROUP}
+def _update_feeder(run: RunState, event: events.Feeder) -> None:
+    key = (event.node, event.cohort)
+    before = run.feeders.get(key)
+    if before is not None:
+        # One that takes another's place has no levels yet, and at the end the nodes part before they are stopped.
+        group, new_group = before.group or {}, event.group or {}
+        if group.get("design") and not new_group.get("generation"):
+            new_group = new_group | {name: group[name] for name in _GROUP}
+        event = replace(event, fullness=event.fullness or before.fullness, group=new_group or event.group)
+    run.feeders[key] = event
 
 
-def _declare_member(run: RunState, event: Event) -> None:
-    known = event["member"] in run.members
-    member = run.member(event)
+def _declare_member(run: RunState, event: events.MemberDeclared) -> None:
+    known = event.member in run.members
+    member = run.member(event.member, event.number)
     is_restored = known and not member.is_declared  # its declaration was lost with a part of the log
     before = member.identity
-    member.identity = {key: value for key, value in event.items() if key not in ("v", "t", "type")}
-    if any(before.get(name) != event.get(name) for name in ("workers", "communicator", "compression")):
+    member.identity = {name: value for name, value in to_dict(event).items() if name not in ("v", "t", "type")}
+    if any(before.get(name) != member.identity[name] for name in ("workers", "communicator", "compression")):
         member.plan = None  # it was for another exchange
-    member.number = event["number"]
-    member.first_epoch = event.get("first_epoch", member.first_epoch)
-    if event.get("widened") and member.state == "stopped":
+    if event.number is not None:
+        member.number = event.number
+    member.first_epoch = member.first_epoch if event.first_epoch is None else event.first_epoch
+    if event.widened and member.state == "stopped":
         member.state = "waiting"
     if known and member.state == "failed":  # it failed for good, and is declared otherwise now
-        run.decision_events = [e for e in run.decision_events if e["type"] != "failed" or e["member"] != member.id]
-        member.requeue(event["t"])
-        member.code = run.header.get("code")
+        _forget_decisions(run, {member.id}, events.Failed)
+        member.requeue(event.t)
+        member.code = run.header.code
     if not known or is_restored:
-        member.code = run.header.get("code")
+        member.code = run.header.code
         run.decision_events.insert(_find_place(run, member) if is_restored else len(run.decision_events), event)
-        run.declared += bool(event.get("added"))
+        run.declared += event.added
 
 
 def _find_place(run: RunState, member: MemberState) -> int:
     """The place of a declaration made again among the decision events: before what follows it, by number."""
     for place, event in enumerate(run.decision_events):
-        if event["member"] == member.id or (event["type"] == "member" and event["number"] > member.number):
+        if event.member == member.id or (
+            isinstance(event, events.MemberDeclared) and (event.number or 0) > member.number
+        ):
             return place
     return len(run.decision_events)
 
 
-def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
+def _forget_decisions(
+    run: RunState, members: Collection[str], kinds: type[Event] | tuple[type[Event], ...]
+) -> None:
+    run.decision_events = [e for e in run.decision_events if not isinstance(e, kinds) or e.member not in members]
+
+
+def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEvent) -> None:
     """Applies an event of a member's present attempt, or of a new one; the frequent types are compared first."""
-    t = event["t"]
-    if event["type"] in _OF_PLACED and event.get("attempt", -1) >= member.attempts:  # `placed` was lost
-        member.attempt, member.attempts = event["attempt"], event["attempt"] + 1
+    t, attempt = event.t, event.attempt
+    if isinstance(event, _OF_PLACED) and attempt is not None and attempt >= member.attempts:  # `placed` was lost
+        member.attempt, member.attempts = attempt, attempt + 1
         member.state = "running"
-    match event["type"]:
-        case "progress":
+    match event:
+        case events.StepsDone():
             member.state = "running" if member.state == "placed" else member.state
-            member.epoch, member.step = event["epoch"], event["step"]
-            member.steps = event.get("steps", member.steps)
-            member.samples_per_s = event.get("samples_per_s", member.samples_per_s)
-        case "epoch":
+            member.epoch, member.step = event.epoch, event.step
+            member.steps = event.steps or member.steps
+            member.samples_per_s = event.samples_per_s or member.samples_per_s
+        case events.Epoch():
             _end_epoch(run, member, event)
-        case "checkpoint":
+        case events.Checkpoint():
             member.add_checkpoint(event)
-        case "placed":
+        case events.Placed():
             _place(run, member, event)
-        case "started":
+        case events.Started():
             _start_attempt(run, member, event)
-        case "moved":
-            member.cohort, member.feeder = event.get("cohort"), event.get("feeder")
+        case events.Moved():
+            member.cohort, member.feeder = event.cohort, event.feeder
             if member.spans and (last := member.spans[-1]).ended is None:
                 member.close_span(t, "moved")
                 member.spans.append(
                     Span(last.attempt, last.node, last.devices, member.cohort, t, started=t, device=last.device)
                 )
-        case "damaged":
+        case events.Damaged():
             _leave_out_damaged(run, member, event)
-        case "checkpoint_reduced":
+        case events.CheckpointReduced():
             member.reduce_checkpoint(event)
-        case "plan":
-            member.plan = {key: event.get(key) for key in ("tuned", "rates", "auto")}
-        case "finished":
+        case events.ExchangeMeasured():
+            member.plan = {"tuned": event.tuned, "rates": event.rates, "auto": event.auto}
+        case events.Finished():
             member.end("finished", t)
-            member.weights_sha256 = event.get("weights_sha256")
-            member.predictions = event.get("predictions")
-            if event.get("checkpoint"):  # the event about it may have been lost
-                member.add_checkpoint(event["checkpoint"])
+            member.weights_sha256 = event.weights_sha256
+            member.predictions = event.predictions
+            if event.checkpoint is not None:  # the event about it may have been lost
+                member.add_checkpoint(event.checkpoint)
             member.checkpoint_before = None
-            member.metrics = _drop_missing(event.get("metrics") or {}) or member.metrics
-            member.kept, member.early_stopping = event.get("kept"), event.get("early_stopping")
+            member.metrics = _drop_missing(event.metrics or {}) or member.metrics
+            member.kept, member.early_stopping = event.kept, event.early_stopping
             run.decision_events.append(event)
-        case "cost":
+        case events.Cost():
             member.cost = event
             run.decision_events.append(event)
-        case "pruned" | "cancelled":
-            member.end(event["type"], t)
+        case events.Pruned() | events.Cancelled():
+            member.end("pruned" if isinstance(event, events.Pruned) else "cancelled", t)
             member.checkpoint_before = None
             run.decision_events.append(event)
-        case "stopped" | "paused":
-            member.end(event["type"], t)
-            member.epoch, member.step = event.get("epoch", member.epoch), event.get("step", member.step)
-        case "resumed":
+        case events.Stopped() | events.Paused():
+            member.end("stopped" if isinstance(event, events.Stopped) else "paused", t)
+            member.epoch = member.epoch if event.epoch is None else event.epoch
+            member.step = member.step if event.step is None else event.step
+        case events.Resumed():
             member.requeue(t)
-        case "failed":
+        case events.Failed():
             member.failures += 1
-            member.error, member.reason = event.get("error"), event.get("reason")
+            member.error, member.reason = event.error, event.reason
             member.close_span(t, "failed")
-            member.end("waiting" if event.get("retry") else "failed", t)
+            member.end("waiting" if event.retry else "failed", t)
             if member.state == "failed":
                 member.checkpoint_before = None
                 run.decision_events.append(event)
 
 
-def _place(run: RunState, member: MemberState, event: Event) -> None:
+def _place(run: RunState, member: MemberState, event: events.Placed) -> None:
+    attempt = member.attempts if event.attempt is None else event.attempt
     run.measuring.discard(member.id)
-    member.close_span(event["t"], "replaced")
-    member.state, member.attempt = "placed", event["attempt"]
-    member.attempts = max(member.attempts, member.attempt) + 1
-    member.node, member.devices = event["node"], list(event.get("devices") or [])
-    member.nodes = list(event.get("nodes") or [])
-    member.cohort, member.feeder = event.get("cohort"), event.get("feeder")
-    if event.get("first_epoch") is not None:
-        member.first_epoch = member.identity["first_epoch"] = event["first_epoch"]
-    member.spans.append(Span(event["attempt"], event["node"], member.devices, member.cohort, event["t"]))
-    member.spans[-1].device = event.get("device")
+    member.close_span(event.t, "replaced")
+    member.state, member.attempt = "placed", attempt
+    member.attempts = max(member.attempts, attempt) + 1
+    member.node, member.devices, member.nodes = event.node, event.devices, event.nodes
+    member.cohort, member.feeder = event.cohort, event.feeder
+    if event.first_epoch is not None:
+        member.first_epoch = member.identity["first_epoch"] = event.first_epoch
+    member.spans.append(Span(attempt, event.node, event.devices, event.cohort, event.t, device=event.device))
 
 
-def _leave_out_damaged(run: RunState, member: MemberState, event: Event) -> None:
+def _leave_out_damaged(run: RunState, member: MemberState, event: events.Damaged) -> None:
     """A file of a member is damaged: it goes on from the checkpoint before, or begins anew."""
-    member.drop_checkpoint(event["file"])
+    member.drop_checkpoint(event.file)
     if member.is_checkpoint_removed:
         member.predictions = None  # nothing needs them: it takes no part in a later combination
     elif member.state == "finished":
-        reopen_member(run, member, event["t"])
-        member.go_on_with(event.get("code", run.header.get("code")))
+        reopen_member(run, member, event.t)
+        member.go_on_with(event.code or run.header.code)
 
 
 def reopen_member(run: RunState, member: MemberState, t: float) -> None:
     """Lets a member that has finished wait to be trained further, or to save again what it had saved."""
-    run.decision_events = [
-        e for e in run.decision_events if e["type"] not in ("finished", "cost") or e["member"] != member.id
-    ]
+    _forget_decisions(run, {member.id}, (events.Finished, events.Cost))
     member.cost = member.weights_sha256 = member.kept = None
     member.requeue(t)
     run.combined = None  # it was of the members as they had finished
 
 
-def _start_attempt(run: RunState, member: MemberState, event: Event) -> None:
+def _start_attempt(run: RunState, member: MemberState, event: events.Started) -> None:
     if member.state not in ENDED:
         member.state = "running"
-    epoch, step = event.get("epoch", 0), event.get("step", 0)
+    epoch, last = event.epoch or 0, event.last_epoch
     member.drop_epochs_from(epoch)  # what came after its checkpoint is trained again
-    last = event.get("last_epoch")
-    if last and last["epoch"] not in [known["epoch"] for known in member.history[-1:]]:
+    if last and last["epoch"] not in [known.epoch for known in member.history[-1:]]:
         # its epoch event got lost with a controller that was killed; the checkpoint knew it
-        who = {key: event[key] for key in ("t", "member", "attempt")}
-        _end_epoch(run, member, {**who, **last, "type": "epoch"})
-    member.epoch, member.step = epoch, step
+        known_fields = {"t": event.t, "member": event.member, "attempt": event.attempt, **last}
+        _end_epoch(run, member, events.select_fields(events.Epoch, known_fields))
+    member.epoch, member.step = epoch, event.step or 0
     if member.spans:
-        member.spans[-1].started = event["t"]
+        member.spans[-1].started = event.t
 
 
-def _end_epoch(run: RunState, member: MemberState, event: Event) -> None:
-    metrics = event.get("metrics") or {}
-    if None in metrics.values() or "metrics" not in event:
-        metrics = _drop_missing(metrics)
-        event = {**event, "metrics": metrics}
-    member.drop_epochs_from(event["epoch"])
+def _end_epoch(run: RunState, member: MemberState, event: events.Epoch) -> None:
+    if None in event.metrics.values():
+        event = replace(event, metrics=_drop_missing(event.metrics))
+    member.drop_epochs_from(event.epoch)
     member.history.append(event)
-    member.metrics, member.epoch, member.step = metrics, event["epoch"] + 1, 0
-    member.samples_per_s = event.get("samples_per_s", member.samples_per_s)
+    member.metrics, member.epoch, member.step = event.metrics, event.epoch + 1, 0
+    member.samples_per_s = event.samples_per_s or member.samples_per_s
     run.decision_events.append(event)
 
 

@@ -28,7 +28,7 @@ from pipelines.sources._files import File
 from pipelines.sources._mapped import MappedArray
 
 if TYPE_CHECKING:
-    from ensemble.store.rundir import RunDir
+    from ensemble.store.run_paths import RunPaths
 
 AnyArray = npt.NDArray[Any]
 
@@ -169,7 +169,7 @@ def _describe_memory(descriptor: int) -> str:
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
-def _list_names(run_dir: RunDir, *declarations: Path) -> set[str]:
+def _list_names(run_dir: RunPaths, *declarations: Path) -> set[str]:
     """The files in `data` of declarations, by the log; all it has where it does not know the declaration."""
     known = read_files(run_dir.events)
     every = [path.name for file in known.files if (path := run_dir.path / file).parent == run_dir.data]
@@ -177,13 +177,13 @@ def _list_names(run_dir: RunDir, *declarations: Path) -> set[str]:
     return {name for digest in digests for name in known.arrays.get(digest, every)}
 
 
-def list_arrays(run_dir: RunDir) -> set[Path]:
+def list_arrays(run_dir: RunPaths) -> set[Path]:
     """The files of the arrays of the declarations that a run keeps, whether they are there or not."""
     names = _list_names(run_dir, run_dir.ensemble_file, *run_dir.path.glob("code/*/ensemble.pkl"))
     return {run_dir.data / name for name in names if name.endswith(KEPT)}
 
 
-def check_arrays(run_dir: RunDir) -> None:
+def check_arrays(run_dir: RunPaths) -> None:
     """Check that the arrays of a run's latest declaration are there, as far as the run was not to keep them.
 
     Raises:
@@ -200,7 +200,7 @@ def check_arrays(run_dir: RunDir) -> None:
         )
 
 
-def remove_unused_arrays(run_dir: RunDir) -> None:
+def remove_unused_arrays(run_dir: RunPaths) -> None:
     """Removes the arrays that a run has saved, by its log, and that no declaration has any more; no other files.
 
     Of those in memory, links remain while the memory is there. This process has the lock of the run's log.

@@ -10,11 +10,11 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import Checkpoint
 from ensemble.store.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint, weights_sha256
 from ensemble.store.digests import pin_file
 from ensemble.store.files import (
@@ -67,7 +67,7 @@ class KeptCheckpoint:
         self.path.unlink(missing_ok=True)
 
 
-def keep_checkpoint(run_dir: RunDir, checkpoint: Path, logged: Mapping[str, Any]) -> KeptCheckpoint:
+def keep_checkpoint(run_dir: RunDir, checkpoint: Path, logged: Checkpoint) -> KeptCheckpoint:
     """Copy the checkpoint of a member that may be writing the next one.
 
     Only the controller calls it: copies that a killed one left are removed.
@@ -82,9 +82,9 @@ def keep_checkpoint(run_dir: RunDir, checkpoint: Path, logged: Mapping[str, Any]
     path = _make_room(run_dir)
     _link_or_copy(checkpoint, path)
     try:
-        position = load_checkpoint(path, ("position",), logged.get("digest"))["position"]
-        is_logged = all(logged.get(name) == position[name] for name in ("epoch", "step"))
-        digest = logged.get("weights_sha256") if is_logged else None
+        position = load_checkpoint(path, ("position",), logged.digest)["position"]
+        is_logged = (logged.epoch, logged.step) == (position["epoch"], position["step"])
+        digest = logged.weights_sha256 if is_logged else None
         if digest is None:
             digest = weights_sha256(load_checkpoint(path, parts=("model",))["model"])
         return KeptCheckpoint(path, position["epoch"], position["step"], digest)

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.store.declaration import Declaration
 from ensemble.store.errors import OtherPythonError, StoreError
 from ensemble.store.files import encode_json, fsync_directory, write_bytes
 from ensemble.store.log_lines import read_events, read_files
@@ -35,8 +36,7 @@ from ensemble.user_code.imports import users_modules
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
-    from ensemble.store.declaration import Declaration
-    from ensemble.store.rundir import RunDir
+    from ensemble.store.run_paths import RunPaths
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def is_fingerprint(folder: str) -> bool:
     return _FINGERPRINT.fullmatch(folder) is not None
 
 
-def remove_unused_code(run_dir: RunDir, but: str) -> None:
+def remove_unused_code(run_dir: RunPaths, but: str) -> None:
     """Removes the code that a run has saved, by its log, and that no member trained with, nor the last start has.
 
     This process has the lock of the run's log.
@@ -151,7 +151,7 @@ def remove_unused_code(run_dir: RunDir, but: str) -> None:
     if unused:
         state = fold(read_events(run_dir.events))
         unused -= {one.code for one in state.members.values() if one.checkpoint}
-        unused -= {state.header.get("code")}
+        unused -= {state.header.code}
     for name in unused:
         shutil.rmtree(folder / name)
 
@@ -167,8 +167,7 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> Declaration:
     Raises:
         StoreError: it cannot be pickled.
     """
-    from ensemble.store.declaration import Declaration
-    from pipelines.memory_pickle import REMEDY, Pickler
+    from pipelines.ipc.memory_pickle import REMEDY, Pickler
 
     of_spec = _find_spec_modules(spec)
     for found in (_find_user_modules(spec, of_spec), of_spec):

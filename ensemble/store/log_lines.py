@@ -1,4 +1,4 @@
-"""Reads the lines of an event log; `ensemble.store.events` describes and writes them."""
+"""Reads the lines of an event log; `ensemble.store.event_log` describes and writes them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
+from ensemble.events import VERSION, CodeSaved, Event, RunStarted, Unreadable, decode_event, explain_line
 from ensemble.store.errors import explain_format
 from ensemble.store.files import StoreError, make_read_error
-
-VERSION = 2
-
-#: Type of the event that stands for a part of a log that cannot be read.
-UNREADABLE = "unreadable"
 
 #: Bytes that are read and parsed together.
 BATCH_BYTES = 2**20
@@ -28,18 +24,18 @@ _CRC = b',"crc":"'
 def add_crc(line: bytes) -> bytes:
     """Returns a line with a last field `crc`: the CRC-32 of what stands before it, as eight hexadecimal digits.
 
-    A figure in which a bit has changed may well be JSON: it is known by this alone. Readers take the field away.
+    A figure in which a bit has changed may well be JSON: it is known by this alone. Readers leave the field out.
     """
     body = line[:-1]
     return b'%b%b%08x"}' % (body, _CRC, zlib.crc32(body))
 
 
-def _are_intact(lines: Iterable[bytes]) -> bool:
-    """Whether lines are as they were written; a line without a checksum is taken as it is."""
-    return all(b"%08x" % zlib.crc32(line[:-18]) == line[-10:-2] for line in lines if line[-18:-10] == _CRC)
+def _is_whole(line: bytes) -> bool:
+    """Whether a line is as it was written, by its checksum."""
+    return line[-18:-10] == _CRC and b"%08x" % zlib.crc32(line[:-18]) == line[-10:-2]
 
 
-def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_events(path: str | os.PathLike[str]) -> list[Event]:
     """Returns all complete events of a log; see `read_batches` for what is damaged.
 
     Zeros at its end, which a power failure leaves, are damage, too.
@@ -49,8 +45,7 @@ def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """
     events, end = read_events_from(path, 0)
     if size := measure_lost_end(path, end):
-        hole = {"type": UNREADABLE, "offset": end, "bytes": size, "until": None}
-        events.append({"v": VERSION, "t": events[-1]["t"] if events else 0.0, **hole})
+        events.append(Unreadable(v=VERSION, t=events[-1].t if events else 0.0, offset=end, bytes=size))
     return events
 
 
@@ -69,14 +64,14 @@ def measure_lost_end(path: str | os.PathLike[str], offset: int) -> int:
     return len(rest) if b"\0" in rest else 0
 
 
-def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[dict[str, Any]], int]:
+def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[Event], int]:
     """Returns the complete events from the beginning of a line on, and the offset behind them, to follow a log
     that grows.
 
     Raises:
         StoreError: as `read_events`.
     """
-    found: list[dict[str, Any]] = []
+    found: list[Event] = []
     end = offset
     for events, behind in read_batches(path, offset):
         found += events
@@ -105,24 +100,25 @@ def read_files(path: str | os.PathLike[str]) -> SavedFiles:
     known = SavedFiles({}, {})
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for line in file:
-            if b'"files":{' in line and _is_event(event := _parse_line(line)):
+            if b'"files":{' in line and (event := _parse_line(line.rstrip(b"\n"))) is not None:
                 add_files(known.files, event)
-                if "arrays" in event:
-                    known.arrays[event["files"]["ensemble.pkl"]] = event["arrays"]
+                if isinstance(event, CodeSaved) and event.arrays is not None:
+                    known.arrays[event.files["ensemble.pkl"]] = event.arrays
     return known
 
 
-def add_files(known: dict[str, list[str]], event: Mapping[str, Any]) -> None:
+def add_files(known: dict[str, list[str]], event: Event) -> None:
     """Updates the digests of the declaration and the code by an event.
 
     `code_saved` comes before files are written, so that those of before are as good until a run has begun with the
     new ones, as its `run_started` says.
     """
-    if event["type"] == "run_started" and event.get("files"):
+    if not isinstance(event, RunStarted | CodeSaved):
+        return
+    if isinstance(event, RunStarted) and event.files:
         known.clear()
-    if event["type"] in ("run_started", "code_saved"):
-        for name, digest in (event.get("files") or {}).items():
-            known[name] = [each for each in known.get(name, ()) if each != digest] + [digest]
+    for name, digest in event.files.items():
+        known[name] = [each for each in known.get(name, ()) if each != digest] + [digest]
 
 
 def identify_log(path: str | os.PathLike[str]) -> str:
@@ -155,7 +151,7 @@ def end_of_events(path: str | os.PathLike[str], before: int | None = None) -> in
     return 0
 
 
-def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tuple[list[dict[str, Any]], int]]:
+def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tuple[list[Event], int]]:
     """Yields events in batches that are never empty, each with the offset behind it, from the beginning of a
     line on.
 
@@ -180,7 +176,7 @@ def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tupl
                 last = file.tell() == os.fstat(file.fileno()).st_size
                 events, read = _parse(lines, offset, last=last, path=log, since=since)
                 if events:
-                    offset, since = offset + sum(map(len, lines[:read])) + read, events[-1]["t"]
+                    offset, since = offset + sum(map(len, lines[:read])) + read, events[-1].t
                     yield events, offset
     except FileNotFoundError:
         raise StoreError(f"no run here: {log} does not exist; give a run directory (such as runs/NAME)") from None
@@ -188,19 +184,9 @@ def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tupl
         raise make_read_error(log, error) from None
 
 
-def _is_event(event: Any) -> bool:
-    """Whether a line's value has what each event has."""
-    return (
-        isinstance(event, dict)
-        and isinstance(event.get("v"), int)
-        and isinstance(event.get("t"), int | float)
-        and isinstance(event.get("type"), str)
-    )
-
-
 def _parse(
     lines: Sequence[bytes], offset: int, *, last: bool, path: Path, since: float | None
-) -> tuple[list[dict[str, Any]], int]:
+) -> tuple[list[Event], int]:
     """Returns the events of complete lines, and how many lines they are; pure.
 
     Args:
@@ -208,65 +194,59 @@ def _parse(
         last: whether no whole line follows: the last may then be torn, and is left out.
         path: what to say of where a line is.  since: `t` of the event before the lines.
     """
-    try:
-        # All at once: the names of fields are then made once, which is most of an event's size, and of the time.
-        events: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
-        if not _are_intact(lines):
-            raise ValueError("a line is not as it was written")
-        for event in events:
-            event.pop("crc", None)
-        versions = [event["v"] for event in events if event["type"] and event["t"] is not None]
-        if len(versions) != len(lines) or len(events) != len(lines):
-            raise ValueError("a line is no event, or two that are none make one")
-        if versions[-1] == VERSION and any(version != VERSION for version in versions):
-            raise ValueError("a log has one version")
-        are_events = [True] * len(lines)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        events = [_parse_line(line) for line in lines]
-        are_events = [_is_event(event) for event in events]
-        known = [
-            number for number, is_event in enumerate(are_events) if is_event and events[number]["v"] == VERSION
-        ]
-        for number in range(known[-1] if known else 0):  # a log has one version
-            are_events[number] = are_events[number] and events[number]["v"] == VERSION
-    if last and not are_events[-1]:  # a newline can reach the disk before the blocks that lie before it
-        events, are_events = events[:-1], are_events[:-1]
-    read = len(events)
-    if not all(are_events):
-        events = list(_fill_holes(lines, events, are_events, offset, since))
-    newest = next((event["v"] for event in reversed(events) if event["type"] != UNREADABLE), VERSION)
+    events = [_parse_line(line) for line in lines]
+    # A newline can reach the disk before the blocks that lie before it.
+    if last and events[-1] is None and not _is_whole(lines[-1]):
+        events.pop()
+    newest = next((event.v for event in reversed(events) if event is not None), None)
+    newest = _find_version(lines[-1]) if newest is None else newest
     if newest != VERSION:
         raise StoreError(explain_format(path, newest, VERSION))
-    return events, read
+    if any(event is not None and event.v != VERSION for event in events):  # a log has one version
+        events = [event if event is not None and event.v == VERSION else None for event in events]
+    return list(_fill_holes(lines, events, offset, since)), len(events)
 
 
-def _parse_line(line: bytes) -> Any:
+def _find_version(line: bytes) -> int:
+    """The version of the format of a line whose checksum is missing, as other versions have none."""
     try:
-        event = json.loads(line) if _are_intact([line]) else None
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(event, dict):
-        event.pop("crc", None)
-    return event
+        known = json.loads(line)["v"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return VERSION
+    return known if isinstance(known, int) else VERSION
+
+
+def _parse_line(line: bytes) -> Event | None:
+    """The event of a line; None where it is none, or is not as it was written."""
+    return decode_event(line) if _is_whole(line) else None
 
 
 def _fill_holes(
-    lines: Sequence[bytes], events: Sequence[Any], are_events: Sequence[bool], offset: int, since: float | None
-) -> Iterator[dict[str, Any]]:
+    lines: Sequence[bytes], events: Sequence[Event | None], offset: int, since: float | None
+) -> Iterator[Event]:
     """Yields the events, and for each row of lines that are none one that says so."""
+    if None not in events:
+        yield from cast(Sequence[Event], events)
+        return
     number = 0
     while number < len(events):
-        if are_events[number]:
-            yield events[number]
-            since = events[number]["t"]
+        event = events[number]
+        if event is not None:
+            yield event
+            since = event.t
             offset += len(lines[number]) + 1
             number += 1
             continue
-        first = number
-        while number < len(events) and not are_events[number]:
+        first, number = number, number + 1
+        if (wrong := explain_line(lines[first]) if _is_whole(lines[first]) else None) is not None:
+            yield Unreadable(v=VERSION, t=since or 0.0, event=wrong[0], error=wrong[1])
+            offset += len(lines[first]) + 1
+            continue
+        while number < len(events) and events[number] is None and not _is_whole(lines[number]):
             number += 1
         size = sum(len(line) + 1 for line in lines[first:number])
-        until = events[number]["t"] if number < len(events) else None
+        following = events[number] if number < len(events) else None
+        until = None if following is None else following.t
         t = since if since is not None else until if until is not None else 0.0
-        yield {"v": VERSION, "t": t, "type": UNREADABLE, "offset": offset, "bytes": size, "until": until}
+        yield Unreadable(v=VERSION, t=t, offset=offset, bytes=size, until=until)
         offset += size

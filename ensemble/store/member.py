@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ensemble.store.digests import find_digest
+from msgspec.structs import replace
+
+import ensemble.events as events
 
 State = Literal["waiting", "placed", "running", "paused", "stopped", "finished", "pruned", "failed", "cancelled"]
-Event = dict[str, Any]
 
 #: States in which nothing more will come of a member; a resume takes up only what failed again.
 ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
@@ -18,9 +19,6 @@ ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
 #: in vain (an "impossible" member was never trained) stays what it is. What else was wrong (a mistake in the
 #: recipe, no memory, no room on the disk) may have been mended before a resume.
 UNRECOVERABLE: frozenset[str] = frozenset(("nan", "impossible"))
-
-
-_OF_CHECKPOINT = ("epoch", "step", "path", "digest", "weights_sha256", "has_weights_only")
 
 
 @dataclass(slots=True)
@@ -47,7 +45,7 @@ class NodeState:
     """A node: its `node` event, and the power in its last `power` event."""
 
     name: str
-    info: Event
+    info: events.NodeChanged | None = None
     watts: float | None = None
 
 
@@ -111,15 +109,15 @@ class MemberState:
     step: int = 0
     steps: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    history: list[Event] = field(default_factory=list)
+    history: list[events.Epoch] = field(default_factory=list)
     earlier: EpochSums | None = None
     plan: dict[str, Any] | None = None
     code: str | None = None
     earlier_code: str | None = None
     samples_per_s: float | None = None
-    checkpoint: Event | None = None
+    checkpoint: events.Checkpoint | None = None
     is_alone: bool = False
-    checkpoint_before: Event | None = None
+    checkpoint_before: events.Checkpoint | None = None
     is_checkpoint_removed: bool = False
     predictions: dict[str, str] | None = None
     weights_sha256: str | None = None
@@ -127,7 +125,7 @@ class MemberState:
     reason: str | None = None
     kept: dict[str, Any] | None = None
     early_stopping: dict[str, Any] | None = None
-    cost: Event | None = None
+    cost: events.Cost | None = None
     spans: list[Span] = field(default_factory=list)
 
     @property
@@ -152,16 +150,15 @@ class MemberState:
         """Samples of the epochs whose rate is known, and the seconds that they took."""
         samples, seconds = (self.earlier.samples, self.earlier.seconds) if self.earlier else (0, 0.0)
         for epoch in self.history:
-            rate = epoch.get("samples_per_s")
-            if rate and epoch.get("samples"):
-                samples, seconds = samples + epoch["samples"], seconds + epoch["samples"] / rate
+            if epoch.samples_per_s and epoch.samples:
+                samples, seconds = samples + epoch.samples, seconds + epoch.samples / epoch.samples_per_s
         return samples, seconds
 
     def drop_epochs(self) -> None:
         """Replaces `history` by its sums."""
         if self.history:
             last = self.history[-1]
-            self.earlier = EpochSums(last["epoch"] + 1, *self._samples_and_seconds(), last["metrics"])
+            self.earlier = EpochSums(last.epoch + 1, *self._samples_and_seconds(), last.metrics)
             self.history = []
 
     def drop_epochs_from(self, epoch: int) -> None:
@@ -170,12 +167,12 @@ class MemberState:
         Raises:
             UnknownEpochsError: it is one of the `earlier` ones.
         """
-        while self.history and self.history[-1]["epoch"] >= epoch:
+        while self.history and self.history[-1].epoch >= epoch:
             self.history.pop()
         earlier = self.earlier
         if earlier is not None and epoch < earlier.epochs:
             raise UnknownEpochsError(self.id)
-        self.metrics = self.history[-1]["metrics"] if self.history else earlier.metrics if earlier else {}
+        self.metrics = self.history[-1].metrics if self.history else earlier.metrics if earlier else {}
 
     def is_resumable(self, code: str | None) -> bool:
         """Whether a start of the run with this code trains the member further, from its checkpoint where it has
@@ -214,25 +211,26 @@ class MemberState:
         """Whether its declaration is known: it may be lost with a part of the log."""
         return "params" in self.identity
 
-    def add_checkpoint(self, event: Event) -> None:
+    def add_checkpoint(self, event: events.Checkpoint) -> None:
         """Takes note of its last checkpoint."""
-        path = Path(event["path"])  # raises for an event that is damaged, before it is known
-        if self.checkpoint is None or Path(self.checkpoint["path"]) != path:
+        if self.checkpoint is None or self.checkpoint.path != event.path:
             self.checkpoint_before = self.checkpoint
         self.checkpoint, self.is_checkpoint_removed = event, False
 
-    def reduce_checkpoint(self, event: Event) -> None:
+    def reduce_checkpoint(self, event: events.CheckpointReduced) -> None:
         """Takes note that of a checkpoint only the weights were kept, or nothing: a `checkpoint_reduced` event."""
-        if self.checkpoint is None or Path(self.checkpoint["path"]).name != event["removed"]:
+        if self.checkpoint is None or Path(self.checkpoint.path).name != event.removed:
             return
-        self.is_checkpoint_removed = event["path"] is None
-        kept = {"path": event["path"], "digest": event.get("digest"), "has_weights_only": True}
-        self.checkpoint = None if self.is_checkpoint_removed else {**self.checkpoint, **kept}
+        self.is_checkpoint_removed = event.path is None
+        kept = None
+        if event.path is not None:
+            kept = replace(self.checkpoint, path=event.path, digest=event.digest, has_weights_only=True)
+        self.checkpoint = kept
 
     @property
     def has_weights_only(self) -> bool:
         """Whether its checkpoint has no state of an optimizer any more."""
-        return bool(self.checkpoint and self.checkpoint.get("has_weights_only"))
+        return self.checkpoint is not None and self.checkpoint.has_weights_only
 
     def explain_no_checkpoint(self) -> str:
         """Why there is no checkpoint."""
@@ -242,15 +240,11 @@ class MemberState:
     def list_checkpoints(self) -> list[tuple[str, str | None]]:
         """The (name, digest) of the files from which it can go on, the last one first."""
         known = [event for event in (self.checkpoint, self.checkpoint_before) if event]
-        return [(Path(event["path"]).name, find_digest(event)) for event in known]
-
-    def describe_checkpoint(self) -> Event | None:
-        """Its last checkpoint, as a field of another event: either may be lost with a part of the log."""
-        return self.checkpoint and {k: v for k, v in self.checkpoint.items() if k in _OF_CHECKPOINT}
+        return [(Path(event.path).name, event.digest) for event in known]
 
     def drop_checkpoint(self, name: str) -> None:
         """Leaves out a checkpoint whose file, of this name, is damaged; harmless for a file of another kind."""
-        kept = [e for e in (self.checkpoint, self.checkpoint_before) if e and Path(e["path"]).name != name]
+        kept = [e for e in (self.checkpoint, self.checkpoint_before) if e and Path(e.path).name != name]
         self.checkpoint, self.checkpoint_before = [*kept, None, None][:2]
 
     def end(self, state: State, t: float) -> None:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from ensemble.store.checkpoint import load_checkpoint
-from ensemble.store.digests import find_digest
 from ensemble.store.errors import DamagedError
 from ensemble.store.member import MemberState
 from ensemble.store.predictions import Predictions, load_predictions
@@ -29,7 +28,10 @@ def read_checkpoint(
     """
     with _naming_remedy(run_dir):
         return load_checkpoint(
-            run_dir.valid_checkpoint(member), parts, find_digest(member.checkpoint), mapped=mapped
+            run_dir.valid_checkpoint(member),
+            parts,
+            member.checkpoint.digest if member.checkpoint else None,
+            mapped=mapped,
         )
 
 

@@ -124,7 +124,7 @@ def _validate(request: Any) -> dict[str, Any]:
     version, t, verb, member = (request.get(name) for name in ("v", "t", "verb", "member"))
     if version != VERSION:
         raise ValueError(
-            f"it has the format {version!r:.20}, and this controller reads {VERSION}: ask with its version"
+            f"it has the format {version!r:.20}, and this controller reads {VERSION}: send that version"
         )
     if not isinstance(t, (int, float)) or not -1e15 < t < 1e15 or not math.isfinite(t):
         raise ValueError("its `t` is no time in Unix seconds")

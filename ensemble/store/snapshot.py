@@ -2,12 +2,12 @@
 
 The fold of a large run holds every epoch of every member, which takes seconds to read and gigabytes to hold. A
 `RunStatus` is the same fold with less: of members that have ended for good not their epochs one by one, of none
-its plan or checkpoint. `snapshot.json` is a status with the offset of the log up to which it was taken; what
+its plan or checkpoint. `snapshot` is a status with the offset of the log up to which it was taken; what
 follows in the log is folded on top. It is a cache: only the controller writes it, deleting it loses nothing, and
 one that does not belong to this log, is damaged or of another version is not used.
 
-    {"v": 1, "offset": bytes of the log, "tail": digest of the last of them, "sha256": of the next line}
-    {"state": ..., "account": ...}
+    {"v": 1, "offset": bytes of the log, "tail": digest of the last of them, "sha256": of what follows}
+    the state and the account, as MessagePack
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ import gc
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from ensemble.meter import account_record
+import msgspec
+
+from ensemble.events import Epoch
 from ensemble.meter.account import Account
 from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, leave_out
 from ensemble.store.files import StoreError, write_bytes
 from ensemble.store.log_lines import read_batches
-from ensemble.store.member import EpochSums, MemberState, NodeState, Span, UnknownEpochsError
+from ensemble.store.member import UnknownEpochsError
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
-VERSION = 8
+VERSION = 9
 
 #: Bytes at the end of what a snapshot has seen that tell whether it belongs to a log.
 TAIL_BYTES = 2**16
@@ -39,15 +40,20 @@ GROWN_BYTES = 4 * 2**20
 
 #: Members of which no more epochs will come, whoever goes on with the run.
 CLOSED = frozenset(("finished", "pruned", "cancelled"))
-#: Of an `epoch` event.
-EPOCH = ("type", "t", "attempt", "epoch", "metrics", "samples", "samples_per_s", "wall_s")
 #: Of a member's identity.
 IDENTITY = ("params", "seed", "epochs", "workers", "cpus_per_worker", "gpus_per_worker", "first_epoch", "lineage")
-#: Of a run, and of a member, what no status shows.
-_RUN_LEFT_OUT = frozenset(("files", "info", "decision_events", "profiles", "planned", "memory_increases"))
-_MEMBER_LEFT_OUT = frozenset(("plan", "checkpoint", "checkpoint_before", "weights_sha256"))
 
 log = logging.getLogger(__name__)
+
+
+class _Kept(msgspec.Struct):
+    """What a snapshot holds."""
+
+    state: RunState
+    account: Account
+
+
+_DECODER = msgspec.msgpack.Decoder(_Kept)
 
 
 class RunStatus:
@@ -97,9 +103,7 @@ class RunStatus:
             for event in events:
                 try:
                     self.account.apply(event)
-                    if event["type"] == "epoch":
-                        event = {name: event[name] for name in ("member", *EPOCH) if name in event}
-                    apply_event(self.state, event)
+                    apply_event(self.state, _shorten(event) if isinstance(event, Epoch) else event)
                 except EVENT_ERRORS as error:
                     leave_out(self.state, event, error)
             self.state.decision_events.clear()
@@ -133,29 +137,27 @@ class RunStatus:
             member.identity = {name: member.identity[name] for name in IDENTITY if name in member.identity}
             if member.state in CLOSED:
                 member.drop_epochs()
-        body = json.dumps(
-            {"state": _encode_state(self.state), "account": account_record.encode(self.account)}
-        ).encode()
+        body = msgspec.msgpack.encode(_Kept(_leave_out_hidden(self.state), self.account))
         head = {
             "v": VERSION,
             "offset": self.offset,
             "tail": self._digest_tail(self.offset),
             "sha256": _digest(body),
         }
-        write_bytes(self._run_dir.snapshot, json.dumps(head).encode() + b"\n" + body + b"\n")
+        write_bytes(self._run_dir.snapshot, json.dumps(head).encode() + b"\n" + body)
         self._kept_at, self._kept_bytes = self.offset, len(body)
 
     def _load_snapshot(self) -> None:
         """Starts from the snapshot, if there is a valid one of this log."""
         try:
             with open(self._run_dir.snapshot, "rb") as file:
-                head, body = json.loads(file.readline()), file.read().rstrip(b"\n")
+                head, body = json.loads(file.readline()), file.read()
             known = head["v"] == VERSION and head["sha256"] == _digest(body)
             if not known or head["tail"] != self._digest_tail(head["offset"]):
                 return
             with _without_garbage_collection():
-                kept = json.loads(body)
-                self.state, self.account = _decode_state(kept["state"]), account_record.decode(kept["account"])
+                kept = _DECODER.decode(body)
+            self.state, self.account = kept.state, kept.account
             self.offset = self._kept_at = head["offset"]
             self._kept_bytes = len(body)
         except FileNotFoundError:
@@ -188,52 +190,33 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _encode_state(state: RunState) -> dict[str, Any]:
-    plain = {
-        name: _encode(getattr(state, name))
-        for name in _field_names(RunState)
-        if name not in _RUN_LEFT_OUT | _RECORDS
+def _shorten(epoch: Epoch) -> Epoch:
+    """An epoch with what a status shows of it."""
+    return Epoch(
+        t=epoch.t,
+        member=epoch.member,
+        attempt=epoch.attempt,
+        epoch=epoch.epoch,
+        metrics=epoch.metrics,
+        samples=epoch.samples,
+        samples_per_s=epoch.samples_per_s,
+        wall_s=epoch.wall_s,
+    )
+
+
+def _leave_out_hidden(state: RunState) -> RunState:
+    """The state without what no status shows."""
+    members = {
+        name: dataclasses.replace(member, plan=None, checkpoint=None, checkpoint_before=None, weights_sha256=None)
+        for name, member in state.members.items()
     }
-    names = [name for name in _field_names(MemberState) if name not in _MEMBER_LEFT_OUT]
-    members = [[_encode(getattr(member, name)) for name in names] for member in state.members.values()]
-    nodes = [_encode(node) for node in state.nodes.values()]
-    return {**plain, "nodes": nodes, "members": {"names": names, "rows": members}}
-
-
-def _decode_state(plain: Mapping[str, Any]) -> RunState:
-    state = RunState()
-    for name in set(_field_names(RunState)) - _RUN_LEFT_OUT - _RECORDS:
-        setattr(state, name, _decode(getattr(state, name), plain[name]))
-    state.nodes = {node[0]: NodeState(*node) for node in plain["nodes"]}
-    names = plain["members"]["names"]
-    for row in plain["members"]["rows"]:
-        fields = dict(zip(names, row, strict=True))
-        fields["spans"] = [Span(*span) for span in fields["spans"]]
-        fields["earlier"] = None if fields["earlier"] is None else EpochSums(*fields["earlier"])
-        state.members[fields["id"]] = MemberState(**fields)
-    return state
-
-
-_RECORDS = frozenset(("nodes", "members"))
-
-
-def _field_names(kind: type[RunState] | type[MemberState]) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind)]
-
-
-def _encode(value: Any) -> Any:
-    """Converts a value of a state to JSON: dictionaries with tuples as keys become pairs, sets become lists."""
-    if isinstance(value, (Span, EpochSums, NodeState)):
-        return [getattr(value, field.name) for field in dataclasses.fields(value)]
-    if isinstance(value, dict) and any(isinstance(key, tuple) for key in value):
-        return [[list(key), item] for key, item in value.items()]
-    if isinstance(value, set):
-        return sorted(value)
-    return [_encode(item) for item in value] if isinstance(value, list) else value
-
-
-def _decode(empty: Any, plain: Any) -> Any:
-    """Converts a value back that `_encode` returned, to the type that it has in an empty state."""
-    if isinstance(empty, dict) and isinstance(plain, list):
-        return {tuple(key): item for key, item in plain}
-    return set(plain) if isinstance(empty, set) else plain
+    return dataclasses.replace(
+        state,
+        members=members,
+        files={},
+        info={},
+        decision_events=[],
+        profiles={},
+        planned=None,
+        memory_increases=[],
+    )

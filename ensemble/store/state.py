@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from ensemble.store.member import Event, MemberState, NodeState
+import ensemble.events as events
+from ensemble.store.member import MemberState, NodeState
 
 
 @dataclass(slots=True)
@@ -41,9 +43,9 @@ class RunState:
         combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
     """
 
-    header: Event = field(default_factory=dict)
+    header: events.RunStarted = field(default_factory=events.RunStarted)
     files: dict[str, list[str]] = field(default_factory=dict)
-    info: Event = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     run_id: str = ""
     executor: str = ""
@@ -59,28 +61,30 @@ class RunState:
     nodes: dict[str, NodeState] = field(default_factory=dict)
     has_gpus: bool = False
     members: dict[str, MemberState] = field(default_factory=dict)
-    feeders: dict[tuple[str, int], Event] = field(default_factory=dict)
-    unshared: dict[tuple[str | None, int | None], Event] = field(default_factory=dict)
-    bad_records: dict[tuple[str, int], Event] = field(default_factory=dict)
-    differences: dict[tuple[str | None, str], Event] = field(default_factory=dict)
-    quarantined: dict[str, Event] = field(default_factory=dict)
-    unusable: dict[str, Event] = field(default_factory=dict)
-    decision_events: list[Event] = field(default_factory=list)
-    profiles: dict[tuple[str, str], Event] = field(default_factory=dict)
-    planned: Event | None = None
+    feeders: dict[tuple[str, int], events.Feeder] = field(default_factory=dict)
+    unshared: dict[tuple[str | None, int | None], events.FeederLost | events.SharingEnded] = field(
+        default_factory=dict
+    )
+    bad_records: dict[tuple[str, int], events.BadRecord] = field(default_factory=dict)
+    differences: dict[tuple[str | None, str], events.SampleDifference] = field(default_factory=dict)
+    quarantined: dict[str, events.GpuQuarantined] = field(default_factory=dict)
+    unusable: dict[str, events.NodeUnusable] = field(default_factory=dict)
+    decision_events: list[events.MemberEvent] = field(default_factory=list)
+    profiles: dict[tuple[str, str], events.Profiled] = field(default_factory=dict)
+    planned: events.Planned | None = None
     missing: str = ""
     awaited_memory: str = ""
     measuring: set[str] = field(default_factory=set)
     combining: int = 0
-    memory_increases: list[Event] = field(default_factory=list)
-    holes: list[Event] = field(default_factory=list)
-    combined: Event | None = None
-    ended: Event | None = None
+    memory_increases: list[events.MemoryIncrease] = field(default_factory=list)
+    holes: list[events.Unreadable] = field(default_factory=list)
+    combined: events.Combined | None = None
+    ended: events.RunFinished | events.RunStopped | None = None
 
     @property
     def second_objective(self) -> str | None:
         """The field of `cost` events that a search minimizes beside its objective; None where it has one only."""
-        return self.header.get("second_objective")
+        return self.header.second_objective
 
     @property
     def waits_for(self) -> str | None:
@@ -96,18 +100,19 @@ class RunState:
             return 0.0
         return self.updated - self.started - self.idle_s
 
-    def member(self, event: Event) -> MemberState:
-        """The member that an event is about, made where it is new."""
-        member = self.members.get(event["member"])
+    def member(self, name: str, number: int | None = None) -> MemberState:
+        """The member of a name, made where it is new.
+
+        Args:
+            number: its number, if it is new; None: not known, as its declaration was lost with a part of the log.
+        """
+        member = self.members.get(name)
         if member is None:
-            number = event.get("number")
-            if number is None:  # its declaration was lost with a part of the log
-                ending = str(event["member"]).rpartition("-")[2]
-                number = int(ending) if ending.isdecimal() else len(self.members)
-            member = MemberState(event["member"], number)
-            self.members[member.id] = member
+            ending = name.rpartition("-")[2]
+            guess = int(ending) if ending.isdecimal() else len(self.members)
+            member = self.members[name] = MemberState(name, guess if number is None else number)
         return member
 
     def node(self, name: str) -> NodeState:
         """The node of a name, made where it is new."""
-        return self.nodes.setdefault(name, NodeState(name, {}))
+        return self.nodes.setdefault(name, NodeState(name))

@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ensemble.store.digests import digest_file, find_digest, open_checked
+from ensemble.events import RunFinished, Unreadable
+from ensemble.interrupts import raise_if_deferred
+from ensemble.store.digests import digest_file, open_checked
 from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.event_handlers import fold
 from ensemble.store.files import write_json
@@ -87,7 +89,7 @@ def verify(run_dir: RunDir) -> list[FileCheck]:
 def _verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
     log = run_dir.events.name
     for hole in state.holes:
-        condition: Condition = "read around" if hole.get("is_known") else "damaged"
+        condition: Condition = "read around" if hole.is_known else "damaged"
         yield FileCheck(log, "log", None, condition, describe_hole(hole))
     if not state.holes:
         yield FileCheck(log, "log", None, "whole")
@@ -108,13 +110,11 @@ def check_code(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
             yield _check(run_dir, path, digests[-1], kind, None, digests)
 
 
-def check_members(
-    run_dir: RunDir, members: Sequence[MemberState], check: Callable[[], None] = lambda: None
-) -> list[FileCheck]:
+def check_members(run_dir: RunDir, members: Sequence[MemberState]) -> list[FileCheck]:
     """Check the files of members, several at a time.
 
-    Args:
-        check: called now and then; an exception from it, as from a signal, ends the reading at once.
+    Raises:
+        Interrupted: a signal that is deferred was received; it ends the reading at once.
     """
     is_over = threading.Event()
 
@@ -126,7 +126,7 @@ def check_members(
         try:
             found = [pool.submit(lambda each: list(_check_member(run_dir, each, stop)), each) for each in members]
             while wait(found, POLL_S).not_done:
-                check()
+                raise_if_deferred()
         except BaseException:
             is_over.set()
             pool.shutdown(cancel_futures=True)
@@ -147,7 +147,7 @@ def _check_member(run_dir: RunDir, member: MemberState, stop: Callable[[], None]
             yield FileCheck(file, "initial weights", member.id, "damaged", str(error))
     for event in (member.checkpoint, member.checkpoint_before):
         if event is not None:
-            path, digest = folder / Path(event["path"]).name, find_digest(event)
+            path, digest = folder / Path(event.path).name, event.digest
             yield _check(run_dir, path, digest, "checkpoint", member.id, stop=stop)
     for split, known in (member.predictions or {}).items() if member.state == "finished" else ():
         yield _check(run_dir, run_dir.predictions(member.id, split), known, "predictions", member.id, stop=stop)
@@ -155,7 +155,7 @@ def _check_member(run_dir: RunDir, member: MemberState, stop: Callable[[], None]
 
 def check_results(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
     """Check what is written at the end of a run, if it has ended: it is made again from the rest."""
-    if state.ended is None or state.ended["type"] != "run_finished":
+    if state.ended is None or not isinstance(state.ended, RunFinished):
         return
     try:
         known: Mapping[str, str] = dict(json.loads(run_dir.result_digests.read_bytes()).items())
@@ -213,12 +213,13 @@ def _check(
         return FileCheck(file, kind, member, "damaged", str(error))
 
 
-def describe_hole(hole: Mapping[str, Any]) -> str:
+def describe_hole(hole: Unreadable) -> str:
     """What an `unreadable` event says, and what the part of the log may have held."""
-    if "event" in hole:
-        return f"an event {hole['event']} of events.jsonl is damaged and was left out ({hole['error']})"
+    if hole.event is not None:
+        return f"an event {hole.event!r} of events.jsonl is damaged and was left out ({hole.error})"
+    offset, size = hole.offset or 0, hole.bytes or 0
     return (
-        f"bytes {hole['offset']} to {hole['offset'] + hole['bytes']} of events.jsonl are damaged and were read "
+        f"bytes {offset} to {offset + size} of events.jsonl are damaged and were read "
         "around: epochs, checkpoints or ends of members that were logged there are not known; a resume does again "
         "what it does not know to be done"
     )

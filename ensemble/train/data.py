@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pipelines import Batch, Loader, Pipeline, Resident
     from pipelines.loader.collate import Collate
     from pipelines.loader.resident import StreamedSet
-    from pipelines.verification.reader import MakeVerification, Stream
+    from pipelines.verification.reader import MakeVerification, StreamOrigin
 
 
 def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
@@ -35,7 +35,7 @@ def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
     Raises:
         TrainingError: there is none.
     """
-    from pipelines.order import steps_per_epoch as count
+    from pipelines.order.epoch_order import steps_per_epoch as count
 
     steps = count(ensemble.samples, identity.batch_size, drop_last=ensemble.drop_last)
     if steps == 0:
@@ -213,7 +213,7 @@ class Data:
             return False
         pipeline, own = self.pipeline(split), self._identity
 
-        def make(stream: Stream) -> Verification | None:
+        def make(stream: StreamOrigin) -> Verification | None:
             if split == "train" and stream.is_same_object and not (stream.has_peers or self._ensemble.cache_dir):
                 return None
             checks = NodeChecks(

@@ -107,6 +107,9 @@ class EvaluatedMember:
         """Report the member's metrics after this epoch; the values of rank 0 are recorded.
 
         An epoch without a report keeps the metrics of the one before, and does not count for early stopping.
+
+        Args:
+            metrics: by name, means over the validation split; a NaN is recorded as unknown.
         """
         at = self._life.at
         at.metrics, at.is_reported = {name: float(value) for name, value in metrics.items()}, True
@@ -118,6 +121,10 @@ class EvaluatedMember:
         Args:
             measure: `measure(model, batch) -> dict` of tensors [b] or scalars, called without gradients, in the
                 member's precision, the model in evaluation mode.
+            split: "valid", "test" or "shifted".
+
+        Returns:
+            The mean of each metric, weighted by samples; the same on all ranks.
         """
         self.renew_statistics(measure)
         if split not in self.splits:
@@ -140,7 +147,11 @@ class EvaluatedMember:
         self.validate_by(lambda: self.evaluate(measure))
 
     def validate_by(self, evaluate: Callable[[], Mapping[str, float]]) -> None:
-        """`validate_with`, for a function that evaluates the member: all ranks call it together."""
+        """`validate_with`, for a function that evaluates the member: all ranks call it together.
+
+        Args:
+            evaluate: `evaluate() -> dict` of metrics, such as one that calls `member.evaluate`.
+        """
         self._validate = evaluate
 
     def renew_statistics(self, measure: Measure) -> None:
@@ -333,7 +344,11 @@ class EvaluatedMember:
         return self._life.restore_network()
 
     def log(self, text: str) -> None:
-        """Write a line into the member's log (rank 0 does)."""
+        """Write a line into the member's log (rank 0 does).
+
+        Args:
+            text: the line, without its end; several lines are allowed.
+        """
         self._reporter.log(text)
 
     @property

@@ -110,7 +110,7 @@ class Job:
         node: the name of the node, for events.
         timeout_s: how long a rank waits in a collective before it takes another rank to be lost.
         bad: [split, index, code] of records that kill or hang the process that prepares them
-            (`pipelines.prepare.poison_records`).
+            (`pipelines.samples.poison_records`).
         checkpoints: [name, digest] of the files to resume from, in the member's directory: the first that is
             whole; where none is, the member begins anew. A digest is None where the log has none.
         exchange_plan: what an earlier attempt has planned for the exchange of gradients, for one without a

@@ -137,6 +137,7 @@ class TrainContext(EvaluatedMember):
         handled here; the loop does not see it. Every batch is valid until the loop continues.
 
         Args:
+            split: "train", or one of `splits`.
             collate: `f(batch)` or `f(batch, rng)`, applied to each batch, instead of `Recipe.collate`; it is kept
                 for the evaluations that follow.
         """
@@ -176,6 +177,15 @@ class TrainContext(EvaluatedMember):
     def mixup(self, batch: Batch) -> MixedBatch:
         """Mix the samples of a training batch, or of a part of it, as `mixup=` declares; without it, nothing.
 
+        Args:
+            batch: of `batches()`, or a part of `parts()`.
+
+        Returns:
+            The batch with mixed inputs; its `losses(f)` are those of both targets, [b].
+
+        Raises:
+            TrainingError: the batch has no target, or no field that can be mixed.
+
         Examples:
             mixed = member.mixup(batch)
             outputs = model(mixed["image"])
@@ -213,6 +223,12 @@ class TrainContext(EvaluatedMember):
                         losses = loss(model, part)
                     member.backward(losses)
                 member.step()
+
+        Args:
+            batch: the one that `batches()` has just yielded.
+
+        Raises:
+            TrainingError: it is another batch.
         """
         if self._micro_batches is None or batch is not self._micro_batches.batch:
             raise TrainingError("member.parts(batch) is for the batch that member.batches() has just given")
@@ -240,7 +256,12 @@ class TrainContext(EvaluatedMember):
         self._prepared().begin(command, losses, part, weight, last=last)
 
     def step(self) -> None:
-        """Exchange the gradients, step the optimizer and the schedule, and execute commands."""
+        """Exchange the gradients, step the optimizer and the schedule, and execute commands.
+
+        Raises:
+            TrainingError: it is not called once after `backward` of each batch.
+            Diverged: the loss is NaN or infinite.
+        """
         parts, self._micro_batches = self._micro_batches, None
         if parts is None or not parts.is_complete:
             raise TrainingError("member.step() comes after member.backward(losses), once for each batch")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines import ipc
+from pipelines.ipc import messages
 from pipelines.verification.compare import CheckResult
 from pipelines.verification.served import ServedSample
 
@@ -64,7 +64,7 @@ class NodeChecks:
             with open(memory, "wb", closefd=False) as file:
                 file.write(packed)
             return self._ask(memory)
-        except (OSError, ipc.ConnectionLost) as error:
+        except (OSError, messages.ConnectionLost) as error:
             return CheckResult(kind="left_out", detail=f"the checker does not answer: {error}")
         finally:
             os.close(memory)
@@ -75,10 +75,10 @@ class NodeChecks:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(str(self._address))
             connection.settimeout(_WAIT_S)
-            ipc.send(connection, ipc.pack("check", limit_s=self._limit_s), memory)
+            messages.send(connection, messages.pack("check", limit_s=self._limit_s), memory)
             while True:
                 try:
-                    message = ipc.receive(connection)
+                    message = messages.receive(connection)
                 except TimeoutError:
                     if self._on_wait is not None:
                         self._on_wait()
@@ -87,6 +87,6 @@ class NodeChecks:
                         return CheckResult(kind="left_out", detail=f"no result within {2 * self._limit_s:g} s")
                     continue
                 try:
-                    return CheckResult.from_record(ipc.unpack(message)["found"])
+                    return CheckResult.from_record(messages.unpack(message)["found"])
                 except (ValueError, KeyError, TypeError) as error:
                     return CheckResult(kind="left_out", detail=f"the checker's answer cannot be read: {error!r}")

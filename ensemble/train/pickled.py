@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pipelines.memory_pickle import Pickler
+from pipelines.ipc.memory_pickle import Pickler
 
 
 def split_tensors(value: Any) -> tuple[bytes, list[torch.Tensor]]:

@@ -40,7 +40,7 @@ def read_interrupted(path: Path) -> dict[str, tuple[int, int]]:
 
     Empty where nothing was noted or the file cannot be read: a note explains a failure, and must not cause one.
     """
-    from pipelines.prepare.poison_records import parse_note
+    from pipelines.samples.poison_records import parse_note
 
     try:
         file = path.read_bytes()
@@ -101,7 +101,7 @@ class PoisonRecords:
 
     def _start_noting(self) -> None:
         """Note each sample in preparation from here on, where the file system allows it."""
-        from pipelines.prepare.poison_records import PreparationNote
+        from pipelines.samples.poison_records import PreparationNote
 
         path = self._file(self._job.attempt)
         make_directory(path.parent)

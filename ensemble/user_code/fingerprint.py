@@ -12,7 +12,7 @@ import. Each is a *part* with a name and a digest, so that a difference can be n
   included by name, their objects (except torch modules and arrays) by type. A user's function that one of their
   functions wraps, such as a decorator's result, is visited.
 - Global settings of libraries that differ from their defaults, such as torch's default dtype, are parts of it
-  (`pipelines.library_settings`).
+  (`pipelines.environment.library_settings`).
 - ray-ensemble's own code is included by public name, version and bound values (`pipelines.fingerprint`), so that
   it can be reworded and moved.
 
@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.user_code.imports import Imports, syntax_of
+from pipelines.environment.library_settings import find_settings
 from pipelines.fingerprint import digest
 from pipelines.fingerprint.bytecode import Use
 from pipelines.fingerprint.describer import Describer
 from pipelines.fingerprint.modules import file_of, is_foreign_class, module_name, name_of
 from pipelines.fingerprint.ours import is_ours
 from pipelines.fingerprint.values import Place
-from pipelines.library_settings import find_settings
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.nested import Path, join_path
-from pipelines.prepare.memory_order import AxisOrder, allocate, layout_of
+from pipelines.samples.memory_order import AxisOrder, allocate, layout_of
+from pipelines.samples.nested import Path, join_path
 
 # Mark, bytes of the description, index, bytes of the fields, digest of all, checksum of what stands before it.
 _HEADER = struct.Struct("<4sIQQQI4x")

@@ -11,20 +11,18 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pipelines.cache import codec, file
 from pipelines.cache.reopened import find_difference
 from pipelines.checks import check_path
+from pipelines.description import PipelineDescription
+from pipelines.environment.machine_limits import available_bytes
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import SCHEME
-from pipelines.machine_limits import available_bytes
 from pipelines.prepare.inference import prepare_first_sample
 from pipelines.verification.machine import describe_machine
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
-    from pipelines.verification.reader import Finding
+from pipelines.verification.reader import Finding
 
 Where = Literal["memory", "disk"]
 
@@ -54,7 +52,7 @@ class CacheManager:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: PipelineDescription,
         where: Where,
         limit: int | None = None,
         directory: str | os.PathLike[str] | None = None,
@@ -96,7 +94,7 @@ class CacheManager:
         if owner is not None:
             owner.callback(self.close)
 
-    def _open_on_disk(self, pipeline: Pipeline, directory: str) -> int:
+    def _open_on_disk(self, pipeline: PipelineDescription, directory: str) -> int:
         """The file of an earlier feeder, if its samples are what the pipeline prepares now; else a new one."""
         fd = _open_file(pipeline, self.stages, directory)
         self.difference = find_difference(pipeline, self.stages, fd)
@@ -162,7 +160,7 @@ def check_options(where: Any, limit: Any, directory: Any) -> None:
         check_path("cache_dir", directory)
 
 
-def count_cached_stages(pipeline: Pipeline) -> int:
+def count_cached_stages(pipeline: PipelineDescription) -> int:
     """Counts the leading stages to apply to a sample before it is cached: those before the first random stage.
 
     Fewer if a sample cannot be encoded there; a warning says so.
@@ -187,7 +185,7 @@ def count_cached_stages(pipeline: Pipeline) -> int:
     raise PipelineError(f"the cache has nothing to keep of this pipeline: {reasons[0]}")
 
 
-def _open_file(pipeline: Pipeline, stages: int, directory: str, *, is_renewed: bool = False) -> int:
+def _open_file(pipeline: PipelineDescription, stages: int, directory: str, *, is_renewed: bool = False) -> int:
     os.makedirs(directory, mode=0o700, exist_ok=True)
     key, n = _compute_key(pipeline, stages), len(pipeline.source)
     if key is None:
@@ -241,7 +239,7 @@ def _open_if_exists(path: str) -> Iterator[int | None]:
         os.close(fd)
 
 
-def _compute_key(pipeline: Pipeline, stages: int) -> str | None:
+def _compute_key(pipeline: PipelineDescription, stages: int) -> str | None:
     """Identifies the content of a cache on disk: source, stages and installed packages (decoders differ)."""
     from importlib import metadata
 

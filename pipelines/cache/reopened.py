@@ -6,11 +6,10 @@ stage opens and that an `id=` or `version=` stands for, may have changed since.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from pipelines.cache import file
+from pipelines.description import PipelineDescription
 from pipelines.errors import SampleError
 from pipelines.prepare.draw_watch import find_own_generators
 from pipelines.prepare.global_generators import preserve_states
@@ -21,11 +20,8 @@ from pipelines.verification.machine import describe_machine
 from pipelines.verification.reader import Finding
 from pipelines.verification.schedule import choose_first
 
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
 
-
-def find_difference(pipeline: Pipeline, stages: int, fd: int) -> Finding | None:
+def find_difference(pipeline: PipelineDescription, stages: int, fd: int) -> Finding | None:
     """Prepares two of the cached samples again.
 
     Args:

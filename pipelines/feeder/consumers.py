@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines import ipc
 from pipelines.checks import shorten_repr
 from pipelines.errors import PipelineError
 from pipelines.feeder.handshake import Hello
-from pipelines.stream import Stream, min_capacity
+from pipelines.ipc import messages
+from pipelines.order.stream import Stream, min_capacity
 from pipelines.verification.machine import describe_machine
 from pipelines.workers.buffers import Buffer, Buffers
 
@@ -103,7 +103,7 @@ class Consumers:
 
     def accept(self, connection: socket.socket) -> None:
         """Admit a new connection if it comes from a process of the same user."""
-        ipc.close_in_children(connection)
+        messages.close_in_children(connection)
         connection.setblocking(False)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] != os.getuid():
@@ -151,9 +151,9 @@ class Consumers:
         """Send the ring's new memory to all its readers."""
         for consumer in list(self._admitted()):
             try:
-                ipc.send(consumer.connection, ipc.NEW_RING)
-                ipc.send(consumer.connection, ipc.pack("memory"), ring.read_only_fd)
-            except ipc.ConnectionLost:
+                messages.send(consumer.connection, messages.NEW_RING)
+                messages.send(consumer.connection, messages.pack("memory"), ring.read_only_fd)
+            except messages.ConnectionLost:
                 self._forget_joining(consumer)
                 self._drop(consumer)  # else it would read memory that is no longer written
 
@@ -205,23 +205,24 @@ class Consumers:
         if consumer not in self._all:  # dropped while this event was pending
             return
         try:
-            message = ipc.receive(
-                consumer.connection, ipc.MAX_STRUCT_BYTES if consumer.is_admitted else ipc.MAX_MESSAGE_BYTES
+            message = messages.receive(
+                consumer.connection,
+                messages.MAX_STRUCT_BYTES if consumer.is_admitted else messages.MAX_MESSAGE_BYTES,
             )
             consumer.last_heard = time.monotonic()
             if consumer.is_admitted:
-                _, released, want = ipc.WANT.unpack(message)
+                _, released, want = messages.WANT.unpack(message)
                 self._record_release(consumer, released)
                 consumer.want = want
                 if want and want <= self._stream.ready:
                     self._send_ready(consumer)
             else:
-                request = ipc.unpack(message)
+                request = messages.unpack(message)
                 if request["kind"] == "hello":
                     self._handle_hello(consumer, request)
                 else:
                     self._handle_resident(consumer, request)
-        except ipc.ConnectionLost:
+        except messages.ConnectionLost:
             self._forget_joining(consumer)
             self._drop(consumer)
         except (PipelineError, ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
@@ -248,7 +249,7 @@ class Consumers:
         first = self._assign_epoch(consumer) if hello.first_epoch is None else hello.first_epoch
         position = first * n + hello.place
         if not stream.join(consumer, position, (first + hello.epochs) * n):
-            self._refuse(consumer, f"the stream is elsewhere than at epoch {first}", retry=True, first_epoch=first)
+            self._refuse(consumer, f"the stream is not at epoch {first}", retry=True, first_epoch=first)
             return
         consumer.is_counted = not any(
             other.name == consumer.name and other.is_counted for other in self._admitted()
@@ -258,8 +259,8 @@ class Consumers:
         held = pipeline.describe_samples() if goes_on or request["fields"] is None else {}
         held |= {"prepared_by": pipeline.token, "machine": describe_machine(), "has_peers": self._has_peers}
         held["poison"] = list(pipeline.poison_records.codes.items())[:_MAX_POISON]
-        welcome = ipc.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
-        ipc.send(consumer.connection, welcome, ring.read_only_fd)
+        welcome = messages.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
+        messages.send(consumer.connection, welcome, ring.read_only_fd)
         self._on_join()
 
     def _assign_epoch(self, consumer: Consumer) -> int:
@@ -305,10 +306,10 @@ class Consumers:
         return bool(self._for_resident.get(key))
 
     def _send_resident(self, consumer: Consumer, buffer: Buffer) -> None:
-        with contextlib.suppress(ipc.ConnectionLost):
+        with contextlib.suppress(messages.ConnectionLost):
             held = buffer.pipeline.describe_samples()
-            answer = ipc.pack("resident", capacity=buffer.capacity, machine=describe_machine(), **held)
-            ipc.send(consumer.connection, answer, buffer.read_only_fd)
+            answer = messages.pack("resident", capacity=buffer.capacity, machine=describe_machine(), **held)
+            messages.send(consumer.connection, answer, buffer.read_only_fd)
 
     def _record_release(self, consumer: Consumer, position: int) -> None:
         reader = self._stream.readers[consumer]
@@ -320,8 +321,8 @@ class Consumers:
     def _send_ready(self, consumer: Consumer) -> None:
         consumer.want = 0
         # The end of a consumer is noticed at its end-of-file.
-        with contextlib.suppress(ipc.ConnectionLost):
-            ipc.send(consumer.connection, ipc.READY.pack(b"Y", self._stream.ready))
+        with contextlib.suppress(messages.ConnectionLost):
+            messages.send(consumer.connection, messages.READY.pack(b"Y", self._stream.ready))
 
     def _refuse(
         self,
@@ -332,9 +333,9 @@ class Consumers:
         unsure: bool = False,
         first_epoch: int | None = None,
     ) -> None:
-        refusal = ipc.pack("refused", reason=reason, retry=retry, unsure=unsure, first_epoch=first_epoch)
-        with contextlib.suppress(ipc.ConnectionLost):
-            ipc.send(consumer.connection, refusal)
+        refusal = messages.pack("refused", reason=reason, retry=retry, unsure=unsure, first_epoch=first_epoch)
+        with contextlib.suppress(messages.ConnectionLost):
+            messages.send(consumer.connection, refusal)
         self._drop(consumer)
 
     def _drop(self, consumer: Consumer) -> None:

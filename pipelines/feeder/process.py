@@ -24,11 +24,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
-from pipelines import ipc, memory_pickle
 from pipelines.checks import check_path, check_resident
-from pipelines.child_processes import START_S, child_environment, end_with_parent, reap
 from pipelines.errors import PipelineError
 from pipelines.feeder.server import Feeder
+from pipelines.ipc import memory_pickle, messages
+from pipelines.ipc.child_processes import START_S, child_environment, end_with_parent, reap
 from pipelines.multinode.rendezvous import Peers
 from pipelines.pipeline import Pipeline
 from pipelines.workers.forked import list_descriptors, prepare_to_fork
@@ -132,7 +132,7 @@ class FeederProcess:
         if self._process.returncode:  # it has not removed its socket
             if self._owns_directory:
                 shutil.rmtree(os.path.dirname(self.address), ignore_errors=True)
-            elif not ipc.is_listening(self.address):
+            elif not messages.is_listening(self.address):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.address)
         for line in (self._buffer + rest).split(b"\n"):
@@ -211,7 +211,7 @@ def spawn(
     if (resident := options.get("resident")) is not None:
         options["resident"] = dict(resident)  # any mapping can be pickled as a dict
     address = options.pop("address", None)
-    directory = ipc.create_directory() if address is None else None
+    directory = messages.create_directory() if address is None else None
     try:
         address = check_path("address", os.path.join(directory, "socket") if directory else address)
         known = _known_poison(pipeline, options, poison_records or {})
@@ -241,7 +241,7 @@ def _known_poison(
 def _start_process(
     given: tuple[Any, ...], address: str, settings: Mapping[str, Any] | None
 ) -> subprocess.Popen[bytes]:
-    listener = ipc.listen(address)
+    listener = messages.listen(address)
     try:
         payload = memory_pickle.dump(given, settings)
         try:
@@ -296,7 +296,7 @@ def main(arguments: list[str]) -> int:
     reports, started = _ReportWriter(), threading.Event()
     end_with_parent(started)
     listener = socket.socket(fileno=listening)
-    ipc.close_in_children(listener)
+    messages.close_in_children(listener)
     known = list_descriptors()
     pipeline, options, known_poison, every_s, directory = memory_pickle.load(payload)
     os.close(payload)

@@ -1,6 +1,6 @@
 """Prepares samples once for all consumers.
 
-`Feeder` is a thin shell around `pipelines.stream.Stream`: one thread waits on all sockets, assigns blocks to
+`Feeder` is a thin shell around `pipelines.order.stream.Stream`: one thread waits on all sockets, assigns blocks to
 workers and notifies consumers. It holds no lock in shared memory and touches no sample; the end of a consumer or
 worker is an end-of-file on its socket.
 """
@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pipelines import ipc
 from pipelines.cache import manager
 from pipelines.checks import (
     check_choice,
@@ -34,12 +33,13 @@ from pipelines.checks import (
 from pipelines.feeder.consumers import Consumer, Consumers
 from pipelines.feeder.listener import Listener
 from pipelines.feeder.statistics import FeederStatistics
+from pipelines.ipc import messages
 from pipelines.multinode.agreement import NodeRates
 from pipelines.multinode.group import NodeGroup
 from pipelines.multinode.rendezvous import Peers, check_peers
+from pipelines.order.stream import Block, Stream, default_block_size, default_capacity
 from pipelines.pipeline import Pipeline
 from pipelines.shm import ring
-from pipelines.stream import Block, Stream, default_block_size, default_capacity
 from pipelines.workers.buffers import Buffers
 from pipelines.workers.worker_pool import WorkerPool
 
@@ -66,7 +66,7 @@ class Feeder:
             set is prepared only on request; and it does not wait for the feeders of other nodes.
         address: the path of the socket, in a directory that is made with mode 0700; by default in a new one.
             A feeder at the address of one that died serves the same consumers.
-        listener: a listening socket (`pipelines.ipc.listen`) to use instead of `address`.
+        listener: a listening socket (`pipelines.ipc.messages.listen`) to use instead of `address`.
         block: samples that one worker prepares at a time.
         policy: what to do with a consumer that is so far behind that others wait for it. `"wait"`: they wait, up
             to `stall_limit_s`; `"detach"`: it is detached at once. A detached consumer prepares the same batches,
@@ -199,10 +199,10 @@ class Feeder:
         if self._listener is not None:
             return str(self._listener.getsockname())
         if address is None:
-            directory = ipc.create_directory()
+            directory = messages.create_directory()
             self._resources.callback(shutil.rmtree, directory, ignore_errors=True)
             address = os.path.join(directory, "socket")
-        self._listener = ipc.listen(address)
+        self._listener = messages.listen(address)
         return address
 
     def __enter__(self) -> Feeder:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a report reads levels without importing a feeder
     from pipelines.feeder.consumers import Consumers
-    from pipelines.stream import Stream
+    from pipelines.order.stream import Stream
     from pipelines.workers.worker_pool import WorkerPool
 
 RING, WORKERS, LINK, WAITING = "ring", "workers", "link", "waiting"

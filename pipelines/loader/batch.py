@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines import order
 from pipelines.checks import MOST_RANKS, check_integer
 from pipelines.errors import FieldError, unknown_name
 from pipelines.loader.ragged import map_tensors
-from pipelines.prepare.fields import INDEX
+from pipelines.order import epoch_order
+from pipelines.samples.fields import INDEX, Field
 
 if TYPE_CHECKING:
     import torch
-
-    from pipelines.prepare.fields import Field
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class ReadRange:
     @property
     def steps(self) -> int:
         """Global batches in an epoch."""
-        return order.steps_per_epoch(self.n, self.batch_size, drop_last=self.drop_last)
+        return epoch_order.steps_per_epoch(self.n, self.batch_size, drop_last=self.drop_last)
 
     def first_step(self, epoch: int) -> int:
         """The first step to read in an epoch."""
@@ -51,11 +49,11 @@ class ReadRange:
 
     def places(self, step: int) -> tuple[int, int]:
         """Places [start, stop) of a global batch in its epoch."""
-        return order.batch_bounds(self.n, self.batch_size, step)
+        return epoch_order.batch_bounds(self.n, self.batch_size, step)
 
     def own(self, start: int, stop: int) -> tuple[int, int]:
         """The part of a global batch that belongs to this rank."""
-        return order.rank_bounds(start, stop, self.rank, self.world)
+        return epoch_order.rank_bounds(start, stop, self.rank, self.world)
 
 
 class Batch(dict[str, Any]):

@@ -21,11 +21,11 @@ from pipelines.errors import FieldError, ForeignRandomness, PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.loader.batch import Batch
 from pipelines.loader.ragged import take_sample
-from pipelines.order import Generators
+from pipelines.order.epoch_order import Generators
 from pipelines.prepare import global_generators
-from pipelines.prepare.fields import INDEX
 from pipelines.prepare.global_generators import SEEDED, preserve_states, seed_for_sample
 from pipelines.prepare.own_generators import find_generators
+from pipelines.samples.fields import INDEX
 from pipelines.stage import has_generator_parameter
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class Collator:
 
         Raises:
             PipelineError: the function fails, or returns no dict, or other samples than it got.
-            ForeignRandomness: it draws from a generator that nobody seeds, nor the function itself in each call;
-                of a global one, this is noticed in the main thread only.
+            ForeignRandomness: it draws from a generator that is not seeded, nor by the function itself in each
+                call; of a global one, this is noticed in the main thread only.
         """
         if not len(batch[INDEX]):
             return batch
@@ -265,6 +265,9 @@ def from_samples(
         random: "torch" if it draws from torch's global generator (`DataCollatorForLanguageModeling`), "python" if
             from Python's or numpy's, "global" if from any of them: they are then seeded for each batch, and
             restored. Outside training, the samples of a batch are the seed.
+
+    Returns:
+        A function for `collate=` of loaders and of a `Recipe`.
 
     Raises:
         PipelineError: an argument is invalid.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from pipelines.checks import (
     check_address,
@@ -16,18 +15,16 @@ from pipelines.checks import (
     check_name,
     check_pipeline,
 )
+from pipelines.description import PipelineDescription
 from pipelines.loader.batch import ReadRange
 from pipelines.loader.collate import Collate
 from pipelines.loader.loader import Loader
 from pipelines.verification.reader import MakeVerification, verify_here
 from pipelines.weights import Weights
 
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
-
 
 def open_loader(
-    pipeline: Pipeline,
+    pipeline: PipelineDescription,
     batch_size: int,
     epochs: range | int | None,
     *,
@@ -62,7 +59,7 @@ def open_loader(
 
 def attach(
     address: str | os.PathLike[str],
-    pipeline: Pipeline,
+    pipeline: PipelineDescription,
     batch_size: int,
     epochs: range | int | None = None,
     name: str = "",

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines import ipc
 from pipelines.checks import (
     check_function,
 )
+from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError
+from pipelines.ipc import messages
 from pipelines.loader.batch import Batch, ReadRange, Staging, empty_batch
 from pipelines.loader.collate import Collate, make_collator
 from pipelines.loader.private_stages import complete_batch
@@ -27,15 +28,14 @@ from pipelines.loader.ragged import assemble
 from pipelines.loader.state import Resumable
 from pipelines.loader.stream_client import StreamClient, StreamRefused
 from pipelines.loader.workers import LoaderWorkers
-from pipelines.prepare.fields import GOOD, INDEX, ODD, OK, UNREACHED, Columns
 from pipelines.prepare.preparer import Preparer, warn_skipped
+from pipelines.samples.fields import GOOD, INDEX, ODD, OK, UNREACHED, Columns
 from pipelines.verification.reader import MakeVerification, Verification
 from pipelines.weights import Weights, weigh
 
 if TYPE_CHECKING:
     import torch
 
-    from pipelines.pipeline import Pipeline
 
 _RETRY_STEPS = 32
 WEIGHT = "weight"
@@ -74,7 +74,7 @@ class Loader(Resumable):
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: PipelineDescription,
         reading: ReadRange,
         *,
         address: str | None = None,
@@ -190,9 +190,11 @@ class Loader(Resumable):
     def stats(self) -> dict[str, Any]:
         """What has been read so far.
 
-        `samples` of this rank and its `batches`, of them `shared_batches` and `private_batches`; `skipped`
-        samples of the global batches, and of the private ones `private_skipped`; seconds waited for the feeder or
-        for workers, CPU-seconds of preparation in this process and its workers.
+        Returns:
+            `samples` of this rank and its `batches`, of them `shared_batches` and `private_batches`; `skipped`
+            samples of the global batches, and of the private ones `private_skipped`; `waited_s`, seconds waited
+            for the feeder or for workers; `prepare_cpu_s`, CPU-seconds of preparation in this process and its
+            workers.
         """
         prepared = self._preparer.cpu_s if self._preparer is not None else 0.0
         prepared += self._workers.cpu_s
@@ -236,7 +238,7 @@ class Loader(Resumable):
         if self._client is not None:
             try:
                 self._client.release(self._position(epoch + 1, 0))
-            except ipc.ConnectionLost:
+            except messages.ConnectionLost:
                 self.close()
 
     def _find_skipped(self, batch: Batch, epoch: int, start: int, stop: int) -> list[int]:
@@ -251,7 +253,7 @@ class Loader(Resumable):
         if self._client is not None and self._client.position <= epoch * self.reading.n + start:
             try:
                 batch = self._read_batch(epoch, step, start, stop)
-            except ipc.ConnectionLost as lost:
+            except messages.ConnectionLost as lost:
                 self.close()
                 warnings.warn(
                     f"{self._name or 'a consumer'} goes on alone from epoch {epoch}, step {step}, with the same "
@@ -318,7 +320,7 @@ class Loader(Resumable):
             ring.wait(released=base + start, want=base + stop)
             self._waited_s += time.perf_counter() - began
             self._is_admitted(ring, epoch, start, stop)
-        except ipc.ConnectionLost:
+        except messages.ConnectionLost:
             self.close()
         return self.shared
 
@@ -416,7 +418,7 @@ class Loader(Resumable):
                 epochs=epochs,
             )
             self._joined_epoch = self._client.first_epoch
-        except ipc.ConnectionLost as lost:
+        except messages.ConnectionLost as lost:
             self._attach_error = str(lost)
         except StreamRefused as refused:
             self._joined_epoch = refused.first_epoch or 0

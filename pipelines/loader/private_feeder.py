@@ -5,7 +5,7 @@ thread assigns blocks to workers and receives their reports, whenever it asks fo
 workers have enough blocks to fill the ring. The memory is anonymous and the sockets have no names, so nothing is
 left of them, however the process ends.
 
-Positions count the rows of this rank alone (`pipelines.rank_rows`), over all epochs.
+Positions count the rows of this rank alone (`pipelines.order.rank_rows`), over all epochs.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError
-from pipelines.prepare.fields import INDEX
-from pipelines.prepare.poison_records import has_poison
+from pipelines.order.rank_rows import RankRows
+from pipelines.order.stream import Block, Stream
+from pipelines.samples.fields import INDEX
+from pipelines.samples.poison_records import has_poison
 from pipelines.shm import ring
-from pipelines.stream import Block, Stream
 from pipelines.workers.buffers import Buffers
 from pipelines.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     import torch
-
-    from pipelines.pipeline import Pipeline
-    from pipelines.rank_rows import RankRows
 
 _READER = "loader"
 _LAST_POSITION = 1 << 62
@@ -66,7 +65,7 @@ class PrivateFeeder:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: PipelineDescription,
         rows: RankRows,
         workers: int,
         prefetch: int | None,
@@ -137,7 +136,7 @@ class PrivateFeeder:
         """The rows of a batch, when they are prepared; what was read before is released.
 
         Returns:
-            The status of each row (`pipelines.prepare.fields`), and the fields: views, valid until the next call,
+            The status of each row (`pipelines.samples.fields`), and the fields: views, valid until the next call,
             or copies (`RingView.read_batch`).
 
         Raises:

@@ -8,8 +8,8 @@ import numpy as np
 
 from pipelines.loader.batch import empty_batch
 from pipelines.loader.stream_client import StreamClient
-from pipelines.prepare.fields import FAILED, GOOD, OK, Columns
 from pipelines.prepare.preparer import Preparer
+from pipelines.samples.fields import FAILED, GOOD, OK, Columns
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from pipelines.errors import PipelineError
-from pipelines.prepare.fields import INDEX
-from pipelines.prepare.structure import Leaf, Structure, decode
+from pipelines.samples.fields import INDEX
+from pipelines.samples.structure import Leaf, Structure, decode
 
 if TYPE_CHECKING:
     import torch

@@ -8,30 +8,27 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines import ipc
 from pipelines.checks import check_address, check_function, check_integer, check_pipeline
+from pipelines.description import PipelineDescription
+from pipelines.environment.machine_limits import fits_in_memory
 from pipelines.errors import DataOutOfReach, PipelineError, SampleError
+from pipelines.ipc import messages
 from pipelines.loader.batch import Batch
 from pipelines.loader.collate import Collate, make_collator
 from pipelines.loader.ragged import assemble
 from pipelines.loader.stream_client import StreamRefused, request_resident
-from pipelines.machine_limits import fits_in_memory
-from pipelines.order import rank_bounds
-from pipelines.prepare.fields import GOOD, INDEX, OK, UNREACHED, Columns
-from pipelines.prepare.poison_records import has_poison
+from pipelines.order.epoch_order import rank_bounds
 from pipelines.prepare.preparer import Preparer, warn_skipped
+from pipelines.samples.fields import GOOD, INDEX, OK, UNREACHED, Columns
+from pipelines.samples.poison_records import has_poison
 from pipelines.shm import ring
-from pipelines.verification.reader import MakeVerification, Stream, Verification, verify_here
+from pipelines.verification.reader import MakeVerification, StreamOrigin, Verification, verify_here
 from pipelines.verification.served import ServedSample
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
-
 
 #: Reads rows of a set: a view, the slot of the first of them in it, and which rows hold a sample.
 ReadRows = Callable[[int, int], tuple[ring.RingView, int, npt.NDArray[Any]]]
@@ -45,7 +42,7 @@ class Resident:
         prepare_cpu_s: CPU-seconds that this process spent on preparing it; 0 where a feeder did.
     """
 
-    def __init__(self, view: ring.RingView, pipeline: Pipeline, prepare_cpu_s: float = 0.0) -> None:
+    def __init__(self, view: ring.RingView, pipeline: PipelineDescription, prepare_cpu_s: float = 0.0) -> None:
         self.prepare_cpu_s = prepare_cpu_s
         self._pipeline, self._structure = pipeline, pipeline.structure
         self._verification: Verification | None = None
@@ -62,7 +59,7 @@ class Resident:
             _raise_failure(pipeline, view.columns, failed[0])
 
     @classmethod
-    def prepare(cls, pipeline: Pipeline, check: Callable[[int], None] = lambda size: None) -> Resident:
+    def prepare(cls, pipeline: PipelineDescription, check: Callable[[int], None] = lambda size: None) -> Resident:
         """Prepare the set in this process.
 
         Args:
@@ -89,7 +86,7 @@ class Resident:
         finally:
             os.close(fd)
 
-    def verify(self, make: MakeVerification, stream: Stream) -> bool:
+    def verify(self, make: MakeVerification, stream: StreamOrigin) -> bool:
         """Compare the first samples of a set that a feeder has prepared; returns whether it may be read.
 
         Args:
@@ -124,7 +121,7 @@ class Resident:
         return int(np.count_nonzero(self._ok))
 
     @property
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> PipelineDescription:
         """Of its samples."""
         return self._pipeline
 
@@ -148,7 +145,7 @@ class StreamedSet:
         pipeline: without randomness.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: PipelineDescription) -> None:
         import torch  # noqa: F401 - before the stages do, so that they run on one thread from the start
 
         self.pipeline = pipeline
@@ -208,7 +205,7 @@ def _check_reached(ok: bytes) -> None:
         raise DataOutOfReach("records were out of reach where they were prepared")
 
 
-def _raise_failure(pipeline: Pipeline, columns: Columns, bad: int) -> None:
+def _raise_failure(pipeline: PipelineDescription, columns: Columns, bad: int) -> None:
     """Prepare a record that has failed here again, to raise the original error."""
     alone = {name: column[:1].copy() for name, column in columns.items() if name != OK}
     Preparer(pipeline).fill(alone, 0, 0, bad, bad + 1)
@@ -272,7 +269,7 @@ class ResidentLoader:
 def resident(
     address: str | None,
     key: str,
-    pipeline: Pipeline,
+    pipeline: PipelineDescription,
     on_wait: Callable[[], None] | None = None,
     verify: bool | MakeVerification = True,
 ) -> Resident | StreamedSet:
@@ -301,7 +298,7 @@ def resident(
             found = Resident(view, still)
             if make is None or found.verify(make, stream):
                 return found
-        except ipc.ConnectionLost:
+        except messages.ConnectionLost:
             warnings.warn(f"no feeder answers at {address}: {key!r} is prepared here", stacklevel=2)
         except DataOutOfReach as error:
             warnings.warn(f"{key!r} is prepared here: {error}", stacklevel=2)

@@ -11,15 +11,13 @@ import itertools
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.checks import check_integer, shorten_repr
+from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import SCHEME
 from pipelines.loader.batch import ReadRange
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
 
 VERSION = 1
 _KEYS = ("version", "epoch", "step", "samples", "batch_size", "n", "pipeline")
@@ -37,7 +35,7 @@ class Resumable:
         pipeline, reading: the same; `reading.epochs` are the epochs of the present or next pass.
     """
 
-    def __init__(self, pipeline: Pipeline, reading: ReadRange, *, is_endless: bool) -> None:
+    def __init__(self, pipeline: PipelineDescription, reading: ReadRange, *, is_endless: bool) -> None:
         self.pipeline = pipeline
         self._is_endless = is_endless
         self._has_begun = False
@@ -64,7 +62,7 @@ class Resumable:
         return self.reading.drop_last
 
     @property
-    def dataset(self) -> Pipeline:
+    def dataset(self) -> PipelineDescription:
         """The pipeline; `len(loader.dataset)` is the number of samples in an epoch."""
         return self.pipeline
 
@@ -73,6 +71,9 @@ class Resumable:
 
         If that is the epoch of the next pass already, nothing changes: a pass that `load_state_dict` has put in
         the middle of it stays there. Without `set_epoch` each pass is the next epoch.
+
+        Args:
+            epoch: of the stream, from 0.
 
         Raises:
             PipelineError: the loader was made for certain epochs.
@@ -103,6 +104,9 @@ class Resumable:
         was taken after the loop over the epoch, the pass is the whole next epoch. The number of ranks may have
         changed, and the batch size if a batch begins at the same sample.
 
+        Args:
+            state: what `state_dict` has returned, of the same pipeline.
+
         Raises:
             PipelineError: the state is of another pipeline (which part differs is said), of another epoch than
                 this loader reads, or of a place where no batch begins.
@@ -125,7 +129,7 @@ class Resumable:
         self._has_begun, self._next = False, (epoch, step)
 
 
-def describe_pipeline(pipeline: Pipeline) -> dict[str, Any]:
+def describe_pipeline(pipeline: PipelineDescription) -> dict[str, Any]:
     """What identifies a pipeline in a state, as JSON values."""
     return pipeline.describe_identity()
 
@@ -148,7 +152,7 @@ def make_state(reading: ReadRange, epoch: int, step: int, pipeline: Mapping[str,
     }
 
 
-def find_place(state: Any, pipeline: Pipeline, reading: ReadRange) -> tuple[int, int]:
+def find_place(state: Any, pipeline: PipelineDescription, reading: ReadRange) -> tuple[int, int]:
     """The epoch and step at which a loader of this pipeline goes on from a state.
 
     Raises:
@@ -178,7 +182,7 @@ def find_place(state: Any, pipeline: Pipeline, reading: ReadRange) -> tuple[int,
     return epoch, min(step, reading.steps)
 
 
-def _check_pipeline(state: Mapping[str, Any], pipeline: Pipeline) -> None:
+def _check_pipeline(state: Mapping[str, Any], pipeline: PipelineDescription) -> None:
     if state["n"] != len(pipeline):
         raise PipelineError(
             f"the loader's state is of another pipeline: its epochs had {state['n']} samples, here they have "

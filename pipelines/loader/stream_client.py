@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from pipelines import ipc
-from pipelines.prepare.fields import GOOD, INDEX, OK, Field, describe_fields
-from pipelines.prepare.memory_order import copy_in_layout
-from pipelines.prepare.poison_records import has_poison
-from pipelines.prepare.structure import Inferred, Structure
+from pipelines.description import PipelineDescription
+from pipelines.ipc import messages
+from pipelines.samples.fields import GOOD, INDEX, OK, Field, describe_fields
+from pipelines.samples.memory_order import copy_in_layout
+from pipelines.samples.poison_records import has_poison
+from pipelines.samples.structure import Inferred, Structure
 from pipelines.shm.ring import Layout, RingView
-from pipelines.verification.reader import Stream
+from pipelines.verification.reader import StreamOrigin
 from pipelines.verification.served import ServedSample
 
 if TYPE_CHECKING:
     import torch
-
-    from pipelines.pipeline import Pipeline
 
 
 class StreamRefused(Exception):
@@ -54,7 +53,7 @@ def _retry_on_timeout(receive: Callable[[], Answer], on_wait: OnWait | None) -> 
     while True:
         try:
             return receive()
-        except ipc.NothingReceived:
+        except messages.NothingReceived:
             if on_wait is not None:
                 on_wait()
 
@@ -63,19 +62,19 @@ def _request(
     address: str, request: bytes, on_wait: OnWait | None = None
 ) -> tuple[socket.socket, dict[str, Any], int | None]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ipc.close_in_children(connection)
+    messages.close_in_children(connection)
     # Without `on_wait` it blocks until there is an answer.
     connection.settimeout(None if on_wait is None else _WAIT_S)
     try:
         try:
             connection.connect(address)
         except OSError as error:
-            raise ipc.ConnectionLost(f"no feeder at {address}: {error}") from error
+            raise messages.ConnectionLost(f"no feeder at {address}: {error}") from error
         try:
-            ipc.send(connection, request)
-            answer, descriptor = _retry_on_timeout(lambda: ipc.receive_json(connection), on_wait)
-        except ipc.ConnectionLost as lost:
-            raise ipc.ConnectionLost(f"no feeder at {address} any more: {lost}") from lost
+            messages.send(connection, request)
+            answer, descriptor = _retry_on_timeout(lambda: messages.receive_json(connection), on_wait)
+        except messages.ConnectionLost as lost:
+            raise messages.ConnectionLost(f"no feeder at {address} any more: {lost}") from lost
         except ValueError as error:
             raise StreamRefused(f"no feeder of this version at {address}: {error}") from None
         if answer["kind"] == "refused":
@@ -97,7 +96,7 @@ def _parse_samples(answer: dict[str, Any]) -> Inferred:
     return Inferred(fields, layouts, None if nested is None else Structure.from_record(nested))
 
 
-def _find_fields(pipeline: Pipeline, answer: dict[str, Any]) -> dict[str, Field]:
+def _find_fields(pipeline: PipelineDescription, answer: dict[str, Any]) -> dict[str, Field]:
     """The fields of a pipeline, which the feeder has as well.
 
     A copy of the feeder's own pipeline takes over what the feeder knows of the samples. It prepares no sample to
@@ -158,8 +157,10 @@ class StreamClient:
         StreamRefused: the feeder refuses this consumer.
     """
 
-    def __init__(self, address: str, pipeline: Pipeline, on_wait: OnWait | None = None, **place: Any) -> None:
-        hello = ipc.pack("hello", **pipeline.describe_for_peers(), **place)
+    def __init__(
+        self, address: str, pipeline: PipelineDescription, on_wait: OnWait | None = None, **place: Any
+    ) -> None:
+        hello = messages.pack("hello", **pipeline.describe_for_peers(), **place)
         self._connection, answer, descriptor = _request(address, hello, on_wait)
         self._on_wait = on_wait
         self._lease = _Lease(self._connection)
@@ -169,7 +170,7 @@ class StreamClient:
         self._detach = weakref.finalize(self, self._lease.detach)
         assert descriptor is not None
         if on_wait is not None:
-            ipc.set_receive_timeout(self._connection, _WAIT_S)
+            messages.set_receive_timeout(self._connection, _WAIT_S)
         self.first_epoch: int = answer["first_epoch"]
         self.capacity: int = answer["capacity"]
         self.position: int = answer["position"]
@@ -185,7 +186,7 @@ class StreamClient:
         self._view = self._lease.view = self._map_ring(descriptor)
         self._ready = 0
 
-    def _find_fields(self, pipeline: Pipeline, answer: dict[str, Any]) -> dict[str, Field]:
+    def _find_fields(self, pipeline: PipelineDescription, answer: dict[str, Any]) -> dict[str, Field]:
         """The fields of the samples in the ring; also the layouts of those that are to be completed here."""
         if self.stages == len(pipeline.stages):
             return _find_fields(pipeline, answer)
@@ -211,23 +212,23 @@ class StreamClient:
         self._send_release(released, want)
         while self._ready < want:
             try:
-                answer = ipc.receive(self._connection, ipc.MAX_STRUCT_BYTES)
-            except ipc.NothingReceived:
+                answer = messages.receive(self._connection, messages.MAX_STRUCT_BYTES)
+            except messages.NothingReceived:
                 assert self._on_wait is not None
                 self._on_wait()
                 continue
-            if len(answer) == ipc.READY.size:
-                _, self._ready = ipc.READY.unpack(answer)
-            elif answer == ipc.NEW_RING:
+            if len(answer) == messages.READY.size:
+                _, self._ready = messages.READY.unpack(answer)
+            elif answer == messages.NEW_RING:
                 self._switch_ring()
             else:
-                raise ipc.ConnectionLost("the feeder has detached this consumer")
+                raise messages.ConnectionLost("the feeder has detached this consumer")
 
     def _switch_ring(self) -> None:
         """Continue in the ring's new memory; batches read so far stay in the old one."""
-        _, descriptor = _retry_on_timeout(lambda: ipc.receive_json(self._connection), self._on_wait)
+        _, descriptor = _retry_on_timeout(lambda: messages.receive_json(self._connection), self._on_wait)
         if descriptor is None:
-            raise ipc.ConnectionLost("the feeder sent no new memory")
+            raise messages.ConnectionLost("the feeder sent no new memory")
         self._view.close()
         self._view = self._lease.view = self._map_ring(descriptor)
 
@@ -239,7 +240,7 @@ class StreamClient:
         self._lease.release_batch()
         if position > self.position:
             self.position = position
-        ipc.send(self._connection, ipc.WANT.pack(b"W", position, want))
+        messages.send(self._connection, messages.WANT.pack(b"W", position, want))
 
     def read_status(self, start: int, stop: int) -> bytes:
         """The status of the positions [start, stop): 1 for a sample, 0 for one that could not be prepared.
@@ -253,7 +254,7 @@ class StreamClient:
         slots = np.arange(start, stop) % self.capacity
         return self._poison_records.learn(ok, self._view.columns[INDEX][slots])
 
-    def read_served(self, pipeline: Pipeline, epoch: int, place: int) -> ServedSample:
+    def read_served(self, pipeline: PipelineDescription, epoch: int, place: int) -> ServedSample:
         """The sample at a place of an epoch, as it is in the ring, copied."""
         structure = pipeline.structure if self.stages == len(pipeline.stages) else self._structure
         return ServedSample.read(
@@ -294,10 +295,10 @@ class StreamClient:
         self._view.close()
 
 
-def _describe_stream(answer: dict[str, Any], is_same_object: bool, connection: socket.socket) -> Stream:
+def _describe_stream(answer: dict[str, Any], is_same_object: bool, connection: socket.socket) -> StreamOrigin:
     # The process that listens at the other end (unix(7), SO_PEERCRED).
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return Stream(
+    return StreamOrigin(
         machine=answer["machine"],
         is_same_object=is_same_object,
         is_in_process=struct.unpack("3i", credentials)[0] == os.getpid(),
@@ -306,15 +307,15 @@ def _describe_stream(answer: dict[str, Any], is_same_object: bool, connection: s
 
 
 def request_resident(
-    address: str, key: str, pipeline: Pipeline, on_wait: OnWait | None = None
-) -> tuple[RingView, Stream]:
+    address: str, key: str, pipeline: PipelineDescription, on_wait: OnWait | None = None
+) -> tuple[RingView, StreamOrigin]:
     """A private view of a feeder's resident set, when it is complete, and what the feeder says of it.
 
     Raises:
         ConnectionLost: the feeder has ended.
         StreamRefused: the feeder has no such set, or another pipeline under that name.
     """
-    request = ipc.pack("resident", key=key, **pipeline.describe_for_peers())
+    request = messages.pack("resident", key=key, **pipeline.describe_for_peers())
     connection, answer, descriptor = _request(address, request, on_wait)
     stream = _describe_stream(answer, answer["token"] == pipeline.token, connection)
     connection.close()

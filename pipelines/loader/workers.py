@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipelines.checks import check_integer, check_seconds
+from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError
+from pipelines.loader.batch import ReadRange
 from pipelines.loader.private_feeder import LoaderTimeout, PrivateFeeder
-from pipelines.prepare.fields import GOOD, UNREACHED
-from pipelines.rank_rows import RankRows
+from pipelines.order.rank_rows import RankRows
+from pipelines.samples.fields import GOOD, UNREACHED
 from pipelines.workers.starting import CannotStart
 
 if TYPE_CHECKING:
     import torch
-
-    from pipelines.loader.batch import ReadRange
-    from pipelines.pipeline import Pipeline
 
 
 class LoaderWorkers:
@@ -39,7 +38,13 @@ class LoaderWorkers:
     """
 
     def __init__(
-        self, pipeline: Pipeline, count: int, prefetch: int | None, timeout_s: float | None, *, copy: bool
+        self,
+        pipeline: PipelineDescription,
+        count: int,
+        prefetch: int | None,
+        timeout_s: float | None,
+        *,
+        copy: bool,
     ) -> None:
         self.count = check_integer("workers", count, 0)
         given = {"prefetch": prefetch, "timeout_s": timeout_s}

@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, field, fields
 
 from pipelines.multinode.designs import Design, Rates, list_candidates, predict_rate
 from pipelines.multinode.rendezvous import GroupAssignment
-from pipelines.stream import Block
+from pipelines.order.stream import Block
 
 _ANYWHERE = -1.0
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.stream import Block, split_blocks
+from pipelines.order.stream import Block, split_blocks
 
 Name = Literal["node", "single", "multi", "all"]
 DESIGNS: tuple[Name, ...] = ("node", "single", "multi", "all")

@@ -12,10 +12,11 @@ import json
 import selectors
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipelines import ipc
+from pipelines.description import PipelineDescription
 from pipelines.fingerprint import SCHEME
+from pipelines.ipc import messages
 from pipelines.multinode.agreement import (
     NEAR_RINGS,
     DesignSelector,
@@ -29,12 +30,9 @@ from pipelines.multinode.designs import Transfer, owned_blocks, plan_transfers
 from pipelines.multinode.group_search import POLL_S, GroupSearch
 from pipelines.multinode.link import LinkProcess
 from pipelines.multinode.rendezvous import Peers
-from pipelines.pipeline import Pipeline
-from pipelines.prepare.fields import describe_fields
-from pipelines.stream import Block, Stream
-
-if TYPE_CHECKING:
-    from pipelines.workers.buffers import Buffer
+from pipelines.order.stream import Block, Stream
+from pipelines.samples.fields import describe_fields
+from pipelines.workers.buffers import Buffer
 
 _MIN_WAITING = 0.5  # the share of the time from which a node's readers count as waiting
 _HEARTBEAT_S = 0.5
@@ -148,7 +146,7 @@ class NodeGroup:
     def on_prepared(self, block: Block) -> None:
         """Send a block that was prepared here to the nodes that wait for it."""
         if self._group is not None and block in self._stream.sending:
-            self._link.send(ipc.TRANSFERRED.pack(b"H", *block))
+            self._link.send(messages.TRANSFERRED.pack(b"H", *block))
 
     def tick(self) -> float:
         """Search, join or exchange states, whichever is due; returns the seconds until the next call."""
@@ -207,7 +205,7 @@ class NodeGroup:
         selector = DesignSelector(self._design, world, self._preparers, self._sample_bytes)
         self._group = Membership(assignment, selector, last_exchange_s=now)
         pipeline, stream = self._ring.pipeline, self._stream
-        join = ipc.pack(
+        join = messages.pack(
             "join",
             store=assignment.store,
             rank=assignment.rank,
@@ -274,7 +272,7 @@ class NodeGroup:
     def _send_state(self, group: Membership, now: float) -> None:
         group.state_sent = group.last_exchange_s = now
         group.sent_position = self._stream_position()
-        self._link.send(ipc.pack("state", numbers=self._node_state(group).as_numbers()))
+        self._link.send(messages.pack("state", numbers=self._node_state(group).as_numbers()))
         self._stream.advertised_floor = self._stream.retained_from
 
     def _handle_states(self, group: Membership, reply: dict[str, Any]) -> None:
@@ -329,7 +327,7 @@ class NodeGroup:
                 group.copies[block] += len(transfer.ranks) - 1
         if planned:
             design = {"design": agreed.design.name, "preparers": agreed.design.preparers}
-            self._link.send(ipc.pack("round", start=agreed.start, stop=agreed.stop, **design))
+            self._link.send(messages.pack("round", start=agreed.start, stop=agreed.stop, **design))
 
     # --- messages of the link ---------------------------------------------------------------------------
 
@@ -340,17 +338,17 @@ class NodeGroup:
         group = self._group
         if group is None:
             return
-        if ipc.is_struct(message, ipc.TRANSFERRED, b"G"):
-            block = ipc.TRANSFERRED.unpack(message)[1:]
+        if messages.is_struct(message, messages.TRANSFERRED, b"G"):
+            block = messages.TRANSFERRED.unpack(message)[1:]
             group.incoming.discard(block)
             self.received += block[1] - block[0]
             self._on_ready(block)
-        elif ipc.is_struct(message, ipc.TRANSFERRED, b"S"):
-            block = ipc.TRANSFERRED.unpack(message)[1:]
+        elif messages.is_struct(message, messages.TRANSFERRED, b"S"):
+            block = messages.TRANSFERRED.unpack(message)[1:]
             self._stream.sending.discard(block)
             self.sent_bytes += (block[1] - block[0]) * self._sample_bytes * group.copies.pop(block)
         else:
-            reply = ipc.unpack(message)
+            reply = messages.unpack(message)
             if reply["kind"] == "joined":
                 group.joined = self._search.has_met = self._stream.is_group_led = True
                 group.link_bps = reply["link_bps"]
@@ -384,7 +382,7 @@ class NodeGroup:
             self._link.start()
 
 
-def _stream_identity(pipeline: Pipeline, stream: Stream, design: str, preparers: int | None) -> str:
+def _stream_identity(pipeline: PipelineDescription, stream: Stream, design: str, preparers: int | None) -> str:
     """A hash that is equal for feeders that may exchange samples: same pipeline, ring, blocks and design."""
     samples = [SCHEME, pipeline.fingerprint or pipeline.token, describe_fields(pipeline.fields)]
     what = [*samples, stream.capacity, stream.block_size, design, preparers]

@@ -30,8 +30,8 @@ from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from pipelines import _compat
 from pipelines.errors import PipelineError
+from pipelines.multinode import _compat
 
 INSTALL_HINT = "Horovod is not installed (make horovod, or deploy/build-horovod.sh, builds it)"
 #: Milliseconds of a cycle: half of it, and what else was to be done, is how long a call waits to be begun.

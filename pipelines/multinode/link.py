@@ -9,8 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from pipelines import ipc
-from pipelines.child_processes import child_environment
+from pipelines.ipc import messages
+from pipelines.ipc.child_processes import child_environment
 
 
 class LinkProcess:
@@ -48,8 +48,8 @@ class LinkProcess:
     def start(self) -> None:
         """Start the process, which imports its modules while the feeder looks for other nodes."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ipc.close_in_children(ours)
-        ipc.close_in_children(theirs)
+        messages.close_in_children(ours)
+        messages.close_in_children(theirs)
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -85,16 +85,16 @@ class LinkProcess:
         """Send a message without waiting; the end of the process is noticed at its end-of-file."""
         if self._connection is not None:
             try:
-                ipc.send(self._connection, message, descriptor)
-            except ipc.ConnectionLost as lost:
+                messages.send(self._connection, message, descriptor)
+            except messages.ConnectionLost as lost:
                 self.is_blocked = isinstance(lost.__cause__, BlockingIOError)
 
     def _handle_input(self, connection: socket.socket) -> None:
         if connection is not self._connection:  # of a process that has just been ended
             return
         try:
-            message = ipc.receive(connection)
-        except ipc.ConnectionLost:
+            message = messages.receive(connection)
+        except messages.ConnectionLost:
             self._on_message(None)
         else:
             self._on_message(message)

@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines import ipc
+from pipelines.ipc import messages
 from pipelines.multinode.agreement import STATE_NUMBERS
 from pipelines.multinode.designs import Design, Transfer, plan_transfers
 from pipelines.multinode.transport import Bytes, Communicator, Group, connect
-from pipelines.prepare.fields import Columns, Field
+from pipelines.order.stream import Block
+from pipelines.samples.fields import Columns, Field
 from pipelines.shm.ring import Layout, map_writable
-from pipelines.stream import Block
 
 _CONTROL_CHANNEL = -1
 _MAX_PACKED_BYTES = 8192
@@ -177,13 +177,13 @@ class Link:
             ConnectionLost: the feeder is gone.
         """
         while True:
-            message, descriptor = ipc.receive_with_descriptor(self._connection)
-            if ipc.is_struct(message, ipc.TRANSFERRED, b"H"):
-                _, start, stop = ipc.TRANSFERRED.unpack(message)
+            message, descriptor = messages.receive_with_descriptor(self._connection)
+            if messages.is_struct(message, messages.TRANSFERRED, b"H"):
+                _, start, stop = messages.TRANSFERRED.unpack(message)
                 assert self._transfers is not None
                 self._transfers.mark_prepared((start, stop))
                 continue
-            request = ipc.unpack(message)
+            request = messages.unpack(message)
             if request["kind"] == "join":
                 assert descriptor is not None
                 self._join(request, descriptor)
@@ -212,10 +212,10 @@ class Link:
         self._transfers = TransferThreads(
             self._communicator,
             BlockPacker(columns, request["capacity"], self._block_size),
-            lambda block: self._send(ipc.TRANSFERRED.pack(b"G", *block)),
-            lambda block: self._send(ipc.TRANSFERRED.pack(b"S", *block)),
+            lambda block: self._send(messages.TRANSFERRED.pack(b"G", *block)),
+            lambda block: self._send(messages.TRANSFERRED.pack(b"S", *block)),
         )
-        self._send(ipc.pack("joined", link_bps=link_bps))
+        self._send(messages.pack("joined", link_bps=link_bps))
         threading.Thread(target=self._exchange_states, args=(control,), daemon=True).start()
         threading.Thread(target=self._plan_rounds, args=(self._transfers, request["world"]), daemon=True).start()
 
@@ -240,13 +240,13 @@ class Link:
                 numbers[rank] = self._states.get()
                 control.all_gather([row.view(np.uint8) for row in numbers])
                 busy, cpu_s = self._transfers.busy, time.process_time()
-                self._send(ipc.pack("states", states=numbers.tolist(), busy=busy, cpu_s=cpu_s))
+                self._send(messages.pack("states", states=numbers.tolist(), busy=busy, cpu_s=cpu_s))
         except BaseException as error:
             _exit_on_error(error)
 
     def _send(self, message: bytes) -> None:
         with self._send_lock:
-            ipc.send(self._connection, message)
+            messages.send(self._connection, message)
 
 
 def _measure_bandwidth(group: Group, rank: int, world: int) -> float:
@@ -265,7 +265,9 @@ def _exit_on_error(error: BaseException) -> None:
     """Print an error and end the process, from any of its threads."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     # The end of a peer is expected: the feeder continues alone and counts it.
-    if not isinstance(error, ipc.ConnectionLost) and not re.search("onnection (closed|reset)|Broken pipe", text):
+    if not isinstance(error, messages.ConnectionLost) and not re.search(
+        "onnection (closed|reset)|Broken pipe", text
+    ):
         os.write(2, f"pipelines.multinode.link_main: {text[:500]}\n".encode())
     os._exit(1)
 

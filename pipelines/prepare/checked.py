@@ -1,20 +1,18 @@
-"""Prepares a sample stage by stage, and refuses randomness that nobody seeds."""
+"""Prepares a sample stage by stage, and refuses randomness that is not seeded."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pipelines.description import PipelineDescription
 from pipelines.errors import ForeignRandomness, SampleError
 from pipelines.prepare import global_generators
 from pipelines.prepare.draw_watch import find_own_generators
 from pipelines.prepare.global_generators import NUMPY, PYTHON, SEEDED, TORCH
 from pipelines.prepare.sample_maker import SampleMaker
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
 
 
 def prepare_checked(
@@ -35,7 +33,7 @@ def prepare_checked(
 
     Raises:
         SampleError: it cannot be prepared.
-        ForeignRandomness: the source or a stage draws random numbers that nobody seeds, or makes another sample
+        ForeignRandomness: the source or a stage draws random numbers that are not seeded, or makes another sample
             of the same record each time.
     """
     own = find_own_generators(maker.pipeline)
@@ -104,16 +102,16 @@ def is_same(one: Any, other: Any) -> bool:
     return one == other if isinstance(one, str | bytes) else True
 
 
-def _select_undeclared(pipeline: Pipeline, stop: int, drawn: Collection[str]) -> set[str]:
+def _select_undeclared(pipeline: PipelineDescription, stop: int, drawn: Collection[str]) -> set[str]:
     """Of these generators those that are not seeded for the stage before `stop` (0: for the source)."""
     return set(drawn) - (SEEDED.get(pipeline.stages[stop - 1].random, frozenset()) if stop else frozenset())
 
 
-def _explain_draws(pipeline: Pipeline, stop: int, index: int, drawn: set[str]) -> str:
+def _explain_draws(pipeline: PipelineDescription, stop: int, index: int, drawn: set[str]) -> str:
     whose = " and ".join(sorted(drawn))
     if not stop:
         return (
-            f"reading {pipeline.source.where(index)} draws from {whose}, which nobody seeds: it is another record "
+            f"reading {pipeline.source.where(index)} draws from {whose}, which is not seeded: the record differs "
             "each time. Leave what is random out of the source and map() it as a stage "
             '(random="torch" if it draws from torch)'
         )
@@ -129,19 +127,19 @@ def _explain_draws(pipeline: Pipeline, stop: int, index: int, drawn: set[str]) -
             'map(transform, field="image"), and is then seeded)'
         )
     return (
-        f"the stage {stage.name} draws from {whose}, which nobody seeds: its samples would "
+        f"the stage {stage.name} draws from {whose}, which is not seeded: its samples would "
         f"differ from run to run and from process to process; {how}"
     )
 
 
-def _explain_difference(pipeline: Pipeline, stop: int, index: int) -> str:
+def _explain_difference(pipeline: PipelineDescription, stop: int, index: int) -> str:
     where = pipeline.source.where(index)
     why = (
-        "it draws what nobody can seed (numpy.random.default_rng() without a seed, os.urandom), counts its calls "
-        "or tells the time"
+        "it draws numbers that cannot be seeded (numpy.random.default_rng() without a seed, os.urandom), counts "
+        "its calls or reads the clock"
     )
     if not stop:
-        return f"reading {where} twice gives two different records: {why}; leave that out of the source"
+        return f"reading {where} twice gives two different records: {why}; leave this out of the source"
     return (
         f"the stage {pipeline.stages[stop - 1].name} makes two different samples of {where}, called twice: {why}; "
         "draw from the generator of f(sample, rng)"

@@ -1,19 +1,17 @@
-"""Notices, while samples are prepared, that a generator has been drawn from which nobody seeds."""
+"""Detects, while samples are prepared, that a generator was drawn from that is not seeded."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipelines.description import PipelineDescription
 from pipelines.prepare import global_generators, own_generators
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
 
 _ALL = frozenset((global_generators.PYTHON, global_generators.NUMPY, global_generators.TORCH))
 
 
-def find_own_generators(pipeline: Pipeline) -> dict[str, Any]:
+def find_own_generators(pipeline: PipelineDescription) -> dict[str, Any]:
     """Returns name -> generator of those that source and stages hold, without those seeded for each sample."""
     found = own_generators.find_generators(pipeline.source)
     for stage in pipeline.stages:
@@ -33,7 +31,7 @@ class DrawWatch:
         seeded: names of global generators that are seeded for a stage, and are not watched.
     """
 
-    def __init__(self, pipeline: Pipeline, seeded: frozenset[str]) -> None:
+    def __init__(self, pipeline: PipelineDescription, seeded: frozenset[str]) -> None:
         self._names = _ALL - seeded
         self._own = find_own_generators(pipeline)
         self._before: global_generators.States | None = None

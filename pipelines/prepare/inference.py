@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.description import PipelineDescription
 from pipelines.errors import DataOutOfReach, ForeignRandomness, PipelineError, SampleError
-from pipelines.nested import Slot
 from pipelines.prepare.checked import prepare_checked
-from pipelines.prepare.fields import INDEX, OK, Field, describe_fields
-from pipelines.prepare.memory_order import NUMBERS, MemoryLayout, layout_of
 from pipelines.prepare.preparer import as_array
 from pipelines.prepare.sample_maker import SampleMaker
-from pipelines.prepare.structure import Inferred, Structure, column_fields, find_foreign_container, is_flat
-from pipelines.stages._declared import find_slots
+from pipelines.samples.fields import INDEX, OK, Field, describe_fields
+from pipelines.samples.memory_order import NUMBERS, MemoryLayout, layout_of
+from pipelines.samples.nested import Slot
+from pipelines.samples.structure import Inferred, Structure, column_fields, find_foreign_container, is_flat
+from pipelines.stage import find_slots
 
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
 
-
-def infer(pipeline: Pipeline) -> Inferred:
+def infer(pipeline: PipelineDescription) -> Inferred:
     """Infers fields, layouts and structure of a pipeline's samples from the first that can be prepared.
 
     With `on_error="skip"`, that sample may be an outlier, for which all others would be left out. So the first
@@ -100,15 +98,17 @@ def _infer_field(name: str, value: Any) -> Field:
         how = f"turn it into a dict (._asdict()) or a plain tuple, or {drop}"
     else:
         how = f"turn it into an array, or {drop}"
-    raise PipelineError(f"the field {name!r} is {_name_type(value)}, which cannot stand in a batch: {how}")
+    raise PipelineError(f"the field {name!r} is {_name_type(value)}, which a batch cannot hold: {how}")
 
 
-def prepare_first_sample(pipeline: Pipeline, stages: int | None = None, start: int = 0) -> dict[str, Any]:
+def prepare_first_sample(
+    pipeline: PipelineDescription, stages: int | None = None, start: int = 0
+) -> dict[str, Any]:
     """The first sample from index `start` on that can be prepared, after all stages or so many.
 
     Raises:
         SampleError: it cannot be prepared (with `on_error="skip"`: none can).
-        ForeignRandomness: the source or a stage draws random numbers that nobody seeds.
+        ForeignRandomness: the source or a stage draws random numbers that are not seeded.
     """
     maker = SampleMaker(pipeline)
     try:

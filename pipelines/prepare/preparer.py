@@ -12,24 +12,22 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.description import PipelineDescription
 from pipelines.errors import DataOutOfReach, ForeignRandomness, SampleError
-from pipelines.order import Indices
+from pipelines.order.epoch_order import Indices
+from pipelines.prepare.checked import prepare_checked
 from pipelines.prepare.draw_watch import DrawWatch
-from pipelines.prepare.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, UNREACHED, Columns
 from pipelines.prepare.global_generators import SEEDED, preserve_states
-from pipelines.prepare.memory_order import has_layout, is_channels_last
 from pipelines.prepare.sample_maker import SampleMaker
-from pipelines.prepare.structure import StructureMismatch, describe_shape_mismatch
 from pipelines.prepare.torch_threads import limit_torch_threads
-
-if TYPE_CHECKING:
-    from pipelines.cache.file import Cache
-    from pipelines.pipeline import Pipeline
+from pipelines.samples.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, UNREACHED, Columns
+from pipelines.samples.memory_order import has_layout, is_channels_last
+from pipelines.samples.structure import StructureMismatch, describe_shape_mismatch
 
 #: Its position in the epoch, its index, and the sample as far as it is prepared; None: not at all.
 Given = tuple[int, int, dict[str, Any] | None]
@@ -57,6 +55,23 @@ class _Target(NamedTuple):
     is_split: bool
 
 
+class SampleCache(Protocol):
+    """What keeps samples from one epoch to the next (`pipelines.cache.file.Cache`)."""
+
+    @property
+    def stages(self) -> int:
+        """How many stages are applied to a sample before it is kept."""
+
+    def get(self, index: int) -> dict[str, Any] | None:
+        """The sample, None if it is not kept."""
+
+    def put(self, index: int, sample: Any) -> None:
+        """Keeps a sample, if there is room."""
+
+    def find_missing(self, indices: Indices) -> Indices:
+        """Those that are not kept."""
+
+
 class Preparer:
     """Prepares the samples of one pipeline, in one process.
 
@@ -73,11 +88,11 @@ class Preparer:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: PipelineDescription,
         on_skip: Callable[[SampleError], None] | None = None,
         *,
         in_ring: bool = False,
-        cache: Cache | None = None,
+        cache: SampleCache | None = None,
         is_for_others: bool = False,
     ) -> None:
         self.pipeline = pipeline
@@ -127,7 +142,7 @@ class Preparer:
         for place, index in enumerate(self.indices(epoch, start, stop).tolist(), start):
             yield place, index, None
 
-    def _get_or_prepare(self, index: int, epoch: int, cache: Cache) -> dict[str, Any]:
+    def _get_or_prepare(self, index: int, epoch: int, cache: SampleCache) -> dict[str, Any]:
         """The sample after the cache's stages: from it, or prepared and given to it."""
         sample = cache.get(index)
         if sample is None:
@@ -201,7 +216,7 @@ class Preparer:
     def _refuse_draws(
         self, filled: list[tuple[int, int, int]], epoch: int, ok: npt.NDArray[Any] | None, changed: set[str]
     ) -> None:
-        """Finds the samples for which a stage has drawn what nobody seeds: they count as failed.
+        """Finds the samples for which a stage has drawn from a generator that is not seeded: they count as failed.
 
         Args:
             filled: (slot, index, place in the epoch) of the samples.
@@ -211,8 +226,6 @@ class Preparer:
         Raises:
             ForeignRandomness: there is one, and no status to say it in.
         """
-        from pipelines.prepare.checked import prepare_checked
-
         found = False
         for slot, index, place in filled:
             if ok is not None and ok[slot] not in (GOOD, ODD):

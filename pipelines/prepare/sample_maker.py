@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError, SampleError
-from pipelines.nested import find_path, get_at, set_at
-from pipelines.order import Generators
+from pipelines.order.epoch_order import Generators
 from pipelines.prepare.global_generators import seed_for_sample
-from pipelines.prepare.memory_order import normalize_sample
 from pipelines.prepare.transient import Outages
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
+from pipelines.samples.memory_order import normalize_sample
+from pipelines.samples.nested import find_path, get_at, set_at
 
 
 class SampleMaker:
@@ -22,7 +20,7 @@ class SampleMaker:
         pipeline: the same.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: PipelineDescription) -> None:
         self.pipeline = pipeline
         self._generators = Generators(pipeline.seed)
         self._poison_records = pipeline.poison_records

@@ -79,7 +79,7 @@ class Outages:
         if self._trial == len(PAUSES_S):
             raise DataOutOfReach(
                 f"sample {error.index}: {said} for longer than the {sum(PAUSES_S):.0f} seconds in which it was "
-                "read again; it is not left out: read on when it is in reach"
+                "read again; it is not left out; continue when it can be read again"
             ) from error
         self.is_on = True
         if self._trial == 0:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.machine_limits import available_bytes
-from pipelines.prepare.fields import INDEX, OK, Columns, Field
+from pipelines.environment.machine_limits import available_bytes
+from pipelines.samples.fields import INDEX, OK, Columns, Field
 from pipelines.shm.private_mapping import PAGE, PrivateMapping, PrivatePages
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def create(layout: Layout, name: str) -> int:
     """Create memory for a layout; returns its descriptor.
 
     Raises:
-        MemoryError: this process cannot have that much memory (`pipelines.machine_limits`).
+        MemoryError: this process cannot have that much memory (`pipelines.environment.machine_limits`).
     """
     free = available_bytes()
     if layout.nbytes > free:

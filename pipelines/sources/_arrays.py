@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.labels import pack_values
 from pipelines.sources._base import Source
+from pipelines.sources._labels import pack_values
 from pipelines.sources._mapped import FileMappings, MappedArray, is_memmap, locate
 from pipelines.sources._strings import Strings
 from pipelines.sources._values import copy_element, tensor_to_array

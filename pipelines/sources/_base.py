@@ -20,8 +20,8 @@ import numpy.typing as npt
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Description, describe, is_ours, known_as
-from pipelines.labels import Values, pack_values
 from pipelines.sources import _splits
+from pipelines.sources._labels import Values, pack_values
 
 if TYPE_CHECKING:
     from pipelines.sources._classes import ClassNames
@@ -307,7 +307,12 @@ class Source(ABC):
 
 @known_as("pipelines.sources.Subset")
 class Subset(Source):
-    """The records of another source at `indices` (int64 [n], or a range), in that order."""
+    """The records of another source at `indices` (int64 [n], or a range), in that order.
+
+    Args:
+        source: of the records.
+        indices: of the records, from 0; an index may occur several times.
+    """
 
     kind = "subset"
 

@@ -90,6 +90,9 @@ def dataset(map_style: Any, id: str | None = None, names: Sequence[str] | None =
         names: fields of an item that is a tuple, in order, or of the only value; `image` and `label` unless given,
             if there are two values.
 
+    Returns:
+        The source; its items are read by the processes that prepare samples.
+
     Raises:
         PipelineError: the object is not map-style, or is empty, or `names` are not distinct.
 

@@ -18,13 +18,13 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.labels import pack_values
 from pipelines.sources._arrow_files import ArrowColumn, digest_indices, unwrap
 from pipelines.sources._base import Groups, Origin, Source
 from pipelines.sources._classes import ClassNames
 from pipelines.sources._columns import MissingValue, is_image, is_text, make_reader
 from pipelines.sources._compat import get_indices
 from pipelines.sources._files import check_columns
+from pipelines.sources._labels import pack_values
 from pipelines.sources._outside_files import OutsideFiles, split_file
 
 # Formats in which a Dataset returns what is stored, in another container. The others change dtypes or run code.

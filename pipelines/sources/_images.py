@@ -175,8 +175,8 @@ def _scan_folder(root: str) -> tuple[list[tuple[str, int, int, int]], tuple[str,
     if not flat and all(os.sep in name.partition(os.sep)[2] for name, *_ in found):
         inner = found[0][0].split(os.sep)
         warnings.warn(
-            f"image_folder({root!r}): the classes are {', '.join(classes)[:60]}, and no image lies in them but "
-            f"deeper; if {inner[1]!r} is a class, give the folder {os.path.join(root, inner[0])!r}",
+            f"image_folder({root!r}): the class folders {', '.join(classes)[:60]} have images only in their "
+            f"sub-folders; if {inner[1]!r} is a class, give the folder {os.path.join(root, inner[0])!r}",
             stacklevel=4,
         )
     return found, () if flat else classes

@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from pipelines.environment.machine_limits import available_bytes
 from pipelines.errors import PipelineError
-from pipelines.machine_limits import available_bytes
 
 _WIDTHS = {"BOOLEAN": 1 / 8, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
 _OFFSET = 4  # bytes of a text, or of anything else, at least

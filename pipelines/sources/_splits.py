@@ -9,17 +9,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
-from pipelines.labels import Values, encode_classes, read_values
-
-if TYPE_CHECKING:
-    from pipelines.sources._base import Source
+from pipelines.sources._labels import Records, Values, encode_classes, read_values
 
 Indices = npt.NDArray[np.int64]
 
@@ -28,7 +25,7 @@ _FAR_OFF = 0.25
 
 
 def split(
-    source: Source,
+    source: Records,
     fractions: float | Sequence[float],
     seed: int,
     stratify: Values | None,
@@ -55,7 +52,7 @@ def split(
 
 
 def assign_folds(
-    source: Source, k: int, seed: int, stratify: Values | None, group: Values | None
+    source: Records, k: int, seed: int, stratify: Values | None, group: Values | None
 ) -> npt.NDArray[np.int64]:
     """Returns the fold of each record, int64 [n]; see `Source.folds`."""
     count, seed = len(source), check_seed("folds()", seed)
@@ -176,7 +173,7 @@ def _assign_groups(codes: Indices, groups: Indices, shares: Sequence[float], see
 
 
 def _read_classes(
-    source: Source, stratify: Values | None, group: Values | None
+    source: Records, stratify: Values | None, group: Values | None
 ) -> tuple[Indices | None, Indices | None]:
     codes, groups = (
         None if given is None else encode_classes(read_values(source, given, name), name)[0]

@@ -8,7 +8,7 @@ the declared kind.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,26 +17,15 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.nested import Slot, get_at, require_path, set_at
-from pipelines.stage import Stage as PipelineStage
-from pipelines.stages._sample import SIDES, Sample, Side, Stage
+from pipelines.samples.nested import Slot, get_at, require_path, set_at
+from pipelines.stages._sample import SIDES, Sample, Side, Transform
 
 _NUMBERS = "biufc"  # kinds of dtypes
 
 
-def find_slots(stages: Iterable[PipelineStage]) -> dict[str, Slot]:
-    """Path -> what stages have declared of the field there."""
-    slots: dict[str, Slot] = {}
-    for stage in stages:
-        call: Any = stage.call
-        if isinstance(call, Stage):
-            slots = call.change_slots(slots, "" if stage.field is None else f"{stage.field}.")
-    return slots
-
-
 @known_as("pipelines.stages.text")
 @dataclass(frozen=True)
-class Text(Stage):
+class Text(Transform):
     """See `text`."""
 
     field: str
@@ -70,7 +59,7 @@ class Text(Stage):
 
 @known_as("pipelines.stages.binary")
 @dataclass(frozen=True)
-class Binary(Stage):
+class Binary(Transform):
     """See `binary`."""
 
     field: str
@@ -94,7 +83,7 @@ class Binary(Stage):
 
 @known_as("pipelines.stages.ragged")
 @dataclass(frozen=True)
-class RaggedField(Stage):
+class RaggedField(Transform):
     """See `ragged`."""
 
     field: str

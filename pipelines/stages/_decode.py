@@ -15,7 +15,7 @@ from pipelines.stages._image_size import MAX_PIXELS
 from pipelines.stages._sample import (
     Array,
     Sample,
-    Stage,
+    Transform,
     check_size,
     get_value,
     load_jpeg_decoder,
@@ -28,7 +28,7 @@ MODES = ("RGB", "BGR", "GRAY")
 
 @known_as("pipelines.stages.decode_jpeg")
 @dataclass(frozen=True)
-class DecodeJpeg(Stage):
+class DecodeJpeg(Transform):
     """See `decode_jpeg`."""
 
     field: str
@@ -45,7 +45,7 @@ class DecodeJpeg(Stage):
 
 @known_as("pipelines.stages.decode_image")
 @dataclass(frozen=True)
-class DecodeImage(Stage):
+class DecodeImage(Transform):
     """See `decode_image`."""
 
     field: str

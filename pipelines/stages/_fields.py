@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.nested import Path, Slot, join_path, remove_at, require_path
-from pipelines.stages._sample import Sample, Stage
+from pipelines.samples.nested import Path, Slot, join_path, remove_at, require_path
+from pipelines.stages._sample import Sample, Transform
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @known_as("pipelines.stages.select")
 @dataclass(frozen=True)
-class Select(Stage):
+class Select(Transform):
     """See `select`."""
 
     fields: tuple[str, ...]
@@ -39,7 +39,7 @@ class Select(Stage):
 
 @known_as("pipelines.stages.drop")
 @dataclass(frozen=True)
-class Drop(Stage):
+class Drop(Transform):
     """See `drop`."""
 
     fields: tuple[str, ...]
@@ -60,7 +60,7 @@ class Drop(Stage):
 
 @known_as("pipelines.stages.rename")
 @dataclass(frozen=True)
-class Rename(Stage):
+class Rename(Transform):
     """See `rename`."""
 
     names: tuple[tuple[str, str], ...]

@@ -16,7 +16,7 @@ from pipelines.stages._sample import (
     OPENCV_DTYPES,
     Array,
     Sample,
-    Stage,
+    Transform,
     check_size,
     get_image,
     load_opencv,
@@ -33,7 +33,7 @@ _UINT8 = np.dtype(np.uint8)
 
 @known_as("pipelines.stages.resize")
 @dataclass(frozen=True)
-class Resize(Stage):
+class Resize(Transform):
     """See `resize`."""
 
     field: str
@@ -58,7 +58,7 @@ class Resize(Stage):
 
 @known_as("pipelines.stages.center_crop")
 @dataclass(frozen=True)
-class CenterCrop(Stage):
+class CenterCrop(Transform):
     """See `center_crop`."""
 
     field: str
@@ -79,7 +79,7 @@ class CenterCrop(Stage):
 
 @known_as("pipelines.stages.random_crop")
 @dataclass(frozen=True)
-class RandomCrop(Stage):
+class RandomCrop(Transform):
     """See `random_crop`."""
 
     field: str
@@ -98,7 +98,7 @@ class RandomCrop(Stage):
 
 @known_as("pipelines.stages.random_resized_crop")
 @dataclass(frozen=True)
-class RandomResizedCrop(Stage):
+class RandomResizedCrop(Transform):
     """See `random_resized_crop`."""
 
     field: str
@@ -132,7 +132,7 @@ class RandomResizedCrop(Stage):
 
 @known_as("pipelines.stages.random_flip")
 @dataclass(frozen=True)
-class RandomFlip(Stage):
+class RandomFlip(Transform):
     """See `random_flip`."""
 
     field: str

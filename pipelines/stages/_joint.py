@@ -11,7 +11,7 @@ import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.nested import map_arrays, require_path, set_at
+from pipelines.samples.nested import map_arrays, require_path, set_at
 from pipelines.stages._pictures import image_to_array, is_pil_image
 from pipelines.stages._sample import Sample, get_image, get_value
 

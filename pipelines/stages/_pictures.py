@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.nested import iterate_leaves
+from pipelines.samples.nested import iterate_leaves
 from pipelines.stages._transforms import (
     converts_arrays,
     find_library,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError
-from pipelines.nested import Slot, get_at, require_path
+from pipelines.samples.nested import Slot, get_at, require_path
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,8 +26,8 @@ Side = Literal["end", "start"]
 SIDES = ("end", "start")
 
 
-class Stage:
-    """Base of the stages, which are frozen dataclasses of plain values: what makes two of them the same."""
+class Transform:
+    """Base of what our own stages call: frozen dataclasses of plain values, by which two are the same."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Without what `cached_property` has derived from the values.

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.stages._sample import Sample, Stage, get_value
+from pipelines.stages._sample import Sample, Transform, get_value
 
 # A run of letters, digits and underscores, with the apostrophes inside it: "don't" is one word.
 WORD = re.compile(r"\w+(?:'\w+)*")
@@ -22,7 +22,7 @@ FIRST_ID = 2
 
 @known_as("pipelines.stages.tokenize")
 @dataclass(frozen=True)
-class Tokenize(Stage):
+class Tokenize(Transform):
     """See `tokenize`."""
 
     field: str

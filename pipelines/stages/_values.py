@@ -11,8 +11,18 @@ import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.nested import Slot
-from pipelines.stages._sample import SIDES, Array, Sample, Side, Stage, get_image, get_value, load_opencv, to_hwc
+from pipelines.samples.nested import Slot
+from pipelines.stages._sample import (
+    SIDES,
+    Array,
+    Sample,
+    Side,
+    Transform,
+    get_image,
+    get_value,
+    load_opencv,
+    to_hwc,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +34,7 @@ _LARGE = 16_384
 
 @known_as("pipelines.stages.scale")
 @dataclass(frozen=True)
-class Scale(Stage):
+class Scale(Transform):
     """See `scale`."""
 
     field: str
@@ -59,7 +69,7 @@ class Scale(Stage):
 
 @known_as("pipelines.stages.cast")
 @dataclass(frozen=True)
-class Cast(Stage):
+class Cast(Transform):
     """See `cast`."""
 
     field: str
@@ -85,7 +95,7 @@ class Cast(Stage):
 
 @known_as("pipelines.stages.pad")
 @dataclass(frozen=True)
-class Pad(Stage):
+class Pad(Transform):
     """See `pad`."""
 
     field: str

@@ -11,11 +11,11 @@ from pipelines.errors import PipelineError
 from pipelines.stages._decode import DecodeImage, DecodeJpeg
 from pipelines.stages._fields import Drop, Rename, Select
 from pipelines.stages._geometry import CenterCrop, Resize
-from pipelines.stages._sample import Stage
+from pipelines.stages._sample import Transform
 from pipelines.stages._text import Tokenize
 from pipelines.stages._values import Cast, Pad, Scale
 
-_CLASSES: dict[str, type[Stage]] = {
+_CLASSES: dict[str, type[Transform]] = {
     "cast": Cast,
     "center_crop": CenterCrop,
     "decode_image": DecodeImage,

@@ -8,25 +8,23 @@ them, and those of a spooled iterable, which are read from one file by all, are 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.description import PipelineDescription
 from pipelines.errors import DataOutOfReach, PipelineError, SampleError
 from pipelines.prepare.checked import prepare_checked
 from pipelines.prepare.draw_watch import find_own_generators
-from pipelines.prepare.fields import FAILED, GOOD, ODD
 from pipelines.prepare.global_generators import preserve_states
 from pipelines.prepare.preparer import as_array
 from pipelines.prepare.sample_maker import SampleMaker
-from pipelines.prepare.structure import LENGTH, Structure, StructureMismatch
 from pipelines.prepare.torch_threads import limit_torch_threads
+from pipelines.samples.fields import FAILED, GOOD, ODD
+from pipelines.samples.structure import LENGTH, Structure, StructureMismatch
 from pipelines.verification.compare import CheckResult, compare_arrays
 from pipelines.verification.served import ServedSample
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
 
 #: In what torch, CuPy and numba say where there is no GPU, no driver, or no CUDA in them.
 _NEEDS_GPU = re.compile(
@@ -47,10 +45,10 @@ class SampleChecker:
         is_exact: whether bytes must be equal (`pipelines.verification.compare`).
     """
 
-    def __init__(self, pipeline: Pipeline, *, is_exact: bool = True) -> None:
+    def __init__(self, pipeline: PipelineDescription, *, is_exact: bool = True) -> None:
         self._pipeline, self._is_exact = pipeline, is_exact
         self._is_compared = not _is_spooled(pipeline)
-        self._cut: tuple[int, Pipeline, SampleMaker] | None = None
+        self._cut: tuple[int, PipelineDescription, SampleMaker] | None = None
 
     def check(self, served: ServedSample) -> CheckResult:
         """Compares one sample.
@@ -155,7 +153,7 @@ class SampleChecker:
         )
 
 
-def _is_spooled(pipeline: Pipeline) -> bool:
+def _is_spooled(pipeline: PipelineDescription) -> bool:
     """Whether the records are those of an iterable, which was read once, into a file."""
     source = pipeline.source
     while source is not None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.nested import iterate_leaves, join_path
+from pipelines.samples.nested import iterate_leaves, join_path
 
 TOLERANCE = 1e-5  # of a field's range
 INTEGERS = 1

@@ -10,17 +10,15 @@ import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from pipelines.description import PipelineDescription
 from pipelines.errors import SampleError, SamplesDiffer
 from pipelines.verification.checker import SampleChecker
 from pipelines.verification.compare import CheckResult
 from pipelines.verification.machine import describe_machine
 from pipelines.verification.schedule import choose_first, choose_later
 from pipelines.verification.served import ServedSample
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +75,7 @@ class Verification:
         self,
         checks: SampleChecks,
         name: str,
-        pipeline: Pipeline,
+        pipeline: PipelineDescription,
         report: Callable[[Finding], None] | None = None,
     ) -> None:
         self.compared, self.has_begun = 0, False
@@ -160,8 +158,8 @@ class OwnChecks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream:
-    """What a feeder says of the samples that it serves.
+class StreamOrigin:
+    """Where the samples of a stream come from, as its feeder says.
 
     Attributes:
         machine: where it runs (`pipelines.verification.machine`).
@@ -182,10 +180,10 @@ class Stream:
 
 
 #: Makes the verification of a stream when it is read first; None where it needs none.
-MakeVerification = Callable[[Stream], Verification | None]
+MakeVerification = Callable[[StreamOrigin], Verification | None]
 
 
-def verify_here(pipeline: Pipeline, name: str, what: str = "the feeder's stream") -> MakeVerification:
+def verify_here(pipeline: PipelineDescription, name: str, what: str = "the feeder's stream") -> MakeVerification:
     """Lets a reader that attaches by itself compare in its own process, and warn of what it finds.
 
     Args:
@@ -202,7 +200,7 @@ def verify_here(pipeline: Pipeline, name: str, what: str = "the feeder's stream"
         elif not found.is_late:  # else an error is raised
             warnings.warn(said.format(f"is not what is prepared here, {name} prepares alone"), stacklevel=2)
 
-    def make(stream: Stream) -> Verification | None:
+    def make(stream: StreamOrigin) -> Verification | None:
         is_own = stream.is_same_object and stream.is_in_process and not stream.has_peers
         if is_own:
             return None

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.prepare.fields import INDEX, OK, Columns, Field
+from pipelines.samples.fields import INDEX, OK, Columns, Field
 
 _HEAD = struct.Struct("<q")
 
@@ -24,7 +24,7 @@ class ServedSample:
         epoch: of the stream.
         place: its position in the epoch.
         index: its number in the source.
-        status: how it was prepared (`pipelines.prepare.fields`).
+        status: how it was prepared (`pipelines.samples.fields`).
         structure: how its columns make up a sample (`Structure.as_record`); None: they are its fields.
         columns: name -> value, with the unused ends of slots.
     """

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.machine_limits import fits_in_memory
-from pipelines.prepare.fields import GOOD, ODD, OK, Columns
+from pipelines.description import PipelineDescription
+from pipelines.environment.machine_limits import fits_in_memory
+from pipelines.order.stream import Block, Stream
+from pipelines.samples.fields import GOOD, ODD, OK, Columns
 from pipelines.shm import ring
-from pipelines.stream import Block, Stream
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
 
 _POISON = 0xA5
 
@@ -35,7 +32,7 @@ class Buffer:
 
     key: str
     pipeline_id: int
-    pipeline: Pipeline
+    pipeline: PipelineDescription
     capacity: int
     fd: int
     read_only_fd: int
@@ -59,7 +56,12 @@ class Buffers:
     """
 
     def __init__(
-        self, pipeline: Pipeline, stream: Stream, resident: Mapping[str, Pipeline], *, overwrite_released: bool
+        self,
+        pipeline: PipelineDescription,
+        stream: Stream,
+        resident: Mapping[str, PipelineDescription],
+        *,
+        overwrite_released: bool,
     ) -> None:
         self.buffers: dict[int, Buffer] = {}
         self.too_large: set[str] = set()
@@ -176,7 +178,7 @@ class Buffers:
         return ring.Layout(self._pipeline.fields, self._stream.capacity)
 
 
-def _create_buffer(key: str, number: int, pipeline: Pipeline, capacity: int) -> Buffer:
+def _create_buffer(key: str, number: int, pipeline: PipelineDescription, capacity: int) -> Buffer:
     fd = ring.create(ring.Layout(pipeline.fields, capacity), f"{key}-{len(pipeline)}")
     try:
         return Buffer(key, number, pipeline, capacity, fd, ring.reopen_read_only(fd))

@@ -2,8 +2,8 @@
 
 A worker is ready within milliseconds and shares the pages of all libraries that the process has imported; one
 that is started as a new interpreter imports them again. What must not be shared is not: each worker has its own
-copy of the pipeline (`pipelines.memory_pickle.Inherited`), our sockets to other workers are closed in it, and it
-runs no exit handler and no signal handler of its parent. Libraries compute on one thread there: thread pools do
+copy of the pipeline (`pipelines.ipc.memory_pickle.Inherited`), our sockets to other workers are closed in it, and
+it runs no exit handler and no signal handler of its parent. Libraries compute on one thread there: thread pools do
 not survive a fork.
 """
 
@@ -19,19 +19,17 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipelines.child_processes import SINGLE_THREADED
+from pipelines.description import PipelineDescription
+from pipelines.environment.machine_limits import free_pinned_thread
 from pipelines.fingerprint import is_ours
-from pipelines.machine_limits import free_pinned_thread
+from pipelines.ipc.child_processes import SINGLE_THREADED
 from pipelines.prepare.global_generators import preserve_states
 from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.prepare.torch_threads import limit_torch_threads
 from pipelines.sources import Source
 from pipelines.sources._base import Subset
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
 
 _OWN_THREADS = 2  # of a feeder's process before it serves: the main thread, and the one that watches its parent
 
@@ -51,7 +49,7 @@ def list_descriptors() -> set[int]:
     return found
 
 
-def prepare_to_fork(pipeline: Pipeline, known: Set[int]) -> bool:
+def prepare_to_fork(pipeline: PipelineDescription, known: Set[int]) -> bool:
     """Get a feeder's process ready to fork its workers: run all stages, to import here once what they need.
 
     Args:

@@ -14,14 +14,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from pipelines import memory_pickle
-from pipelines.child_processes import START_S, child_environment
-from pipelines.prepare.poison_records import HUNG, KILLED
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
+from pipelines.description import PipelineDescription
+from pipelines.ipc import memory_pickle
+from pipelines.ipc.child_processes import START_S, child_environment
+from pipelines.samples.poison_records import HUNG, KILLED
 
 _RETRY_S = 1.0
 _EXIT_S = 5.0
@@ -34,7 +31,7 @@ class RecordTrial:
     """A process that tries one record.
 
     Args:
-        payload: a memory file (`pipelines.memory_pickle`) of pipelines by number.
+        payload: a memory file (`pipelines.ipc.memory_pickle`) of pipelines by number.
         number: the pipeline's number.
         index: the record's index.
         epoch: the epoch whose randomness is used.
@@ -153,7 +150,7 @@ class Suspects:
         self._trials.clear()
 
 
-def try_record(pipeline: Pipeline, index: int, epoch: int, timeout_s: float) -> int | None:
+def try_record(pipeline: PipelineDescription, index: int, epoch: int, timeout_s: float) -> int | None:
     """Try a record of a pipeline and wait; returns `RecordTrial.outcome`."""
     payload = memory_pickle.dump({0: pipeline})
     try:

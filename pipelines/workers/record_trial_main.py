@@ -10,15 +10,12 @@ import os
 import signal
 import sys
 import traceback
-from typing import TYPE_CHECKING
 
-from pipelines import memory_pickle
-from pipelines.child_processes import end_with_parent
+from pipelines.description import PipelineDescription
 from pipelines.errors import DataOutOfReach, SampleError
+from pipelines.ipc import memory_pickle
+from pipelines.ipc.child_processes import end_with_parent
 from pipelines.prepare.sample_maker import SampleMaker
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
 
 _STARTED = b"."
 
@@ -31,7 +28,7 @@ def main(arguments: list[str]) -> None:
     output = os.dup(1)
     os.dup2(2, 1)  # user code prints to standard error
     os.register_at_fork(after_in_child=lambda: os.close(output))  # a child must not keep the pipe open
-    pipeline: Pipeline = memory_pickle.load(payload)[number]
+    pipeline: PipelineDescription = memory_pickle.load(payload)[number]
     # A record may have several positions in an epoch, with other random numbers at each.
     places = [0] if pipeline.sampling is None else pipeline.sampling.find_positions(epoch, index)
     for place in places:

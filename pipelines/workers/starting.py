@@ -10,15 +10,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from pipelines import ipc, memory_pickle
-from pipelines.child_processes import child_environment
-from pipelines.prepare.poison_records import PreparationNote
+from pipelines.description import PipelineDescription
+from pipelines.ipc import memory_pickle, messages
+from pipelines.ipc.child_processes import child_environment
+from pipelines.samples.poison_records import PreparationNote
 from pipelines.workers.forked import ForkedProcess, is_shared_after_fork
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
 
 
 class CannotStart(OSError):
@@ -48,7 +46,7 @@ class Starter:
         PipelineError: a pipeline cannot be pickled.
     """
 
-    def __init__(self, pipelines: Mapping[int, Pipeline], *, is_forked: bool) -> None:
+    def __init__(self, pipelines: Mapping[int, PipelineDescription], *, is_forked: bool) -> None:
         self._pipelines = dict(pipelines)
         self._inherited: memory_pickle.Inherited | None = None
         self._payload: int | None = None
@@ -108,8 +106,8 @@ def send_progress_note(connection: socket.socket) -> PreparationNote:
     """Send a worker the shared memory in which it notes its present sample; returns it."""
     descriptor = os.memfd_create("note", os.MFD_CLOEXEC)
     try:
-        with contextlib.suppress(ipc.ConnectionLost):  # its end of file says that it has ended
-            ipc.send(connection, ipc.pack("note"), descriptor)
+        with contextlib.suppress(messages.ConnectionLost):  # its end of file says that it has ended
+            messages.send(connection, messages.pack("note"), descriptor)
         return PreparationNote(descriptor)
     finally:
         os.close(descriptor)

@@ -19,19 +19,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pipelines import ipc, memory_pickle
 from pipelines.cache.file import Cache
+from pipelines.description import PipelineDescription
 from pipelines.errors import SampleError
-from pipelines.prepare.fields import Columns
-from pipelines.prepare.poison_records import PreparationNote
+from pipelines.ipc import memory_pickle, messages
+from pipelines.order.rank_rows import RankRows
 from pipelines.prepare.preparer import Preparer
-from pipelines.rank_rows import RankRows
+from pipelines.samples.fields import Columns
+from pipelines.samples.poison_records import PreparationNote
 from pipelines.shm.ring import Layout, map_writable
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
 
 _LINGER_S = 5.0
 
@@ -61,7 +58,7 @@ class BufferWriter:
                 start += last - first
 
 
-def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Callable[[], int]) -> None:
+def serve(connection: socket.socket, pipelines: dict[int, PipelineDescription], cpu_ns: Callable[[], int]) -> None:
     """Handle the feeder's requests until the feeder ends.
 
     Args:
@@ -76,21 +73,21 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Cal
     caches: dict[int, Cache] = {}  # by pipeline: buffers come and go
 
     def skipped(error: SampleError) -> None:
-        request = ipc.pack("skipped", index=error.index, where=error.where, reason=error.reason[:2000])
-        ipc.send(connection, request)
+        request = messages.pack("skipped", index=error.index, where=error.where, reason=error.reason[:2000])
+        messages.send(connection, request)
 
-    ipc.send(connection, ipc.pack("ready"))
+    messages.send(connection, messages.pack("ready"))
     while True:
-        message, descriptor = ipc.receive_with_descriptor(connection)
-        if ipc.is_struct(message, ipc.PREPARE, b"R"):
-            _, buffer_id, start, stop = ipc.PREPARE.unpack(message)
+        message, descriptor = messages.receive_with_descriptor(connection)
+        if messages.is_struct(message, messages.PREPARE, b"R"):
+            _, buffer_id, start, stop = messages.PREPARE.unpack(message)
             writers[buffer_id].fill(start, stop)
             for cache in caches.values():
                 if (counts := cache.flush_counts()) is not None:
-                    ipc.send(connection, ipc.CACHED.pack(b"C", *counts))
-            ipc.send(connection, ipc.DONE.pack(b"D", buffer_id, start, stop, cpu_ns()))
+                    messages.send(connection, messages.CACHED.pack(b"C", *counts))
+            messages.send(connection, messages.DONE.pack(b"D", buffer_id, start, stop, cpu_ns()))
             continue
-        request = ipc.unpack(message)
+        request = messages.unpack(message)
         if request["kind"] == "poison":
             pipelines[request["pipeline"]].poison_records.codes[request["index"]] = request["code"]
             continue
@@ -129,7 +126,7 @@ def _exit_on_error() -> Iterator[None]:
     """End the process, and all workers in it, on an error; the end of the feeder is not one."""
     try:
         yield
-    except ipc.ConnectionLost:
+    except messages.ConnectionLost:
         pass
     except BaseException:
         traceback.print_exc()
@@ -173,7 +170,7 @@ def run_forked(descriptor: int, pipelines: memory_pickle.Inherited) -> None:
         pipelines: pipeline number -> pipeline.
     """
     connection = socket.socket(fileno=descriptor)
-    ipc.close_in_children(connection)
+    messages.close_in_children(connection)
     _exit_after_feeder([connection])
     with _exit_on_error():
         serve(connection, pipelines.load(), time.process_time_ns)
@@ -191,7 +188,7 @@ def main() -> None:
         # Children of a stage must not keep the socket open: the feeder would not notice this process ending.
         os.set_inheritable(descriptor, False)
         connection = socket.socket(fileno=descriptor)
-        ipc.close_in_children(connection)
+        messages.close_in_children(connection)
         connections.append(connection)
     _exit_after_feeder(connections)
     if len(connections) == 1:

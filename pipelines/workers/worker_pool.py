@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines import ipc
 from pipelines.cache.manager import CacheManager
-from pipelines.child_processes import START_S
 from pipelines.errors import PipelineError
-from pipelines.prepare.poison_records import PreparationNote
-from pipelines.rank_rows import RankRows
-from pipelines.stream import Block
+from pipelines.ipc import messages
+from pipelines.ipc.child_processes import START_S
+from pipelines.order.rank_rows import RankRows
+from pipelines.order.stream import Block
+from pipelines.samples.poison_records import PreparationNote
 from pipelines.workers.buffers import Buffers
 from pipelines.workers.record_trial import RecordKey, Suspects
 from pipelines.workers.start_limit import StartLimit
@@ -78,7 +78,7 @@ class WorkerPool:
 
     Attributes:
         poison: the records that end or hang every process that prepares them: `set` (the buffer's key), `index`,
-            `where`, `code` (`pipelines.prepare.poison_records`), `reason`.
+            `where`, `code` (`pipelines.samples.poison_records`), `reason`.
         skipped: how many records could not be prepared.
         bad: index -> reason, of those records.
         restarts: how many workers were replaced.
@@ -153,15 +153,15 @@ class WorkerPool:
                 worker.busy_since = time.monotonic()
             worker.blocks.append(found)
             # If the worker has just ended, its end-of-file returns the block to another worker.
-            with contextlib.suppress(ipc.ConnectionLost):
-                ipc.send(worker.connection, ipc.PREPARE.pack(b"R", buffer_id, *block))
+            with contextlib.suppress(messages.ConnectionLost):
+                messages.send(worker.connection, messages.PREPARE.pack(b"R", buffer_id, *block))
 
     def replace_buffer(self, old: int, new: int) -> None:
         """Fill buffer `new` instead of `old`; blocks of the old one may still be reported as done."""
         for worker in self._workers:
             self._send_buffer(worker, new)
-            with contextlib.suppress(ipc.ConnectionLost):  # as in `dispatch`
-                ipc.send(worker.connection, ipc.pack("forget", target=old))
+            with contextlib.suppress(messages.ConnectionLost):  # as in `dispatch`
+                messages.send(worker.connection, messages.pack("forget", target=old))
 
     @property
     def rate(self) -> float:
@@ -210,7 +210,7 @@ class WorkerPool:
         with contextlib.ExitStack() as theirs:
             for pair in pairs:
                 for end in pair:
-                    ipc.close_in_children(end)
+                    messages.close_in_children(end)
                 theirs.enter_context(pair[1])
             process = self._starter.start([end for _, end in pairs])
         for ours, _ in pairs:
@@ -220,8 +220,10 @@ class WorkerPool:
                 for index, code in pipeline.poison_records.codes.items():
                     self._send_poison(worker, pipeline_id, index, code)
             if self._cache is not None:  # before the buffers of its pipeline
-                with contextlib.suppress(ipc.ConnectionLost):  # as in `dispatch`
-                    ipc.send(ours, ipc.pack("cache", pipeline=0, **self._cache.worker_arguments()), self._cache.fd)
+                with contextlib.suppress(messages.ConnectionLost):  # as in `dispatch`
+                    messages.send(
+                        ours, messages.pack("cache", pipeline=0, **self._cache.worker_arguments()), self._cache.fd
+                    )
             for buffer_id in self._buffers:
                 self._send_buffer(worker, buffer_id)
             self._workers.append(worker)
@@ -229,38 +231,38 @@ class WorkerPool:
             self._selector.register(ours, selectors.EVENT_READ, lambda _, w=worker: self._handle_message(w))
 
     def _send_poison(self, worker: _Worker, pipeline_id: int, index: int, code: int) -> None:
-        with contextlib.suppress(ipc.ConnectionLost):  # as in `dispatch`
-            ipc.send(worker.connection, ipc.pack("poison", pipeline=pipeline_id, index=index, code=code))
+        with contextlib.suppress(messages.ConnectionLost):  # as in `dispatch`
+            messages.send(worker.connection, messages.pack("poison", pipeline=pipeline_id, index=index, code=code))
 
     def _send_buffer(self, worker: _Worker, buffer_id: int) -> None:
         buffer = self._buffers[buffer_id]
         rows = None if self._rows is None else dataclasses.asdict(self._rows)
-        message = ipc.pack(
+        message = messages.pack(
             "target", target=buffer_id, pipeline=buffer.pipeline_id, capacity=buffer.capacity, rows=rows
         )
-        with contextlib.suppress(ipc.ConnectionLost):  # as in `dispatch`
-            ipc.send(worker.connection, message, buffer.fd)
+        with contextlib.suppress(messages.ConnectionLost):  # as in `dispatch`
+            messages.send(worker.connection, message, buffer.fd)
 
     def _handle_message(self, worker: _Worker) -> None:
         if worker not in self._workers:
             return  # already removed with another thread of its process
         try:
-            message = ipc.receive(worker.connection)
-        except ipc.ConnectionLost:
+            message = messages.receive(worker.connection)
+        except messages.ConnectionLost:
             self._replace(worker.process)
             return
-        if self._cache is not None and ipc.is_struct(message, ipc.CACHED, b"C"):
-            self._cache.add_counts(*ipc.CACHED.unpack(message)[1:])
+        if self._cache is not None and messages.is_struct(message, messages.CACHED, b"C"):
+            self._cache.add_counts(*messages.CACHED.unpack(message)[1:])
             return
-        if not ipc.is_struct(message, ipc.DONE, b"D"):
-            report = ipc.unpack(message)
+        if not messages.is_struct(message, messages.DONE, b"D"):
+            report = messages.unpack(message)
             if report["kind"] == "ready":
                 worker.is_ready = worker.has_begun = True
                 self._start_limit.report_begun(worker.started_at, time.monotonic())
             else:
                 worker.skipped.append(report)
             return
-        _, buffer_id, start, stop, cpu_ns = ipc.DONE.unpack(message)
+        _, buffer_id, start, stop, cpu_ns = messages.DONE.unpack(message)
         worker.blocks.remove((buffer_id, (start, stop)))
         if buffer_id in self._buffers:  # else the block will be prepared again, and counted then
             self._record_skipped(worker.skipped, warn=self._buffers[buffer_id].pipeline.on_error == "skip")

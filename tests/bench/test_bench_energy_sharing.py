@@ -12,6 +12,7 @@ import pytest
 import simplejpeg
 
 from ensemble.bench.energy.sharing import (
+    PeerComparison,
     compare,
     findings,
     json_rows,
@@ -20,7 +21,7 @@ from ensemble.bench.energy.sharing import (
     tables,
     write_photographs,
 )
-from ensemble.bench.pipelines.rows import PipelineRow
+from ensemble.bench.pipelines.study import PipelineRow
 from ensemble.meter import PowerMeter
 from ensemble.meter.power import PowerSource, open_rapl
 from ensemble.spec import Energy, SpecError
@@ -60,6 +61,13 @@ def open_constant_meter(root: Path, counted_j: list[float]) -> PowerMeter:
     return PowerMeter("local", [dataclasses.replace(rapl, read=read)], energy=Energy(idle_w={"cpu": WATTS / 2}))
 
 
+def find_ends(found: PeerComparison, name: str) -> tuple[float, float, float]:
+    """The median, the least and the most of a ratio."""
+    ratio = found.ratios[name]
+    assert ratio is not None
+    return ratio.ends
+
+
 def make_row(**fields: Any) -> PipelineRow:
     plain: dict[str, Any] = {"design": "node", "members": 4, "prep_workers": 1, "cores": 2, "nodes": 1}
     plain |= {"batch_size": 8, "step_ms": 5.0, "samples": 100, "wall_s": 2.0, "samples_per_s": 50.0}
@@ -82,7 +90,7 @@ def test_both_sides_take_the_same_samples_in_turn_and_sharing_prepares_once(phot
     rows = (found.shared, found.own)
     assert [row.design for row in rows] == ["node", "independent"]
     assert {(row.samples, row.members, row.runs) for row in rows} == {(3 * SAMPLES, 3, 2)}
-    assert found.prep_cpu.median < 0.75, "one that prepares for three members, against three"
+    assert find_ends(found, "prep_cpu")[0] < 0.75, "one that prepares for three members, against three"
     assert [line.split(",")[1].strip() for line in lines] == [
         "1/2 node",
         "1/2 independent",
@@ -111,9 +119,7 @@ def test_a_counter_of_energy_gives_measured_mean_watts_and_their_ratio(photos: s
         assert row.watts == pytest.approx(row.energy_j / row.wall_s)
         assert row.idle_j is not None and 0 < row.idle_j < row.energy_j
     assert found.shared.watts is not None and found.own.watts is not None
-    ratio = found.shared.watts / found.own.watts
-    assert found.watts is not None and found.watts.median == pytest.approx(ratio)
-    assert found.energy is not None
+    assert find_ends(found, "watts")[0] == pytest.approx(found.shared.watts / found.own.watts)
     (title, _), (_, ratios) = tables(result)
     assert "energy measured" in title
     assert {row["shared / own"] for row in ratios if row["emulated"] == "-"} == set()
@@ -135,7 +141,7 @@ def test_nothing_follows_about_watts_that_were_not_measured(origins: tuple[str, 
     sides = [make_row(energy_origin=origin, energy_j=j) for origin, j in zip(origins, joules, strict=True)]
     shared, own = sides[0], dataclasses.replace(sides[1], design="independent", cpu_s=4.0)
     found = compare([(shared, own)])
-    assert (found.watts, found.energy, found.energy_origin) == (None, None, weakest)
+    assert (found.ratios["watts"], found.ratios["energy"], found.energy_origin) == (None, None, weakest)
     lines = "\n".join(findings([found]))
     assert "nothing follows about watts" in lines and "times the mean watts" not in lines
     assert "4.00 (4.00 to 4.00) times less CPU time" in lines
@@ -167,7 +173,6 @@ def test_ratios_are_of_runs_of_one_repeat() -> None:
     shared = [make_row(cpu_s=cpu_s, energy_j=energy_j) for cpu_s, energy_j in ((1.0, 50.0), (2.0, 100.0))]
     own = [make_row(design="independent", cpu_s=cpu_s, wall_s=4.0, energy_j=400.0) for cpu_s in (2.0, 8.0)]
     found = compare(list(zip(shared, own, strict=True)))
-    assert found.cpu.ends == (0.375, 0.25, 0.5)
-    assert found.wall.ends == (0.5, 0.5, 0.5)
-    assert found.watts is not None and found.watts.ends == (0.375, 0.25, 0.5)
-    assert found.energy is not None and found.energy.ends == (0.1875, 0.125, 0.25)
+    assert find_ends(found, "cpu") == find_ends(found, "watts") == (0.375, 0.25, 0.5)
+    assert find_ends(found, "wall") == (0.5, 0.5, 0.5)
+    assert find_ends(found, "energy") == (0.1875, 0.125, 0.25)

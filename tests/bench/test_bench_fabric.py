@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.bench.fabric import figures, measure, predict, study
-from ensemble.bench.fabric.figures import FabricResults, findings
 from ensemble.bench.fabric.links import Link, parse_link
-from ensemble.bench.fabric.rows import CollectiveRow, FusionRow, TrainingRow, predict_step_s
+from ensemble.bench.fabric.study import CollectiveRow, FusionRow, TrainingRow
 from ensemble.bench.launch import hosts
 from ensemble.bench.launch.ranks import contiguous, interleaved, run_ranks
 from ensemble.bench.results import format_bytes
@@ -103,8 +102,8 @@ def test_a_prediction_begins_at_what_was_measured_and_adds_its_latency_to_the_re
 
 
 def test_an_exchange_hides_behind_the_backward_pass_as_far_as_that_goes() -> None:
-    assert predict_step_s(0.1, 0.06, 0.05) == pytest.approx(0.1)
-    assert predict_step_s(0.1, 0.06, 0.25) == pytest.approx(0.29)
+    assert predict.step_seconds(0.1, 0.06, 0.05) == pytest.approx(0.1)
+    assert predict.step_seconds(0.1, 0.06, 0.25) == pytest.approx(0.29)
 
 
 # --- what is asked for -------------------------------------------------------------------------------------------
@@ -156,8 +155,8 @@ def test_where_hosts_cannot_be_made_it_is_said_and_what_there_is_is_measured(
     monkeypatch.setattr(hosts, "unavailable", lambda: "hosts in network namespaces need root")
     said: list[str] = []
     gigabit = Link(hosts=2, ranks=2, rate="1gbit")
-    assert study._possible_links([gigabit], said.append) == [Link(ranks=4)]
-    assert study._possible_links([Link(ranks=2), gigabit], said.append) == [Link(ranks=2)]
+    assert study.possible_links([gigabit], said.append) == [Link(ranks=4)]
+    assert study.possible_links([Link(ranks=2), gigabit], said.append) == [Link(ranks=2)]
     assert said[0] == "hosts in network namespaces need root; only loopback, 4 ranks"
 
 
@@ -200,10 +199,9 @@ def test_a_shaped_link_carries_its_rate_and_the_bytes_that_were_predicted() -> N
         "parts": ["collectives"],
         "machine": predict.PredictedMachine(),
     }
-    plan = study.FabricPlan(
-        links=[link], backends=["gloo", "hierarchical"], sizes=[4096, MIB], iterations=5, **only
-    )
-    small, large, *two_levels = study.study(plan, lambda line: None).collectives
+    backends = ["gloo", "hierarchical"]
+    asked = study.FabricStudy(links=[link], backends=backends, sizes=[4096, MIB], iterations=5, **only)
+    small, large, *two_levels = asked.run()[0]
     assert (small.size, large.size, large.count, large.wrong, small.wrong) == (4096, MIB, MIB // 4, 0, 0)
     assert large.busbw * large.time_us * 1e3 == pytest.approx(1.5 * MIB)
     # Each host sends two ranks' part of a ring of four, 2 * 3 / 4 of the message each, over its link; or all ranks
@@ -297,27 +295,28 @@ def training(link: str, net: str, efficiency: float) -> TrainingRow:
 
 def fusion(threshold: int, time_ms: float, chosen: bool = False) -> FusionRow:
     spread = {"low_ms": time_ms - 1, "high_ms": time_ms + 1}
-    about: dict[str, Any] = {"link": "loopback", "ranks": 4, "backend": "gloo", "messages": 3, "chosen": chosen}
+    about: dict[str, Any] = {"link": "loopback", "hosts": 1, "ranks": 4, "rate": None, "backend": "gloo"}
+    about |= {"messages": 3, "chosen": chosen}
     return FusionRow(threshold=threshold, time_ms=time_ms, **spread, **about)
 
 
 BACKENDS = {"gloo": 900.0, "hierarchical": 300.0, "hybrid": 330.0}
-FOUND = FabricResults(
-    collectives=[
+FOUND: dict[str, list[Any]] = {
+    "collectives": [
         *(collective(size, name, time_us=us) for name, us in BACKENDS.items() for size in (4096, MIB)),
         collective(4096, collective="broadcast", wrong=3),
     ],
-    training=[
+    "training": [
         training(link, net, efficiency)
         for net, slow in (("compute-heavy", 1.0), ("parameter-heavy", 0.3))
         for link, efficiency in (("loopback", 1.0), ("1gbit", slow))
     ],
-    fusion=[fusion(0, 900.0), fusion(4 * MIB, 200.0, chosen=True), fusion(128 * MIB, 250.0)],
-)
+    "fusion": [fusion(0, 900.0), fusion(4 * MIB, 200.0, chosen=True), fusion(128 * MIB, 250.0)],
+}
 
 
 def test_findings_say_who_wins_and_what_is_wrong() -> None:
-    said = list(findings(FOUND))
+    said = figures.make_outcome(**FOUND).findings
     assert said[0] == "WRONG: 3 elements of broadcast 4 KiB, gloo, 1gbit"
     assert said[1] == "all_reduce by hierarchical against gloo's, 1gbit: 3.00 x at 4 KiB, 3.00 x at 1 MiB"
     assert said[3] == "hybrid, 1gbit: at most 1.10 x the better of the two, at 4 KiB"
@@ -331,16 +330,16 @@ def test_findings_say_who_wins_and_what_is_wrong() -> None:
 
 
 def test_the_plot_has_each_part_with_its_predictions_dashed() -> None:
-    drawn = figures.panels(FOUND)
+    drawn = figures.make_outcome(**FOUND).panels
     titles = [panel.title.split(",")[0].split(" of ")[0] for panel in drawn]
     assert titles == ["All-reduce", "Bus bandwidth", "Efficiency", "Fusion"]
     assert sorted(s.dash for s in drawn[0].series) == ["dash"] * 3 + ["solid"] * 3
     assert [mark.x for mark in drawn[-1].marks] == ["4 MiB"]
-    assert figures.panels(FabricResults()) == []
+    assert figures.make_outcome([], [], []).panels == []
 
 
 def test_tables_have_the_columns_of_nccl_tests() -> None:
-    shown = figures.outcome(FOUND)
+    shown = figures.make_outcome(**FOUND)
     (_, first), *_ = shown.tables
     assert list(first[0])[3:10] == ["size", "count", "type", "time_us", "algbw", "busbw", "wrong"]
     assert {row["part"] for row in shown.rows} == {"collective", "training", "fusion"}

@@ -27,9 +27,9 @@ import simplejpeg
 
 from ensemble.bench.launch import hosts
 from ensemble.bench.pipelines.config import ALONE, DATALOADER, DESIGNS, LOADER
+from ensemble.bench.pipelines.figures import findings, pairs
 from ensemble.bench.pipelines.memory import DATALOADERS, MEMBERS, TOTAL, outcome, study_memory
 from ensemble.bench.pipelines.processes import process_tree
-from ensemble.bench.pipelines.rows import findings, pairs
 from ensemble.bench.pipelines.study import study
 from ensemble.cli.parser import main
 from pipelines import PipelineError
@@ -84,7 +84,7 @@ def _marked(directory: str) -> list[psutil.Process]:
 
 def test_an_emulated_step_takes_its_time_on_the_cores_that_are_asked_for(photos: str) -> None:
     before = os.sched_getaffinity(0)
-    (row,) = study(photos, [1], **SMALL, designs=["bare ring"], step_ms=[30.0], cores=[1])
+    (row,) = study(photos, members=[1], **SMALL, design=["bare ring"], step_ms=[30.0], cores=[1])
     assert (row.cores, row.step, row.runs) == (1, "emulated", 1) and os.sched_getaffinity(0) == before
     assert row.wall_s > 0.9 * (2 * PHOTOS // BATCH - 1) * 0.030
     assert row.cpu_s < row.wall_s, "it waits"
@@ -93,7 +93,7 @@ def test_an_emulated_step_takes_its_time_on_the_cores_that_are_asked_for(photos:
 @pytest.mark.more
 def test_every_design_runs_and_sharing_saves_the_preparation(photos: str) -> None:
     designs = [*DESIGNS, LOADER, DATALOADER]
-    rows = study(photos, [4], **SMALL, samples_alone=PHOTOS - BATCH, designs=designs)
+    rows = study(photos, members=[4], **SMALL, samples_alone=PHOTOS - BATCH, design=designs)
     at = {row.design: row for row in rows}
     assert list(at) == designs
     for row in rows:
@@ -116,8 +116,8 @@ def test_alone_a_loader_and_a_dataloader_take_turns_on_random_parts_of_a_tables_
     images = [{"bytes": simplejpeg.encode_jpeg(each), "path": ""} for each in pixels]
     pyarrow.parquet.write_table(pyarrow.table({"image": images, "label": range(PHOTOS)}), tmp_path / "t.parquet")
     lines: list[str] = []
-    small = {**SMALL, "repeats": 2, "designs": [LOADER, DATALOADER], "crop": True, "report": lines.append}
-    rows = study(str(tmp_path / "t.parquet"), [1], **small)
+    small = {**SMALL, "repeats": 2, "design": [LOADER, DATALOADER], "crop": True, "report": lines.append}
+    rows = study(str(tmp_path / "t.parquet"), members=[1], **small)
     assert [(row.design, row.runs) for row in rows] == [(LOADER, 2), (DATALOADER, 2)]
     assert [line.split(",")[0] for line in lines] == [
         "1/2 loader",
@@ -155,7 +155,7 @@ def test_the_command_runs_lists_in_every_combination_and_writes_rows_and_a_plot_
 @pytest.mark.more
 def test_a_real_step_is_computed_measured_and_called_real(photos: str) -> None:
     real, none = (
-        study(photos, [1], **SMALL, designs=["bare ring"], step=step)[0] for step in ("model", "emulated")
+        study(photos, members=[1], **SMALL, design=["bare ring"], step=step)[0] for step in ("model", "emulated")
     )
     assert real.step in ("model on cpu", "model on cuda") and real.step_ms > 0
     assert real.cpu_s - real.prep_cpu_s > none.cpu_s - none.prep_cpu_s
@@ -163,7 +163,7 @@ def test_a_real_step_is_computed_measured_and_called_real(photos: str) -> None:
 
 @pytest.mark.more
 def test_memory_counts_a_shared_page_once(photos: str) -> None:
-    one, many = study(photos, [1, 4], **SMALL, designs=["bare ring"])
+    one, many = study(photos, members=[1, 4], **SMALL, design=["bare ring"])
     assert one.memory_mb is not None and many.memory_mb is not None
     assert one.memory_mb < many.memory_mb < 2 * one.memory_mb
 
@@ -172,7 +172,7 @@ def test_memory_counts_a_shared_page_once(photos: str) -> None:
 @pytest.mark.skipif((reason := hosts.unavailable()) is not None, reason=str(reason))
 def test_hosts_share_one_stream_and_send_each_sample_to_all_but_one(photos: str) -> None:
     own = f"bench-{os.getpid()}-"
-    alone, shared = study(photos, [2], **SMALL, designs=["node", "all"], nodes=2, links=["1gbit"])
+    alone, shared = study(photos, members=[2], **SMALL, design=["node", "all"], nodes=2, link=["1gbit"])
     assert (alone.nodes, alone.link, alone.mtu, alone.chosen) == (2, "1gbit", 1500, None)
     assert alone.wire_mb == 0.0, "nodes that prepare everything themselves send nothing"
     assert shared.chosen == "all 2" and shared.bound_mb == 2 * PHOTOS * 3 * 64 * 64 / 1e6
@@ -188,7 +188,7 @@ def test_where_hosts_cannot_be_had_nodes_are_groups_of_processes(
 ) -> None:
     monkeypatch.setattr(hosts, "unavailable", lambda: "no hosts here")
     said: list[str] = []
-    (row,) = study(photos, [2], **SMALL, designs=["single"], nodes=2, links=["1gbit"], report=said.append)
+    (row,) = study(photos, members=[2], **SMALL, design=["single"], nodes=2, link=["1gbit"], report=said.append)
     assert said[0] == "no hosts here; the 2 nodes are groups of processes on this machine's loopback"
     assert (row.nodes, row.link, row.wire_mb, row.chosen) == (2, "loopback", None, "single 1")
 
@@ -203,7 +203,7 @@ def test_where_hosts_cannot_be_had_nodes_are_groups_of_processes(
 def test_an_unreadable_photograph_ends_the_study_with_its_reason(design: str, tmp_path: Path) -> None:
     archive = write_photos(tmp_path / "corrupt.tar", corrupt=17)
     with pytest.raises(PipelineError, match=f"design {design}, .*JPEG"):
-        study(str(archive), [2], **SMALL, designs=[design])
+        study(str(archive), members=[2], **SMALL, design=[design])
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_workers_are_as_quick_as_a_dataloaders(data: str, step_ms: float) -> Non
     number = 40_000 if is_table and not step_ms else 2000
     more: dict[str, Any] = {"samples": number, "samples_alone": number, "step_ms": [step_ms], "prep_workers": [2]}
     path = os.path.join(os.environ["ENSEMBLE_DATA"], data)
-    ours, theirs = study(path, [1], designs=[LOADER, DATALOADER], crop=True, **sizes, **more)
+    ours, theirs = study(path, members=[1], design=[LOADER, DATALOADER], crop=True, **sizes, **more)
     assert ours.memory_mb is not None and theirs.memory_mb is not None and ours.memory_mb < theirs.memory_mb + 50
     # The goals are 1 and 1.2. These are medians of runs in turn, which differ by a few percent on a quiet machine.
     assert ours.samples_per_s > 0.95 * theirs.samples_per_s

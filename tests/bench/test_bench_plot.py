@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ensemble.bench.charts import figure
-from ensemble.bench.pipelines.figures import TITLE, notes, panels
-from ensemble.bench.pipelines.rows import PipelineRow, findings, pairs, table
+from ensemble.bench.pipelines.figures import findings, notes, pairs, panels, table
+from ensemble.bench.pipelines.study import PipelineRow
 from ensemble.bench.results import median_row
 
 
@@ -48,12 +48,6 @@ def test_panels_are_over_what_was_varied_at_one_value_of_the_rest() -> None:
         assert panel.at == at and all(series.xs == expected for series in panel.series)
 
 
-def test_sharing_is_set_against_none_in_samples_and_in_cpu() -> None:
-    drawn = panels([row(d, m) for d in BOTH for m in (1, 16)])
-    (panel,) = (p for p in drawn if p.title.startswith("Gain"))
-    assert [(series.xs, series.ys) for series in panel.series] == [([1, 16], [1.0, 16.0])] * 2
-
-
 def test_only_runs_that_differ_in_sharing_alone_are_compared() -> None:
     shared = row("node", 16, cores=1)
     others = [row("independent", 16, cores=2), row("independent", 4), row("bare ring", 16)]
@@ -66,7 +60,7 @@ def test_only_runs_that_differ_in_sharing_alone_are_compared() -> None:
 def test_where_nothing_was_varied_there_are_bars_of_each_design() -> None:
     drawn = panels([row("bare ring"), row("node")])
     assert all(panel.bars and len(panel.series) == 2 for panel in drawn)
-    assert {trace.type for trace in figure(TITLE, [], drawn).data} == {"bar"}
+    assert {trace.type for trace in figure("Sharing", [], drawn).data} == {"bar"}
 
 
 def test_links_show_what_was_on_the_wire_against_the_least() -> None:
@@ -101,7 +95,7 @@ def test_the_table_has_no_column_that_says_nothing_but_the_usual_ones() -> None:
 @pytest.mark.parametrize("varied", [{}, {"members": 16}, {"step_ms": 9.0}, {"cores": 2}])
 def test_whatever_was_varied_can_be_drawn(varied: dict[str, Any]) -> None:
     rows = [row(d, **more) for d in BOTH for more in ({}, varied)]
-    assert figure(TITLE, notes(rows), panels(rows)).data
+    assert figure("Sharing", notes(rows), panels(rows)).data
 
 
 def test_medians_leave_out_what_was_not_had() -> None:

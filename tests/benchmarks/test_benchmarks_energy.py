@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from event_dicts import ledger
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,9 +23,8 @@ from benchmarks.energy.processes import Measured
 from benchmarks.energy.shapley import SPLITS, Coalition, Window, list_coalitions, shapley_values, split_energy
 from benchmarks.energy.synthetic import CONCAVE, IDLE, IDLE_W, LINEAR, take_turns
 from ensemble.bench.energy import nvml_stand_in
-from ensemble.meter import ledger
 from ensemble.meter.power import list_gpus
-from pipelines.child_processes import child_environment
+from pipelines.ipc.child_processes import child_environment
 
 PLAYERS = ("a", "b", "c", "d")
 VALUE = st.floats(-1e6, 1e6)
@@ -98,7 +98,7 @@ def test_work_that_draws_more_on_a_core_is_charged_as_any_other_of_that_cpu_time
 def test_what_is_attributed_adds_up_to_the_meters_joules_and_these_to_the_truth(
     measured: Measured,
 ) -> None:
-    assert attribution.is_exact(measured.events)
+    assert attribution.is_exact(attribution.read_ledger(measured.events), measured.events)
     assert ledger(measured.events).total.energy_j == pytest.approx(measured.truth.energy_j, rel=0.02)
 
 
@@ -107,7 +107,7 @@ def test_a_lost_joule_is_seen(measured: Measured) -> None:
     events = [*measured.events]
     last = max(number for number, event in enumerate(events) if event["type"] == "power")
     events[last] = {**events[last], "parts": [*events[last]["parts"], {"energy_j": 1.0}]}
-    assert not attribution.is_exact(events)
+    assert not attribution.is_exact(attribution.read_ledger(measured.events), events)
 
 
 # --- the synthetic GPUs --------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from benchmarks.training import TrainingSetup, make_trainer
 from ensemble.bench.results import Interval, flatten, interval, paired_interval
 from ensemble.comm import SingleRank
 from ensemble.spec import Member, SpecError
-from pipelines.machine_limits import usable_cpus
+from pipelines.environment.machine_limits import usable_cpus
 
 SMALL = ("--models", "lstm-small", "--train", "lstm-small", "--precisions", "fp32,bf16")
 QUICK = ("--steps", "3", "--seeds", "2", "--epochs", "1", "--samples", "128", "--held-out", "64")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import fold, read_events
 from leftovers import wait_until
 from run_events import list_run, write_run
 
@@ -32,7 +33,7 @@ from ensemble.controller.starts import check_fit
 from ensemble.executors import ClusterLostError
 from ensemble.schedule import Node
 from ensemble.spec import SpecError
-from ensemble.store import RunDir, fold, read_events
+from ensemble.store import RunDir
 
 ENSEMBLE = [sys.executable, "-m", "ensemble.cli"]
 ROOT = Path(__file__).parents[2]

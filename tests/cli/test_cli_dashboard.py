@@ -17,13 +17,13 @@ from typing import Any
 
 import psutil
 import pytest
+from event_dicts import fold, read_events
 from leftovers import wait_until
 from test_cli import ENSEMBLE, SPEC, environment, refused
 
 from ensemble.cli import dashboard
 from ensemble.cli.dashboard import PORT
 from ensemble.spec import SpecError
-from ensemble.store import fold, read_events
 
 Event = dict[str, Any]
 
@@ -156,7 +156,7 @@ def test_a_page_does_not_outlive_its_run(number: int, tmp_path: Path) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
     ended = fold(read_events(tmp_path / "run" / "events.jsonl")).ended
-    assert ended is not None and ended["type"] == "run_stopped"
+    assert ended is not None and ended.type == "run_stopped"
     assert command.end() == 128 + number
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from edited_log import replace_in_log
+from event_dicts import fold, read_events
 
 from ensemble.cli.parser import main
-from ensemble.store import RunDir, fold, load_predictions, read_events, save_predictions
+from ensemble.store import RunDir, load_predictions, save_predictions
 from ensemble.store.digests import digest_file
 
 SPEC = """
@@ -103,7 +104,7 @@ def test_a_function_that_is_declared_after_the_training_combines_the_run(
         why = "ensemble: there is no combined model: Ensemble.combine=too_few gives [23, 2] for"
         assert (why in said.err) == (function == "too_few")
     state = fold(read_events(RunDir(spec.parent / "run").events))
-    assert state.combined is not None and state.combined["method"] == "function"
+    assert state.combined is not None and state.combined.method == "function"
     assert run(spec, "combine=most") == []
     said = capsys.readouterr()
     assert "has finished" in said.err and "--epochs N" in said.err
@@ -130,7 +131,7 @@ def test_a_combination_that_an_error_hindered_is_made_again(
     replace_in_log(run_dir.events, whole, other)
     run(spec, "combine=most", status=3)
     combined = fold(read_events(run_dir.events)).combined
-    assert combined is not None and combined["failed"] and "different valid samples" in combined["reason"]
+    assert combined is not None and combined.failed and "different valid samples" in combined.reason
     path.write_bytes(content)
     replace_in_log(run_dir.events, other, whole)
     if command == "run":
@@ -139,7 +140,7 @@ def test_a_combination_that_an_error_hindered_is_made_again(
         assert main(["resume", str(run_dir.path), "--executor", "inline"]) == 0
         assert "could not be combined" in capsys.readouterr().err
     combined = fold(read_events(run_dir.events)).combined
-    assert combined is not None and "failed" not in combined and combined["members"]
+    assert combined is not None and not combined.failed and combined.members
     assert run(spec, "combine=most") == []
 
 
@@ -164,7 +165,7 @@ def test_a_run_that_is_interrupted_when_its_members_are_combined_has_finished(sp
     )
     assert "continues the run" not in done.stderr
     state = fold(read_events(RunDir(spec.parent / "run").events))
-    assert state.ended is not None and state.ended["type"] == "run_finished" and state.combined is not None
+    assert state.ended is not None and state.ended.type == "run_finished" and state.combined is not None
 
 
 def test_members_without_a_combined_model_are_a_success_only_where_that_is_allowed(

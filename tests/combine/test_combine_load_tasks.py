@@ -13,13 +13,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import task_cases as cases  # noqa: E402
+from event_dicts import fold, read_events  # noqa: E402
 
 import ensemble  # noqa: E402
 from ensemble.combine import find_math, fit  # noqa: E402
 from ensemble.combine.model import EnsembleModel  # noqa: E402
 from ensemble.combine.prediction_matrix import read_prediction_matrix  # noqa: E402
 from ensemble.spec import COMBINERS, Ensemble  # noqa: E402
-from ensemble.store import RunDir, RunState, fold, load_predictions, read_events  # noqa: E402
+from ensemble.store import RunDir, RunState, load_predictions  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,12 +77,12 @@ def test_a_loaded_run_says_what_was_measured(finished: tuple[str, RunDir]) -> No
     values = model(batch)
     assert isinstance(model, EnsembleModel)
     assert (model.task, values.dtype, values.shape) == (saved.task, torch.float32, saved.values.shape)
-    assert model.member_ids == event["members"]
+    assert model.member_ids == event.members
     math = find_math(model.task)
     recipe = cases.CASES[name].recipe
     more = [*recipe.split_metrics, *filter(None, [recipe.objective])]
     found = math.measure(values.numpy(), saved.target, more)
-    wanted = event["metrics"]["ensemble"]
+    wanted = event.metrics["ensemble"]
     assert {key: found[key] for key in wanted} == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 

@@ -36,7 +36,7 @@ def test_weights_stay_in_the_checkpoints_where_memory_says_so_and_give_the_same_
     ensemble.submit(made, tmp_path / "run", "inline").wait()
     batch = {"x": torch.randn(7, 4)}
     held = ensemble.load(tmp_path / "run")
-    monkeypatch.setattr("pipelines.machine_limits.available_bytes", lambda: 0)
+    monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
     with pytest.warns(
         UserWarning, match="the weights of 3 members are .* half of the memory .* stay in the checkpoints"
     ):

@@ -204,7 +204,7 @@ def run_of(path: Path, project: Any, **options: Any) -> RunDir:
         save_checkpoint(saved, state)
         log.append("member", **identity.as_dict())
         log.append("finished", member=identity.member, attempt=0, epoch=1, metrics={}, weights_sha256="",
-                   checkpoint={"path": str(saved), "epoch": 1, "step": 0})  # fmt: skip
+                   checkpoint={"member": identity.member, "path": str(saved), "epoch": 1, "step": 0})  # fmt: skip
     log.close()
     return run
 

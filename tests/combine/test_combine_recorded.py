@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ensemble.events import Combined
+
 torch = pytest.importorskip("torch")
 
 import test_combine_run_tasks as of_tasks  # noqa: E402
@@ -97,7 +99,9 @@ def across_samples(values: torch.Tensor) -> torch.Tensor:
 
 def test_a_function_that_looks_at_other_samples_is_refused() -> None:
     values = [np.random.default_rng(seed).dirichlet(np.ones(3), 20) for seed in range(2)]
-    with pytest.raises(CombineError, match="across_samples gives other values of a sample when other samples are"):
+    with pytest.raises(
+        CombineError, match="across_samples gives other values for a sample when the batch has other"
+    ):
         call_function(across_samples, values, CLASSIFICATION)
 
 
@@ -159,7 +163,7 @@ def test_a_student_is_told_when_its_teacher_is_combined_by_another_function() ->
 
     state, digests = RunState(), set()
     for code in (None, "a", "b"):
-        state.combined = {"method": "function", "weights": {}, "calibration": None, "code": code}
+        state.combined = Combined(method="function", members=[], split=None, code=code)
         digests.add(digest_combination(state))
     assert len(digests) == 3
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from event_dicts import fold, read_events
 from torch import nn
 
 from ensemble.combine import CombineError, accuracy, combine, load, nll
@@ -20,9 +21,7 @@ from ensemble.store import (
     EventLog,
     RunDir,
     StoreError,
-    fold,
     load_checkpoint,
-    read_events,
     save_checkpoint,
     save_predictions,
 )
@@ -106,7 +105,7 @@ def finish(path: Path, declared: Ensemble, *, splits: tuple[str, ...] = ("valid"
         log.append("started", member=member, attempt=0, pid=1, epoch=0, step=0, startup_cpu_s=0.0)
         metrics = {"accuracy": accuracy(compute_values(RECIPE, model, VALID).detach(), VALID["label"])}
         log.append("finished", member=member, attempt=0, epoch=1, metrics=metrics, weights_sha256="",
-                   checkpoint={"path": str(saved), "epoch": 1, "step": 0})  # fmt: skip
+                   checkpoint={"member": member, "path": str(saved), "epoch": 1, "step": 0})  # fmt: skip
     log.close()
     return run
 
@@ -127,7 +126,7 @@ def state_of(run: RunDir) -> Any:
 
 def record(run: RunDir, combined: dict[str, Any]) -> None:
     log = EventLog(run.events)
-    log.append("combined", **combined)
+    log.append("combined", **{"method": None, "members": list(combined["weights"]), "split": "test", **combined})
     log.close()
 
 

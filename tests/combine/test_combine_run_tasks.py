@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from event_dicts import fold, read_events
 from task_members import TASKS, Array, make_members
 
 from ensemble.combine import CombineError, combine, find_math
@@ -17,9 +18,15 @@ from ensemble.combine.combination import fingerprint_function, fit_held_out
 from ensemble.combine.conformal import calibrate_sets
 from ensemble.combine.prediction_matrix import align
 from ensemble.controller.changes import is_combined_otherwise
+from ensemble.events import Combined
 from ensemble.spec import Ensemble, Recipe, SpecError
 from ensemble.spec.task import IGNORED, Task
-from ensemble.store import EventLog, Predictions, RunDir, fold, read_events, save_predictions
+from ensemble.store import (
+    EventLog,
+    Predictions,
+    RunDir,
+    save_predictions,
+)
 from pipelines import Pipeline, sources
 
 PIPE = Pipeline(sources.arrays(x=np.zeros((3, 2), np.float32)))
@@ -120,7 +127,8 @@ def test_calibration_says_what_it_is_or_why_there_is_none_and_asks_for_another_c
     assert (combined["calibration"]["value"] is None) == (method is None)
     assert without["calibration"]["value"] is None and without["best_calibrated"] is None
     assert method is None or without["calibration"]["reason"] == "Ensemble.calibrate is off"
-    for state.combined, same, other in ((combined, on, off), (without, off, on)):
+    for event, same, other in ((combined, on, off), (without, off, on)):
+        state.combined = Combined(**event)
         assert not is_combined_otherwise(state, same)
         assert is_combined_otherwise(state, other) == (method is not None)
 

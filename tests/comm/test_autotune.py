@@ -20,7 +20,6 @@ from ensemble.comm.autotune.decide import (  # noqa: E402
     Timing,
     choose_bucket_bytes,
     choose_groups,
-    choose_way,
     choose_ways,
     drop_losers,
     extrapolate_s,
@@ -31,6 +30,7 @@ from ensemble.comm.autotune.decide import (  # noqa: E402
 from ensemble.comm.autotune.measure import BUCKETS, SIZES, Clock, measure_buckets, measure_ways  # noqa: E402
 from ensemble.comm.autotune.plan import CommunicatorPlan, ExchangePlan, open_communicator  # noqa: E402
 from ensemble.comm.gradients import GradientExchange  # noqa: E402
+from ensemble.comm.hierarchical import choose_way  # noqa: E402
 from ensemble.spec.options import COMMUNICATORS, resolve  # noqa: E402
 
 SECONDS = st.floats(1e-4, 10.0)

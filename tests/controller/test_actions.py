@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import read_events
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from property_examples import examples
@@ -18,7 +19,7 @@ from ensemble.controller.attempt import rendezvous_file
 from ensemble.controller.performer import Performer, add_exit_notes
 from ensemble.search.trials import make_trials
 from ensemble.spec import Search, uniform
-from ensemble.store import EventLog, RunDir, RunState, read_events
+from ensemble.store import EventLog, RunDir, RunState
 from ensemble.train.job import Job
 from ensemble.train.reporter import FailureNote
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from edited_log import replace_in_log
+from event_dicts import fold, lines, read_events
 
 import ensemble
 from ensemble.cli import parser as cli
@@ -19,9 +20,7 @@ from ensemble.store import (
     RunDir,
     RunState,
     StoreError,
-    fold,
     load_checkpoint,
-    read_events,
     save_checkpoint,
 )
 from ensemble.user_code.fingerprint import PYTHON, SCHEME
@@ -117,7 +116,7 @@ class Project:
         self.stop.write_text(str(self.run_dir))
         self.run()
         self.stop.unlink()
-        assert self.state().ended and self.state().ended["type"] == "run_stopped"  # type: ignore[index]
+        assert self.state().ended and self.state().ended.type == "run_stopped"  # type: ignore[index]
         assert self.state().members["member-0"].checkpoint
 
     def state(self, name: str = "run") -> RunState:
@@ -182,7 +181,7 @@ def test_the_same_holds_for_a_module_beside_the_spec_and_in_python(project: Proj
     project.forget()
     again = ensemble.submit(load_spec(project.spec), project.run_dir, "inline", spec_file=project.spec, fresh=True)
     assert again.wait().run_dir == Path(f"{project.run_dir}-2") and project.states("run-2") == {"finished"}
-    assert project.state().ended["type"] == "run_stopped"  # type: ignore[index]
+    assert project.state().ended.type == "run_stopped"  # type: ignore[index]
 
 
 def test_fresh_starts_anew_beside_the_old_run(project: Project) -> None:
@@ -227,7 +226,7 @@ def replace_prints(project: Project, field: str, *, recorded: Any, by: dict[str,
         recorded: what the field says. by: what the others say instead.
     """
     run = RunDir(project.run_dir)
-    code = project.state().header["code"]
+    code = project.state().header.code
     kept = run.code(code) / "code.json"
 
     def change(said: dict[str, Any]) -> dict[str, Any]:
@@ -238,14 +237,14 @@ def replace_prints(project: Project, field: str, *, recorded: Any, by: dict[str,
     run.code(code).rename(run.code("0" * 16))
     events = []
     for line in run.events.read_text().replace(code, "0" * 16).splitlines():
-        event = json.loads(line)
+        event = {name: value for name, value in json.loads(line).items() if name != "crc"}
         for one in (event, event.get("checkpoint") or {}):  # their digests are of what was written
             for name in ("files", "digest", "predictions"):
                 one.pop(name, None)
         if "data" in event:
             event["data"] = {**change(event["data"]), "fingerprint": "0" * 32, "samples": samples}
-        events.append(json.dumps(event) + "\n")
-    run.events.write_text("".join(events))
+        events.append(event)
+    run.events.write_bytes(lines(events))
     checkpoints = list(run.path.glob("members/*/checkpoint-*.safetensors"))
     assert checkpoints
     for path in checkpoints:
@@ -284,7 +283,7 @@ def test_a_run_of_another_version_goes_on_and_it_is_said_what_could_not_be_compa
     assert "only the number of the training samples is compared" in said
     assert "recorded by another version of ray-ensemble" in said and "a change of code cannot be detected" in said
     assert project.events("code_changed") == []
-    assert project.state().header["data"]["scheme"] == SCHEME
+    assert project.state().header.data["scheme"] == SCHEME
     trained = [event["epoch"] for event in project.events("epoch") if event["member"] == "member-0"]
     assert trained == [0, 1], "it goes on from its checkpoint"
 
@@ -349,7 +348,7 @@ def test_what_user_code_writes_into_globals_is_no_change_of_code(project: Projec
     project.edit(project.spec, "np.arange(12) % 3))", "np.arange(12) % 3)).map(tokenize)")
     project.run_and_stop()
     (kept,) = (project.run_dir / "code").iterdir()
-    assert project.state().header["code"] == kept.name
+    assert project.state().header.code == kept.name
     loaded = load_spec(project.spec)
     ensemble.submit(loaded, project.run_dir, "inline", spec_file=project.spec).wait()
     again = ensemble.submit(loaded, project.run_dir, "inline", spec_file=project.spec).wait()  # once it has run
@@ -471,7 +470,7 @@ def test_a_global_setting_of_a_library_is_code_and_a_default_device_is_refused(p
         status, said = project.run()
         assert status == 2 and "(torch.backends.cudnn.benchmark: True)" in said and "--accept-code" in said
         assert project.run("--accept-code")[0] == 0
-        assert project.state().header["settings"] == {"torch.backends.cudnn.benchmark": True}
+        assert project.state().header.settings == {"torch.backends.cudnn.benchmark": True}
         project.edit(project.spec, "torch.backends.cudnn.benchmark = True", 'torch.set_default_device("meta")')
         status, said = project.run("--fresh")
         assert status == 2 and "torch's default device is meta" in said
@@ -483,7 +482,7 @@ def test_a_global_setting_of_a_library_is_code_and_a_default_device_is_refused(p
 def test_other_versions_of_libraries_are_said_and_other_major_ones_are_to_be_accepted(project: Project) -> None:
     project.run_and_stop()
     log = RunDir(project.run_dir).events
-    now = json.dumps(project.state().header["versions"]["torch"])
+    now = json.dumps(project.state().header.versions["torch"])
     before = {"minor": now[:-1] + '.1"', "major": '"1.13.1"'}
 
     replace_in_log(log, f'"torch":{now}', f'"torch":{before["major"]}')

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import read_events
 from test_controller import Simulated, an_ensemble, run, states
 from test_queue import Script, answers
 
 from ensemble.controller.clones import declare_clone, recover_declaration
 from ensemble.spec import Bootstrap, Ensemble, Folds, Identity, Member, Resources, Search, SpecError, uniform
 from ensemble.spec.identity import make_lineage
-from ensemble.store import MemberState, RunDir, StoreError, read_events
+from ensemble.store import MemberState, RunDir, StoreError
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from event_dicts import collect_notices, fold, read_events
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from property_examples import examples
@@ -28,11 +29,16 @@ from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.finalize import Finalizer
 from ensemble.executors import EventHandler
 from ensemble.reporting import status_feeders, status_missing
-from ensemble.reporting.sections.notices import collect_notices
 from ensemble.run import Request
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, SpecError, uniform
-from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, read_events, write_request
+from ensemble.store import (
+    EventLog,
+    RunDir,
+    RunState,
+    StoreError,
+    write_request,
+)
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
 
@@ -275,7 +281,7 @@ def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
     assert {m.first_epoch for m in state.members.values()} == {0}
     assert executor.feeders == cohorts and sorted(executor.feeders_stopped) == sorted(cohorts)
     assert executor.most_together == 3
-    assert state.ended is not None and state.ended["states"] == {"finished": 8}
+    assert state.ended is not None and state.ended.states == {"finished": 8}
 
 
 @given(
@@ -304,9 +310,16 @@ def test_whatever_fails_each_member_ends_as_its_retries_say(
             assert member.attempts == ends + 1
         assert member.state == expected, faults
         if expected == "finished":
-            assert [event["epoch"] for event in member.history] == [0, 1, 2], "each epoch once along the lineage"
+            assert [event.epoch for event in member.history] == [0, 1, 2], "each epoch once along the lineage"
         else:
             assert member.error and member.reason in ("error", "nan", "lost", "oom")
+
+
+@pytest.mark.parametrize("value", [2**70, "a\udcff.png"])
+def test_what_the_snapshot_cannot_hold_ends_no_run(value: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("ensemble.store.snapshot.GROWN_BYTES", 1)
+    state = run(tmp_path / "run", an_ensemble(members=[{"given": value}]), Simulated())
+    assert set(states(state).values()) == {"finished"}
 
 
 def test_only_the_predictions_of_the_attempt_that_finished_are_kept(tmp_path: Path) -> None:
@@ -376,7 +389,7 @@ def test_a_stopped_run_goes_on_and_finished_members_are_not_trained_again(tmp_pa
 
     executor = Simulated(seed=3, before=stop_at_the_first_end)
     state = run(path, ensemble, executor)
-    assert state.ended is not None and state.ended["type"] == "run_stopped"
+    assert state.ended is not None and state.ended.type == "run_stopped"
     finished = {member for member, s in states(state).items() if s == "finished"}
     assert finished and set(states(state).values()) > {"finished"}
 
@@ -385,8 +398,8 @@ def test_a_stopped_run_goes_on_and_finished_members_are_not_trained_again(tmp_pa
     state = run(path, ensemble, again)
     assert set(states(state).values()) == {"finished"}
     assert all(state.members[member].attempts == 1 for member in finished)
-    assert all([e["epoch"] for e in m.history] == [0, 1, 2] for m in state.members.values())
-    assert state.header["resumed"]
+    assert all([e.epoch for e in m.history] == [0, 1, 2] for m in state.members.values())
+    assert state.header.resumed
 
 
 @pytest.mark.parametrize("in_process", [False, True])
@@ -493,9 +506,7 @@ def test_a_trial_without_its_objective_fails_for_good_and_the_search_goes_on(
         state = run(path, an_ensemble(search=search, retries=2), executor)
         ended = states(state)
         assert (ended["member-0"], ended["member-2"]) == ("failed", "finished")
-        assert (
-            ended["member-1"] == "finished" and state.ended is not None and state.ended["type"] == "run_finished"
-        )
+        assert ended["member-1"] == "finished" and state.ended is not None and state.ended.type == "run_finished"
         failed, unranked = state.members["member-0"], state.members["member-2"]
         assert failed.attempts == 1 and "'accuracy'" in str(failed.error) and "f1" in str(failed.error)
         assert unranked.attempts == 1 and "accuracy" not in unranked.metrics
@@ -670,7 +681,7 @@ def test_a_run_that_waits_for_its_cluster_is_stopped_at_once(tmp_path: Path) -> 
 
     state = run(tmp_path / "run", an_ensemble(members=[{"n": 0}]), OnCluster([MISSING] * 3, before=stop))
     assert states(state) == {"member-0": "waiting"} and state.ended is not None
-    assert state.ended["type"] == "run_stopped"
+    assert state.ended.type == "run_stopped"
 
 
 def test_a_node_on_which_members_keep_failing_is_left_to_them(tmp_path: Path) -> None:

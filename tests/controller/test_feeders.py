@@ -131,7 +131,7 @@ def test_a_feeder_that_cannot_be_started_leaves_its_members_alone(tmp_path: Path
     decided.assign(decided.starts("a"))
     decided.answer(error="no memory")
     assert decided.feeders.address(("a", 0)) is None and not decided.feeders.is_starting(("a", 0))
-    assert [each.event["detail"] for each in decided.logged] == ["no memory"]
+    assert [each.event.detail for each in decided.logged] == ["no memory"]
     decided.feeders.restart("a", 0, 1, "killed")
     assert not decided.started, "there is none that could be replaced"
 
@@ -164,7 +164,7 @@ def test_the_answer_to_a_start_that_was_stopped_is_not_taken_for_that_of_the_nex
     decided.feeders.stop_unneeded(set())
     kinds = [type(each) for each in decided.state.actions if not isinstance(each, Log)]
     assert kinds == [StartFeeder, StopFeeder, StartFeeder, StopFeeder], "never two of a cohort on one node"
-    assert not [each for each in decided.of(Log) if each.event["type"] == "feeder_restarted"]
+    assert not [each for each in decided.of(Log) if each.event.type == "feeder_restarted"]
 
 
 def test_a_ring_holds_what_was_asked_or_a_few_batches_within_memory() -> None:

@@ -16,12 +16,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from event_dicts import fold, read_events
 
 from ensemble.controller.controller import Controller
 from ensemble.executors import EventHandler
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, Member, Recipe, Resources, Search, choice
-from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
+from ensemble.store import (
+    EventLog,
+    RunDir,
+    RunState,
+    write_request,
+)
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
 
@@ -231,7 +237,7 @@ def test_equal_members_are_measured_once_and_a_resume_measures_nothing(tmp_path:
     first = Stopped(gpus("a", 2))
     before, _ = run(tmp_path / "run", ensemble, first)
     assert all(measured == ["member-0"] for _, measured in first.sessions)
-    assert before.ended is not None and before.ended["type"] == "run_stopped"
+    assert before.ended is not None and before.ended.type == "run_stopped"
     second = Cluster(gpus("a", 2))
     state, _ = run(tmp_path / "run", ensemble, second)
     assert not second.sessions and {m.state for m in state.members.values()} == {"finished"}
@@ -491,5 +497,5 @@ def test_who_can_never_be_placed_fails_alone_after_a_node_is_lost(tmp_path: Path
     ended = {name: member.state for name, member in state.members.items()}
     wide = {ended["member-4"], ended["member-5"]}
     assert "failed" in wide and {ended[f"member-{n}"] for n in range(4)} == {"finished"}
-    assert state.ended is not None and state.ended["type"] == "run_finished"
+    assert state.ended is not None and state.ended.type == "run_finished"
     assert "workers" in str(next(m.error for m in state.members.values() if m.state == "failed"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import fold
 from profiling_members import an_ensemble, train
 
 from ensemble import Ensemble, Member
@@ -21,7 +22,7 @@ from ensemble.schedule import Node, Profile, apply_profile, pack
 from ensemble.schedule.profiles import compute_own_rate
 from ensemble.search.trials import make_trials
 from ensemble.spec import Identity
-from ensemble.store import EventLog, RunDir, RunState, fold
+from ensemble.store import EventLog, RunDir, RunState
 from ensemble.train import Job
 
 MEMBERS: list[Any] = [

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import fold, read_events
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_controller import Simulated, an_ensemble, run, states
 
 from ensemble.spec import Search, uniform
-from ensemble.store import RunDir, fold, read_events, write_request
+from ensemble.store import RunDir, write_request
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def test_a_paused_member_frees_its_place_and_goes_on_from_its_checkpoint(tmp_pat
     state = run(path, an_ensemble(epochs=3), Simulated(1, before=script))
     assert set(states(state).values()) == {"finished"}
     member = state.members["member-0"]
-    assert member.attempts == 2 and [e["epoch"] for e in member.history] == [0, 1, 2]
+    assert member.attempts == 2 and [e.epoch for e in member.history] == [0, 1, 2]
     assert [span.outcome for span in member.spans] == ["paused", "finished"]
     assert answers(path) == [("pause", True, "pausing member-0"), ("resume", True, "resuming member-0")]
     assert of_kind(path, "paused", "resumed", "finished")[:3] == [
@@ -108,7 +109,7 @@ def test_a_run_that_was_paused_is_stopped_and_goes_on_whole(tmp_path: Path) -> N
 
     executor = Stopping(before=Script(path, (("started", "member-0"), [asked("pause")])))
     state = run(path, an_ensemble(epochs=3), executor)
-    assert state.ended is not None and state.ended["type"] == "run_stopped"
+    assert state.ended is not None and state.ended.type == "run_stopped"
     assert set(states(state).values()) == {"paused"}
     again = Simulated()
     again.done = executor.done
@@ -233,7 +234,7 @@ def test_whatever_is_asked_when_every_request_is_answered_and_every_member_ends(
         cancels = [a for a in asks if a[1] == "cancel" and a[2] in (None, member.number)]
         assert member.state == "finished" or cancels
         if member.state == "finished":
-            assert [e["epoch"] for e in member.history] == [0, 1, 2]
+            assert [e.epoch for e in member.history] == [0, 1, 2]
     made = sum(at < count[0] for at, _, _ in asks) + idle[0]
     assert len(answers(path)) == made and not any(RunDir(path).requests.iterdir())
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import fold, read_events
 from test_controller import Simulated, an_ensemble
 
 from ensemble import Member, SpecError
 from ensemble.api import check_same
 from ensemble.controller.controller import Controller
-from ensemble.store import EventLog, RunDir, StoreError, fold, read_events
+from ensemble.store import EventLog, RunDir, StoreError
 
 
 class Obedient(Simulated):

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from ensemble.events import Checkpoint
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "executors"))
+from event_dicts import fold, read_events
 from execute_members import loss, momentum, samples
 
 import ensemble
@@ -27,10 +30,8 @@ from ensemble.store import (
     RunDir,
     RunState,
     StoreError,
-    fold,
     load_checkpoint,
     load_predictions,
-    read_events,
 )
 from ensemble.store.verification import verify
 
@@ -135,10 +136,10 @@ def test_only_what_the_combination_has_selected_and_the_best_is_kept(tmp_path: P
     }
     state, reference = train(run_dir, "selected", **options), train(whole, **options)
     assert state.combined is not None and reference.combined is not None
-    assert state.combined["weights"] == reference.combined["weights"]
+    assert state.combined.weights == reference.combined.weights
     states = [member.state for member in state.members.values()]
     assert {*states} == {"finished", "pruned"}
-    needed = {*state.combined["members"], state.combined["best_member"]}
+    needed = {*state.combined.members, state.combined.best_member}
     assert set(list_files(run_dir)) == needed != {m.id for m in state.members.values() if m.state == "finished"}
     assert is_sound(run_dir) and np.array_equal(predict(run_dir), predict(whole))
     gone = next(m.id for m in state.members.values() if m.state == "finished" and m.id not in needed)
@@ -153,8 +154,8 @@ def test_only_what_the_combination_has_selected_and_the_best_is_kept(tmp_path: P
     assert main(["resume", str(run_dir)]) == 0
     after = state_of(run_dir)
     assert count(run_dir, "epoch") == epochs and after.combined is not None
-    assert after.combined["weights"] == state.combined["weights"] and is_sound(run_dir)
-    assert after.combined["left_out"][gone].startswith("its checkpoint was removed")
+    assert after.combined.weights == state.combined.weights and is_sound(run_dir)
+    assert after.combined.left_out[gone].startswith("its checkpoint was removed")
 
 
 @pytest.mark.parametrize("logged", [False, True])
@@ -216,7 +217,7 @@ def test_a_run_that_has_ended_keeps_less_when_it_is_declared_to(tmp_path: Path) 
         assert all(("optimizer" in each) == (keep == "all") for each in parts)
     state = state_of(run_dir)
     assert state.combined is not None
-    assert set(list_files(run_dir)) == {*state.combined["members"], state.combined["best_member"]}
+    assert set(list_files(run_dir)) == {*state.combined.members, state.combined.best_member}
     assert count(run_dir, "epoch") == 3 * EPOCHS
 
 
@@ -235,6 +236,7 @@ def test_a_run_that_has_ended_keeps_less_when_it_is_declared_to(tmp_path: Path) 
 def test_nothing_is_taken_from_who_may_go_on(state: Any, reason: str | None, keep: str, kept: str) -> None:
     member = MemberState("member-0", 0, state=state, reason=reason)
     assert plan_reduction(member, keep) is None, "it has no checkpoint"
-    member.checkpoint = {"path": "/run/members/member-0/checkpoint-0-1-0.safetensors", "digest": "xxh3:0"}
+    path = "/run/members/member-0/checkpoint-0-1-0.safetensors"
+    member.checkpoint = Checkpoint(member="member-0", epoch=1, step=0, path=path, digest="xxh3:0")
     found = plan_reduction(member, keep)
     assert ("all" if found is None else "weights" if found.keeps_weights else "nothing") == kept

@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from event_dicts import as_dict, collect_notices, fold
 from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
@@ -43,11 +44,10 @@ from ensemble.controller.costs import WAIT_S
 from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.session import Session, Setup
-from ensemble.reporting.sections.notices import collect_notices
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Identity, Member, Search, uniform
 from ensemble.spec.search_space import SECOND_OBJECTIVES
-from ensemble.store import RunDir, RunState, fold
+from ensemble.store import RunDir, RunState
 from ensemble.store.member import ENDED
 
 NODES = [Node(name, 2, (), 8.0, name, interface="lo") for name in ("a", "b")]
@@ -179,7 +179,7 @@ class World:
     # -- performing ---------------------------------------------------------------------------------------------
 
     def perform(self, actions: Sequence[Action]) -> None:
-        self.log += [action.event for action in actions if isinstance(action, Log)]
+        self.log += [as_dict(action.event) for action in actions if isinstance(action, Log)]
         answers = [answer for action in actions if (answer := self._perform(action)) is not None]
         for answer in answers:
             self.handle(answer)
@@ -211,7 +211,7 @@ class World:
                 identity = self.ensemble.identify(self.declared - 1, Member(params))
                 assert (action.checkpoint is not None) == bool(request.get("warm"))
                 if lineage is not None and lineage["warm"]:
-                    lineage = {**lineage, **{name: action.logged[name] for name in ("epoch", "step")}}
+                    lineage = {**lineage, **{name: getattr(action.logged, name) for name in ("epoch", "step")}}
                 identity = dataclasses.replace(identity, lineage=lineage)
                 return {"type": "added", "request": request, "identity": identity}
             case MeasureCost(member, attempt):
@@ -245,7 +245,7 @@ class World:
         if not {*nodes} <= self.nodes or self.random.random() < self.failing_launches:
             return {"type": "launch_failed", "member": member, "attempt": attempt, "detail": "no memory"}
         checkpoint = self.session.state.run.members[member].checkpoint
-        begins = checkpoint["epoch"] if checkpoint else 0
+        begins = checkpoint.epoch if checkpoint else 0
         self.processes[member] = Process(identity, attempt, nodes, begins, {job.rank for job in jobs})
         return None
 
@@ -337,7 +337,7 @@ class World:
             self.feeders.discard((node, cohort))
             self.handle({"type": "feeder_exited", "node": node, "cohort": cohort, "detail": "was killed"})
         elif fault == "bad record":
-            self.handle({"type": "bad_record", "split": "train", "index": 1, "code": "died", "node": "a"})
+            self.handle({"type": "bad_record", "split": "train", "index": 1, "code": 1, "node": "a"})
         elif process is not None and not process.reports:
             if fault in ("failed", "nan"):
                 reason = "error" if fault == "failed" else "nan"
@@ -438,7 +438,14 @@ class World:
             late = old.event(self.random.choice(kinds), epoch=0, step=1, error="late", metrics={}, detail="late")
             self.handle(late)
         elif what < 0.25:
-            self.handle({"type": "power", "node": self.random.choice(sorted(self.nodes)), "watts": 1.0})
+            self.handle(
+                {
+                    "type": "power",
+                    "origin": "estimated",
+                    "node": self.random.choice(sorted(self.nodes)),
+                    "watts": 1.0,
+                }
+            )
         elif self.processes:
             self.report(self.random.choice(list(self.processes.values())))
         self.reconcile()
@@ -576,7 +583,7 @@ def test_a_trial_has_its_cost_when_its_nodes_were_metered_after_its_end() -> Non
         return [event["member"] for event in world.log if event["type"] == "cost"]
 
     def meter(node: str) -> None:
-        world.handle({"type": "power", "node": node, "watts": 1.0})
+        world.handle({"type": "power", "origin": "estimated", "node": node, "watts": 1.0})
         world.reconcile()
 
     process.end("finished", "finished", metrics={"accuracy": 0.5})
@@ -591,7 +598,7 @@ def test_a_trial_has_its_cost_when_its_nodes_were_metered_after_its_end() -> Non
 def test_power_up_to_a_time_before_the_end_of_a_trial_is_not_its_cost() -> None:
     world, process = begin("energy_j")
     end(world, process)
-    power = {"type": "power", "node": process.nodes[0], "watts": 1.0}
+    power = {"type": "power", "origin": "estimated", "node": process.nodes[0], "watts": 1.0}
     world.handle({**power, "until": world.session.state.t - 1.0})
     world.reconcile()
     assert not world.ended, "rows of an external meter come late"
@@ -614,7 +621,7 @@ def test_figures_that_were_held_back_are_logged_before_a_cost_is_measured() -> N
     world.now += 5000.0
     world.report(process)  # it starts: the session does not take it for hung
     who = {"node": "a", "role": "train", "member": process.identity.member, "pid": 1, "origin": "measured"}
-    power = {"type": "power", "node": process.nodes[0], "energy_j": None, "interval_s": 1.0}
+    power = {"type": "power", "origin": "estimated", "node": process.nodes[0], "energy_j": None, "interval_s": 1.0}
 
     def report(count: float) -> None:
         world.now += 1.0

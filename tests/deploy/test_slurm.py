@@ -11,9 +11,10 @@ from typing import Any
 
 import psutil
 import pytest
+from event_dicts import read_events
 from slurm_cluster import NODES, SlurmCluster, unavailable
 
-from ensemble.store import RunDir, read_events
+from ensemble.store import RunDir
 
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "deploy" / "slurm.sbatch"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -13,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from code_blocks import PAGES, ROOT, SHELLS, Block, inline_codes, read_blocks, read_commands
+from code_blocks import PAGES, ROOT, SHELLS, Block, read_blocks, read_commands
+from event_dicts import fold, read_events
 
 from benchmarks.__main__ import make_parser
 from ensemble.cli.parser import _make_parser
-from ensemble.store import fold, read_events
 
 BLOCKS = {page: read_blocks(page) for page in PAGES}
 
@@ -101,8 +100,8 @@ def test_the_code_of_a_page_runs(page: Path, run_page: Callable[[Path, Path], st
         assert failed == {}, log
         if page.name == "README.md":  # what is seen first: its members are worth combining
             assert state.combined is not None
-            best, combined = (state.combined["metrics"][of] for of in ("best", "ensemble"))
-            assert len(state.combined["members"]) > 1 and combined["nll"] < best["nll"]
+            best, combined = ((state.combined.metrics or {})[of] for of in ("best", "ensemble"))
+            assert len(state.combined.members) > 1 and combined["nll"] < best["nll"]
             assert combined["accuracy"] > best["accuracy"]
 
 
@@ -133,31 +132,3 @@ def test_each_command_of_a_shell_block_is_one(capsys: pytest.CaptureFixture[str]
             elif words[0] in ("python", "python3") and words[1].startswith("examples/"):
                 assert (ROOT / words[1]).is_file(), (block.where, words)
     assert seen > 3 and wrong == []
-
-
-@functools.cache
-def commands() -> dict[str, str]:
-    """The help of each command, in full."""
-    import argparse
-
-    found = {}
-    for command, whole in (("ensemble", _make_parser()), ("python -m benchmarks", make_parser())):
-        action = next(a for a in whole._actions if isinstance(a, argparse._SubParsersAction))
-        for name, parser in action.choices.items():
-            inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-            parsers = [parser, *(child for each in inner for child in each.choices.values())]
-            found[f"{command} {name}"] = "".join(each.format_help() for each in parsers)
-    return found
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_and_options_named_in_the_text_exist(page: Path) -> None:
-    known, wrong = commands(), []
-    for code in inline_codes(page):
-        match = re.match(r"(ensemble [\w-]+|python -m benchmarks [a-z]+)(.*)", code)
-        if match is None:
-            continue
-        options = re.findall(r"(?<!\S)\[?(--[a-z][\w-]*)", match[2])
-        if match[1] not in known or not all(re.search(rf"{option}\b", known[match[1]]) for option in options):
-            wrong.append(code)
-    assert wrong == []

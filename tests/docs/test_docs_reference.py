@@ -104,96 +104,16 @@ def test_the_methods_of_what_users_hold_have_docstrings(name: str) -> None:
     assert methods and [m.__name__ for m in methods if not inspect.getdoc(m)] == []
 
 
-def read_table() -> dict[str, str]:
-    """Event type -> its row of the page, and what the page says of all events above the row's table."""
-    rows: dict[str, str] = {}
-    for section in (REFERENCE / "events.md").read_text().split("\n## "):
-        common = section.split("| type |")[0]
-        for cells in re.findall(r"^\| (`.*)\|$", section, re.MULTILINE):
-            rows |= dict.fromkeys(re.findall(r"`(\w+)`", cells.split("|")[0]), common + cells)
-    return rows
+def test_the_page_of_events_is_made_of_their_types() -> None:
+    """Each type has a sentence on when it is logged, and each word on a field is of one that the type has."""
+    from ensemble.events import SECTIONS, TYPES
 
-
-def loss(model: Any, batch: Any) -> Any:
-    import torch
-
-    if model.in_features == 3:
-        raise KeyError("a mistake")
-    return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
-
-
-@pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The events of a run that was stopped and gone on with, one of whose members failed."""
-    import numpy as np
-    import torch
-
-    import ensemble
-    from ensemble.store import read_events
-    from pipelines import Pipeline, sources
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["type"] == "epoch":
-            run.stop()
-
-    path, rng = tmp_path_factory.mktemp("logged") / "run", np.random.default_rng(0)
-    data = [
-        Pipeline(sources.arrays(x=rng.normal(size=(24, 4)).astype(np.float32), label=np.arange(24) % 3), seed=seed)
-        for seed in range(3)
-    ]
-    declared = ensemble.Ensemble(
-        name="logged",
-        recipe=ensemble.Recipe(model=lambda params: torch.nn.Linear(params["width"], 3), loss=loss),
-        members=[{"width": width, "lr": 0.1} for width in (4, 3, 4)],
-        **dict(zip(("train", "valid", "test"), data, strict=True)),
-        epochs=2,
-        batch_size=8,
-        retries=0,
-        allow_overlap=True,
-    )
-    run = ensemble.submit(declared, path, "inline", on_event=stop)
-    run.wait()
-    ensemble.resume(path).wait()
-    return read_events(path / "events.jsonl")
-
-
-def test_each_event_that_is_folded_or_logged_is_documented_with_its_fields(logged: list[dict[str, Any]]) -> None:
-    source = (ROOT / "ensemble" / "store" / "event_handlers.py").read_text()
-    folded = {
-        name
-        for case in re.findall(r"^ +case (\".*\"):$", source, re.MULTILINE)
-        for name in re.findall(r"\w+", case)
-    }
-    rows = read_table()
-    assert len(folded) > 25 and folded - set(rows) == set()
-    missing = set()
-    for event in logged:
-        fields = set(event) - {"v", "t", "type"}
-        missing |= {(event["type"], name) for name in fields if f"`{name}`" not in rows.get(event["type"], "")}
-    assert missing == set()
-    assert len({event["type"] for event in logged}) > 15
-
-
-def test_the_keys_inside_the_fields_of_logged_events_are_documented(logged: list[dict[str, Any]]) -> None:
-    page = (REFERENCE / "events.md").read_text().split("\n## Inside fields")[1]
-    keys: dict[str, set[str]] = {}
-    for fields, text in re.findall(r"^\| (`\w+\..*?`) \| (.*) \|$", page, re.MULTILINE):
-        event = ""
-        for named, field in re.findall(r"`(\w*)\.(\w+)`", fields):
-            event = named or event
-            keys[f"{event}.{field}"] = set(re.findall(r"`(\w+)`", text)) | ({"*"} if "*" in text else set())
-    assert len(keys) > 25
-    of_options = {f"member.{name}" for name in ("optimizer", "schedule", "compression", "communicator", "params")}
-    seen, missing = set(), set()
-    for event in logged:
-        for field, value in event.items():
-            name = f"{event['type']}.{field}"
-            if not isinstance(value, dict) or not value or name in of_options | {"started.last_epoch"}:
-                continue
-            seen.add(name)
-            known = keys.get(name, set())
-            missing |= {(name, key) for key in value if key not in known and "*" not in known}
-    assert len(seen) > 10 and missing == set()
+    text = (REFERENCE / "events.md").read_text(encoding="utf-8")
+    assert tables.describe_events() in text, "python docs/_site/tables.py writes it anew"
+    assert len(TYPES) == sum(map(len, SECTIONS.values())) > 50
+    for name, kind in TYPES.items():
+        assert len((inspect.getdoc(kind) or "").split()) > 3, name
+        assert documented(kind) <= set(kind.__struct_fields__), name
 
 
 def test_entries_of_several_names_become_entries_of_each() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from event_dicts import collect_notices, read_events
 from PIL import Image
 from torch import nn
 
@@ -18,8 +19,7 @@ import ensemble
 from ensemble import Ensemble, Recipe
 from ensemble.artifact import ArtifactError, predict
 from ensemble.cli.parser import main
-from ensemble.reporting.sections.notices import collect_notices
-from ensemble.store import RunDir, StoreError, read_events
+from ensemble.store import RunDir, StoreError
 from pipelines import Pipeline, sources, stages
 
 COLORS = {"a": (250, 0, 0), "b": (0, 250, 0), "c": (0, 0, 250)}

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from event_dicts import read_events
 from leftovers import named_memory, new_named_memory
-
-from ensemble.store import read_events
 
 # A run that shares on Ray is in the first tier: tests/executors/ray/test_ray_runs.py.
 pytestmark = [pytest.mark.ray, pytest.mark.more]

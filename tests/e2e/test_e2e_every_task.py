@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from event_dicts import fold, read_events
 from sklearn import metrics
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,7 +29,7 @@ from ensemble.artifact.program import load_program
 from ensemble.combine.metrics import CombineError
 from ensemble.reporting.ranking import rank_members
 from ensemble.spec.task import IGNORED
-from ensemble.store import RunDir, RunState, fold, load_predictions, read_events
+from ensemble.store import RunDir, RunState, load_predictions
 from pipelines import Pipeline, sources
 
 ROOT = Path(__file__).parents[2]
@@ -307,7 +308,7 @@ def test_members_are_combined(trained: Trained, values: Array) -> None:
 
 
 def test_the_combined_model_is_calibrated_or_it_is_said_why_not(trained: Trained) -> None:
-    found = trained.combined["calibration"]
+    found = trained.combined.calibration
     if found["method"] is None:
         assert trained.case.calibration in found["reason"] and found["value"] in (None, 1.0)
     else:
@@ -318,26 +319,24 @@ def test_the_combined_model_is_calibrated_or_it_is_said_why_not(trained: Trained
 def test_it_says_how_sure_it_is_or_why_it_cannot(trained: Trained) -> None:
     x = {"x": torch.from_numpy(trained.data["test"]["x"])}
     if not trained.case.parts:
-        assert trained.combined["uncertainty"] is None and trained.combined["conformal"] is None
+        assert trained.combined.uncertainty is None and trained.combined.conformal is None
         with pytest.raises(CombineError, match="free"):
             ensemble.load(trained.run, uncertainty=True)
         return
     found = ensemble.load(trained.run, uncertainty=True)(x)
-    assert (
-        {name for name in found if name != "values"} == trained.case.parts == set(trained.combined["uncertainty"])
-    )
-    for name, mean in trained.combined["uncertainty"].items():
+    assert {name for name in found if name != "values"} == trained.case.parts == set(trained.combined.uncertainty)
+    for name, mean in trained.combined.uncertainty.items():
         assert found[name].shape == (SIZES["test"],)
         if not (trained.data["test"]["y"] == IGNORED).any():  # the event knows what takes no part, the model not
             assert float(found[name].mean()) == pytest.approx(mean, rel=1e-3, abs=1e-5)
-    assert trained.combined["conformal"]
+    assert trained.combined.conformal
 
 
 def test_the_report_has_its_figures(trained: Trained) -> None:
     page = RunDir(trained.run).report.read_text()
     plain = page[page.index('<div id="plain">') :].split("<script")[0]
     assert f"Combined {trained.case.heading}" in plain
-    assert f"{trained.combined['metrics']['ensemble'][trained.case.figure]:.4f}" in plain
+    assert f"{trained.combined.metrics['ensemble'][trained.case.figure]:.4f}" in plain
     assert f"Best {trained.case.objective} in validation" in plain
     assert "member-0" in plain and "member-2" in plain
 

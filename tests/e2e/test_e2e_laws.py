@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from event_dicts import fold, read_events
 from finished_runs import finished_hashes, hashes, of_kind
 
 import ensemble
 from ensemble import Ensemble, Member, Recipe, Resources
-from ensemble.store import fold, read_events
 from pipelines import Pipeline, sources, stages
 
 SAMPLES, VALID = 61, 20  # batches of 32 and 48 leave uneven last ones

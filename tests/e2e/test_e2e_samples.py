@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
+from event_dicts import fold, read_events
 from finished_runs import finished_hashes, of_kind
 
 import ensemble
 from ensemble import Ensemble, Member, Recipe, Resources
 from ensemble.artifact.layout import ArtifactError
 from ensemble.artifact.predictor import predict
-from ensemble.store import fold, load_predictions, read_events
+from ensemble.store import load_predictions
 from ensemble.user_code.fingerprint import code_of
 from pipelines import Batch, Pipeline, from_samples, sources, stages
 

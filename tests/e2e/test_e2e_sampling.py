@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from event_dicts import fold, read_events
 from finished_runs import finished_hashes, of_kind
 
 import ensemble
 from ensemble import Ensemble, Folds, Member, Recipe, Resources, SpecError
 from ensemble.cli.parser import main
 from ensemble.spec.sample_weights import make_weight_function
-from ensemble.store import fold, read_events
 from pipelines import Pipeline, sampling, sources, stages
 
 RECORDS, POSITIONS, EPOCHS, BATCH = 120, 170, 3, 16

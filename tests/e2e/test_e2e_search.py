@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from event_dicts import fold, read_events
 from search_cases import declared
 
 import ensemble
-from ensemble.store import fold, read_events
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = 96

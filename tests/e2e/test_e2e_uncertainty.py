@@ -11,12 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from event_dicts import fold, read_events
 
 import ensemble
 from ensemble import Ensemble, Recipe
 from ensemble.combine import combine
 from ensemble.controller.finalize import Finalizer
-from ensemble.store import RunDir, RunState, fold, load_predictions, read_events, save_predictions
+from ensemble.store import (
+    RunDir,
+    RunState,
+    load_predictions,
+    save_predictions,
+)
 from pipelines import Pipeline, sources
 
 CENTERS = np.array([[2.0, 0.0], [-1.0, 1.7], [-1.0, -1.7]])
@@ -135,7 +141,7 @@ def test_the_event_has_the_names_that_the_data_have_for_classes(
     copied: tuple[RunDir, Ensemble, RunState],
 ) -> None:
     run, declared, state = copied
-    assert state.combined is not None and state.combined["classes"] is None
+    assert state.combined is not None and state.combined.classes is None
     for names, found in ((Named.classes, ["red", "green", "blue"]), (("red", "green"), None)):
         data = Named()
         data.classes = names  # type: ignore[assignment]

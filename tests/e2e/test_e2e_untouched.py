@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from ensemble.store import read_events
+from event_dicts import read_events
 
 NOBODY = 65534
 PROFILING = Path(__file__).parents[1] / "controller" / "profiling_members.py"

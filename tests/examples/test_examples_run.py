@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import simplejpeg
+from event_dicts import fold, ledger, read_events
 from tv import HOOK, import_torchvision
 
 from ensemble import Recipe
-from ensemble.meter import ledger
 from ensemble.spec.member_pipelines import sample_space
 from ensemble.spec.spec_file import load_spec
-from ensemble.store import RunState, fold, read_events
+from ensemble.store import RunState
 from ensemble.train.optimizers import make_optimizer
 
 ROOT = Path(__file__).parents[2]
@@ -148,8 +148,8 @@ def test_the_defaults_suit_the_data_as_they_are_downloaded(
 
 def check_trained(state: RunState, rows: list[dict[str, Any]], run_dir: Path) -> None:
     assert [row["state"] for row in rows] == ["finished", "finished"]
-    assert state.combined is not None and state.combined["split"] == "test"
-    assert {"accuracy", "nll", "ece"} <= set(state.combined["metrics"]["ensemble"])
+    assert state.combined is not None and state.combined.split == "test"
+    assert {"accuracy", "nll", "ece"} <= set(state.combined.metrics["ensemble"])
     reuse = ledger(read_events(run_dir / "events.jsonl")).reuse
     assert (reuse.prepared, reuse.consumed, reuse.factor) == (360, 720, 2.0)  # nine tenths of 400, for two
 
@@ -241,7 +241,7 @@ def test_resnet50_trains_on_folders_of_images(downloads: Path, tmp_path: Path) -
     state, rows = run("resnet50", tmp_path, data=downloads / "imagenet", **small)
     assert [row["state"] for row in rows] == ["finished", "finished"]
     assert {"loss", "accuracy", "top5_accuracy"} <= set(rows[0]["metrics"])
-    assert state.combined is not None and state.combined["split"] == "test"
+    assert state.combined is not None and state.combined.split == "test"
 
 
 @pytest.mark.parametrize("pruner", ["median", "patience", "none"])
@@ -271,10 +271,10 @@ def test_examples_of_other_tasks_end_in_a_combined_model_that_says_how_sure_it_i
     state, rows = run(example, tmp_path, epochs=2, **settings)
     assert {row["state"] for row in rows} == {"finished"}
     combined = state.combined
-    assert combined is not None and combined["split"] == "test"
-    assert figures <= set(combined["metrics"]["ensemble"]) and figures <= set(combined["intervals"]["difference"])
-    assert combined["uncertainty"] and combined["conformal"]
-    assert (combined["shifted"] is not None) == (example == "regression")
+    assert combined is not None and combined.split == "test"
+    assert figures <= set(combined.metrics["ensemble"]) and figures <= set(combined.intervals["difference"])
+    assert combined.uncertainty and combined.conformal
+    assert (combined.shifted is not None) == (example == "regression")
     if example == "committee":
         held_out = [member.identity["weights"]["held_out"] for member in state.members.values()]
         assert held_out == [0, 1, 2], "each leaves out a fold of its own"
@@ -286,11 +286,11 @@ def test_the_best_trials_of_a_search_become_an_artifact_that_answers_with_torch_
     said = run_python(script, "digits", "--trials=5", "--epochs=4", cwd=tmp_path)
     state = fold(read_events(tmp_path / "runs/digits/events.jsonl"))
     assert len(state.members) == 5 and state.combined is not None
-    assert state.combined["method"] == "greedy" and state.combined["calibration"]["method"] == "temperature"
+    assert state.combined.method == "greedy" and state.combined.calibration["method"] == "temperature"
     for words in ("combined (greedy", "best member (member-", "CPU time", "energy", "runs/digits/report.html"):
         assert words in said
     assert said.count("95 % interval") == 2, "of the ensemble and of the best trial"
     asked = re.search(r"with torch alone: (\d+) of (\d+) test samples are right", said)
     assert asked is not None and int(asked[2]) == 256
-    assert int(asked[1]) / 256 == pytest.approx(state.combined["metrics"]["ensemble"]["accuracy"], abs=0.1)
+    assert int(asked[1]) / 256 == pytest.approx(state.combined.metrics["ensemble"]["accuracy"], abs=0.1)
     assert {"model.pt2", "README.md", "ledger.json"} <= {file.name for file in (tmp_path / "digits").iterdir()}

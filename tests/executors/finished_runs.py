@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ensemble.store import fold, read_events
+from event_dicts import fold, read_events
 
 
 def of_kind(run_dir: Path, kind: str, member: str | None = None) -> list[dict[str, Any]]:

@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from event_dicts import fold, read_events
 from execute_members import an_ensemble
 
 import ensemble
 from ensemble import Member, Resources
 from ensemble.bench.energy import nvml_stand_in
-from ensemble.store import RunState, fold, read_events
+from ensemble.store import RunState
 
 Event = dict[str, Any]
 

@@ -99,7 +99,7 @@ RING = """
 import os
 from pathlib import Path
 from ensemble.cli.doctor import _shared_memory
-from pipelines.prepare.fields import Field
+from pipelines.samples.fields import Field
 from pipelines.shm import ring
 
 def make_ring(mib):

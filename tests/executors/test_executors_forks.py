@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import fold, read_events
 from gpu_child import make_machine
 
-from ensemble.store import RunDir, fold, read_events
+from ensemble.store import RunDir
 
 #: A `sitecustomize` for which ranks do not train: they say what they are and what they see. If there is a library
 #: named as CUDA's, the fork server loads it, as a module that users add may do.

@@ -9,16 +9,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from event_dicts import ledger, read_events
 from gpu_child import Run, make_machine
 
 from ensemble.controller.session_state import SessionState
 from ensemble.executors.gpu_offers import has_changed, offer_gpus
-from ensemble.meter import ledger
 from ensemble.meter.gpu_activity import IN_USE, MIG, MPS, OTHER_NAMESPACE
 from ensemble.meter.gpus import GpuState
 from ensemble.reporting import status_notes
 from ensemble.schedule import Node
-from ensemble.store import RunState, read_events
+from ensemble.store import RunState
 
 # That ranks have GPUs of their own is in the first tier in test_executors_forks.py, what is offered of GPUs below.
 EXECUTORS = [

@@ -27,7 +27,7 @@ LOOKS = """
 import mmap, subprocess, tempfile
 from ensemble.executors.memory_offers import MemoryOffers
 from ensemble.schedule import Node
-from pipelines.machine_limits import limit_bytes
+from pipelines.environment.machine_limits import limit_bytes
 
 offers, GIB = MemoryOffers(), 2**30
 def look(what):

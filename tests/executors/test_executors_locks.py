@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from event_dicts import fold, read_events
 from no_locks import make_environment
-
-from ensemble.store import fold, read_events
 
 HERE = Path(__file__).parent
 RUNS = f"""

@@ -10,13 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from event_dicts import fold, read_events  # noqa: E402
 from execute_members import an_ensemble, loss, model, samples  # noqa: E402
 from finished_runs import of_kind  # noqa: E402
 
 import ensemble  # noqa: E402
 from ensemble import EMA, EarlyStopping, Member, Recipe, Resources  # noqa: E402
 from ensemble.cli import parser as cli  # noqa: E402
-from ensemble.store import RunDir, fold, load_checkpoint, read_events, weights_sha256  # noqa: E402
+from ensemble.store import RunDir, load_checkpoint, weights_sha256  # noqa: E402
 
 NARROW = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)
 LOOP: dict[str, Any] = {
@@ -104,7 +105,7 @@ def test_what_is_loaded_and_combined_is_what_is_kept(tmp_path: Path) -> None:
     for member in state.members.values():
         saved = load_checkpoint(RunDir(tmp_path).valid_checkpoint(member))
         assert weights_sha256(saved["model"]) == member.weights_sha256
-        assert member.metrics["loss"] == member.kept["value"] == min(e["metrics"]["loss"] for e in member.history)
+        assert member.metrics["loss"] == member.kept["value"] == min(e.metrics["loss"] for e in member.history)
     assert result.combined is not None and result.combined["metrics"]
     check_loaded(tmp_path, members)
 

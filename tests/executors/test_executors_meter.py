@@ -16,18 +16,17 @@ from typing import Any
 
 import execute_members
 import pytest
+from event_dicts import collect_notices, fold, ledger, read_events
 
 import ensemble
 from ensemble.executors.node_services import NodeServices
-from ensemble.meter.ledger import ledger
 from ensemble.meter.power import PowerSource
 from ensemble.meter.power.busy_time import find_busy_time
 from ensemble.meter.power.common import Reading
 from ensemble.reporting import write_report
 from ensemble.reporting.sections import cost
-from ensemble.reporting.sections.notices import collect_notices
 from ensemble.spec import Energy
-from ensemble.store import RunDir, fold, read_events
+from ensemble.store import RunDir
 
 WATTS = 400.0
 

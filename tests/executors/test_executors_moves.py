@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from event_dicts import fold, read_events
 from execute_members import an_ensemble, samples, when_sent
 from finished_runs import of_kind
 
 import ensemble
 from ensemble import Ensemble, Member, Resources, SpecError
-from ensemble.store import RunDir, StoreError, fold, load_checkpoint, read_events
-from pipelines.order import epoch_indices
+from ensemble.store import RunDir, StoreError, load_checkpoint
+from pipelines.order.epoch_order import epoch_indices
 
 N = 96
 NARROW = Resources(cpus_per_worker=0.05)
@@ -99,7 +100,7 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shares = (what, who) == ("epoch", "member-2") and members[who].cohort == 1 and event["shared_batches"]
         if shares and feeder and len(asked) == 2:
             asked.append("kill")
-            os.kill(feeder["pid"], signal.SIGKILL)
+            os.kill(feeder.pid, signal.SIGKILL)
 
     # An epoch has three batches of training and two of validation.
     waits = {2: (11, "it may go on"), 3: (11, "the quick have finished")}
@@ -212,7 +213,7 @@ def test_a_member_is_widened_between_two_epochs(widened: Path) -> None:
     assert widths == [1, 2, 2], "the resume is as wide"
     state = fold(read_events(widened / "run" / "events.jsonl")).members["member-0"]
     assert state.state == "finished" and state.failures == 0
-    assert [event["epoch"] for event in state.history] == list(range(9))
+    assert [event.epoch for event in state.history] == list(range(9))
 
 
 @pytest.mark.more

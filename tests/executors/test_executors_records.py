@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from event_dicts import fold, read_events
 from execute_members import an_ensemble, bad, keyed, poison
 from finished_runs import hashes, of_kind
 
 import ensemble
 from ensemble import Resources
 from ensemble.reporting import status_feeders
-from ensemble.store import fold, read_events
 
 NARROW = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from event_dicts import fold, read_events
 from execute_members import an_ensemble, loss, model, samples
 from finished_runs import finished_hashes, hashes
 from leftovers import wait_until
@@ -24,7 +25,7 @@ from leftovers import wait_until
 import ensemble
 from ensemble import Member, Recipe, Resources, Search, SpecError, uniform
 from ensemble.controller.controller import Controller
-from ensemble.store import StoreError, fold, read_events
+from ensemble.store import StoreError
 
 HERE = Path(__file__).parent
 
@@ -162,7 +163,7 @@ def test_how_a_member_ended_is_told_also_to_a_program_that_ignores_the_ends_of_c
 def test_a_member_that_takes_too_much_memory_is_tried_again_with_more_room(failed: Path) -> None:
     """It holds 450 MB more than it was granted, beside members that do not."""
     increases = fold(read_events(failed / "events.jsonl")).memory_increases
-    assert [event["memory_gb"] for event in increases] == [0.5, 1.0], "counted against none of its retries"
+    assert [event.memory_gb for event in increases] == [0.5, 1.0], "counted against none of its retries"
 
 
 def test_a_stopped_run_goes_on_where_it_was(
@@ -347,7 +348,7 @@ def test_ctrl_c_lets_members_write_a_checkpoint_and_leaves_nothing(
     assert said.splitlines()[-1] == "interrupted" and driver.returncode == 130
     check_nothing_is_left(run_dir)
     state = fold(read_events(run_dir / "events.jsonl"))
-    assert state.ended is not None and state.ended["type"] == "run_stopped"
+    assert state.ended is not None and state.ended.type == "run_stopped"
     assert {member.state for member in state.members.values()} <= {"stopped", "finished", "waiting"}
     ensemble.resume(run_dir).wait()
     assert hashes(run_dir) == reference

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from event_dicts import fold, read_events
 from execute_members import HangsInAFeeder, an_ensemble, samples, when_sent
 from finished_runs import of_kind
 from leftovers import wait_until
@@ -18,7 +19,6 @@ from leftovers import wait_until
 import ensemble
 from ensemble import Member, Resources
 from ensemble.controller.attempts import Attempts
-from ensemble.store import fold, read_events
 
 NARROW = Resources(cpus_per_worker=0.1)
 

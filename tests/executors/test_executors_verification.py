@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from event_dicts import ledger, read_events
 from execute_members import an_ensemble
 from finished_runs import finished_hashes, of_kind
 from verified_members import draw, other_in_a_feeder, train_by_environment, train_that_drifts, train_that_hangs
@@ -25,11 +26,11 @@ import ensemble
 from ensemble import Member, Resources, SpecError
 from ensemble.executors.checker import CheckerProcess
 from ensemble.executors.checker_main import Checker
-from ensemble.meter import ledger
-from ensemble.store import RunDir, read_events
+from ensemble.store import RunDir
 from ensemble.train.node_checks import NodeChecks, make_checker_address
-from pipelines import Pipeline, ipc, sources
-from pipelines.prepare.fields import GOOD
+from pipelines import Pipeline, sources
+from pipelines.ipc import messages
+from pipelines.samples.fields import GOOD
 from pipelines.verification.served import ServedSample
 
 NARROW = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)
@@ -179,7 +180,7 @@ def test_a_checker_outlives_two_fork_servers(checker: tuple[CheckerProcess, sele
         process.watch()
         process.watch()
         connection.send(b"{")  # and a request that cannot be read
-        assert ipc.receive_json(connection)[0]["found"]["result"] == "left_out"
+        assert messages.receive_json(connection)[0]["found"]["result"] == "left_out"
 
 
 def test_a_fork_server_that_dies_before_it_has_forked_the_checker_is_done_without(
@@ -228,14 +229,15 @@ def make_checks(directory: Path) -> NodeChecks:
 
 
 @pytest.mark.parametrize(
-    "said", [b"{", b"[]", ipc.pack("result"), ipc.pack("result", found=3), ipc.pack("result", found={})]
+    "said",
+    [b"{", b"[]", messages.pack("result"), messages.pack("result", found=3), messages.pack("result", found={})],
 )
 def test_an_answer_that_cannot_be_read_leaves_the_sample_out(tmp_path: Path, said: bytes) -> None:
-    with ipc.listen(str(make_checker_address(tmp_path))) as listener:
+    with messages.listen(str(make_checker_address(tmp_path))) as listener:
 
         def serve() -> None:
             with listener.accept()[0] as connection:
-                ipc.receive(connection)
+                messages.receive(connection)
                 connection.send(said)
 
         server = threading.Thread(target=serve)

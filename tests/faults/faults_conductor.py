@@ -28,10 +28,12 @@ from faults_members import declared, lost_and_doubled
 from faults_plan import EPOCHS, WIDTHS, Fault, Plan, draw
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "executors"))
+from event_dicts import fold, read_events
 from leftovers import named_memory, new_named_memory
 
 import ensemble
-from ensemble.store import RunState, StoreError, fold, read_events, read_events_from
+from ensemble.events import Epoch, to_dict
+from ensemble.store import RunState, StoreError, read_events_from
 
 LIMIT_S = 800.0
 SIGNALS = {"kill": signal.SIGKILL, "end": signal.SIGTERM, "interrupt": signal.SIGINT}
@@ -168,8 +170,8 @@ class Conductor:
     def _read(self) -> None:
         with contextlib.suppress(StoreError):
             new, self._offset = read_events_from(self.run_dir / "events.jsonl", self._offset)
-            self.events += new
-            self._epochs += sum(event["type"] == "epoch" for event in new)
+            self.events += map(to_dict, new)
+            self._epochs += sum(isinstance(event, Epoch) for event in new)
 
     # -- faults -------------------------------------------------------------------------------------------------
 
@@ -268,7 +270,7 @@ class Conductor:
 
     def check(self, state: RunState, expected: Mapping[str, str | None]) -> None:
         """Whether every member ended as if nothing had gone wrong; Failed where not."""
-        if state.ended is None or state.ended["type"] != "run_finished":
+        if state.ended is None or state.ended.type != "run_finished":
             raise Failed(f"the run ended with {state.ended}")
         wrong = []
         for number, width in enumerate(self.plan.widths):

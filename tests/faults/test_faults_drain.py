@@ -12,9 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
+from event_dicts import fold, read_events
 from faults_cluster import Nodes
-
-from ensemble.store import fold, read_events
 
 pytestmark = [pytest.mark.ray, pytest.mark.more]
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from edited_log import without_crc
+from event_dicts import fold, read_events
 from faults_members import declared, lost_and_doubled
 
 import ensemble
-from ensemble.store import EventLog, RunState, fold, read_events
+from ensemble.events import decode_event
+from ensemble.store import EventLog, RunState
 
 EPOCHS = 3
 
@@ -47,7 +48,7 @@ def test_a_log_cut_at_every_byte_of_its_last_lines_is_the_log_of_its_whole_lines
     tried = 0
     for cut, whole in cuts(content, 3):
         if whole not in states:
-            states[whole] = fold(map(json.loads, without_crc(content[:whole]).splitlines()))
+            states[whole] = fold(decode_event(line) for line in content[:whole].splitlines())
         path.write_bytes(content[:cut])
         assert fold(read_events(path)) == states[whole], f"cut at byte {cut}"
         EventLog(path).close()
@@ -86,9 +87,9 @@ def test_a_run_goes_on_from_a_log_that_was_cut_and_comes_to_the_same_weights(
         }, f"cut within {what}"
         for member, known in before.members.items():
             if what.startswith("line"):  # the rest is on the disk before a checkpoint is: no crash takes more
-                assert [event["epoch"] for event in state.members[member].history] == list(range(EPOCHS)), what
+                assert [event.epoch for event in state.members[member].history] == list(range(EPOCHS)), what
             if known.state == "finished":
                 assert state.members[member].attempts == known.attempts, "it is not trained again"
-        assert state.ended is not None and state.ended["type"] == "run_finished"
+        assert state.ended is not None and state.ended.type == "run_finished"
         assert (path / "report.html").stat().st_mtime > (trained / "run" / "report.html").stat().st_mtime
         assert all(lost_and_doubled(trained / "account", member, 1, EPOCHS) == (0, 0) for member in expected)

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from event_dicts import fold, read_events
 from faults_cluster import processes_with
 from faults_members import declared, lost_and_doubled
 from faults_plan import EPOCHS, WIDTHS
@@ -22,7 +23,7 @@ from faults_plan import EPOCHS, WIDTHS
 import ensemble
 from ensemble import Ensemble, Recipe
 from ensemble.controller import failure_policy
-from ensemble.store import WriteError, fold, load_checkpoint, read_events
+from ensemble.store import WriteError, load_checkpoint
 from pipelines import Pipeline, sources
 
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import psutil
 import pytest
+from event_dicts import fold, read_events
 from faults_cluster import CHILD_PATH, processes_with
 from faults_plan import EPOCHS
 
-from ensemble.store import RunState, StoreError, fold, read_events
+from ensemble.store import RunState, StoreError
 
 LIMIT_S = 300.0  # of what hangs
 
@@ -84,7 +85,7 @@ def test_a_signal_while_members_are_combined_trains_nobody_again(
     again = Driver(tmp_path / "run", tmp, **told)
     assert again.process.wait(LIMIT_S) == 0 and again.left() == []
     state = again.state
-    assert state.combined is not None and state.ended is not None and state.ended["type"] == "run_finished"
+    assert state.combined is not None and state.ended is not None and state.ended.type == "run_finished"
     for member in state.members.values():
         assert (member.attempts, member.weights_sha256) == (1, expected[member.id])
 

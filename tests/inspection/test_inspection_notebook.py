@@ -11,12 +11,13 @@ from typing import Any
 
 import nbformat
 import pytest
+from event_dicts import fold, read_events
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import ensemble
 from ensemble.reporting.notebook import is_notebook, progress_html
-from ensemble.store import RunDir, fold, read_events
+from ensemble.store import RunDir
 
 DECLARE = """
 import time
@@ -85,7 +86,7 @@ def test_functions_of_cells_train_and_one_table_shows_the_progress(
     assert printed.outputs[0].text == "1\n"
     state = fold(read_events(RunDir(tmp_path / "run").events))
     assert [member.state for member in state.members.values()] == ["finished"] * 2
-    assert state.header["code"], "the cells' code has a fingerprint"
+    assert state.header.code, "the cells' code has a fingerprint"
 
 
 @pytest.mark.more
@@ -122,7 +123,7 @@ def test_an_interrupt_of_the_kernel_stops_the_run_in_order(
         client.execute()
     thread.join()
     state = fold(read_events(run_dir.events))
-    assert state.ended is not None and state.ended["type"] == "run_stopped"
+    assert state.ended is not None and state.ended.type == "run_stopped"
     assert all(member.checkpoint for member in state.members.values())
 
 

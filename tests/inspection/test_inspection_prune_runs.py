@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import edited_log
+import event_dicts
 import inspected_runs
 import pytest
 
@@ -92,8 +93,7 @@ def test_a_run_stays_that_a_run_may_need_and_one_that_holds_what_is_not_of_it(
     for name in names:  # they have no event for so long
         log = folder / name / "events.jsonl"
         events = [json.loads(line) for line in edited_log.without_crc(log.read_bytes()).splitlines()]
-        older = [json.dumps({**event, "t": event["t"] - 30 * DAY_S}) for event in events]
-        log.write_text("\n".join([*older, ""]))
+        log.write_bytes(event_dicts.lines({**event, "t": event["t"] - 30 * DAY_S} for event in events))
     kept = {run.path.relative_to(folder).as_posix(): run.kept for run in find_old_runs(folder, 14 * DAY_S)}
     assert {name: why.rpartition("/")[2] for name, why in kept.items()} == {
         "relative": "user-0 may need it",
@@ -162,8 +162,8 @@ def test_what_a_run_may_need_that_cannot_be_removed_stays(tmp_path: Path, traine
     with EventLog(RunDir(folder / "user").events) as log:
         log.append("request", request="r", verb="stop", member=None, done=True, message="")
     remove_runs(list(found.values()))
-    assert "has gone on meanwhile" in found["user"].kept
-    assert found["source"].kept == f"{folder}/user stays, which may need it"
+    assert "was continued meanwhile" in found["user"].kept
+    assert found["source"].kept == f"{folder}/user, which is kept, may need it"
     assert sorted(path.name for path in folder.iterdir()) == ["source", "user"]
     remove_runs(find_old_runs(folder, -DAY_S))
     assert not any(folder.iterdir())

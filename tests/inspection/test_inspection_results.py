@@ -12,6 +12,7 @@ from typing import Any
 import inspected_runs
 import numpy as np
 import pytest
+from event_dicts import fold, read_events
 from sklearn.metrics import confusion_matrix, multilabel_confusion_matrix, precision_recall_fscore_support
 
 import ensemble
@@ -21,7 +22,7 @@ from ensemble.combine.per_class import compute_per_class
 from ensemble.combine.tasks import find_math
 from ensemble.result import make_result
 from ensemble.spec.task import CLASSIFICATION, IGNORED, Task
-from ensemble.store import RunDir, StoreError, fold, read_events, save_predictions
+from ensemble.store import RunDir, StoreError, save_predictions
 
 
 def test_rows_are_dicts_whose_keys_and_metrics_are_attributes(trained: Path) -> None:
@@ -157,7 +158,7 @@ def test_figures_of_each_class_are_scikit_learns(trained: Path) -> None:
     saved = json.loads((trained / "results.json").read_text())["per_class"]
     assert saved["split"] == "test" and saved["classes"] is None
     labels = list(range(inspected_runs.CLASSES))
-    for of, member in (("ensemble", None), ("best", make_result(RunDir(trained)).combined["best_member"])):
+    for of, member in (("ensemble", None), ("best", make_result(RunDir(trained)).combined.best_member)):
         predictions = ensemble.load_predictions(trained, member=member)
         predicted = predictions.values.argmax(axis=1)
         check_against_sklearn(per_class[of], predictions.targets, predicted, labels)

@@ -14,6 +14,7 @@ from typing import Any
 import inspected_runs
 import numpy as np
 import pytest
+from event_dicts import lines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reporting"))
 import run_events
@@ -21,7 +22,7 @@ import run_events
 import ensemble
 from ensemble import SpecError
 from ensemble.cli.parser import main
-from ensemble.inspection.compare_text import format_comparison
+from ensemble.inspection.comparison import format_comparison
 from ensemble.reporting.dashboard.runs import RunList
 from ensemble.store import RunDir, StoreError, load_predictions, save_predictions
 from ensemble.store.digests import digest_file
@@ -75,7 +76,7 @@ def test_states_of_runs_that_did_not_finish(tmp_path: Path) -> None:
         events = run_events.list_run() if until is None else run_events.list_run(until=until)
         run_events.write_run(tmp_path / name, events)
     (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "events.jsonl").write_text('{"v": 2, "t": 1, "type": "run_started", "members": "many"}\n')
+    (tmp_path / "odd" / "events.jsonl").write_bytes(lines([{"t": 1, "type": "run_started", "v": 99}]))
     rows = {Path(row["run_dir"]).name: row for row in ensemble.list_runs(tmp_path)}
     assert rows["whole"].state == "finished, with failures" and rows["whole"].failed == 1
     assert rows["odd"].state == "unreadable" and rows["odd"].best is None
@@ -127,7 +128,7 @@ def test_the_row_beside_a_log_is_the_one_that_the_log_gives_and_counts_only_for_
     assert ensemble.list_runs(tmp_path) == [row]
     (tmp_path / "first" / "kept.json").rename(tmp_path / "first" / "summary.json")
     with open(tmp_path / "first" / "events.jsonl", "a") as file:
-        file.write(json.dumps({"v": 2, "t": row.started + 100.0, "type": "run_started", "name": "again"}) + "\n")
+        file.write(lines([{"t": row.started + 100.0, "type": "run_started", "name": "again"}]).decode())
     assert ensemble.list_runs(tmp_path)[0].name == "again", "it has begun anew"
     (tmp_path / "first" / "summary.json").write_text('{"v": 1')
     assert ensemble.list_runs(tmp_path)[0].name == "again"

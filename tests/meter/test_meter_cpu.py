@@ -17,7 +17,7 @@ from property_examples import examples
 
 from ensemble.meter import CpuClock, RaySampler, cpu_seconds, read_start
 from ensemble.meter.ray_processes import ProcessInfo, classify_ray_process, ray_processes
-from pipelines.child_processes import reap
+from pipelines.ipc.child_processes import reap
 
 BURN = "import time\nwhile time.process_time() < {s}: pass\nprint('done', flush=True)\ninput()"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import ledger
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.meter import ledger
 from ensemble.meter.ledger import Ledger
 from ensemble.meter.origin import from_ticks, to_ticks
 from ensemble.meter.power import Absent, PowerMeter, PowerSource, Reading

@@ -92,7 +92,7 @@ def test_kernels_on_a_gpu_hide_its_idle_power_and_that_of_the_whole_node() -> No
 
 @pytest.mark.parametrize(
     ("cores", "gpus", "reason"),
-    [(0.2, 0.0, "busy for 20%"), (None, 0.0, "cannot be seen"), (0.2, None, "does not tell")],
+    [(0.2, 0.0, "busy for 20%"), (None, 0.0, "cannot be seen"), (0.2, None, "does not report")],
 )
 def test_a_node_of_which_nothing_is_at_rest_has_no_idle_power(
     cores: float | None, gpus: float | None, reason: str
@@ -254,7 +254,7 @@ print(json.dumps([time.monotonic() - before, meter.describe()["idle"]]))
     [
         ("GPU-0 load 0\nGPU-1 load 2\nGPU-1 power 70000\n", {"gpu-0": 40.0, "gpu-1": 70.0}, "", 2.0),
         ("GPU-0 load 0\nGPU-1 load 60\n", {}, "kernels ran on a GPU for 60% of the time", 2.0),
-        ("", {}, "does not tell whether kernels run", 0.0),
+        ("", {}, "does not report whether kernels run", 0.0),
     ],
 )
 def test_the_idle_power_of_gpus_is_read_from_the_driver(

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 import pytest
+from event_dicts import ledger
 
-from ensemble.meter import ledger
 from ensemble.meter.impact import UNITS, Impact, Work, assess_impact
 from ensemble.meter.ledger import Total
 from ensemble.spec import Energy

@@ -8,7 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ensemble.meter import Ledger, ledger
+from event_dicts import ledger
+
+from ensemble.meter import Ledger
 from ensemble.meter.attribution import METHODS
 from ensemble.meter.ledger_csv import COLUMNS, KINDS, format_csv
 

@@ -242,7 +242,7 @@ def test_where_no_cpu_time_is_told_there_is_no_estimate(tmp_path: Path) -> None:
     busy = find_busy_time(procfs(tmp_path, ZEROS), tmp_path / "none")
     assert isinstance(busy, Absent)
     estimate = open_estimate(busy)
-    assert isinstance(estimate, Absent) and "does not tell its CPU time" in estimate.reason
+    assert isinstance(estimate, Absent) and "does not report its CPU time" in estimate.reason
 
 
 def test_an_estimate_of_a_container_says_so_and_is_of_its_cpu_time(

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from event_dicts import ledger, typed
 
-from ensemble.meter import CpuClock, ledger, make_usage
+from ensemble.meter import CpuClock, make_usage
 from ensemble.meter.origin import to_ticks
 from ensemble.meter.tally import Tally, list_unreported, read_tallies, remove
 from ensemble.meter.usage_intervals import Reader
@@ -70,12 +71,12 @@ def test_what_was_reported_in_another_role_after_a_tally_was_written_is_counted_
     log = [clock.report("n", role, "member-0", 0) | {"t": 13.0} for role in roles]  # then a kill
     used_s, reader = sum(event["cpu_s"] for event in log), Reader()
     for event in log:
-        reader.apply(event)
+        reader.apply(typed(event))
     assert list_unreported(left, reader.last_usage) == []
     (train,) = (event for event in left if event["role"] == "train")
     later = [train | {"cpu_s": used_s + 1.0}]  # one that was written later has the rest, and what came since
     for event in list_unreported([*left, *later], reader.last_usage):
-        reader.apply(event | {"t": 14.0})
+        reader.apply(typed(event | {"t": 14.0}))
     counted = sum(use.span.ticks for use in reader.node("n").cpu)
     startup = to_ticks(log[0]["cpu_s"])
     assert counted == pytest.approx(to_ticks(used_s + 1.0) + startup, abs=9)

@@ -12,8 +12,8 @@ import numpy as np
 from core_pipes import noise
 
 from pipelines import Pipeline, sources
-from pipelines.order import steps_per_epoch
-from pipelines.stream import min_capacity
+from pipelines.order.epoch_order import steps_per_epoch
+from pipelines.order.stream import min_capacity
 
 Kind = Literal["plain", "noise", "skip"]
 What = Literal["kill member", "stop member", "kill worker", "stop worker", "kill feeder", "stop feeder"]

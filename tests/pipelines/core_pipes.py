@@ -29,7 +29,7 @@ import pytest
 
 import pipelines
 from pipelines import Batch, Loader, Pipeline, attach, sources
-from pipelines.child_processes import child_environment
+from pipelines.ipc.child_processes import child_environment
 
 N = 61
 LIMIT_S = 300.0  # of what hangs

@@ -323,7 +323,7 @@ def fresh(sample: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("make", GENERATORS, ids=["Generator", "RandomState", "Random", "torch"])
 def test_a_generator_that_a_stage_holds_is_found(make: Callable[[], Any]) -> None:
     with pytest.raises(
-        ForeignRandomness, match=r"the stage Own draws from Own.parts, a .* of its own, which nobody"
+        ForeignRandomness, match=r"the stage Own draws from Own.parts, a .* of its own, which is not seeded"
     ):
         numbers(Own(make())).fields  # noqa: B018
 
@@ -360,7 +360,7 @@ def test_an_object_that_can_be_seeded_is_seeded_for_each_sample() -> None:
 def test_a_draw_at_a_later_sample_is_said_wherever_it_is_prepared(is_shared: bool) -> None:
     mapped = numbers(late)
     assert list(mapped.fields) == ["x"], "the first sample shows nothing"
-    said = r"the stage late draws from Python's random, which nobody seeds"
+    said = r"the stage late draws from Python's random, which is not seeded"
     if not is_shared:
         with pytest.raises(ForeignRandomness, match=said):
             values(mapped)

@@ -23,7 +23,7 @@ from bad_data import DAMAGED, MAKERS, Case, N, shard
 from core_pipes import Feeder, leaves_nothing, record, together  # noqa: F401
 
 from pipelines import Pipeline, PipelineError, SampleError, attach, sources
-from pipelines.child_processes import child_environment
+from pipelines.ipc.child_processes import child_environment
 
 GRID = [(kind, fault) for kind, (_, faults) in MAKERS.items() for fault in faults]
 NAMES = [f"{kind}: {fault}" for kind, fault in GRID]

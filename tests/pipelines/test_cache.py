@@ -36,8 +36,8 @@ from hypothesis import strategies as st
 from pipelines import Pipeline, PipelineError, attach, sources, stages
 from pipelines.cache import codec, file
 from pipelines.cache.file import Cache
-from pipelines.child_processes import child_environment
-from pipelines.prepare.memory_order import layout_of
+from pipelines.ipc.child_processes import child_environment
+from pipelines.samples.memory_order import layout_of
 
 MIB = 2**20
 

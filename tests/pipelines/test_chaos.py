@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from chaos_plan import draw
 
-from pipelines.child_processes import child_environment
+from pipelines.ipc.child_processes import child_environment
 
 QUICK = (31, 36, 40)  # between them every fault and every kind of consumer
 MORE = range(10)

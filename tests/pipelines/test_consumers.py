@@ -48,8 +48,8 @@ from core_pipes import (
 )
 
 from pipelines import Batch, Pipeline, attach, resident
-from pipelines.child_processes import child_environment
-from pipelines.stream import min_capacity
+from pipelines.ipc.child_processes import child_environment
+from pipelines.order.stream import min_capacity
 
 # --- pace ------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import Pipeline, PipelineError, SampleError, attach, sources
-from pipelines.order import BlockOrder
+from pipelines.order.epoch_order import BlockOrder
 
 seeds = st.integers(-(2**70), 2**70)
 epochs = st.integers(0, 2**40)

@@ -37,8 +37,8 @@ from core_pipes import (
 )
 
 from pipelines import Loader, Pipeline, PipelineError, SampleError, sources
-from pipelines.child_processes import child_environment
 from pipelines.feeder.process import spawn
+from pipelines.ipc.child_processes import child_environment
 
 
 def fails_at_17(sample: dict[str, Any]) -> dict[str, Any]:

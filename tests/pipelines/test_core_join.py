@@ -33,9 +33,10 @@ from core_pipes import (
     wait_until,
 )
 
-from pipelines import Pipeline, PipelineError, attach, ipc, sources
+from pipelines import Pipeline, PipelineError, attach, sources
 from pipelines.fingerprint import SCHEME
-from pipelines.stream import min_capacity
+from pipelines.ipc import messages
+from pipelines.order.stream import min_capacity
 
 # --- the gate --------------------------------------------------------------------------------------------
 
@@ -269,7 +270,7 @@ def test_where_no_feeder_answers_one_works_alone_and_says_so(kind: str, tmp_path
 
 def test_a_feeder_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
     address = str(tmp_path / "socket")
-    with ipc.listen(address) as listener:
+    with messages.listen(address) as listener:
 
         def answer() -> None:
             connection, _ = listener.accept()
@@ -302,7 +303,7 @@ GARBAGE = [
     json.dumps({"v": 1, "kind": "resident"}).encode(),
     json.dumps({"v": 1, "kind": "resident", "key": ["a"]}).encode(),
     json.dumps({"v": 1}).encode(),
-    ipc.WANT.pack(b"W", 0, 5),
+    messages.WANT.pack(b"W", 0, 5),
     b"0" * 200_000,
 ]
 # What nobody can be or read, and how that is called.
@@ -400,16 +401,16 @@ def renewed(feeder: Feeder, connection: socket.socket, pipeline: Pipeline, given
     idle = attach(feeder.address, pipeline, 8, range(3), name="idle")
     batches = iter(idle)
     next(batches)
-    connection.send(ipc.WANT.pack(b"W", 0, 16))
-    assert ipc.is_struct(connection.recv(64), ipc.READY, b"Y")
-    connection.send(ipc.WANT.pack(b"W", 16, 24))  # the ring has 16: the idle one is in the way
+    connection.send(messages.WANT.pack(b"W", 0, 16))
+    assert messages.is_struct(connection.recv(64), messages.READY, b"Y")
+    connection.send(messages.WANT.pack(b"W", 16, 24))  # the ring has 16: the idle one is in the way
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
         if descriptors:
             os.close(given)
             idle.close()
             return descriptors[0]
-        assert message == ipc.NEW_RING or ipc.is_struct(message, ipc.READY, b"Y")
+        assert message == messages.NEW_RING or messages.is_struct(message, messages.READY, b"Y")
 
 
 def test_a_feeder_survives_whatever_is_said_to_it() -> None:
@@ -434,7 +435,7 @@ def test_a_feeder_survives_whatever_is_said_to_it() -> None:
         with connect() as greedy:  # asks and asks and never reads the answers
             greedy.send(json.dumps({**fit, "name": "greedy"}).encode())
             for _ in range(3000):
-                greedy.send(ipc.WANT.pack(b"W", 0, 1))
+                greedy.send(messages.WANT.pack(b"W", 0, 1))
         assert shared(Job(epochs=(0, 3)), feeder.address)[0] == alone(Job(epochs=(0, 3)))
         assert feeder.stats()["failure"] is None and feeder.stats()["restarts"] == 0
 

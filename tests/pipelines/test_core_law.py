@@ -23,7 +23,7 @@ from core_pipes import (
 
 from pipelines import Loader, PipelineError, attach
 from pipelines.loader.batch import ReadRange
-from pipelines.stream import min_capacity
+from pipelines.order.stream import min_capacity
 
 
 def crowd(kind: str) -> list[Job]:

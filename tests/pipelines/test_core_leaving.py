@@ -12,7 +12,7 @@ from core_pipes import Feeder, leaves_nothing, wait_until  # noqa: F401
 
 from pipelines import Batch, Pipeline, attach, sources
 from pipelines.loader.loader import Epoch
-from pipelines.prepare.fields import Field
+from pipelines.samples.fields import Field
 from pipelines.shm import ring
 
 N, CAPACITY = 96, 32

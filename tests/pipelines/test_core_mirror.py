@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_core_ring import fill, memory_of
 
-from pipelines.child_processes import child_environment
-from pipelines.prepare.fields import OK, Columns, Field
+from pipelines.ipc.child_processes import child_environment
+from pipelines.order.stream import default_capacity
+from pipelines.samples.fields import OK, Columns, Field
 from pipelines.shm import ring
 from pipelines.shm.private_mapping import PAGE, PrivateMapping
-from pipelines.stream import default_capacity
 
 # Whole pages at 32 slots: `pages` by the row, `shared` only as a column. `odd` never; it is large, `tiny` small.
 FIELDS = {
@@ -157,7 +157,7 @@ SCARCE = """
 import os, resource, torch
 from pathlib import Path
 from pipelines.shm import ring
-from pipelines.prepare.fields import Field
+from pipelines.samples.fields import Field
 layout = ring.Layout({"pages": Field((1 << 20,), "uint8")}, 4096)
 fd = os.memfd_create("test")
 os.ftruncate(fd, layout.nbytes)

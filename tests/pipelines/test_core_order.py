@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import order
-from pipelines.order import Generators, batch_bounds, derive_bytes, epoch_indices, rank_bounds, steps_per_epoch
+from pipelines.order import epoch_order
+from pipelines.order.epoch_order import (
+    Generators,
+    batch_bounds,
+    derive_bytes,
+    epoch_indices,
+    rank_bounds,
+    steps_per_epoch,
+)
 
 seeds = st.integers(-(2**70), 2**70)
 epochs = st.integers(0, 2**40)
@@ -114,10 +121,12 @@ def test_another_seed_draws_other_numbers() -> None:
 
 @given(seed=seeds, asked=st.lists(keys, min_size=1, max_size=10))
 def test_setting_a_generators_memory_is_setting_its_state(seed: int, asked: list[tuple[int, int, int]]) -> None:
-    assert order._is_philox_known(), f"numpy {np.__version__} has Philox in memory otherwise: samples take longer"
+    assert epoch_order._is_philox_known(), (
+        f"numpy {np.__version__} has Philox in memory otherwise: samples take longer"
+    )
     generators = pickle.loads(pickle.dumps(Generators(seed)))
     for epoch, index, stage in asked:
-        expected = order._StateStream(np.frombuffer(derive_bytes("sample", seed, stage, size=16), np.uint64))
+        expected = epoch_order._StateStream(np.frombuffer(derive_bytes("sample", seed, stage, size=16), np.uint64))
         expected.move(3, index, epoch)
         assert _numbers(generators.at(epoch, index, stage, 3)) == _numbers(expected.generator)
         assert generators.at(epoch, index, stage, 4).bit_generator.state["buffer_pos"] == 4

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from core_pipes import leaves_nothing, noise, pipe, record  # noqa: F401
 
-from pipelines import Pipeline, PipelineError, SampleError, memory_pickle, sources
-from pipelines.child_processes import child_environment
-from pipelines.prepare.fields import Field
+from pipelines import Pipeline, PipelineError, SampleError, sources
+from pipelines.ipc import memory_pickle
+from pipelines.ipc.child_processes import child_environment
 from pipelines.prepare.preparer import Preparer
+from pipelines.samples.fields import Field
 
 
 def records(n: int = 8) -> Any:
@@ -59,10 +60,10 @@ def half(sample: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("stage", "said"),
     [
-        (with_text, r"'caption' is str, which cannot stand in a batch.*stages.drop\('caption'\)"),
-        (half, "'x' is torch.bfloat16, which cannot stand in a batch"),
-        (lambda s: {**s, "x": np.zeros(2, ">f4")}, "'x' is >f4, which cannot"),
-        (lambda s: {**s, "x": np.longdouble(1)}, "'x' is float128, which cannot|'x' is float64"),
+        (with_text, r"'caption' is str, which a batch cannot hold.*stages.drop\('caption'\)"),
+        (half, "'x' is torch.bfloat16, which a batch cannot hold"),
+        (lambda s: {**s, "x": np.zeros(2, ">f4")}, "'x' is >f4, which a batch cannot"),
+        (lambda s: {**s, "x": np.longdouble(1)}, "'x' is float128, which a batch cannot|'x' is float64"),
         (lambda s: {**s, "index": 1}, "'index' is taken"),
         (lambda s: {}, "no fields"),
     ],
@@ -327,7 +328,7 @@ def test_big_arrays_are_mapped_by_a_child_not_copied_and_writable_for_it_alone()
     fd = memory_pickle.dump({"big": big, "small": [1, 2]})
     code = """if True:
         import sys, psutil
-        from pipelines import memory_pickle
+        from pipelines.ipc import memory_pickle
         import numpy
         before = psutil.Process().memory_full_info().uss
         got = memory_pickle.load(int(sys.argv[1]))

@@ -76,7 +76,7 @@ def test_a_set_that_memory_does_not_hold_is_prepared_batch_by_batch_with_the_sam
     with_feeder: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = expected(pipe("plain"))
-    monkeypatch.setattr("pipelines.machine_limits.available_bytes", lambda: 2 * PAGE)
+    monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 2 * PAGE)
     with (
         Feeder(pipe("numpy"), resident={"valid": pipe("plain")}, workers=1, capacity=16) as feeder,
         pytest.warns(UserWarning, match="'valid' is prepared anew at each pass: .* half of the memory"),
@@ -96,7 +96,7 @@ def test_a_set_is_given_up_when_others_take_the_memory_while_it_is_prepared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     free = iter([2**30] * 12)
-    monkeypatch.setattr("pipelines.machine_limits.available_bytes", lambda: next(free, PAGE))
+    monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: next(free, PAGE))
     with pytest.warns(UserWarning, match="prepared anew at each pass"):
         held = resident(None, "valid", pipe("plain"))
     assert rows(held.loader(8)) == expected(pipe("plain"))
@@ -105,7 +105,7 @@ def test_a_set_is_given_up_when_others_take_the_memory_while_it_is_prepared(
 def test_bad_records_of_a_streamed_set_are_named_or_left_out_as_of_one_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pipelines.machine_limits.available_bytes", lambda: 0)
+    monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
     make = partial(Pipeline, pipe("plain").source)
     skipping = make(on_error="skip", max_skipped=1.0).map(refuse_some)
     with pytest.warns(UserWarning, match="prepared anew"):

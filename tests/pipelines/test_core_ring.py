@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pipelines.prepare.fields import INDEX, OK, Columns, Field
+from pipelines.samples.fields import INDEX, OK, Columns, Field
 from pipelines.shm import ring
 from pipelines.shm.private_mapping import PrivatePages
 

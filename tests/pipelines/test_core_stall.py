@@ -28,9 +28,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.feeder.statistics import QueueLevels, bottleneck
+from pipelines.order.stream import Stream
 from pipelines.prepare.preparer import Preparer
 from pipelines.shm import ring
-from pipelines.stream import Stream
 
 SLOW = Job(batch_size=8, epochs=(0, 3), name="slow")
 QUICK = [Job(batch_size=size, epochs=(0, 3), name=f"quick-{size}") for size in (5, 7)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from property_examples import examples
 
-from pipelines.stream import Block, Stream
+from pipelines.order.stream import Block, Stream
 
 
 @dataclass

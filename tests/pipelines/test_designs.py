@@ -21,7 +21,7 @@ from pipelines.multinode.designs import (
     plan_transfers,
     predict_rate,
 )
-from pipelines.stream import Block, Stream, split_blocks
+from pipelines.order.stream import Block, Stream, split_blocks
 
 
 @st.composite

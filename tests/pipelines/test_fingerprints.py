@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 
 import pipelines
-from pipelines import Feeder, Pipeline, PipelineError, attach, order, sources, stages, weights
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages, weights
 from pipelines.fingerprint import describe, describe_ours, known_as
 from pipelines.loader.collate import FromSamples
+from pipelines.order import epoch_order
 from pipelines.sources._arrays import Arrays
 from pipelines.stages._pictures import Albumentation, Imaged, KorniaModule, NoArrays
 from pipelines.stages._values import Cast
@@ -173,9 +174,9 @@ def test_what_else_of_ours_decides_batches_has_a_version_too() -> None:
         KorniaModule,
         NoArrays,
         FromSamples,
-        order.BlockOrder,
-        order.Generators,
-        order.epoch_indices,
+        epoch_order.BlockOrder,
+        epoch_order.Generators,
+        epoch_order.epoch_indices,
         type(weights.bootstrap(0)),
         type(weights.fold(4, 2, 0)),
     ]

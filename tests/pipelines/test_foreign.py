@@ -1,4 +1,4 @@
-"""Randomness that nobody seeds is refused before the first batch; torchvision's transforms are given pictures."""
+"""Randomness that is not seeded is refused before the first batch; torchvision's transforms are given pictures."""
 
 from __future__ import annotations
 

@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 from PIL import ImageFile
 
-from pipelines import Pipeline, memory_pickle, sources
-from pipelines.child_processes import child_environment
-from pipelines.library_settings import apply_settings, find_settings, keep_settings
+from pipelines import Pipeline, sources
+from pipelines.environment.library_settings import apply_settings, find_settings, keep_settings
+from pipelines.ipc import memory_pickle
+from pipelines.ipc.child_processes import child_environment
 
 torch = pytest.importorskip("torch")
 
 #: A process that has imported neither torch nor Pillow loads a pipeline, and says what is set then.
 LOADS = """
 import json, sys
-from pipelines import memory_pickle
+from pipelines.ipc import memory_pickle
 before = [name for name in ("torch", "PIL") if name in sys.modules]
 memory_pickle.load(int(sys.argv[1]))
-from pipelines.library_settings import find_settings
+from pipelines.environment.library_settings import find_settings
 from PIL import ImageFile
 import torch
 print(json.dumps([before, find_settings(), str(torch.empty(0).dtype), ImageFile.LOAD_TRUNCATED_IMAGES]))

@@ -38,9 +38,9 @@ from hypothesis import strategies as st
 
 import pipelines
 from pipelines import Loader, Pipeline, PipelineError, SampleError, sources
-from pipelines.child_processes import child_environment
+from pipelines.ipc.child_processes import child_environment
 from pipelines.loader.private_feeder import LoaderTimeout, choose_block, choose_capacity, default_prefetch
-from pipelines.rank_rows import RankRows
+from pipelines.order.rank_rows import RankRows
 from pipelines.workers import worker_pool
 from pipelines.workers.start_limit import StartLimit
 from pipelines.workers.starting import has_message

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.child_processes import child_environment
-from pipelines.machine_limits import available_bytes, limit_bytes, usable_cpus
+from pipelines.environment.machine_limits import available_bytes, limit_bytes, usable_cpus
+from pipelines.ipc.child_processes import child_environment
 
 MIB = 2**20
 
@@ -113,7 +113,7 @@ def test_a_quota_of_a_nested_group_of_this_machine_is_found() -> None:
     try:
         written(group / "cpu.cfs_period_us", 100_000)
         written(group / "cpu.cfs_quota_us", 50_000)
-        count = "from pipelines.machine_limits import usable_cpus; print(usable_cpus())"
+        count = "from pipelines.environment.machine_limits import usable_cpus; print(usable_cpus())"
         inside = f'echo $$ > {group}/cgroup.procs && exec "$0" -c "$1"'
         command = ["sh", "-c", inside, sys.executable, count]
         assert subprocess.check_output(command, text=True, env=child_environment()) == "0.5\n"
@@ -124,8 +124,8 @@ def test_a_quota_of_a_nested_group_of_this_machine_is_found() -> None:
 PINNED = """
 import os, subprocess, sys
 import torch  # loads OpenMP, which pins this thread
-from pipelines.child_processes import child_environment
-from pipelines.machine_limits import usable_cpus
+from pipelines.ipc.child_processes import child_environment
+from pipelines.environment.machine_limits import usable_cpus
 print(len(os.sched_getaffinity(0)), usable_cpus())
 shows = "import os; print(len(os.sched_getaffinity(0)), 'OMP_PROC_BIND' in os.environ)"
 print(subprocess.check_output([sys.executable, "-c", shows], env=child_environment(), text=True), end="")

@@ -169,10 +169,6 @@ def test_no_more_records_are_skipped_than_is_allowed(limit: float, bad: int, pas
         made.resident()
 
 
-def test_by_default_a_hundredth_is_skipped_and_by_older_runs_as_many_as_before() -> None:
+def test_by_default_a_hundredth_is_skipped() -> None:
     made = Pipeline(sources.arrays(x=np.arange(3)), on_error="skip")
     assert made.max_skipped == 0.01 and pickle.loads(pickle.dumps(made)).max_skipped == 0.01
-    del made.__dict__["max_skipped"]  # as it was pickled before there was a limit
-    older = pickle.dumps(made)
-    with pytest.warns(RuntimeWarning, match=r"before .*max_skipped=.* any number"):
-        assert pickle.loads(older).max_skipped == 1.0

@@ -17,7 +17,7 @@ from core_pipes import Feeder, gone, leaves_nothing, pipe, record, together, wai
 
 from pipelines import Pipeline, SampleError, attach, resident
 from pipelines.feeder.process import spawn
-from pipelines.prepare.poison_records import HUNG, KILLED
+from pipelines.samples.poison_records import HUNG, KILLED
 
 KILLS, HANGS = 17, 23
 TIMEOUT_S = 3.0  # for one sample: more than a busy machine takes for any of the others

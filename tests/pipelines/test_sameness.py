@@ -20,8 +20,9 @@ import pytest
 from sameness_pairs import DESCRIBED, HELPER, MAKER, UNSEEN
 from tv import import_torchvision
 
-from pipelines import Pipeline, memory_pickle, sources
+from pipelines import Pipeline, sources
 from pipelines.fingerprint import Description, describe
+from pipelines.ipc import memory_pickle
 
 RECORDS = sources.arrays(x=np.arange(8))
 FILES = {

@@ -33,7 +33,7 @@ from pipelines import (
     stages,
 )
 from pipelines.cache import codec
-from pipelines.prepare.structure import Structure
+from pipelines.samples.structure import Structure
 
 N = 12
 

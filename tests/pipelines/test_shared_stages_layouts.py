@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from property_examples import examples
 
 from pipelines import Pipeline, sources
-from pipelines.prepare.memory_order import copy_in_layout, layout_of, normalize_layout
 from pipelines.prepare.sample_maker import SampleMaker
+from pipelines.samples.memory_order import copy_in_layout, layout_of, normalize_layout
 
 
 @st.composite

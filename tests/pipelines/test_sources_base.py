@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipelines import sources
 from pipelines.errors import PipelineError, SampleError
-from pipelines.prepare.fields import Field
+from pipelines.samples.fields import Field
 
 
 def numbers(n: int) -> sources.Source:

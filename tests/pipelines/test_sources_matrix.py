@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from source_cases import CASES, JOBS, MEMBERS, N, arguments, canonical, make_pipeline, read, rows
 
-from pipelines import Feeder, Pipeline, PipelineError, attach, memory_pickle, sources
-from pipelines.child_processes import child_environment
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources
+from pipelines.ipc import memory_pickle
+from pipelines.ipc.child_processes import child_environment
 
 BIG, SMALL, ROW_BYTES = 3000, 60, 8192  # 24 MB
 

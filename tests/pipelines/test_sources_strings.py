@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import memory_pickle, sources
+from pipelines import sources
+from pipelines.ipc import memory_pickle
 from pipelines.sources._strings import Strings
 
 any_text = st.text(st.characters(exclude_categories=()))  # lone surrogates, as odd file names have

@@ -15,11 +15,12 @@ from core_pipes import Feeder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import Pipeline, attach, ipc, sources
+from pipelines import Pipeline, attach, sources
 from pipelines.errors import SamplesDiffer
 from pipelines.feeder.process import spawn
+from pipelines.ipc import messages
 from pipelines.loader.resident import resident
-from pipelines.prepare.fields import FAILED, GOOD
+from pipelines.samples.fields import FAILED, GOOD
 from pipelines.verification.checker import SampleChecker
 from pipelines.verification.compare import CheckResult, compare_arrays
 from pipelines.verification.schedule import AT_START, SAMPLES, choose_first, choose_later
@@ -161,9 +162,9 @@ def complain(sample: dict[str, Any]) -> dict[str, Any]:
 def test_a_result_fits_into_a_message_however_long_an_error_is() -> None:
     served = as_served(Pipeline(rows(), shuffle=False).map(dict))
     result = SampleChecker(Pipeline(rows(), shuffle=False).map(complain)).check(served)
-    message = ipc.pack("result", found=result.as_record())
-    assert result.kind == "different" and len(message) < ipc.MAX_MESSAGE_BYTES
-    assert CheckResult.from_record(ipc.unpack(message)["found"]) == result
+    message = messages.pack("result", found=result.as_record())
+    assert result.kind == "different" and len(message) < messages.MAX_MESSAGE_BYTES
+    assert CheckResult.from_record(messages.unpack(message)["found"]) == result
 
 
 def use_gpu(sample: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import lines, typed
 from run_events import Event
 
 from ensemble.reporting.loggers.processes import LoggerProcesses
@@ -32,7 +33,7 @@ def write_log(run_dir: Path, events: Sequence[Event]) -> RunDir:
     """A run directory with a log of these events."""
     run_dir.mkdir(exist_ok=True)
     known = RunDir(run_dir)
-    known.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    known.events.write_bytes(lines(events))
     return known
 
 
@@ -43,7 +44,7 @@ def log_run(run_dir: Path, events: Sequence[Event], *loggers: Any) -> RunDir:
     processes.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LIMIT, 600.0)
-        assert processes.end(events[-1], members=8) == []
+        assert processes.end(typed(events[-1]), members=8) == []
     write_log(run_dir, events)
     return known
 

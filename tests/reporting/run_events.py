@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from event_dicts import lines
 
 Event = dict[str, Any]
 
@@ -173,7 +174,9 @@ def usage_and_power(log: Log, rng: random.Random, last: float) -> None:
                 busy += 0.8 if t < ended[name] else 0.0
             watts = 12.0 * busy * (0.92 + 0.16 * rng.random())
             source = {"origin": "estimated", "source": "12 W per busy core"}
-            log.add(t, "power", node=node, watts=watts, energy_j=2.0 * watts, **source)
+            part = {"name": "cpu", "kind": "cpu", "energy_j": 2.0 * watts, "origin": "estimated"}
+            figures = {"watts": watts, "energy_j": 2.0 * watts, "interval_s": 2.0, "parts": [part]}
+            log.add(t, "power", node=node, **figures, **source)
 
 
 def measured(events: list[Event], idle_w: float = 8.0) -> list[Event]:
@@ -287,13 +290,12 @@ def predictions(number: int, rows: int = 2000) -> tuple[np.ndarray, np.ndarray, 
 
 def write_run(path: Path, events: list[Event], predicted: range = range(0)) -> Path:
     """A run directory with these events and the saved predictions of these members."""
-    import json
 
     from ensemble.store import RunDir, save_predictions
 
     path.mkdir(parents=True, exist_ok=True)
     run_dir = RunDir(path)
-    run_dir.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    run_dir.events.write_bytes(lines(events))
     for number in predicted:
         for split in ("valid", "test"):
             file = run_dir.predictions(f"member-{number}", split)

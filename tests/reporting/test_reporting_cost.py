@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import run_events as runs
+from event_dicts import fold, ledger
 
-from ensemble.meter import ledger
 from ensemble.reporting.sections import cost_tables
 from ensemble.reporting.sections.cost import METHOD_WORDS, sum_methods, summarize
 from ensemble.reporting.text import joules
-from ensemble.store import fold
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ def test_where_idle_energy_is_not_known_it_is_not_told_apart(measured: Any) -> N
 def test_an_estimate_is_said_to_know_no_idle_power() -> None:
     assert lines(runs.list_run()) == [
         f"{joules(ledger(runs.list_run()).run.energy_j)} estimated (source: 12 W per busy core)",
-        "split by CPU time; the estimate knows no idle power",
+        "split by CPU time; the estimate does not include idle power",
     ]
 
 

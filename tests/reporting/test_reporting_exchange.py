@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from event_dicts import fold, ledger
 
-from ensemble.meter import ledger
 from ensemble.reporting.sections.exchange import describe_plan, list_columns, measure_member, summarize, tabulate
-from ensemble.store import RunState, fold
+from ensemble.store import RunState
 
 
 def run(*members: dict[str, Any]) -> RunState:

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 import run_events as runs
+from event_dicts import collect_notices, fold, ledger
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ensemble.meter import ledger
 from ensemble.reporting.ranking import front_members, pareto_front
-from ensemble.reporting.sections.notices import collect_notices
 from ensemble.reporting.sections.training import summarize_search
 from ensemble.reporting.summary import summary_lines
-from ensemble.store import fold
 
 Event = dict[str, Any]
 SMALL = st.one_of(st.integers(0, 4).map(float), st.floats(-1e3, 1e3))
@@ -53,7 +51,7 @@ def test_the_front_s_members_are_beaten_by_none_and_the_others_by_one_of_them(di
     events = minimizing("cpu_s")
     state = fold([events[0] | {"direction": direction}, *events[1:]])
     sign = 1 if direction == "min" else -1
-    judged = {m.id: (m.cost["cpu_s"], sign * m.metrics["accuracy"]) for m in state.members.values() if m.cost}
+    judged = {m.id: (m.cost.cpu_s, sign * m.metrics["accuracy"]) for m in state.members.values() if m.cost}
     front = [member.id for member in front_members(state)]
     assert len(judged) > 3 and 0 < len(front) < len(judged)
     assert [judged[member][0] for member in front] == sorted(judged[member][0] for member in front)
@@ -70,7 +68,7 @@ def test_the_summary_shows_the_front_and_the_notices_say_what_an_estimated_joule
     assert len([each for each in collect_notices(events) if words in each.text]) == (origin == "estimated")
     lines = dict(summary_lines(fold(events), ledger(events)))
     front = front_members(fold(events))
-    names = ", ".join(f"{member.id} {member.cost['energy_j']:.0f} J" for member in front if member.cost)
+    names = ", ".join(f"{member.id} {member.cost.energy_j:.0f} J" for member in front if member.cost)
     assert lines["Pareto front"] == f"{names} (accuracy and joules, {origin})"
     (line,) = summarize_search(fold(minimizing("cpu_s")), ledger(events))
     assert line[1].startswith(f"{front_members(fold(minimizing('cpu_s')))[0].id} 7.5 s, ")

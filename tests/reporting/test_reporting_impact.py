@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import run_events as runs
+from event_dicts import fold, ledger
 
-from ensemble.meter import ledger
 from ensemble.meter.impact import Impact
 from ensemble.reporting.sections.impact import measure_work, run_impact, summarize, tabulate
 from ensemble.reporting.summary import summary_lines
 from ensemble.reporting.text import amount, emissions
 from ensemble.spec import Energy
-from ensemble.store import fold
 
 GIVEN = Energy(intensity_g_per_kwh=300.0, pue=1.25, price_per_kwh=0.2, currency="CHF")
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from event_dicts import fold, ledger, typed
 from logger_readers import (
     LIMIT,
     kept,
@@ -27,11 +28,10 @@ from logger_readers import (
 )
 from run_events import Event, list_run
 
-from ensemble.meter import ledger
 from ensemble.reporting.loggers.points import EpochEnded, PointReader, WentBack, epoch_values
 from ensemble.reporting.loggers.processes import LoggerProcesses
 from ensemble.spec import MLflow, TensorBoard, WandB, resolve_loggers
-from ensemble.store import RunDir, fold, write_request
+from ensemble.store import RunDir, write_request
 
 EVENTS = list_run(members=8, epochs=6)
 EACH = [
@@ -47,7 +47,7 @@ FEW = next(n for n, event in enumerate(EVENTS) if event["type"] == "member" and 
 def expected(events: list[Event] = EVENTS) -> dict[str, dict[int, dict[str, float]]]:
     """The metrics of each member's final lineage, by epoch."""
     members = fold(events).members.values()
-    return {member.id: {each["epoch"]: epoch_values(each) for each in member.history} for member in members}
+    return {member.id: {each.epoch: epoch_values(each) for each in member.history} for member in members}
 
 
 LAST_T = EVENTS[-1]["t"]
@@ -97,13 +97,13 @@ def _no_telemetry_and_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_member_that_goes_back_logs_its_epochs_again() -> None:
     reader = PointReader()
-    points = [point for event in EVENTS for point in reader.read(event) if point.member == "member-3"]
+    points = [point for event in EVENTS for point in reader.read(typed(event)) if point.member == "member-3"]
     epochs = [(type(p).__name__, p.epoch) for p in points if isinstance(p, (WentBack, EpochEnded))]
     went_back = [
         {**event, "epoch": 1} if event["type"] == "started" and event["epoch"] == 3 else event for event in EVENTS
     ]
     other = PointReader()
-    repeated = [point for event in went_back for point in other.read(event) if point.member == "member-3"]
+    repeated = [point for event in went_back for point in other.read(typed(event)) if point.member == "member-3"]
     assert epochs == [("EpochEnded", n) for n in range(6)]  # the epoch that it died in had not ended
     assert [(type(p).__name__, p.epoch) for p in repeated if isinstance(p, (WentBack, EpochEnded))] == [
         *[("EpochEnded", n) for n in range(3)],
@@ -123,7 +123,7 @@ def test_an_epoch_that_was_lost_with_a_killed_controller_is_logged_from_the_chec
         if n != lost
     ]
     reader = PointReader()
-    points = [point for event in events for point in reader.read(event) if point.member == "member-3"]
+    points = [point for event in events for point in reader.read(typed(event)) if point.member == "member-3"]
     assert [point.epoch for point in points if isinstance(point, EpochEnded)] == list(range(6))
 
 
@@ -272,7 +272,7 @@ def test_wandb_has_a_run_for_each_member_in_one_group(logged: tuple[RunDir, list
         assert {
             step: {k: v for k, v in row.items() if "/" in k} for step, row in found["history"].items()
         } == epochs
-        times = {each["epoch"]: each["t"] for each in state.members[member].history}
+        times = {each.epoch: each.t for each in state.members[member].history}
         assert {step: row["_timestamp"] for step, row in found["history"].items()} == pytest.approx(times)
         assert found["config"].items() >= state.members[member].params.items()
         assert found["summary"]["state"] == state.members[member].state
@@ -300,7 +300,7 @@ def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(name: str
         write_log(run_dir.path, EVENTS[:-1])
         processes.start()
         [process] = [each for each in psutil.Process().children() if "loggers.process_main" in str(each.cmdline())]
-        ender = threading.Thread(target=processes.end, args=[EVENTS[-1], 8])
+        ender = threading.Thread(target=processes.end, args=[typed(EVENTS[-1]), 8])
         ender.start()
         while len(list(run_dir.path.glob("wandb/wandb/offline-run-*/*.wandb"))) < 3:
             time.sleep(0.001)
@@ -315,7 +315,7 @@ def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(name: str
     write_log(run_dir.path, EVENTS[:-1])
     again = LoggerProcesses(run_dir, resolve_loggers([name]))
     again.start()
-    assert again.end(EVENTS[-1], members=8) == []
+    assert again.end(typed(EVENTS[-1]), members=8) == []
     assert content_of(name, run_dir) == content_of(name, whole)
 
 
@@ -444,7 +444,7 @@ def test_a_server_that_is_gone_is_reported_once_and_what_is_missing_at_the_end(t
         news += processes.read()
     [event] = news
     assert (event["logger"], event["state"]) == ("mlflow", "failing") and "it is tried again" in event["detail"]
-    [missing] = processes.end(EVENTS[-1], members=8)
+    [missing] = processes.end(typed(EVENTS[-1]), members=8)
     assert missing.startswith("mlflow: ") and missing.endswith("46 of 46 epochs and the final figures are missing")
     assert kept(run_dir, "tensorboard")["events"] == len(EVENTS) - 1
 
@@ -465,7 +465,7 @@ def test_a_logger_that_hangs_does_not_hold_the_end_up(
         write_request(run_dir, "stop", at_once=True)
     else:
         monkeypatch.setattr(LIMIT, 0.1)
-    assert processes.end(EVENTS[-1], members=1) == [f"tensorboard: {why}; the log's end is missing"]
+    assert processes.end(typed(EVENTS[-1]), members=1) == [f"tensorboard: {why}; the log's end is missing"]
     assert not process.is_running()
 
 
@@ -481,7 +481,7 @@ def test_a_logger_that_dies_is_started_again_and_its_cpu_time_is_still_reported(
         news += processes.read()
     assert [event["state"] for event in news] == ["failing"]
     write_log(run_dir.path, EVENTS[:-1])
-    assert processes.end(EVENTS[-1], members=8) == []
+    assert processes.end(typed(EVENTS[-1]), members=8) == []
     after = {event["pid"]: event["cpu_s"] for event in processes.make_usage("here")}
     assert len(after) == 2 and after[first.pid] >= before["cpu_s"]
     assert kept(run_dir, "tensorboard")["events"] == len(EVENTS) - 1

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import run_events as runs
+from event_dicts import collect_notices, fold, ledger
 
-from ensemble.meter import ledger
 from ensemble.reporting.progress import head_line
 from ensemble.reporting.sections import Table
-from ensemble.reporting.sections.notices import collect_notices
 from ensemble.reporting.sections.packing import describe_plan, tabulate
-from ensemble.store import fold
 
 Event = dict[str, Any]
 

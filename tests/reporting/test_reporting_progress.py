@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import run_events as runs
+from event_dicts import apply_event, fold
 from rich.console import Console
 
 from ensemble.reporting import Progress
@@ -18,7 +19,7 @@ from ensemble.reporting.time_left import (
     fraction_done,
     member_left_s,
 )
-from ensemble.store import RunState, apply_event, fold
+from ensemble.store import RunState
 
 
 class Terminal(io.StringIO):

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import run_events as runs
+from event_dicts import collect_notices
 
 from ensemble.reporting import write_report
 from ensemble.reporting.report import LOG_LINES, LOGS_BYTES
-from ensemble.reporting.sections.notices import collect_notices
 from ensemble.reporting.text import clock, duration, joules
 from ensemble.store import RunDir, StoreError
 

@@ -6,12 +6,11 @@ import csv
 import io
 import json
 
+from event_dicts import fold, ledger
 from run_events import list_run
 
-from ensemble.meter import ledger
 from ensemble.reporting import status_rows
 from ensemble.reporting.results import EPOCH_COLUMNS, format_metrics, make_results
-from ensemble.store import fold
 
 EVENTS = list_run()
 STATE, USED = fold(EVENTS), ledger(EVENTS)
@@ -20,11 +19,11 @@ STATE, USED = fold(EVENTS), ledger(EVENTS)
 def test_the_table_has_each_epoch_of_each_members_lineage_once_with_all_digits() -> None:
     rows = list(csv.DictReader(io.StringIO(format_metrics(STATE))))
     expected = [(member.id, epoch) for member in STATE.members.values() for epoch in member.history]
-    assert [(row["member"], int(row["epoch"])) for row in rows] == [(id, epoch["epoch"]) for id, epoch in expected]
+    assert [(row["member"], int(row["epoch"])) for row in rows] == [(id, epoch.epoch) for id, epoch in expected]
     for row, (_, epoch) in zip(rows, expected, strict=True):
-        assert float(row["valid/accuracy"]) == epoch["metrics"]["accuracy"]
-        assert float(row["train/loss"]) == epoch["train_loss"] and float(row["t"]) == epoch["t"]
-        assert float(row["train/waited_share"]) == epoch["waited_s"] / epoch["wall_s"]
+        assert float(row["valid/accuracy"]) == epoch.metrics["accuracy"]
+        assert float(row["train/loss"]) == epoch.train_loss and float(row["t"]) == epoch.t
+        assert float(row["train/waited_share"]) == epoch.waited_s / epoch.wall_s
     assert set(EPOCH_COLUMNS) <= set(rows[0])
 
 
@@ -50,7 +49,7 @@ def test_the_results_agree_with_the_status_and_the_ledger() -> None:
         assert result["params"] == STATE.members[row["member"]].params
     best = max((m for m in STATE.members.values() if m.state == "finished"), key=lambda m: m.metrics["accuracy"])
     assert found["best"] == best.id
-    assert STATE.combined is not None and found["combined"]["metrics"] == STATE.combined["metrics"]
+    assert STATE.combined is not None and found["combined"]["metrics"] == STATE.combined.metrics
     assert found["totals"]["cpu_s"] == USED.run.cpu_s and found["totals"]["energy_j"] == USED.run.energy_j
     assert sum(of["cpu_s"] for of in found["totals"]["roles"].values()) >= found["totals"]["cpu_s"] * 0.999
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import run_events as runs
+from event_dicts import fold, ledger
 
-from ensemble.meter import ledger
 from ensemble.reporting import (
     describe_lost_controller,
     status_head,
@@ -27,7 +27,7 @@ from ensemble.reporting import (
 from ensemble.reporting.status import status_gpus
 from ensemble.reporting.text import joules, number
 from ensemble.schedule import Node
-from ensemble.store import EventLog, RunDir, fold
+from ensemble.store import EventLog, RunDir
 
 
 def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

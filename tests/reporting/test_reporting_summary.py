@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import run_events as runs
+from event_dicts import fold, ledger
 from rich.console import Console
 
-from ensemble.meter import ledger
 from ensemble.reporting import status_feeders, status_rows, summary
 from ensemble.reporting.terminal import PlainConsole
-from ensemble.store import RunDir, fold
+from ensemble.store import RunDir
 
 Event = dict[str, Any]
 
@@ -52,7 +52,7 @@ def test_a_smaller_objective_is_better_when_the_run_says_so(events: Any) -> None
 def test_combined_stands_beside_the_best_and_the_mean_member(events: Any) -> None:
     state = fold(events)
     shown = summary_text(state, ledger(events))
-    metrics = state.combined["metrics"]
+    metrics = state.combined.metrics
     for key, words in (
         ("ensemble", "combined (average, 7 members)"),
         ("best", "best member"),
@@ -145,7 +145,7 @@ def test_a_run_that_has_ended_says_what_can_be_done_next_and_where_the_model_lie
     ]
     well = [e for e in events if e.get("member") != "member-6" or e["type"] != "failed"]
     well += [e | {"member": "member-6"} for e in well if e["type"] == "finished"][:1]
-    more = "next `ensemble resume runs/digits --epochs N` trains the members for N more epochs"
+    more = "next `ensemble resume runs/digits --epochs N` trains the members on, to N epochs in all"
     assert last_lines(well)[1:] == [more, page]
     none = [e for e in events if e["type"] in ("run_started", "run_finished", "member")]
     assert last_lines(none) == [f"next {page}"]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import task_events as tasks
+from event_dicts import fold, ledger, typed
 from rich.console import Console
 
 from ensemble.combine.tasks import find_math
-from ensemble.meter import ledger
 from ensemble.reporting.loggers.points import describe_end
 from ensemble.reporting.metrics.projection import project_run
 from ensemble.reporting.model_figures import FIGURES, HEADLINES, compare, describe_figure, list_figures
@@ -23,7 +23,6 @@ from ensemble.spec import quantiles
 from ensemble.spec.objectives import REPORTED, infer_mode
 from ensemble.spec.split_metrics import KNOWN
 from ensemble.spec.task import KINDS, Kind, Task
-from ensemble.store import fold
 
 
 def show(events: list[Any], width: int) -> str:
@@ -138,10 +137,10 @@ def test_results_loggers_and_metrics_have_figures_intervals_and_uncertainty() ->
     event = state.combined
     results = make_results(state, book)
     assert results["figures"]["crps"] == describe_figure("crps").as_record()
-    assert results["combined"]["intervals"] == event["intervals"]
+    assert results["combined"]["intervals"] == event.intervals
     values = describe_end(state, book).values
-    assert values["ensemble/crps"] == event["metrics"]["ensemble"]["crps"]
-    assert values["difference/crps_low"] == event["intervals"]["difference"]["crps"][0]
+    assert values["ensemble/crps"] == event.metrics["ensemble"]["crps"]
+    assert values["difference/crps_low"] == event.intervals["difference"]["crps"][0]
     assert values["uncertainty/epistemic"] == 0.15 and values["shifted/total/auroc"] == 0.83
     assert values["conformal/absolute/coverage"] == 0.894
 
@@ -152,11 +151,11 @@ def test_the_samples_of_the_combined_model_name_figure_split_and_direction() -> 
     events = tasks.task_run("regression")
     account = Account()
     for event in events:
-        account.apply(event)
+        account.apply(typed(event))
     found = {
         (sample.family.name, sample.labels): sample.value for sample in project_run("r", fold(events), account)
     }
-    value = fold(events).combined["metrics"]["ensemble"]["rmse"]
+    value = fold(events).combined.metrics["ensemble"]["rmse"]
     assert found["ensemble_run_combined_figure", ("r", "rmse", "ensemble", "test", "lower")] == value
     assert found["ensemble_run_combined_figure_bound", ("r", "rmse", "best", "low")] > 0
     assert found["ensemble_run_uncertainty", ("r", "total")] == 0.4

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import run_events as runs
+from event_dicts import apply_event, fold
 
 from ensemble.reporting import Progress
 from ensemble.reporting.terminal import PlainConsole
 from ensemble.reporting.text import visible
-from ensemble.store import RunState, apply_event, fold
+from ensemble.store import RunState
 
 OBJECTIVE = "acc[/x][bold]:smile:"
 ERROR = "ValueError: \x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[2J\x9b1m \u202eolleh\r\x07 caf\udce9"

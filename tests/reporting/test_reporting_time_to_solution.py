@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from event_dicts import fold
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.reporting.sections.time_to_solution import measure_instances, measure_time_to_solution, summarize
-from ensemble.store import fold
 
 
 def a_run(spans: dict[str, tuple[float, float]], cpus: float = 2.0) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import identity as plain_identity
 
+from ensemble.events import MemoryIncrease
 from ensemble.schedule.memory_grants import Grant, Grants, add_margin, as_event, compute_gpu_share, increase_grant
 from ensemble.spec import Identity
 
@@ -29,7 +30,7 @@ def test_grants_grow_until_a_member_has_its_whole_node_and_no_further(
             member, HOST, on_gpu=on_gpu, together=together, node_memory_gb=node_gb, ranks=member.workers
         )
     ) is not None:
-        grants.add(as_event(member, "a", grant))
+        grants.add(MemoryIncrease(**as_event(member, "a", grant)))
         more = grants.apply(member)
         assert more.memory_gb is not None and more.memory_gb > (member.memory_gb or 0)
         assert more.memory_gb * workers <= node_gb + 0.001 * workers
@@ -65,7 +66,9 @@ def test_those_like_it_get_as_much_and_others_do_not() -> None:
     grant = increase_grant(asking, HOST, on_gpu=False, together=2, node_memory_gb=16, ranks=asking.workers)
     assert grant is not None
     events = json.loads(json.dumps([as_event(asking, "a", grant)]))
-    for grants in (Grants(events), Grants([*events, {**events[0], "memory_gb": 0.5}])):
+    smaller = {**events[0], "memory_gb": 0.5}
+    for told in (events, [*events, smaller]):
+        grants = Grants(MemoryIncrease(**each) for each in told)
         assert grants.apply(asking).memory_gb == 2.0
         assert grants.apply(alike) == alike, "it has more already"
         assert grants.apply(other) == other
@@ -92,7 +95,7 @@ def test_what_a_member_is_granted_decides_nothing_of_what_it_learns() -> None:
 def test_a_wider_member_is_granted_no_more_than_a_node_has() -> None:
     narrow, wide = (identity(n, workers=n, auto=["workers"], params={}) for n in (1, 2))
     grants = Grants()
-    grants.add({"outline": as_event(narrow, "a", Grant(memory_gb=48.0))["outline"], "memory_gb": 48.0})
+    grants.add(MemoryIncrease(**as_event(narrow, "a", Grant(memory_gb=48.0))))
     assert grants.apply(narrow, 64.0).memory_gb == 48.0 and grants.apply(wide, 64.0).memory_gb == 32.0
 
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from event_dicts import fold
 from optuna.trial import TrialState
 
 from ensemble.api import check_same
 from ensemble.search.trials import SearchTrials, Trials, make_trials
 from ensemble.spec import Ensemble, Member, Recipe, Search, SpecError, choice, integer, loguniform
-from ensemble.store import RunDir, RunState, StoreError, fold
+from ensemble.store import RunDir, RunState, StoreError
 from pipelines import Pipeline, sources
 
 SPACE = {"lr": loguniform(1e-3, 1.0), "act": choice("relu", [1, 2]), "width": integer(4, 64), "depth": 2}

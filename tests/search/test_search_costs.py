@@ -10,6 +10,7 @@ from typing import Any
 
 import optuna
 import pytest
+from event_dicts import apply_event, fold, ledger, read_events, write_study
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.study import StudyDirection
@@ -18,13 +19,11 @@ from studies import read_study
 from test_search_failures import declared, run
 
 from ensemble.api import resume, submit
-from ensemble.meter.ledger import ledger
 from ensemble.reporting.ranking import front_members
 from ensemble.run import make_result
 from ensemble.search.searcher import Searcher
-from ensemble.search.study import write_study
 from ensemble.spec import Ensemble, Search, SpecError, choice, loguniform
-from ensemble.store import RunDir, RunState, apply_event, fold, read_events
+from ensemble.store import RunDir, RunState
 
 SPACE = {"lr": loguniform(1e-3, 1.0), "width": choice(4, 8, 16)}
 BOTH = [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE]
@@ -256,8 +255,8 @@ def test_a_search_that_minimizes_joules_stops_where_there_are_none(
     monkeypatch.setattr("ensemble.controller.costs.WAIT_S", 0.0)
     path = tmp_path / "run"
     state = run(path, two_objectives(trials=50))
-    assert state.ended is not None and state.ended["type"] == "run_stopped"
-    assert "member-0 has no joules, which the search minimizes: no power source" in state.ended["reason"]
+    assert state.ended is not None and state.ended.type == "run_stopped"
+    assert "member-0 has no joules, which the search minimizes: no power source" in state.ended.reason
     assert len(state.members) < 10 and logged_costs(path)["member-0"]["energy_j"] is None
     assert told(path)[0] == ("FAIL", None)
     assert make_result(RunDir(path)).front == []

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import fold, read_events
 
 from ensemble.api import check_same, submit
 from ensemble.search.trials import FIRST_TRIALS
 from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, choice, uniform
-from ensemble.store import RunState, fold, read_events
+from ensemble.store import RunState
 from pipelines import Pipeline, sources
 
 
@@ -87,7 +88,7 @@ def test_a_search_of_which_everything_fails_is_given_up(
         monkeypatch.setattr(Ensemble, "identify", identify)
     state = run(tmp_path, declared(space, 2 * FIRST_TRIALS, optimizer=WORDS))
     assert [m.state for m in state.members.values()] == ["failed"] * FIRST_TRIALS
-    assert state.ended is not None and state.ended["type"] == "run_stopped"
+    assert state.ended is not None and state.ended.type == "run_stopped"
     assert re.match(
-        f"the first {FIRST_TRIALS} trials of the search all failed, the last one: .*{why}", (state.ended["reason"])
+        f"the first {FIRST_TRIALS} trials of the search all failed, the last one: .*{why}", (state.ended.reason)
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from event_dicts import apply_event, fold
 from hypothesis import given
 from hypothesis import strategies as st
 from task_members import TASKS, make_members
@@ -13,7 +14,12 @@ from ensemble.combine import CombineError, accuracy, find_math, nll
 from ensemble.search.marginal_gain import Gains, compute_gains
 from ensemble.search.trials import SearchTrials, make_trials
 from ensemble.spec import CLASSIFICATION, Ensemble, Recipe, Search, SpecError, Task, uniform
-from ensemble.store import RunDir, RunState, StoreError, apply_event, fold, save_predictions
+from ensemble.store import (
+    RunDir,
+    RunState,
+    StoreError,
+    save_predictions,
+)
 from pipelines import Pipeline, sources
 
 ROWS, CLASSES = 200, 4

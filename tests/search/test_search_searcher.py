@@ -4,6 +4,7 @@ from typing import Any
 
 import optuna
 import pytest
+from event_dicts import apply_event, fold, write_study
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
@@ -11,9 +12,8 @@ from property_examples import examples
 from studies import read_study
 
 from ensemble.search.searcher import Searcher
-from ensemble.search.study import write_study
 from ensemble.spec import Search, SpecError, choice, integer, loguniform, uniform
-from ensemble.store import RunState, apply_event, fold
+from ensemble.store import RunState
 
 SPACE = {
     "lr": loguniform(1e-4, 1.0),

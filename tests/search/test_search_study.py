@@ -7,9 +7,9 @@ from typing import Any
 
 import optuna
 import pytest
+from event_dicts import write_study
 from optuna.trial import TrialState
 
-from ensemble.search.study import write_study
 from ensemble.store import StoreError
 
 Event = dict[str, Any]

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from event_dicts import fold, read_events
 from studies import read_study
 
 import ensemble
 from ensemble import Ensemble, Recipe, Search, choice
 from ensemble.search.trials import FIRST_TRIALS
-from ensemble.store import RunDir, RunState, fold, read_events
+from ensemble.store import RunDir, RunState
 from pipelines import Pipeline, sources
 
 #: What members report after each epoch; None: it was not measured.
@@ -178,8 +179,8 @@ def test_a_search_of_which_no_trial_reports_the_objective_is_given_up(
 ) -> None:
     state = train_in_order(tmp_path, ["other"] * (FIRST_TRIALS + 4), monkeypatch)
     assert [m.state for m in state.members.values()] == ["failed"] * FIRST_TRIALS
-    assert state.ended is not None and "did not report" in state.ended["reason"]
-    assert f"the first {FIRST_TRIALS} trials of the search all failed" in state.ended["reason"]
+    assert state.ended is not None and "did not report" in state.ended.reason
+    assert f"the first {FIRST_TRIALS} trials of the search all failed" in state.ended.reason
 
 
 @pytest.mark.parametrize("pruner", [None, "hyperband"])

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from event_dicts import fold, read_events
 
 import ensemble
 from ensemble import Ensemble, MLflow, Recipe, SpecError, TensorBoard, WandB
 from ensemble.spec import check_installed
-from ensemble.store import RunDir, fold, read_events
+from ensemble.store import RunDir
 from ensemble.user_code.fingerprint import code_of
 from pipelines import Pipeline, sources
 
@@ -81,8 +82,13 @@ def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_start
         "    return declared(['tensorboard', 'wandb'])\n"
     )
     command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(tmp_path / "run")]
-    root = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([*command, "--executor", "inline"], capture_output=True, text=True, env=root)
+    roots = [str(path) for path in Path(__file__).parents[1:3]]  # of the project, and of tests
+    done = subprocess.run(
+        [*command, "--executor", "inline"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ":".join(roots)},
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
         "ensemble: Ensemble.loggers has 'wandb', but wandb cannot be imported: pip install 'ray-ensemble[wandb]'"

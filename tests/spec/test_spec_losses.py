@@ -157,7 +157,9 @@ def test_the_model_gets_the_fields_that_are_named() -> None:
     torch.testing.assert_close(
         loss(lambda b, a: 2 * b - a, fields), (2 * fields["b"] - fields["a"] - fields["y"]) ** 2
     )
-    with pytest.raises(SpecError, match=r"the model can be called with a, b: .* Recipe\(inputs=\.\.\.\)"):
+    with pytest.raises(
+        SpecError, match=r"which fields are the model's inputs \(a, b\): .* Recipe\(inputs=\.\.\.\)"
+    ):
         NamedLoss("mse", "y")(lambda b, a: b, fields)
     del fields["b"]
     torch.testing.assert_close(NamedLoss("mse", "y")(lambda a: a, fields), (fields["a"] - fields["y"]) ** 2)

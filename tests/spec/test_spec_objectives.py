@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from event_dicts import fold, read_events
 
 import ensemble
 from ensemble import Ensemble, Recipe, Search, SpecError, uniform
 from ensemble.search.trials import FIRST_TRIALS
 from ensemble.spec.objectives import infer_mode
-from ensemble.store import fold, read_events
 from pipelines import Pipeline, sources
 
 

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from event_dicts import apply_event, fold, read_events
 from forked import FORK, say_what_fails
 from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
 
+from ensemble import store
+from ensemble.events import Finished, make_event, to_dict
 from ensemble.store import (
     EventLog,
     RunState,
     StoreError,
-    apply_event,
     end_of_events,
-    fold,
     is_locked,
-    read_events,
     read_events_from,
 )
-from ensemble.store.events import encode_event
+from ensemble.store.event_log import encode_line
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -36,16 +36,16 @@ PLAIN = st.recursive(
 def filled(path: Path, count: int = 3) -> bytes:
     with EventLog(path) as log:
         for number in range(count):
-            log.append("progress", member="member-0", epoch=number, note="ä\n", metrics={"loss": 0.5})
+            log.append("epoch", member="member-0", epoch=number, metrics={"loss": 0.5, "ä\n": 1.0})
     return path.read_bytes()
 
 
 def test_events_are_read_as_they_were_appended(tmp_path: Path) -> None:
     before = time.time()
     with EventLog(tmp_path / "events.jsonl") as log:
-        written = [log.append("member", member="member-0", number=0), log.append("progress", epoch=1)]
-    assert read_events(tmp_path / "events.jsonl") == written
-    assert written[0]["v"] == 2 and written[0]["type"] == "member" and before <= written[0]["t"] <= time.time()
+        written = [log.append("member", member="member-0", number=0), log.append("combining", members=1)]
+    assert store.read_events(tmp_path / "events.jsonl") == written
+    assert written[0].v == 2 and written[0].type == "member" and before <= written[0].t <= time.time()
 
 
 @given(fields=st.dictionaries(st.from_regex(r"[a-su-z]{2,6}", fullmatch=True), PLAIN, max_size=4))
@@ -54,7 +54,7 @@ def test_any_plain_fields_survive(tmp_path_factory: pytest.TempPathFactory, fiel
     path = tmp_path_factory.mktemp("log") / "events.jsonl"
     with EventLog(path) as log:
         written = log.append("anything", **fields)
-    assert read_events(path) == [written]
+    assert store.read_events(path) == [written]
 
 
 def test_a_last_line_cut_at_any_byte_is_dropped_on_reading_and_cut_on_opening(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_last_line_cut_at_any_byte_is_dropped_on_reading_and_cut_on_opening(tm
         assert read_events(path) == kept
         with EventLog(path) as log:
             new = log.append("run_stopped", reason="asked to")
-        assert read_events(path) == [*kept, new]
+        assert read_events(path) == [*kept, to_dict(new)]
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"1}\n", b"\n\0\0"])
@@ -83,7 +83,7 @@ def test_an_end_whose_blocks_never_reached_the_disk_is_said(tmp_path: Path, end:
     with EventLog(path) as log:
         added = log.append("progress", member="member-0", epoch=0, step=0)
     *known, hole, last = read_events(path)
-    assert len(known) == 3 and last == added
+    assert len(known) == 3 and last == to_dict(added)
     assert (hole["type"], hole["offset"]) == ("unreadable", len(content))
 
 
@@ -151,7 +151,7 @@ def test_a_log_is_free_again_when_its_writer_was_killed(tmp_path: Path) -> None:
 
     def hold() -> None:
         log = EventLog(path)
-        told.send(log.append("x"))
+        told.send(log.append("x").type)
         signal.pause()
 
     writer = FORK.Process(target=hold)
@@ -167,19 +167,21 @@ def test_a_log_is_free_again_when_its_writer_was_killed(tmp_path: Path) -> None:
 
 def test_numbers_that_json_lacks_become_null_and_arrays_lists(tmp_path: Path) -> None:
     with EventLog(tmp_path / "e") as log:
-        log.append(
-            "epoch", metrics={"loss": math.nan, "n": np.int64(3)}, all=[np.float32(0.5), math.inf], a=np.arange(2)
-        )
-    (event,) = read_events(tmp_path / "e")
-    assert event["metrics"] == {"loss": None, "n": 3}
-    assert event["all"] == [0.5, None] and event["a"] == [0, 1]
+        values = {"all": [np.float32(0.5), math.inf], "a": np.arange(2)}
+        metrics = {"loss": math.nan, "n": np.int64(3)}
+        written = log.append("finished", member="member-0", metrics=metrics, kept=values)
+    (event,) = store.read_events(tmp_path / "e")
+    assert isinstance(event, Finished) and event == written
+    assert event.metrics == {"loss": None, "n": 3} and event.kept == {"all": [0.5, None], "a": [0, 1]}
 
 
 def test_what_cannot_be_an_event_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
     with EventLog(tmp_path / "e") as log:
         with pytest.raises(TypeError, match="an event cannot hold"):
-            log.append("epoch", model=object())
-        log.append("epoch")
+            log.append("run_started", data={"model": object()})
+        with pytest.raises(TypeError, match="no valid event"):
+            log.append("run_started", epochs="many")
+        log.append("run_started")
     assert len(read_events(tmp_path / "e")) == 1
 
 
@@ -187,7 +189,7 @@ def test_a_full_disk_is_said_and_the_log_stays_whole(tmp_path: Path) -> None:
     def fill() -> None:
         with EventLog(tmp_path / "e") as log:
             while True:
-                log.append("progress", note="x" * 50)
+                log.append("run_stopped", reason="x" * 50)
 
     assert say_what_fails(fill, 1000).startswith("cannot write")
     assert (tmp_path / "e").read_bytes().endswith(b"\n")
@@ -203,7 +205,7 @@ def test_a_growing_log_is_followed_from_where_reading_stopped(tmp_path: Path) ->
         with open(path, "ab") as other:
             other.write(b'{"v": 2,"torn')
         more, offset = read_events_from(path, offset)
-    assert [e["type"] for e in events + more] == ["a", "b"]
+    assert [e.type for e in events + more] == ["a", "b"]
     assert read_events_from(path, offset) == ([], offset)
 
 
@@ -230,10 +232,12 @@ def test_events_gathered_reach_the_disk_together_and_in_order(
     path = tmp_path / "events.jsonl"
     with EventLog(path) as log:
         flushes.clear()
-        log.write([encode_event(log.read_clock(), {"type": kind}) for kind in ("member", "epoch", "finished")])
-        assert [event["type"] for event in read_events(path)] == ["member", "epoch", "finished"]
+        kinds = ("pruned", "measuring", "finished")
+        events = [make_event(kind, **{"member": "m"} if kind != "measuring" else {}) for kind in kinds]
+        log.write([encode_line(event, log.read_clock()) for event in events])
+        assert tuple(event["type"] for event in read_events(path)) == kinds
         assert len(flushes) == 1
-        log.write([encode_event(log.read_clock(), {"type": "progress"})])
+        log.write([encode_line(make_event("measuring"), log.read_clock())])
         assert len(flushes) == 1, "nothing of it must survive a power failure"
 
 
@@ -242,18 +246,18 @@ def test_a_gathering_that_the_disk_does_not_hold_leaves_the_log_as_it_was(
 ) -> None:
     path = tmp_path / "events.jsonl"
     with EventLog(path) as log:
-        log.append("epoch", epoch=0)
+        log.append("combining", members=0)
         before = path.read_bytes()
         write = os.write
         monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
 
-        events = [encode_event(log.read_clock(), {"type": "epoch", "epoch": epoch}) for epoch in range(1, 5)]
+        events = [encode_line(make_event("combining", members=n), log.read_clock()) for n in range(1, 5)]
         with pytest.raises(StoreError, match="full"):
             log.write(events)
         monkeypatch.undo()
         assert path.read_bytes() == before
-        log.append("epoch", epoch=1)
-    assert [event["epoch"] for event in read_events(path)] == [0, 1]
+        log.append("combining", members=1)
+    assert [event["members"] for event in read_events(path)] == [0, 1]
 
 
 def test_readers_that_ask_who_holds_a_log_refuse_no_start(tmp_path: Path) -> None:
@@ -299,8 +303,8 @@ def test_following_begins_with_a_line_also_while_one_is_being_written(tmp_path: 
 def test_text_that_utf_8_lacks_survives(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with EventLog(path) as log:
-        written = log.append("member", params={"tag": "caf\udce9", "metric": "ä"})
-    assert read_events(path) == [written]
+        written = log.append("member", member="m", params={"tag": "caf\udce9", "metric": "ä"})
+    assert store.read_events(path) == [written]
     path.read_text(encoding="utf-8")
 
 
@@ -326,3 +330,16 @@ def test_times_are_those_of_a_clock_that_nobody_sets(
 def test_a_start_counts_by_itself_where_an_older_log_has_the_clock_set_back() -> None:
     times = {"run_started": 5000.0, "run_stopped": 5030.0}, {"run_started": 1400.0, "run_finished": 1410.0}
     assert fold([{"v": 2, "t": t, "type": type} for start in times for type, t in start.items()]).wall_s == 40.0
+
+
+def test_a_dict_of_an_event_has_all_fields_as_json_has_them() -> None:
+    from ensemble.events import Power, PowerPart, Profiled
+
+    part = PowerPart(kind="gpu", energy_j=2.0, origin="measured")
+    shown = to_dict(Power(node="n", origin="measured", parts=[part]))
+    assert shown["parts"] == [
+        {"name": None, "kind": "gpu", "device": None, "energy_j": 2.0, "idle_j": None, "origin": "measured"}
+        | {"activity": None}
+    ]
+    profile = to_dict(Profiled(shape="s", device="cpu", step_s={1: 0.5}))
+    assert profile["step_s"] == {"1": 0.5} and json.loads(json.dumps(profile)) == profile

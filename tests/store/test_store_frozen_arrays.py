@@ -16,16 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from event_dicts import fold, read_events
 
 import ensemble
 from ensemble.cli.parser import main
 from ensemble.spec import Ensemble, Recipe
 from ensemble.spec.spec_file import load_spec
-from ensemble.store import DamagedError, RunDir, StoreError, fold, read_events
+from ensemble.store import DamagedError, RunDir, StoreError
 from ensemble.store.frozen_arrays import LEAST_BYTES, check_arrays, hold_array, list_arrays, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.verification import verify
-from pipelines import Pipeline, memory_pickle
+from pipelines import Pipeline
+from pipelines.ipc import memory_pickle
 from pipelines.sources import arrays
 from pipelines.sources._mapped import MappedArray
 
@@ -71,7 +73,7 @@ def check_run_keeps_its_data(
         assert {member.state for member in run.state.members.values()} == {"finished"}
         lines = [*capfd.readouterr().out.splitlines(), *run.logs("member-1").splitlines()]
         seen.append({line for line in lines if line.startswith("mean ")})
-        fingerprints.append(str(fold(read_events(path / name / "events.jsonl")).header["data"]))
+        fingerprints.append(str(fold(read_events(path / name / "events.jsonl")).header.data))
     assert seen == [{"mean 1"}, {"mean -4"}]
     assert fingerprints[0] != fingerprints[1]
 
@@ -282,9 +284,7 @@ def test_feeders_have_the_stages_that_were_submitted_whatever_the_spec_file_says
     declared = pickle_ensemble(load_spec(edited_spec), edited_spec).load(edited_spec.parent)
     edit(edited_spec)
     fd = memory_pickle.dump(declared.train)
-    code = (
-        f"from pipelines import memory_pickle; print(next(iter(memory_pickle.load({fd}).loader(8)))['x'].mean())"
-    )
+    code = f"from pipelines.ipc.memory_pickle import load; print(next(iter(load({fd}).loader(8)))['x'].mean())"
     path = {**os.environ, "PYTHONPATH": str(edited_spec.parent)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from ensemble.events import Checkpoint
 from ensemble.store import (
     RunDir,
     StoreError,
@@ -21,6 +22,9 @@ from ensemble.store import (
 )
 from ensemble.store.member import MemberState
 from ensemble.store.verification import check_members
+
+#: What the log says of another step.
+LOGGED = Checkpoint(member="member-0", path="", epoch=0, step=0)
 
 
 def a_checkpoint(run_dir: RunDir, value: float) -> dict[str, Any]:
@@ -44,7 +48,7 @@ def test_a_copy_stays_what_it_was_while_the_checkpoint_is_replaced_and_removed(
     run_dir = RunDir(tmp_path)
     model = a_checkpoint(run_dir, 1.0)
     source = run_dir.checkpoint("member-0", 1, 1, 0)
-    kept = keep_checkpoint(run_dir, source, {})
+    kept = keep_checkpoint(run_dir, source, LOGGED)
     assert (kept.epoch, kept.step, kept.weights_sha256) == (4, 7, weights_sha256(model))
     assert os.path.samefile(kept.path, source) == has_links
     a_checkpoint(run_dir, 2.0)
@@ -60,11 +64,13 @@ def test_the_same_checkpoint_may_be_given_again_and_nothing_is_left(tmp_path: Pa
     run_dir = RunDir(tmp_path)
     a_checkpoint(run_dir, 1.0)
     for _ in range(2):  # the first one of a controller that was killed before it logged the member
-        kept = keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), {})
+        kept = keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), LOGGED)
         kept.give_to(run_dir, "member-5")
         assert not kept.path.exists()
-    keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), {})  # killed before it gave it to anybody
-    keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), {}).remove()
+    keep_checkpoint(
+        run_dir, run_dir.checkpoint("member-0", 1, 1, 0), LOGGED
+    )  # killed before it gave it to anybody
+    keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), LOGGED).remove()
     assert sorted(os.listdir(run_dir.path / "members")) == ["member-0", "member-5"]
 
 
@@ -82,14 +88,14 @@ def test_what_is_no_whole_checkpoint_is_refused_and_leaves_nothing(fault: str, t
     with pytest.raises(
         StoreError, match={"missing": "there is no", "damaged": "damaged", "foreign": "not a"}[fault]
     ):
-        keep_checkpoint(run_dir, source, {})
+        keep_checkpoint(run_dir, source, LOGGED)
     assert os.listdir(run_dir.path / "members") == ["member-0"]
 
 
 def test_other_weights_than_the_log_names_are_refused(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     a_checkpoint(run_dir, 1.0)
-    kept = keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), {})
+    kept = keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), LOGGED)
     kept.give_to(run_dir, "member-5")
     a_checkpoint(run_dir, 2.0)
     lineage = {"warm": True, "weights_sha256": kept.weights_sha256}
@@ -116,6 +122,6 @@ def test_the_digest_is_the_logs_where_that_has_the_step_and_else_that_of_the_fil
 ) -> None:
     run_dir = RunDir(tmp_path)
     model = a_checkpoint(run_dir, 1.0)
-    logged = {"epoch": 4, "step": step, "weights_sha256": "of the log"}
+    logged = Checkpoint(member="member-0", path="", epoch=4, step=step, weights_sha256="of the log")
     kept = keep_checkpoint(run_dir, run_dir.checkpoint("member-0", 1, 1, 0), logged)
     assert kept.weights_sha256 == ("of the log" if is_of_the_log else weights_sha256(model)) and kept.step == 7

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from event_dicts import lines
 
 from ensemble.store import RunDir, StoreError, receive_requests, write_request
 
@@ -119,7 +120,7 @@ def test_whoever_stops_another_users_run_is_told_whose_it_is(tmp_path: Path, mod
         os.chmod(folder, 0o755)
         there = RunDir(Path(folder) / "run")
         there.requests.mkdir(parents=True, mode=0o700)
-        there.events.write_text(json.dumps({"v": 2, "t": 1.0, "type": "run_started", "name": "theirs"}) + "\n")
+        there.events.write_bytes(lines([{"t": 1.0, "type": "run_started", "name": "theirs"}]))
         there.path.chmod(mode)
         command = [sys.executable, "-c", STOP, str(there.path)]
         said = subprocess.run(command, capture_output=True, text=True, cwd="/tmp")

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import fold, ledger, lines
+from event_dicts import lines as log_lines
 
-from ensemble.meter import ledger
 from ensemble.meter.ledger import build_ledger
 from ensemble.reporting import status_rows
-from ensemble.store import RunDir, RunStatus, fold
+from ensemble.store import RunDir, RunStatus
 
 Event = dict[str, Any]
 
@@ -114,7 +115,7 @@ def a_run(seed: int, members: int = 6) -> list[Event]:
 
 def write(path: Path, events: list[Event]) -> RunDir:
     run_dir = RunDir(path)
-    run_dir.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    run_dir.events.write_bytes(lines(events))
     return run_dir
 
 
@@ -170,7 +171,7 @@ def damaged(path: Path, how: str) -> None:
         case "empty":
             path.write_bytes(b"")
         case "flipped":
-            path.write_bytes(content.replace(b'"accuracy"', b'"occuracy"', 1))
+            path.write_bytes(content.replace(b"accuracy", b"occuracy", 1))
         case "newer":
             path.write_bytes(json.dumps({**json.loads(head), "v": 99}).encode() + b"\n" + body)
         case "no header":
@@ -237,7 +238,7 @@ def test_the_status_of_ten_thousand_members_takes_a_second_and_300_mb(tmp_path: 
                 count = {"node": "n", "role": "train", "rank": 0, "pid": n, "cpu_s": 0.5 * e, "origin": "measured"}
                 lines += [{"type": "usage", **count}]
             lines += [{"type": "finished", "attempt": 0, "epoch": 19, "metrics": {"accuracy": 0.5}}]
-            file.writelines(json.dumps({"v": 2, "t": t, "member": f"member-{n}", **line}) + "\n" for line in lines)
+            file.write(log_lines([{"t": t, "member": f"member-{n}", **line} for line in lines]).decode())
     RunStatus(RunDir(tmp_path)).save_if_grown()
     code = f"""
 import contextlib, os, resource, subprocess, sys

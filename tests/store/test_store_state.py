@@ -2,10 +2,11 @@ import time
 from typing import Any
 
 import pytest
+from event_dicts import apply_event, fold, ledger, typed
 
-from ensemble.meter import ledger
+from ensemble.events import Epoch
 from ensemble.reporting import status_rows
-from ensemble.store import RunState, apply_event, fold
+from ensemble.store import RunState
 
 
 def story(*events: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -45,7 +46,7 @@ def test_a_member_goes_from_waiting_to_finished() -> None:
     seen = []
     finish = of("finished", epoch=3, metrics={"accuracy": 0.9}, weights_sha256="ab")
     for event in story(*BEGUN, epoch(0, 0.5), of("checkpoint", epoch=1, step=0, path="p"), finish):
-        apply_event(state, event)
+        apply_event(state, typed(event))
         if "member-0" in state.members:
             seen.append(state.members["member-0"].state)
     assert list(dict.fromkeys(seen)) == ["waiting", "placed", "running", "finished"]
@@ -94,13 +95,13 @@ def test_a_failed_member_with_a_retry_waits_again_and_repeats_no_epoch() -> None
     resumed = fold(story(*events, *again)).members["member-0"]
     assert (resumed.epoch, resumed.attempts, resumed.metrics) == (1, 2, {"accuracy": 0.5})
     done = fold(story(*events, *again, epoch(1, 0.6, attempt=1))).members["member-0"]
-    assert [e["epoch"] for e in done.history] == [0, 1]
+    assert [e.epoch for e in done.history] == [0, 1]
 
 
 def test_a_failure_without_retry_is_the_end_of_that_member_only() -> None:
     state = fold(story(*BEGUN, of("failed", error="loss is nan", reason="nan", retry=False)))
     assert [m.state for m in state.members.values()] == ["failed", "waiting"]
-    assert state.decision_events[-1]["type"] == "failed"
+    assert state.decision_events[-1].type == "failed"
 
 
 def test_late_news_of_an_attempt_that_was_given_up_changes_nothing() -> None:
@@ -123,7 +124,7 @@ def test_a_run_that_was_killed_or_stopped_is_taken_up_again(ending: list[tuple[s
     assert state.ended is None and state.starts == 2 and state.started == 100.0
     assert [m.state for m in state.members.values()] == ["waiting", "waiting"]
     checkpoint = state.members["member-0"].checkpoint
-    assert checkpoint is not None and checkpoint["step"] == 4
+    assert checkpoint is not None and checkpoint.step == 4
     assert state.members["member-0"].spans[0].ended is not None
 
 
@@ -137,14 +138,14 @@ def test_what_had_ended_stays_so_after_a_resume() -> None:
 def test_a_resume_takes_up_what_failed_unless_its_loss_was_no_number(reason: str) -> None:
     failed = of("failed", error="it broke", reason=reason, retry=False)
     ended = fold(story(*BEGUN, failed, ("run_finished", {"wall_s": 1.0})))
-    assert (ended.members["member-0"].state, [e["type"] for e in ended.decision_events][-1]) == (
+    assert (ended.members["member-0"].state, [e.type for e in ended.decision_events][-1]) == (
         "failed",
         "failed",
     )
     state = fold(story(*BEGUN, failed, ("run_finished", {"wall_s": 1.0}), started(resumed=True)))
     again = reason != "nan"
     assert state.members["member-0"].state == ("waiting" if again else "failed")
-    assert [e["type"] for e in state.decision_events] == ["member", "member", *(() if again else ("failed",))]
+    assert [e.type for e in state.decision_events] == ["member", "member", *(() if again else ("failed",))]
 
 
 def test_a_resume_counts_failures_afresh() -> None:
@@ -157,14 +158,14 @@ def test_a_resume_counts_failures_afresh() -> None:
 
 @pytest.mark.parametrize("heard", [True, False])
 def test_an_epoch_that_a_killed_controller_did_not_hear_of_is_told_by_the_next_attempt(heard: bool) -> None:
-    last = {"epoch": 1, "step": 10, "metrics": {"accuracy": 0.6}, "samples_per_s": 50.0}
+    last = {"epoch": 1, "step": 10, "metrics": {"accuracy": 0.6}, "samples_per_s": 50.0, "of_a_later_version": 1}
     events = [*BEGUN, epoch(0, 0.5), *([epoch(1, 0.6)] if heard else []), started(resumed=True), placed(0, 1)]
     state = fold(story(*events, of("started", attempt=1, epoch=2, step=3, last_epoch=last)))
     member = state.members["member-0"]
-    assert [(e["epoch"], e["metrics"]["accuracy"]) for e in member.history] == [(0, 0.5), (1, 0.6)]
+    assert [(e.epoch, e.metrics["accuracy"]) for e in member.history] == [(0, 0.5), (1, 0.6)]
     assert (member.epoch, member.step, member.metrics) == (2, 3, {"accuracy": 0.6})
-    assert [e["epoch"] for e in state.decision_events if e["type"] == "epoch"] == [0, 1]
-    assert all({"t", "member", "attempt"} <= set(event) for event in member.history)
+    assert [e.epoch for e in state.decision_events if isinstance(e, Epoch)] == [0, 1]
+    assert all(event.t > 0 and event.member == "member-0" and event.attempt in (0, 1) for event in member.history)
 
 
 def test_a_stopped_member_says_where_it_stopped() -> None:
@@ -192,7 +193,7 @@ def test_a_status_row_says_of_cpu_time_and_energy_what_the_ledger_says(origin: s
 
 def test_a_metric_that_was_no_number_is_missing() -> None:
     member = fold(story(*BEGUN, epoch(0, None))).members["member-0"]
-    assert member.metrics == {} and member.history[0]["metrics"] == {}
+    assert member.metrics == {} and member.history[0].metrics == {}
 
 
 def test_types_and_fields_of_a_later_minor_version_are_ignored() -> None:
@@ -249,10 +250,10 @@ def test_a_member_that_is_repaired_goes_on_with_the_present_code_for_all_who_rea
     saved = [of("checkpoint", epoch=1, step=0, path="p"), of("finished")]
     events = story(start, *BEGUN[1:], *saved, again, more, of("damaged", file="predictions", code="c"))
     controller = fold(events[:-2])
-    apply_event(controller, events[-1])
+    apply_event(controller, typed(events[-1]))
     controller.updated = events[-3]["t"]
     for event in events[-2:]:
-        apply_event(controller, event)
+        apply_event(controller, typed(event))
     assert controller == fold(events)
     assert (controller.members["member-0"].code, controller.members["member-0"].earlier_code) == ("c", "a")
 
@@ -280,7 +281,7 @@ def test_a_run_whose_first_start_is_lost_has_been_at_work_since_its_first_event(
 def test_a_member_that_learned_from_samples_not_its_own_has_no_checkpoint_and_shares_no_more(
     action: str, split: str, is_alone: bool, has_checkpoint: bool
 ) -> None:
-    found = of("sample_difference", action=action, split=split)
+    found = of("sample_difference", action=action, split=split, result="different")
     state = fold(story(*BEGUN, of("checkpoint", epoch=1, step=0, path="p"), found, started(resumed=True)))
     member = state.members["member-0"]
     assert (member.is_alone, member.checkpoint is not None) == (is_alone, has_checkpoint)

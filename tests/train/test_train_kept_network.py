@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from event_dicts import fold, read_events
 from execute_members import an_ensemble, loss, momentum
 from torch import nn
 
 import ensemble
 from ensemble import Recipe
-from ensemble.store import RunDir, fold, read_events
+from ensemble.store import RunDir
 from ensemble.train.kept_network import NotKept, pack_network
 from ensemble.train.node_checks import NODE_DIRECTORY
 from ensemble.train.recipe import build_model

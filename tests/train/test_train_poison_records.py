@@ -13,7 +13,7 @@ from ensemble.store import RunDir
 from ensemble.train import Job
 from ensemble.train.job import Inbox
 from ensemble.train.poison_records import PoisonRecords, note_file, read_interrupted
-from pipelines.prepare.poison_records import PreparationNote
+from pipelines.samples.poison_records import PreparationNote
 
 
 def settle(run_dir: RunDir, attempt: int) -> PreparationNote | None:

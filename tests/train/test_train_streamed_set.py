@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import fold, read_events
 from execute_members import an_ensemble
 
 import ensemble
-from ensemble.store import RunDir, fold, read_events
+from ensemble.store import RunDir
 
 
 def figures(path: Path) -> list[Any]:
@@ -25,7 +26,7 @@ def test_figures_and_predictions_are_the_same_when_validation_data_are_streamed(
 ) -> None:
     made = an_ensemble([{"lr": 0.1, "width": 4}], epochs=2, sharing="independent", batch_size=20, seed=3)
     ensemble.submit(made, tmp_path / "held", "inline").wait()
-    monkeypatch.setattr("pipelines.machine_limits.available_bytes", lambda: 0)
+    monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
     with pytest.warns(UserWarning, match="'valid' is prepared anew at each pass"):
         ensemble.submit(made, tmp_path / "streamed", "inline").wait()
     assert figures(tmp_path / "streamed") == figures(tmp_path / "held")

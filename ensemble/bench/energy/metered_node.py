@@ -7,29 +7,31 @@ uses of a core is the cost of the account. It writes that as JSON to standard ou
 
 from __future__ import annotations
 
+import functools
 import gc
+import itertools
 import json
 import os
 import selectors
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from ensemble.bench.energy.child import end_with_parent
 from ensemble.bench.energy.metered_ranks import EVERY_S
+from ensemble.bench.launch.child import end_with_parent
 from ensemble.controller.actions import Log
 from ensemble.controller.session_state import SessionState
+from ensemble.events import Report
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.process_pool import ProcessPool, dispatch
 from ensemble.executors.spawn import ForkServer
 from ensemble.schedule import Node
-from ensemble.spec import Ensemble, Identity
+from ensemble.spec import Ensemble
 from ensemble.store import EventLog, RunDir, RunState, RunStatus
 from ensemble.train.job import Job
 from pipelines import Pipeline, sources
@@ -37,30 +39,9 @@ from pipelines import Pipeline, sources
 NODE = "local"
 #: Parts of the account, in the order of the table.
 SAMPLE, FEEDER, RANKS = "node: power and GPUs", "node: feeder's reports", "ranks: usage events"
-RECEIVE, LOG, ACCOUNT = (
-    "executor: waiting for and decoding events",
-    "controller: thinning and logging",
-    "controller: account",
-)
+RECEIVE, LOG = "executor: waiting for and decoding events", "controller: thinning and logging"
+ACCOUNT = "controller: account"
 PARTS = (SAMPLE, FEEDER, RANKS, RECEIVE, LOG, ACCOUNT)
-
-Event = dict[str, Any]
-T = TypeVar("T")
-
-
-class Spent:
-    """CPU-seconds of this thread by part."""
-
-    def __init__(self) -> None:
-        self.cpu_s: defaultdict[str, float] = defaultdict(float)
-
-    def call(self, part: str, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function and count what it takes."""
-        start_s = time.thread_time()
-        try:
-            return function(*arguments)
-        finally:
-            self.cpu_s[part] += time.thread_time() - start_s
 
 
 class Figures:
@@ -71,71 +52,40 @@ class Figures:
         events: the first of the run's log.
     """
 
-    def __init__(self, folder: Path, began: float, events: Sequence[Event]) -> None:
+    def __init__(self, folder: Path, began: float, events: Iterable[Report]) -> None:
         folder.mkdir()
-        self._log = EventLog(RunDir(folder).events)
+        self.log = EventLog(RunDir(folder).events)
         self._status = RunStatus(RunDir(folder))
         self._state = SessionState(RunState())
-        self._state.set_time(began, self._log.read_clock())
-        self.logged = 0
+        self._state.set_time(began, self.log.read_clock())
         self._log_all(events)
         self._status.update()  # figures alone are left to be accounted
         self.logged = 0
 
-    def handle(self, events: Sequence[Event]) -> None:
+    def handle(self, events: Sequence[Report]) -> None:
         """Log events as a session does, thinned, and what is due."""
-        self._state.set_time(time.monotonic(), self._log.read_clock())
-        self._log_all(events)
+        self._state.set_time(time.monotonic(), self.log.read_clock())
+        self.logged += self._log_all(events)
 
-    def _log_all(self, events: Sequence[Event]) -> None:
-        state = self._state
+    def _log_all(self, events: Iterable[Report]) -> int:
         for event in events:
-            state.log(event["type"], **{key: event[key] for key in event if key != "type"})
-        state.log_due()
-        lines = [(each.event, each.line) for each in state.drain_actions() if isinstance(each, Log)]
-        self._log.write(lines)
-        self.logged += len(lines)
+            self._state.log(event["type"], **{key: event[key] for key in event if key != "type"})
+        self._state.log_due()
+        lines = [(each.event, each.line) for each in self._state.drain_actions() if isinstance(each, Log)]
+        self.log.write(lines)
+        return len(lines)
 
     def account(self) -> None:
         """Read the log back, and attribute the energy of each interval once, as a run does while its log grows."""
         self._status.update()
         self._status.account.sum_up()
 
-    def close(self) -> None:
-        """Close the log."""
-        self._log.close()
-
 
 def _train(member: Any) -> None:
     """What the members would run; nobody calls it."""
 
 
-def declare(members: int) -> tuple[Ensemble, list[Identity]]:
-    """A run of members that read one stream."""
-    pipeline = Pipeline(sources.arrays(image=np.zeros((256, 16), np.float32)), seed=0)
-    ensemble = Ensemble(
-        name="overhead", recipe=_train, train=pipeline, members=[{}] * members, objective="accuracy"
-    )
-    return ensemble, [ensemble.identify(number) for number in range(members)]
-
-
-def make_job(run_dir: Path, identity: Identity, gpu: str | None) -> Job:
-    """Of the only rank of a member."""
-    return Job(
-        run_dir=str(run_dir),
-        identity=identity,
-        attempt=0,
-        rank=0,
-        rendezvous=None,
-        interface=None,
-        device="cpu" if gpu is None else "cuda:0",
-        feeder=None,
-        node=NODE,
-        gpu=gpu,
-    )
-
-
-def first_events(node: Node, jobs: Sequence[Job]) -> Iterator[Event]:
+def first_events(node: Node, jobs: Sequence[Job]) -> Iterator[Report]:
     """The beginning of a log: the members on the node."""
     yield {"type": "run_started", "name": "overhead", "members": len(jobs), "epochs": 1}
     yield {"type": "node", **node.as_event()}
@@ -146,35 +96,40 @@ def first_events(node: Node, jobs: Sequence[Job]) -> Iterator[Event]:
         yield {"type": "started", **who, "epoch": 0}
 
 
-def list_on_gpus(workers: ProcessPool) -> str:
-    """The state of NVML's stand-in in which the workers are busy on their GPUs."""
-    on = [(process.gpu, pid) for pid, process in workers.list_processes().items()]
-    return "".join(f"{gpu} process {pid} 0.5\n{gpu} util {pid} 10\n" for gpu, pid in on)
-
-
 class MeteredNode:
     """The loop of a local executor and a controller, in which every part is timed.
 
     Args:
-        members: processes, one for each.
+        members: processes, one for each; they read one stream.
     """
 
     def __init__(self, members: int, folder: Path) -> None:
         self._folder = folder
-        self._selector, self._queue = selectors.DefaultSelector(), list[Event]()
-        ensemble, identities = declare(members)
+        self._selector, self._queue = selectors.DefaultSelector(), list[Report]()
+        pipeline = Pipeline(sources.arrays(image=np.zeros((256, 16), np.float32)), seed=0)
+        declared: dict[str, Any] = {"train": pipeline, "members": [{}] * members, "objective": "accuracy"}
+        ensemble = Ensemble(name="overhead", recipe=_train, **declared)
         self._services = NodeServices(NODE, ensemble, self._selector, self._queue.append)
         self.node = self._services.describe()
         self._services.start_feeder(0, members, 64)
         self._feeder = set(self._selector.get_map())
-        self._workers = ProcessPool(NODE, self._selector, self._queue.append, self._start_fork_server)
+        start = functools.partial(ForkServer, self._services.directory, "ensemble.bench.energy.metered_ranks")
+        self._workers = ProcessPool(NODE, self._selector, self._queue.append, start)
         self._workers.directory = self._services.directory
         self._services.attach(self._workers)
-        gpus = self.node.gpu_ids or (None,)
-        self._jobs = [make_job(folder, each, gpus[each.number % len(gpus)]) for each in identities]
-
-    def _start_fork_server(self) -> ForkServer:
-        return ForkServer(self._services.directory, "ensemble.bench.energy.metered_ranks")
+        gpus = itertools.cycle(self.node.gpu_ids or (None,))
+        only: dict[str, Any] = {"attempt": 0, "rank": 0, "rendezvous": None, "interface": None, "feeder": None}
+        self._jobs = [
+            Job(
+                run_dir=str(folder),
+                identity=ensemble.identify(number),
+                device="cpu" if gpu is None else "cuda:0",
+                node=NODE,
+                gpu=gpu,
+                **only,
+            )
+            for number, gpu in zip(range(members), gpus, strict=False)
+        ]
 
     def run(self, seconds: float, ages: Mapping[str, float]) -> dict[str, Any]:
         """Measure for so many seconds at each age of the run.
@@ -183,7 +138,8 @@ class MeteredNode:
             ages: by name, seconds since the beginning of the run.
 
         Returns:
-            Fields of `ensemble.bench.energy.overhead.Overhead`, and of each age the CPU-seconds a second by part.
+            "gpus", "source", of the node's power, and by age "cpu_s", the CPU-seconds a second of each part,
+            "events_per_s" and "logged_per_s", what was handled and what of it was logged.
         """
         try:
             for number, job in enumerate(self._jobs):
@@ -192,8 +148,10 @@ class MeteredNode:
                 while time.monotonic() < until or len(self._workers.list_pids()) <= number:
                     dispatch(self._selector, max(0.0, until - time.monotonic()))
             self._wait("feeder", 1)
-            if "STAND_IN_STATE" in os.environ:
-                Path(os.environ["STAND_IN_STATE"]).write_text(list_on_gpus(self._workers), encoding="utf-8")
+            if "STAND_IN_STATE" in os.environ:  # of NVML's stand-in: the workers are busy on their GPUs
+                on = [(process.gpu, pid) for pid, process in self._workers.list_processes().items()]
+                busy = "".join(f"{gpu} process {pid} 0.5\n{gpu} util {pid} 10\n" for gpu, pid in on)
+                Path(os.environ["STAND_IN_STATE"]).write_text(busy, encoding="utf-8")
             measured = {name: self._measure(seconds, age_s) for name, age_s in ages.items()}
             keys = ("cpu_s", "events_per_s", "logged_per_s")
             by_age = {key: {name: each[key] for name, each in measured.items()} for key in keys}
@@ -202,7 +160,7 @@ class MeteredNode:
             self._workers.close()
             self._services.close()
 
-    def _wait(self, kind: str, count: int) -> list[Event]:
+    def _wait(self, kind: str, count: int) -> list[Report]:
         """Wait for events of a kind.
 
         Raises:
@@ -217,9 +175,15 @@ class MeteredNode:
 
     def _measure(self, seconds: float, age_s: float) -> dict[str, Any]:
         """CPU-seconds by part and second, of a run of that age."""
-        first = list(first_events(self.node, self._jobs))
+        first = first_events(self.node, self._jobs)
         figures = Figures(self._folder / f"age-{age_s:g}", time.monotonic() - age_s, first)
-        spent, handled = Spent(), 0
+        spent, handled = dict.fromkeys(PARTS, 0.0), 0
+
+        def count(part: str, function: Callable[..., object], *arguments: Any) -> None:
+            start_s = time.thread_time()
+            function(*arguments)
+            spent[part] += time.thread_time() - start_s
+
         for number, job in enumerate(self._jobs):
             share = number / len(self._jobs)
             self._workers.send(job.identity.member, "age", age_s=age_s, share=share)
@@ -230,25 +194,25 @@ class MeteredNode:
         self._queue.clear()
         began, before_s = time.monotonic(), time.thread_time()
         while (now := time.monotonic()) < began + seconds:
-            spent.call(SAMPLE, self._services.sample)
+            count(SAMPLE, self._services.sample)
             timeout_s = max(0.0, self._services.next_sample - now)
             for key, _ in self._selector.select(0 if self._queue else timeout_s):
                 if key.fd in self._feeder:
-                    spent.call(FEEDER, key.data)
+                    count(FEEDER, key.data)
                 else:
                     key.data()
             handled += len(self._queue)
-            spent.call(LOG, figures.handle, self._queue)
+            count(LOG, figures.handle, self._queue)
             self._queue.clear()
         all_s, wall_s = time.thread_time() - before_s, time.monotonic() - began
-        spent.cpu_s[RECEIVE] = all_s - sum(spent.cpu_s.values())
-        spent.call(ACCOUNT, figures.account)
-        figures.close()
+        spent[RECEIVE] = all_s - sum(spent.values())
+        count(ACCOUNT, figures.account)
+        figures.log.close()
         for job in self._jobs:
             self._workers.send(job.identity.member, "meter")
-        spent.cpu_s[RANKS] = sum(each["cpu_s"] for each in self._wait("metered", len(self._jobs)))
+        spent[RANKS] = sum(each["cpu_s"] for each in self._wait("metered", len(self._jobs)))
         return {
-            "cpu_s": {part: spent.cpu_s[part] / wall_s for part in PARTS},
+            "cpu_s": {part: cpu_s / wall_s for part, cpu_s in spent.items()},
             "events_per_s": handled / wall_s,
             "logged_per_s": figures.logged / wall_s,
         }

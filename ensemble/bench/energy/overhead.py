@@ -11,19 +11,20 @@ one of them. Its calls cost what they cost here: a real driver's may cost more o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ensemble.bench.charts import bar_panel, series_of
+from ensemble.bench.charts import bar_panel
 from ensemble.bench.energy import nvml_stand_in
-from ensemble.bench.energy.child import run_child
-from ensemble.bench.energy.metered_node import PARTS
-from ensemble.bench.results import Outcome, Report, Rows
-from pipelines.child_processes import child_environment
+from ensemble.bench.launch.child import run_child
+from ensemble.bench.results import Outcome, Report, Rows, group_by, series_of
+from pipelines.ipc.child_processes import child_environment
 
 #: Percent of a core that the account may use.
 TARGET = 0.5
@@ -49,27 +50,11 @@ class OverheadRow:
     percent_of_core: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Overhead:
-    """What was measured, and of what.
-
-    Attributes:
-        rows: of each age, its parts and `ALL`.
-        members: processes that report.  gpus: of the stand-in; 0 without.
-        source: of the node's power.
-        events_per_s, logged_per_s: by age, what was handled and what of it was logged.
-    """
-
-    rows: Sequence[OverheadRow]
-    members: int
-    gpus: int
-    source: str
-    events_per_s: dict[str, float]
-    logged_per_s: dict[str, float]
-
-
-def measure(members: int = 64, seconds: float = 15.0) -> Overhead:
+def measure(members: int = 64, seconds: float = 15.0) -> tuple[list[OverheadRow], dict[str, Any]]:
     """Run the account of that many members for `seconds` at each age of the run.
+
+    Returns:
+        Of each age its parts and `ALL`; and what `metered_node.MeteredNode.run` returns.
 
     Raises:
         RuntimeError: one of its processes has failed; the message is one line.
@@ -77,64 +62,59 @@ def measure(members: int = 64, seconds: float = 15.0) -> Overhead:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         config = {"members": members, "seconds": seconds, "ages": AGES}
         environment = child_environment()
-        try:
+        with contextlib.suppress(RuntimeError):  # else the driver's own GPUs, or none
             environment |= nvml_stand_in.build(Path(folder))
-        except RuntimeError:
-            pass  # the driver's own GPUs, or none
-        else:
             state = str(Path(folder) / "state")
             environment |= {"STAND_IN_GPUS": ",".join([_GPU] * _GPUS), "STAND_IN_STATE": state}
             environment["CUDA_VISIBLE_DEVICES"] = ""  # all of them
         limit_s = _LONGEST_S + seconds * len(AGES)
         node = "ensemble.bench.energy.metered_node"
         found = json.loads(run_child(node, json.dumps(config), environment=environment, timeout_s=limit_s))
-    cost = {age: {**each, ALL: sum(each.values())} for age, each in found.pop("cpu_s").items()}
     rows = [
         OverheadRow(what=what, age=age, percent_of_core=100 * value)
-        for age, each in cost.items()
-        for what, value in each.items()
+        for age, cost in found["cpu_s"].items()
+        for what, value in (*cost.items(), (ALL, sum(cost.values())))
     ]
-    return Overhead(rows=rows, members=members, **found)
+    return rows, found
 
 
 def study(members: int, seconds: float, report: Report) -> Outcome:
-    """Measure at the beginning of a run and after an hour.
-
-    Args:
-        members: processes that report, on one node.
-        seconds: for which each is measured.
-    """
+    """Measure at the beginning of a run and after an hour; see `measure`."""
     report(f"overhead: {members} members, {' and '.join(AGES)}, {seconds:g} s each")
-    found = measure(members, seconds)
-    bars = series_of(found.rows, "what", "percent_of_core", "age")
-    load = f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}"
+    rows, found = measure(members, seconds)
+    bars = series_of(rows, "what", "percent_of_core", "age")
+    load = f"overhead: {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}"
     return Outcome(
-        tables=[(f"What the account of {members} members costs, percent of a core", table(found.rows))],
-        rows=[vars(row) for row in found.rows],
-        findings=[*findings(found), f"overhead: {load}"],
+        tables=[(f"What the account of {members} members costs, percent of a core", table(rows))],
+        rows=[vars(row) for row in rows],
+        findings=[*findings(rows, found, members), load],
         title="Overhead",
-        notes=[f"overhead: {load}"],
+        notes=[load],
         panels=[bar_panel(f"Cost of the account of {members} members, % of a core", bars)],
     )
 
 
 def table(rows: Sequence[OverheadRow]) -> Rows:
     """A row for each part, a column for each age."""
-    at = {(row.what, row.age): row.percent_of_core for row in rows}
-    return [{"part": what, **{age: at[what, age] for age in AGES}} for what in (*PARTS, ALL)]
+    return [
+        {"part": what, **{row.age: row.percent_of_core for row in own}}
+        for what, own in group_by(rows, lambda row: row.what).items()
+    ]
 
 
-def findings(found: Overhead) -> Iterator[str]:
+def findings(rows: Sequence[OverheadRow], found: Mapping[str, Any], members: int) -> Iterator[str]:
     """Whether the target is met, and what the figures are of."""
-    for row in (row for row in found.rows if row.what == ALL):
+    for row in (row for row in rows if row.what == ALL):
         met = "below" if row.percent_of_core < TARGET else "above"
-        counts = f"{found.events_per_s[row.age]:.3g} events/s, {found.logged_per_s[row.age]:.3g} of them logged"
+        counts = (
+            f"{found['events_per_s'][row.age]:.3g} events/s, {found['logged_per_s'][row.age]:.3g} of them logged"
+        )
         yield (
-            f"overhead, {row.age}: {row.percent_of_core:.2f} % of a core for {found.members} members at 1 Hz, "
+            f"overhead, {row.age}: {row.percent_of_core:.2f} % of a core for {members} members at 1 Hz, "
             f"{met} {TARGET} % ({counts})"
         )
-    yield f"overhead: node power from {found.source}"
-    if found.gpus:
-        yield f"overhead: the {found.gpus} GPUs are those of a stand-in for the driver, whose calls cost otherwise"
-    else:
-        yield "overhead: without a GPU, and without a C compiler for a stand-in: activity on GPUs is not in it"
+    yield f"overhead: node power from {found['source']}"
+    gpus = "without a GPU, and without a C compiler for a stand-in: activity on GPUs is not in it"
+    if found["gpus"]:
+        gpus = f"the {found['gpus']} GPUs are those of a stand-in for the driver, whose calls cost otherwise"
+    yield f"overhead: {gpus}"

@@ -13,57 +13,48 @@ shown with its origin, and no ratio is made of it.
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import statistics
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from ensemble.bench.charts import Panel, bar_panel, series_of
+from ensemble.bench.charts import Panel, bar_panel
 from ensemble.bench.pipelines import study as pipelines_study
 from ensemble.bench.pipelines.config import EMULATED, MODEL
-from ensemble.bench.pipelines.rows import PipelineRow, format_count, load_warnings
-from ensemble.bench.results import Outcome, Report, Rows, Spread, flatten, median_row, tabulate
+from ensemble.bench.pipelines.figures import load_warnings
+from ensemble.bench.pipelines.study import PipelineRow, format_count
+from ensemble.bench.results import Outcome, Report, Rows, Spread, flatten, median_row, series_of, tabulate
 from ensemble.meter.origin import ORIGINS
 from ensemble.spec import SpecError
 
 SHARED, OWN = "node", "independent"
 _PHOTO_PX = (375, 500)
 _QUALITY = 95
-_SIDES = {SHARED: "one shared pipeline", OWN: "a pipeline each"}
-_COLOURS = {_SIDES[SHARED]: "#2f7bc4", _SIDES[OWN]: "#d97a2b"}
-_RATIOS = {
-    "seconds": "wall",
-    "CPU-seconds": "cpu",
-    "CPU-seconds preparing": "prep_cpu",
-    "watts": "watts",
-    "joules": "energy",
-}
+# Name -> field of a row.
+_RATIOS = {"wall": "wall_s", "cpu": "cpu_s", "prep_cpu": "prep_cpu_s", "watts": "watts", "energy": "energy_j"}
+_TITLES = ("seconds", "CPU-seconds", "CPU-seconds preparing", "watts", "joules")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerComparison:
-    """A shared pipeline beside own pipelines: medians, and of each repeat's ratio the median and both ends.
+    """A shared pipeline beside own pipelines.
 
     Attributes:
         shared, own: the medians of each side.
-        wall, cpu, prep_cpu: ratios of seconds, CPU-seconds, and CPU-seconds of preparation.
-        watts, energy: ratios of mean power and of energy; None unless both were measured.
+        ratios: of each repeat shared / own, the median and both ends: seconds ("wall"), CPU-seconds ("cpu", and of
+            preparation "prep_cpu"), mean power ("watts") and joules ("energy"), both None unless measured.
         energy_origin: of both sides' energy; the weaker of two.
     """
 
     shared: PipelineRow
     own: PipelineRow
-    wall: Spread
-    cpu: Spread
-    prep_cpu: Spread
-    watts: Spread | None
-    energy: Spread | None
+    ratios: dict[str, Spread | None]
     energy_origin: str
 
 
@@ -82,40 +73,27 @@ def study(
     """Run both sides with each step, `repeats` times in turn.
 
     Args:
-        data: a tar archive of JPEG photographs.
+        data, cores, step_ms, samples: of `pipelines.config.Config`, the samples of both sides alike.
         members: that train at once.
-        cores: pin all processes to that many cores; None leaves them alone.
-        step_ms: the emulated accelerator's milliseconds for a batch.
         steps: "model", a step of a small net, and "emulated", a wait that uses no CPU, as a GPU is to the CPU.
-        samples: that each member consumes at least, after its first batch; whole epochs of the archive.
-        more: of `pipelines.study.study`, such as `size`.
+        more: of `pipelines.study.study`, such as `size`; it also says what is raised.
 
     Raises:
-        SpecError: this process may not use so many cores, or the runs are too short.
-        PipelineError: the archive is missing or cannot be read.
+        SpecError: the runs are too short.
     """
+    more |= {"members": [members], "samples": samples, "samples_alone": samples}
+    more |= {"step_ms": [step_ms], "cores": [cores]}
     runs: dict[str, list[tuple[PipelineRow, PipelineRow]]] = {step: [] for step in steps}
     for repeat in range(1, repeats + 1):
 
         def report_run(line: str, of: str = f"{repeat}/{repeats}") -> None:
             report(f"sharing, {line.replace('1/1', of, 1)}")
 
-        for step in steps:
-            found = pipelines_study.study(
-                data,
-                [members],
-                designs=(SHARED, OWN) if repeat % 2 else (OWN, SHARED),
-                samples=samples,
-                samples_alone=samples,
-                step=step,
-                step_ms=(step_ms,),
-                cores=(cores,),
-                repeats=1,
-                report=report_run,
-                **more,
-            )
+        design = (SHARED, OWN) if repeat % 2 else (OWN, SHARED)
+        for step, pairs in runs.items():
+            found = pipelines_study.study(data, design=design, step=step, repeats=1, report=report_run, **more)
             at = {row.design: row for row in found}
-            runs[step].append((at[SHARED], at[OWN]))
+            pairs.append((at[SHARED], at[OWN]))
     return [compare(pairs) for pairs in runs.values()]
 
 
@@ -128,39 +106,32 @@ def compare(pairs: Sequence[tuple[PipelineRow, PipelineRow]]) -> PeerComparison:
     if not all(row.prep_cpu_s for pair in pairs for row in pair):
         raise SpecError("the runs are too short to be measured: say a larger number of --samples")
     origins = {row.energy_origin for pair in pairs for row in pair}
-    is_measured = origins == {"measured"}
-
-    def ratio(value: Callable[[PipelineRow], float]) -> Spread:
-        found = [value(shared) / value(own) for shared, own in pairs]
-        return Spread(statistics.median(found), min(found), max(found))
-
+    ratios: dict[str, Spread | None] = {}
+    for name, field in _RATIOS.items():
+        ratios[name] = None
+        if field.endswith("_s") or origins == {"measured"}:
+            found = [getattr(shared, field) / getattr(own, field) for shared, own in pairs]
+            ratios[name] = Spread(statistics.median(found), min(found), max(found))
     shared, own = (median_row(side) for side in zip(*pairs, strict=True))
-    return PeerComparison(
-        shared=shared,
-        own=own,
-        wall=ratio(lambda row: row.wall_s),
-        cpu=ratio(lambda row: row.cpu_s),
-        prep_cpu=ratio(lambda row: row.prep_cpu_s),
-        watts=ratio(lambda row: row.watts or 0.0) if is_measured else None,
-        energy=ratio(lambda row: row.energy_j or 0.0) if is_measured else None,
-        energy_origin=max(origins, key=[str(origin) for origin in ORIGINS].index),
-    )
+    weakest = max(origins, key=[str(origin) for origin in ORIGINS].index)
+    return PeerComparison(shared=shared, own=own, ratios=ratios, energy_origin=weakest)
 
 
 def outcome(data: str | None, **options: Any) -> Outcome:
     """Run the study on an archive of photographs, or on generated ones; see `study`."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        photographs = "photographs of " + Path(data).name if data else ""
+        photographs = f"photographs of {Path(data).name}" if data else ""
         if data is None:
             data = str(Path(folder) / "photographs.tar")
             photographs = write_photographs(Path(data))
         found = study(data, **options)
+    note = f"sharing: {photographs}"
     return Outcome(
         tables=tables(found),
         rows=json_rows(found),
-        findings=[*findings(found), f"sharing: {photographs}"],
+        findings=[*findings(found), note],
         title="Sharing",
-        notes=[f"sharing: {photographs}"],
+        notes=[note],
         panels=panels(found),
     )
 
@@ -183,9 +154,8 @@ def write_photographs(path: Path, count: int = 250) -> str:
     with tarfile.open(path, "w") as archive:
         for number in range(count):
             picture = whole[number % len(whole)]
-            top, left = (
-                int(rng.integers(0, free + 1)) for free in (picture.shape[0] - height, picture.shape[1] - width)
-            )
+            top = int(rng.integers(picture.shape[0] - height, endpoint=True))
+            left = int(rng.integers(picture.shape[1] - width, endpoint=True))
             part = picture[top : top + height, left : left + width][:, :: 1 if number % 4 < 2 else -1]
             content = simplejpeg.encode_jpeg(np.ascontiguousarray(part), quality=_QUALITY)
             entry = tarfile.TarInfo(f"{number:04d}.jpeg")
@@ -209,8 +179,8 @@ def tables(found: Sequence[PeerComparison]) -> list[tuple[str, Rows]]:
         for row, figures in zip(rows, tabulate(rows, "runs wall_s cpu_s prep_cpu_s watts energy_j"), strict=True)
     ]
     ratios: Rows = [
-        {"shared / own": name, **{each.shared.step: str(getattr(each, key) or "-") for each in found}}
-        for name, key in _RATIOS.items()
+        {"shared / own": title, **{each.shared.step: str(each.ratios[name] or "-") for each in found}}
+        for name, title in zip(_RATIOS, _TITLES, strict=True)
     ]
     first, origins = rows[0], dict.fromkeys(each.energy_origin for each in found)
     work = f"{format_count(first.members, 'member')}, {first.samples // first.members:,} samples each"
@@ -222,30 +192,26 @@ def tables(found: Sequence[PeerComparison]) -> list[tuple[str, Rows]]:
 
 def json_rows(found: Sequence[PeerComparison]) -> Rows:
     """All rows, for a file."""
-    rows: Rows = [{"of": row.design, **dataclasses.asdict(row), "watts": row.watts} for row in _sides(found)]
+    rows: Rows = [{"of": row.design, **vars(row), "watts": row.watts} for row in _sides(found)]
     for each in found:
-        ratios = {
-            name: value
-            for name, value in flatten(each, "watts", "energy").items()
-            if name not in ("shared", "own")
-        }
-        row = each.shared
-        rows.append({"of": "shared / own", "step": row.step, "members": row.members, "runs": row.runs, **ratios})
+        about = {name: getattr(each.shared, name) for name in ("step", "members", "runs")}
+        about |= {"of": "shared / own", "energy_origin": each.energy_origin}
+        rows.append({**about, **flatten(SimpleNamespace(**each.ratios), "watts", "energy")})
     return rows
 
 
 def findings(found: Sequence[PeerComparison]) -> Iterator[str]:
     """What follows for CPU time and for power, a line each, and what does not."""
     for each in found:
-        row = each.shared
-        step = f"{row.step_ms:.3g} ms {row.step}"
-        less = Spread(1 / each.cpu.median, 1 / each.cpu.high, 1 / each.cpu.low)
+        row, cpu = each.shared, each.ratios["cpu"]
+        assert cpu is not None
+        step, less = f"{row.step_ms:.3g} ms {row.step}", Spread(1 / cpu.median, 1 / cpu.high, 1 / cpu.low)
         yield (
             f"sharing, {format_count(row.members, 'member')} on {format_count(row.cores, 'core')}, step {step}: "
-            f"{less} times less CPU time for the same samples, in {each.wall} times the time"
+            f"{less} times less CPU time for the same samples, in {each.ratios['wall']} times the time"
         )
-        if each.watts is not None:
-            ratios = f"{each.watts} times the mean watts and {each.energy} times the joules"
+        if each.energy_origin == "measured":
+            ratios = f"{each.ratios['watts']} times the mean watts and {each.ratios['energy']} times the joules"
             yield f"sharing, step {step}: {ratios}, measured"
     origins = {each.energy_origin for each in found}
     if "estimated" in origins:
@@ -261,11 +227,11 @@ def findings(found: Sequence[PeerComparison]) -> Iterator[str]:
 def panels(found: Sequence[PeerComparison]) -> list[Panel]:
     """Bars of CPU-seconds, and of mean watts where they were measured."""
     shown = {"cpu_s": "CPU-seconds for equal work"}
-    if all(each.watts is not None for each in found):
+    if all(each.energy_origin == "measured" for each in found):
         shown["watts"] = "mean watts for equal work, measured"
+    rows, sides = _sides(found), {SHARED: "one shared pipeline", OWN: "a pipeline each"}
+    colours = {sides[SHARED]: "#2f7bc4", sides[OWN]: "#d97a2b"}
     return [
-        bar_panel(
-            f"Sharing: {title}", series_of(_sides(found), "step", name, lambda row: _SIDES[row.design], _COLOURS)
-        )
+        bar_panel(f"Sharing: {title}", series_of(rows, "step", name, lambda row: sides[row.design], colours))
         for name, title in shown.items()
     ]

@@ -3,72 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ensemble.bench import charts
-from ensemble.bench.charts import Panel, Series, series_of
-from ensemble.bench.fabric.rows import CollectiveRow, FusionRow, TrainingRow
+from ensemble.bench.charts import Panel, Series
+from ensemble.bench.fabric.study import CollectiveRow, FusionRow, TrainingRow
 from ensemble.bench.launch.hosts import rate_bps
-from ensemble.bench.results import Outcome, Spread, format_bytes, group_by, tabulate
+from ensemble.bench.results import Outcome, Spread, format_bytes, group_by, series_of, tabulate
 
 _COLLECTIVE = "link backend collective size count type time_us algbw busbw wrong predicted_us"
 _TRAINING = "link backend net parameters grad_mb ranks batch samples_per_s step_ms alone_ms exchange_ms efficiency"
 _FUSION = "link backend threshold messages time_ms low_ms high_ms chosen"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FabricResults:
-    """All rows of a study."""
-
-    collectives: Sequence[CollectiveRow] = ()
-    training: Sequence[TrainingRow] = ()
-    fusion: Sequence[FusionRow] = ()
-
-
-def outcome(results: FabricResults) -> Outcome:
+def make_outcome(
+    collectives: Sequence[CollectiveRow], training: Sequence[TrainingRow], fusion: Sequence[FusionRow]
+) -> Outcome:
     """What the study prints, writes and draws; the key `part` of a row determines its other keys."""
-    fusion = [{**row, "threshold": format_bytes(row["threshold"])} for row in tabulate(results.fusion, _FUSION)]
-    parts = {"collective": results.collectives, "training": results.training, "fusion": results.fusion}
+    sweep = [{**row, "threshold": format_bytes(row["threshold"])} for row in tabulate(fusion, _FUSION)]
+    parts: dict[str, Sequence[Any]] = {"collective": collectives, "training": training, "fusion": fusion}
     return Outcome(
         tables=[
-            ("collectives (algbw, busbw: GB/s)", tabulate(results.collectives, _COLLECTIVE)),
-            ("training, data-parallel", tabulate(results.training, f"{_TRAINING} predicted")),
-            ("fusion of a ResNet-50's 161 gradients", fusion),
+            ("collectives (algbw, busbw: GB/s)", tabulate(collectives, _COLLECTIVE)),
+            ("training, data-parallel", tabulate(training, f"{_TRAINING} predicted")),
+            ("fusion of a ResNet-50's 161 gradients", sweep),
         ],
         rows=[{"part": part, **vars(row)} for part, rows in parts.items() for row in rows],
-        findings=list(findings(results)),
+        findings=list(findings(collectives, training, fusion)),
         title="Network fabrics",
         notes=("measured: lines with marks, quartiles as bars", "predicted: dashed"),
-        panels=panels(results),
+        panels=[
+            *_draw_all_reduce(collectives),
+            *_draw_collectives(collectives),
+            *_draw_training(training),
+            *_draw_fusion(fusion),
+        ],
     )
 
 
 # --- findings ------------------------------------------------------------------------------------------------
 
 
-def findings(results: FabricResults) -> Iterator[str]:
+def findings(
+    collectives: Sequence[CollectiveRow], training: Sequence[TrainingRow], fusion: Sequence[FusionRow]
+) -> Iterator[str]:
     """Conclusions, one line each."""
-    for row in (row for row in results.collectives if row.wrong):
+    for row in (row for row in collectives if row.wrong):
         what = f"{row.collective} {format_bytes(row.size)}, {row.backend}, {row.link}"
         yield f"WRONG: {row.wrong} elements of {what}"
-    reduced = [row for row in results.collectives if row.collective == "all_reduce"]
+    reduced = [row for row in collectives if row.collective == "all_reduce"]
     for link, rows in group_by(reduced, lambda row: row.link).items():
         yield from _compare_backends(link, rows)
-    for (net, backend), trained in group_by(results.training, lambda row: (row.net, row.backend)).items():
+    for (net, backend), trained in group_by(training, lambda row: (row.net, row.backend)).items():
         home = next((row for row in trained if row.hosts == 1), None)
         each = [f"{row.efficiency:.0%} (predicted {row.predicted:.0%}) on {row.link}" for row in trained]
         line = f"{net} net, {trained[0].parameters:,} parameters, {backend}: efficiency {', '.join(each)}"
         away = [f"{row.step_ms / home.step_ms:.2f} x on {row.link}" for row in trained if home and row.hosts > 1]
         yield line + (f"; its step takes {', '.join(away)} of its time on one host" if away else "")
-    for link, fused in group_by(results.fusion, lambda row: row.link).items():
+    for link, fused in group_by(fusion, lambda row: row.link).items():
         best, first, last = min(fused, key=lambda row: row.time_ms), fused[0], fused[-1]
         line = f"fusion, {link}: best {best.time_ms:.0f} ms at {format_bytes(best.threshold)}; "
         line += f"{first.time_ms:.0f} ms at {format_bytes(first.threshold)}, {last.time_ms:.0f} at the largest"
         for tuned in (each for each in fused if each.chosen):
-            line += (
-                f"; tuned {format_bytes(tuned.threshold)}, {tuned.time_ms / best.time_ms - 1:.0%} above the best"
-            )
+            above = tuned.time_ms / best.time_ms - 1
+            line += f"; tuned {format_bytes(tuned.threshold)}, {above:.0%} above the best"
         yield line
 
 
@@ -94,39 +92,32 @@ def _compare_backends(link: str, rows: Sequence[CollectiveRow]) -> Iterator[str]
 # --- the plot ------------------------------------------------------------------------------------------------
 
 
-def panels(results: FabricResults) -> list[Panel]:
-    """The all-reduce of every backend over every link, the other collectives, training and fusion."""
-    return [
-        *_draw_all_reduce(results.collectives),
-        *_draw_collectives(results.collectives),
-        *_draw_training(results.training),
-        *_draw_fusion(results.fusion),
-    ]
+def _draw_beside_predicted(
+    rows: Sequence[Any], x: str, y: Any, predicted: Any, name: Any, names: Sequence[str], **more: Any
+) -> list[Series]:
+    """What was measured, and dashed what was predicted, in the colours of all `names`."""
+    colours = charts.colours(names)
+    measured = series_of(rows, x, y, name, colours)
+    colours = {f"{each}, predicted": colour for each, colour in colours.items()}
+    dashed = {"dash": charts.PREDICTED, **more}
+    return measured + series_of(rows, x, predicted, lambda row: f"{name(row)}, predicted", colours, **dashed)
 
 
 def _draw_all_reduce(rows: Sequence[CollectiveRow]) -> Iterator[Panel]:
     for link, own in group_by((r for r in rows if r.collective == "all_reduce"), lambda r: r.link).items():
-        colours = charts.colours([row.backend for row in rows])
-        time_ms = series_of(own, "size", _time_ms, "backend", colours)
-        colours |= {f"{name}, predicted": colour for name, colour in colours.items()}
-        predicted = series_of(
+        series = _draw_beside_predicted(
             own,
             "size",
+            lambda row: Spread(row.time_us / 1e3, row.low_us / 1e3, row.high_us / 1e3),
             lambda row: row.predicted_us / 1e3,
-            lambda row: f"{row.backend}, predicted",
-            colours,
-            dash=charts.PREDICTED,
+            lambda row: row.backend,
+            [row.backend for row in rows],
             points=False,
         )
-        yield _over_sizes("All-reduce, ms", link, [*time_ms, *predicted], own)
-
-
-def _time_ms(row: CollectiveRow) -> Spread:
-    return Spread(row.time_us / 1e3, row.low_us / 1e3, row.high_us / 1e3)
+        yield _over_sizes("All-reduce, ms", link, series, own)
 
 
 def _draw_collectives(rows: Sequence[CollectiveRow]) -> Iterator[Panel]:
-    """The bus bandwidth of each collective over each link."""
     # After the backends' colours: all are in the same legend.
     colours = charts.colours([*(row.backend for row in rows), *(row.collective for row in rows)])
     for (link, backend), own in group_by(rows, lambda row: (row.link, row.backend)).items():
@@ -146,20 +137,14 @@ def _over_sizes(title: str, at: str, series: Sequence[Series], rows: Sequence[Co
 
 
 def _draw_training(rows: Sequence[TrainingRow]) -> Iterator[Panel]:
-    if not rows:
-        return
-
     def name(row: TrainingRow) -> str:
         return f"{row.net}, {row.backend}"
 
-    colours = charts.colours([name(row) for row in rows])
-    series = series_of(rows, "link", "efficiency", name, colours)
-    colours = {f"{each}, predicted": colour for each, colour in colours.items()}
-    predicted = series_of(
-        rows, "link", "predicted", lambda row: f"{name(row)}, predicted", colours, dash=charts.PREDICTED
-    )
-    at = "samples/s against the same ranks without exchange"
-    yield charts.bar_panel("Efficiency of data-parallel training", [*series, *predicted], at=at)
+    if rows:
+        names = [name(row) for row in rows]
+        series = _draw_beside_predicted(rows, "link", "efficiency", "predicted", name, names)
+        at = "samples/s against the same ranks without exchange"
+        yield charts.bar_panel("Efficiency of data-parallel training", series, at=at)
 
 
 def _draw_fusion(rows: Sequence[FusionRow]) -> Iterator[Panel]:

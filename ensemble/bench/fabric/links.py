@@ -25,7 +25,7 @@ class Link:
         ranks: of each host.
         rate: of each direction of each host's link, as `tc` writes it; None for no limit.
         mtu: bytes of a frame's payload.
-        place: how ranks lie on the hosts: "contiguous", "interleaved" or, on existing machines, "given".
+        place: how ranks lie on emulated hosts: "contiguous" or "interleaved".
         through: the interface between existing machines; None where hosts are emulated, or there is one.
         given: the host of each rank on existing machines.
     """
@@ -90,9 +90,7 @@ def existing_link(interface: str, placement: tuple[int, ...], rate: str | None) 
     """
     if rate is not None:
         rate_bps(rate)
-    machines = max(placement) + 1
-    ranks = len(placement) // machines
-    return Link(hosts=machines, ranks=ranks, rate=rate, place="given", through=interface, given=placement)
+    return Link(hosts=max(placement) + 1, rate=rate, through=interface, given=placement)
 
 
 def parse_link(text: str) -> Link:
@@ -101,10 +99,10 @@ def parse_link(text: str) -> Link:
     Raises:
         SpecError: it is not such a description.
     """
+    bounds = {"hosts": (2, MOST), "ranks": (1, 65535), "mtu": (1, 65535)}
+    known = (*bounds, "rate", "place")
     values: dict[str, Any] = {"hosts": 2, "ranks": 2}
-    known = ("hosts", "ranks", "rate", "mtu", "place")
-    for part in text.split(","):
-        name, equals, value = (text.strip() for text in part.partition("="))
+    for name, equals, value in (map(str.strip, part.partition("=")) for part in text.split(",")):
         if name not in known:
             raise SpecError(unknown_name("an emulated link has no", name, known))
         if not equals or not value:
@@ -115,7 +113,7 @@ def parse_link(text: str) -> Link:
         elif name == "place":
             check_choice("place=", value, list(_PLACEMENTS))
         else:
-            least, most = 2 if name == "hosts" else 1, MOST if name == "hosts" else 65535
+            least, most = bounds[name]
             if not value.isdigit() or not least <= int(value) <= most:
                 raise SpecError(f"an emulated link's {name} is an integer from {least} to {most}, got {value!r}")
             values[name] = int(value)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.bench.fabric.predict import bus_factor
-from ensemble.bench.fabric.rows import NETS, PLAIN
+from ensemble.bench.fabric.study import PLAIN
 from ensemble.bench.launch.backends import LAYERS
-from ensemble.bench.timing import BARRIER_S, fitting_iterations, interface_sent, time_iterations
+from ensemble.bench.timing import BARRIER_S, fitting_iterations, take_turns, time_iterations
 from ensemble.comm import Communicator
 from ensemble.comm.gradients import GradientExchange
 
@@ -53,10 +53,9 @@ def measure_collectives(comm: Communicator, options: dict[str, Any]) -> dict[str
 def _all_reduce_ways(layer: Communicator) -> dict[str, Any]:
     from ensemble.comm.hierarchical import Hierarchical, Hybrid
 
-    if isinstance(layer, Hybrid):
-        assert isinstance(layer.base, Hierarchical)
-        return {"groups": layer.base.groups, "ways": layer.ways}
-    return {"groups": layer.groups if isinstance(layer, Hierarchical) else (), "ways": ()}
+    base = layer.base if isinstance(layer, Hybrid) else layer
+    groups = base.groups if isinstance(base, Hierarchical) else ()
+    return {"groups": groups, "ways": layer.ways if isinstance(layer, Hybrid) else ()}
 
 
 def _measure_cases(
@@ -64,26 +63,19 @@ def _measure_cases(
 ) -> list[dict[str, Any]]:
     device = torch.device(options.get("device", "cpu"))
     count = max(1, size // 4 // comm.world) * comm.world
-    found: dict[str, dict[str, Any]] = {}
-    runs: dict[str, Callable[[], None]] = {}
-    for name, layer in layers.items():
-        wrong = count_wrong(collective, layer, count, device)
-        runs[name] = _prepare(collective, layer, count, device)
-        time_iterations(runs[name], 1, comm)
-        warm = max(time_iterations(runs[name], 1, comm))
+    wrong = {name: count_wrong(collective, layer, count, device) for name, layer in layers.items()}
+    runs = {name: _prepare(collective, layer, count, device) for name, layer in layers.items()}
+    each = {}
+    for name, run in runs.items():
+        time_iterations(run, 1, comm)
+        warm = max(time_iterations(run, 1, comm))
         fit = fitting_iterations(comm, warm, options["seconds"], _LEAST_ITERATIONS, options["iterations"])
-        found[name] = {"layer": name, "wrong": wrong, "times": [], "wire": 0, "each": -(-fit // options["rounds"])}
-    for _ in range(options["rounds"]):
-        for name in layers:
-            before = interface_sent(options["interface"])
-            found[name]["times"] += time_iterations(runs[name], found[name]["each"], comm)
-            comm.barrier(BARRIER_S)  # the host's other ranks have sent theirs, too
-            found[name]["wire"] += interface_sent(options["interface"]) - before
+        each[name] = -(-fit // options["rounds"])
+    found = take_turns(comm, runs, each, options["rounds"], options["interface"])
+    same = {"collective": collective, "size": count * 4, "count": count}
     for name, layer in layers.items():
-        case = found[name]
-        case["wrong"] += count_wrong(collective, layer, count, device)
-        case["wire"] /= len(case["times"])
-    return [{"collective": collective, "size": count * 4, "count": count, **case} for case in found.values()]
+        wrong[name] += count_wrong(collective, layer, count, device)
+    return [{**same, "layer": name, "wrong": wrong[name], **case} for name, case in found.items()]
 
 
 def _calibrate(comm: Communicator, placement: list[int]) -> float | None:
@@ -132,10 +124,12 @@ def count_wrong(collective: str, comm: Communicator, count: int, device: torch.d
         expected = _pattern(0, count)
     elif collective == "all_to_all":
         expected = torch.cat([_pattern(r, count)[own] for r in range(n)])
-    result = _RUN[collective](comm, given.to(device))
+    result: Any = given.to(device)
+    returned = _RUN[collective](comm, result)
     if collective == "reduce" and rank != 0:
         return 0  # undefined
-    whole = result if isinstance(result, Tensor) else torch.cat(result)
+    result = result if returned is None else returned
+    whole = torch.cat(result) if isinstance(result, list) else result
     return int((whole.cpu() != expected).sum().item())
 
 
@@ -144,20 +138,13 @@ def _pattern(rank: int, count: int) -> Tensor:
     return period.float().repeat(-(-count // _PERIOD))[:count]
 
 
-def _in_place(run: Callable[[Communicator, Tensor], None]) -> Callable[[Communicator, Tensor], Tensor]:
-    def result(comm: Communicator, tensor: Tensor) -> Tensor:
-        run(comm, tensor)
-        return tensor
-
-    return result
-
-
-_RUN: dict[str, Callable[[Communicator, Tensor], Tensor | list[Tensor]]] = {
-    "all_reduce": _in_place(lambda comm, tensor: comm.all_reduce_(tensor)),
+# Those that work in place return nothing.
+_RUN: dict[str, Callable[[Communicator, Tensor], Tensor | list[Tensor] | None]] = {
+    "all_reduce": lambda comm, tensor: comm.all_reduce_(tensor),
     "reduce_scatter": lambda comm, tensor: comm.reduce_scatter(tensor),
     "all_gather": lambda comm, tensor: comm.all_gather(tensor, equal=True),
-    "broadcast": _in_place(lambda comm, tensor: comm.broadcast_(tensor)),
-    "reduce": _in_place(lambda comm, tensor: comm.reduce_(tensor)),
+    "broadcast": lambda comm, tensor: comm.broadcast_(tensor),
+    "reduce": lambda comm, tensor: comm.reduce_(tensor),
     "all_to_all": lambda comm, tensor: comm.all_to_all(tensor),
 }
 
@@ -168,27 +155,23 @@ _RUN: dict[str, Callable[[Communicator, Tensor], Tensor | list[Tensor]]] = {
 _LATENCY_VALUES = 1024
 
 
-def make_compute_heavy() -> tuple[nn.Module, tuple[int, ...]]:
-    """A net of convolutions, with much to compute and few parameters, and the shape of its batch."""
-    layers = [each for width in (3, *[32] * 5) for each in (nn.Conv2d(width, 32, 3, padding=1), nn.ReLU())]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)), (8, 3, 32, 32)
-
-
-def make_parameter_heavy() -> tuple[nn.Module, tuple[int, ...]]:
-    """A net of large linear layers, with many parameters and little to compute, and the shape of its batch."""
-    sizes = itertools.pairwise((1024, 2048, 1024, 1024))
-    layers = [each for rows, columns in sizes for each in (nn.Linear(rows, columns), nn.ReLU())]
+def make_net(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    """A net of `study.NETS`, and the shape of its batch."""
+    layers: list[nn.Module] = []
+    if name == "compute-heavy":  # convolutions: much to compute and few parameters
+        for width in (3, *[32] * 5):
+            layers += [nn.Conv2d(width, 32, 3, padding=1), nn.ReLU()]
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)), (8, 3, 32, 32)
+    for rows, columns in itertools.pairwise((1024, 2048, 1024, 1024)):
+        layers += [nn.Linear(rows, columns), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(1024, 10)), (32, 1024)
-
-
-_MAKE_NET = dict(zip(NETS, (make_compute_heavy, make_parameter_heavy), strict=True))
 
 
 def measure_training(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
     """Time steps of each net without and with the exchange of gradients, in turn, on all ranks at once.
 
     Args:
-        options: `nets`, of `rows.NETS`; `steps` of a round, `rounds`.
+        options: `nets`, of `study.NETS`; `steps` of a round, `rounds`.
 
     Returns:
         "latency_s": of an all-reduce of 4 KiB; "ways": as above; "nets": for each net `parameters`, `grad_bytes`,
@@ -203,15 +186,14 @@ def measure_training(comm: Communicator, options: dict[str, Any]) -> dict[str, A
 
 def _train_net(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
-    net, shape = _MAKE_NET[name]()
+    net, shape = make_net(name)
     parameters = list(net.parameters())
     optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
-    exchange = GradientExchange(parameters, comm)
     batch, labels = torch.randn(shape), torch.randint(10, shape[:1])
-    backward: list[float] = []
-    alone: list[float] = []
-    together: list[float] = []
-    try:
+    # (seconds of a step, of them of its backward pass)
+    alone: list[tuple[float, float]] = []
+    together: list[tuple[float, float]] = []
+    with contextlib.closing(GradientExchange(parameters, comm)) as exchange:
         _time_step(net, optimizer, batch, labels, exchange)
         sent = comm.sent_bytes
         _time_step(net, optimizer, batch, labels, exchange)
@@ -219,40 +201,35 @@ def _train_net(comm: Communicator, name: str, options: dict[str, Any]) -> dict[s
         for _ in range(options["rounds"]):
             for times, used in ((alone, None), (together, exchange)):
                 comm.barrier(BARRIER_S)
-                for _ in range(options["steps"]):
-                    start = time.perf_counter()
-                    backward_s = _time_step(net, optimizer, batch, labels, used)
-                    times.append(time.perf_counter() - start)
-                    if used is None:
-                        backward.append(backward_s)
-    finally:
-        exchange.close()
+                times += [_time_step(net, optimizer, batch, labels, used) for _ in range(options["steps"])]
+        messages = len(exchange)
     return {
         "parameters": sum(p.numel() for p in parameters),
         "grad_bytes": sum(p.numel() * p.element_size() for p in parameters),
-        "messages": len(exchange),
+        "messages": messages,
         "sent_bytes": sent,
         "batch": shape[0],
-        "alone": alone,
-        "together": together,
-        "backward_s": statistics.median(backward),
+        "alone": [step_s for step_s, _ in alone],
+        "together": [step_s for step_s, _ in together],
+        "backward_s": statistics.median(backward_s for _, backward_s in alone),
     }
 
 
 def _time_step(
     net: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, labels: Tensor, used: GradientExchange | None
-) -> float:
-    """Train one step; returns the seconds of its backward pass, which overlaps with the exchange."""
+) -> tuple[float, float]:
+    """Train one step; returns its seconds, and those of its backward pass, which overlaps with the exchange."""
+    start = time.perf_counter()
     optimizer.zero_grad(set_to_none=True)
     loss = nn.functional.cross_entropy(net(batch), labels)
-    start = time.perf_counter()
+    forward_s = time.perf_counter() - start
     with used.overlap_backward() if used is not None else contextlib.nullcontext():
         loss.backward()  # type: ignore[no-untyped-call]
-    seconds = time.perf_counter() - start
+    backward_s = time.perf_counter() - start - forward_s
     if used is not None:
         used.finish()
     optimizer.step()
-    return seconds
+    return time.perf_counter() - start, backward_s
 
 
 # --- fusion -------------------------------------------------------------------------------------------------
@@ -269,9 +246,20 @@ def measure_fusion(comm: Communicator, options: dict[str, Any]) -> list[dict[str
     Returns:
         For each threshold its `messages`, this rank's seconds `times`, and whether a member chooses it, `chosen`.
     """
+    from ensemble.comm.autotune.plan import open_communicator
+
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in options.get("shapes") or resnet50_shapes()]
-    grads = [torch.ones_like(p) for p in parameters]
-    tuned = _tuned_threshold(comm, parameters) if options["tune"] else None
+    tuned = None
+    if options["tune"]:
+        sizes = [parameter.numel() for parameter in parameters]
+        tuned = open_communicator(comm, {"name": "torch", "bucket_bytes": "auto"}, sizes)[1].bucket_bytes
+    gradients = [torch.ones_like(parameter) for parameter in parameters]
+
+    def exchange_once() -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        exchange.finish()
+
     thresholds = sorted({*options["thresholds"], *([tuned] if tuned is not None else [])})
     found: list[dict[str, Any]] = [{"threshold": t, "chosen": t == tuned, "times": []} for t in thresholds]
     for _ in range(options["rounds"]):
@@ -279,30 +267,11 @@ def measure_fusion(comm: Communicator, options: dict[str, Any]) -> list[dict[str
             # Buckets that are full at one byte: every tensor is sent by itself.
             size = case["threshold"] or 1
             exchange = GradientExchange(parameters, comm, bucket_bytes=size, first_bucket_bytes=size)
-            case["messages"] = len(exchange)
-            times = [_time_exchange(exchange, parameters, grads, comm) for _ in range(options["steps"] + 1)]
+            with contextlib.closing(exchange):
+                case["messages"] = len(exchange)
+                times = [time_iterations(exchange_once, 1, comm)[0] for _ in range(options["steps"] + 1)]
             case["times"] += times[1:]  # the first one touches its memory for the first time
-            exchange.close()
     return found
-
-
-def _tuned_threshold(comm: Communicator, parameters: list[nn.Parameter]) -> int:
-    """The size of buckets that a member with these parameters chooses when it starts."""
-    from ensemble.comm.autotune.plan import open_communicator
-
-    options = {"name": "torch", "bucket_bytes": "auto"}
-    return open_communicator(comm, options, [p.numel() for p in parameters])[1].bucket_bytes
-
-
-def _time_exchange(
-    exchange: GradientExchange, parameters: list[nn.Parameter], grads: list[torch.Tensor], comm: Communicator
-) -> float:
-    for parameter, grad in zip(parameters, grads, strict=True):
-        parameter.grad = grad
-    comm.barrier(BARRIER_S)
-    start = time.perf_counter()
-    exchange.finish()
-    return time.perf_counter() - start
 
 
 def resnet50_shapes() -> Iterator[tuple[int, ...]]:

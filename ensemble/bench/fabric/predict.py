@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # As `ensemble.comm.torch_dist.GATHER_BYTES`, which would import torch.
@@ -71,8 +71,9 @@ def rounds(collective: str, ranks: Sequence[int], size: float, backend: str = "g
     if collective == "reduce" and backend.startswith("horovod"):
         collective = "all_reduce"
     ring = [(rank, ranks[(i + 1) % n], size / n) for i, rank in enumerate(ranks)]
-    if collective == "broadcast":
-        return list(_tree(ranks, size))
+    if collective == "broadcast":  # in round i the 2^i ranks that have the message send it to the rank 2^i further
+        steps = [2**i for i in range(math.ceil(math.log2(n)))]
+        return [Round([(ranks[j], ranks[j + k], size) for j in range(min(k, n - k))]) for k in steps]
     if collective == "all_to_all":
         return [Round([(a, b, size / n) for a in ranks for b in ranks if a != b])]
     if collective == "reduce" and size * (n - 1) <= _GATHER_BYTES:
@@ -81,12 +82,6 @@ def rounds(collective: str, ranks: Sequence[int], size: float, backend: str = "g
         return [Round(ring, n - 1), Round([(rank, ranks[0], size / n) for rank in ranks[1:]])]
     twice = collective == "all_reduce" or (collective == "reduce_scatter" and backend == "gloo")
     return [Round(ring, (2 if twice else 1) * (n - 1))]
-
-
-def _tree(ranks: Sequence[int], size: float) -> Iterator[Round]:
-    """gloo's broadcast: in round i the 2^i ranks that have the message send it to the rank 2^i further."""
-    for i in range(math.ceil(math.log2(len(ranks)))):
-        yield Round([(ranks[j], ranks[j + 2**i], size) for j in range(2**i) if j + 2**i < len(ranks)])
 
 
 def layered_rounds(
@@ -101,9 +96,9 @@ def layered_rounds(
 
     Args:
         groups: of a hierarchical all-reduce; none for a flat one.
-        ways: of a hybrid one: flat or hierarchical, by size (`ensemble.comm.autotune.decide.choose_way`).
+        ways: of a hybrid one: flat or hierarchical, by size (`ensemble.comm.hierarchical.choose_way`).
     """
-    from ensemble.comm.autotune.decide import choose_way
+    from ensemble.comm.hierarchical import choose_way
 
     flat = collective != "all_reduce" or not groups
     if flat or (ways and choose_way(tuple((up_to, way) for up_to, way in ways), size) == "flat"):  # type: ignore[misc]
@@ -113,20 +108,19 @@ def layered_rounds(
 
 def hierarchical_rounds(groups: Sequence[Sequence[int]], size: float) -> list[Round]:
     """The rounds of an all-reduce: to the first rank of each group, among those ranks, and back."""
-    first = [group[0] for group in groups]
-    inside = [rounds("reduce", group, size) for group in groups]
-    back = [rounds("broadcast", group, size) for group in groups]
-    return [*_merge_rounds(inside), *rounds("all_reduce", first, size), *_merge_rounds(back)]
 
+    def at_once(collective: str) -> list[Round]:
+        """The rounds of all groups, which communicate at once; those of smaller groups end earlier."""
+        each = [rounds(collective, group, size) for group in groups]
+        longest: list[Round] = max(each, key=len)
+        parts = itertools.zip_longest(*each, fillvalue=Round([]))
+        return [
+            Round([message for part in same for message in part.messages], long.times)
+            for same, long in zip(parts, longest, strict=True)
+        ]
 
-def _merge_rounds(groups: Sequence[Sequence[Round]]) -> list[Round]:
-    """The rounds of several groups that communicate at once; those of smaller groups end earlier."""
-    longest = max(groups, key=len)
-    at_once = itertools.zip_longest(*groups, fillvalue=Round([]))
-    return [
-        Round([message for each in rounds for message in each.messages], long.times)
-        for rounds, long in zip(at_once, longest, strict=True)
-    ]
+    among = rounds("all_reduce", [group[0] for group in groups], size)
+    return [*at_once("reduce"), *among, *at_once("broadcast")]
 
 
 def wire_bytes(steps: Sequence[Round], placement: Sequence[int]) -> float:
@@ -176,3 +170,8 @@ def with_latency(computed: Sequence[float], smallest_s: float) -> list[float]:
     """Add a latency to predictions for ascending sizes: what the smallest took longer than predicted."""
     latency = max(0.0, smallest_s - computed[0])
     return [each + latency for each in computed]
+
+
+def step_seconds(alone_s: float, backward_s: float, exchange_s: float) -> float:
+    """Seconds of a step whose exchange overlaps with the backward pass, and may go on after it."""
+    return alone_s + max(0.0, exchange_s - backward_s)

@@ -78,11 +78,10 @@ def call(
     backend: str,
     *,
     rank: int,
-    world: int,
-    interface: str,
     device: str,
     directory: str,
     timeout_s: float,
+    **where: Any,
 ) -> Any:
     """Connect this rank, call `function(comm, options)` and wait until all ranks have done so; returns its result.
 
@@ -90,26 +89,18 @@ def call(
 
     Args:
         backend: a name of `BACKENDS` or `LAYERS`.
-        rank: this one.  world: how many there are.
-        interface: through which ranks reach each other.
         device: "cpu" or "cuda:N".
         directory: of these ranks alone, seen by all of them; used for one connection.
         timeout_s: for the others to connect, and for a collective.
+        where: `world`, how many ranks there are, and the `interface` through which they reach each other.
 
     Raises:
         CommunicatorError: not all ranks have connected.
     """
     import torch
 
-    where: dict[str, Any] = {
-        "rendezvous": Path(directory, "meet").as_uri(),
-        "rank": rank,
-        "world": world,
-        "device": torch.device(device),
-        "interface": interface,
-        "rendezvous_timeout_s": timeout_s,
-        "timeout_s": timeout_s,
-    }
+    where |= {"rendezvous": Path(directory, "meet").as_uri(), "rank": rank, "device": torch.device(device)}
+    where |= {"rendezvous_timeout_s": timeout_s, "timeout_s": timeout_s}
     if backend.startswith("horovod"):
         from ensemble.comm import horovod
 

@@ -3,12 +3,9 @@
 A **network namespace** is a machine's network by itself: its own interfaces, addresses, loopback and counters.
 A **veth pair** is a cable, an interface at either end; a **bridge** is a switch. `tbf`, the token bucket filter,
 lets an interface send no faster than a rate. Each host here is a namespace whose `eth0` is the one end of a veth
-pair; the other ends are ports of a bridge. The bridge has a namespace of its own too, so the machine's own network
-never sees any of it. Both ends of each pair are shaped, as a network card and a switch port are; there is no
-added delay.
-
-Processes of one host reach each other over its loopback, unshaped. Files, Unix sockets, processor and memory are
-the machine's, and common to all hosts.
+pair; the other ends are ports of a bridge in a namespace of its own: the machine's own network sees none of it.
+Both ends of each pair are shaped, as a network card and a switch port are; there is no added delay. A host's
+loopback is not shaped. Files, Unix sockets, processor and memory are the machine's, and common to all hosts.
 
 A small process holds the read end of a pipe and removes the namespaces, with all their processes, when it reads a
 line or its parent has ended, killed or not. If that process is killed too, the next `Hosts` removes the namespaces
@@ -35,6 +32,7 @@ from types import TracebackType
 from ensemble.spec import SpecError
 
 INTERFACE = "eth0"
+_ADDRESS = "10.0.0.{}"
 MOST = 250
 _NETNS = Path("/run/netns")
 _NAME = re.compile(r"bench-(\d+)-(\d+)-\d+-(?:switch|host\d+)")
@@ -77,11 +75,6 @@ def rate_bps(rate: str) -> float:
     return float(found[1]) * _SCALE[found[2].lower()]
 
 
-def address(host: int) -> str:
-    """A host's address on its `eth0`."""
-    return f"10.0.0.{host + 1}"
-
-
 def setup_commands(switch: str, hosts: Sequence[str], rate: str | None, mtu: int) -> list[Command]:
     """The commands that create and join the namespaces, in order.
 
@@ -109,7 +102,7 @@ def setup_commands(switch: str, hosts: Sequence[str], rate: str | None, mtu: int
             commands += [("tc", "-n", ns, "qdisc", "add", "dev", end, *shape) for ns, end in ends]
         commands += [
             ("ip", "-n", switch, "link", "set", port, "master", "bridge", "up"),
-            ("ip", "-n", host, "address", "add", f"{address(number)}/24", "dev", INTERFACE),
+            ("ip", "-n", host, "address", "add", f"{_ADDRESS.format(number + 1)}/24", "dev", INTERFACE),
             ("ip", "-n", host, "link", "set", INTERFACE, "up"),
             ("ip", "-n", host, "link", "set", "lo", "up"),
         ]
@@ -145,7 +138,7 @@ class Hosts:
         prefix = f"bench-{os.getpid()}-{_start_ticks(os.getpid())}-{next(_numbers)}"
         self._switch = f"{prefix}-switch"
         self.names = tuple(f"{prefix}-host{i}" for i in range(number))
-        self.addresses = tuple(address(i) for i in range(number))
+        self.addresses = tuple(_ADDRESS.format(i + 1) for i in range(number))
         self._commands = setup_commands(self._switch, self.names, rate, mtu)
         self._remover: subprocess.Popen[bytes] | None = None
 
@@ -223,7 +216,7 @@ def remove_stale() -> list[str]:
 def _missing_requirement() -> str | None:
     if sys.platform != "linux":
         return f"hosts in network namespaces need Linux, this is {sys.platform}"
-    absent = [name for name in ("ip", "tc") if _tool(name) is None]
+    absent = [name for name in ("ip", "tc") if not os.path.isabs(tool(name))]
     if absent:
         return f"hosts in network namespaces need {' and '.join(absent)} (package iproute2)"
     if os.geteuid() != 0:
@@ -253,11 +246,7 @@ def _run_command(command: Command) -> str:
 
 def tool(name: str) -> str:
     """A program's path; its name where it is not found."""
-    return _tool(name) or name
-
-
-def _tool(name: str) -> str | None:
-    return shutil.which(name, path=_environment()["PATH"])
+    return shutil.which(name, path=_environment()["PATH"]) or name
 
 
 def _environment() -> dict[str, str]:

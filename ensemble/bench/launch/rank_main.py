@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.bench.launch.backends import UNDER_MPI, call, import_function
+from ensemble.bench.launch.child import last_line
 from ensemble.bench.launch.hosts import tool
-from ensemble.bench.launch.ranks import RankJob, last_line
+from ensemble.bench.launch.ranks import RankJob
 
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
@@ -78,7 +79,7 @@ def _run_under_mpi(job: RankJob) -> str | None:
         process.wait()
     if process.returncode == 0:
         return None
-    if failed := {rank: 1 for rank in range(job.world) if job.failure(rank).exists()}:
+    if failed := {rank: 1 for rank in range(job.world) if job.file(rank, "failed").exists()}:
         return _describe_failure(job, failed)
     return last_line(log.read_text(errors="replace", encoding="utf-8"))
 
@@ -149,11 +150,13 @@ def _wait_for_ranks(pids: dict[int, tuple[int, int]]) -> dict[int, int]:
 
 def _describe_failure(job: RankJob, failed: dict[int, int]) -> str:
     """A line about the first rank that failed; the others may have failed because of it."""
-    when = {rank: job.failure(rank).stat().st_mtime_ns for rank in failed if job.failure(rank).exists()}
+    when = {
+        rank: job.file(rank, "failed").stat().st_mtime_ns for rank in failed if job.file(rank, "failed").exists()
+    }
     rank = min(failed, key=lambda rank: when.get(rank, 0))
-    reason = last_line(job.log(rank).read_text(errors="replace", encoding="utf-8"))
+    reason = last_line(job.file(rank, "log").read_text(errors="replace", encoding="utf-8"))
     if failed[rank] < 0:
-        reason = f"ended by {signal.Signals(-failed[rank]).name}, last words: {reason}"
+        reason = f"ended by {signal.Signals(-failed[rank]).name}; its last output: {reason}"
     return f"rank {rank} of {job.world} failed: {reason}"
 
 
@@ -164,18 +167,21 @@ def _run_rank(job: RankJob, rank: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
-        log = os.open(job.log(rank), os.O_WRONLY | os.O_CREAT, 0o600)
+        log = os.open(job.file(rank, "log"), os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
         namespace = job.namespaces[job.placement[rank]]
         if namespace is not None:
-            _enter_namespace(libc, namespace)
+            fd = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+            if libc.setns(fd, _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter network namespace {namespace}")
+            os.close(fd)
         result = _call_function(job, rank)
-        part = job.result_file(rank).with_suffix(".part")
+        part = job.file(rank, "part")
         part.write_text(json.dumps(result), encoding="utf-8")
-        part.rename(job.result_file(rank))  # atomically
+        part.rename(job.file(rank, "json"))  # atomically
     except BaseException:
-        job.failure(rank).touch()
+        job.file(rank, "failed").touch()
         traceback.print_exc()
         return 1
     finally:
@@ -184,33 +190,17 @@ def _run_rank(job: RankJob, rank: int) -> int:
     return 0
 
 
-def _enter_namespace(libc: ctypes.CDLL, namespace: str) -> None:
-    fd = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
-    if libc.setns(fd, _CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), f"cannot enter network namespace {namespace}")
-    os.close(fd)
-
-
 def _call_function(job: RankJob, rank: int) -> Any:
     import torch
 
     torch.set_num_threads(job.threads)
-    device = "cpu"
+    where: dict[str, Any] = {"rank": rank, "world": job.world, "interface": job.interface, "device": "cpu"}
     if job.device == "cuda":
         number = job.placement[:rank].count(job.placement[rank])
         torch.cuda.set_device(number)
-        device = f"cuda:{number}"
-    return call(
-        import_function(job.function),
-        job.options,
-        job.backend,
-        rank=rank,
-        world=job.world,
-        interface=job.interface,
-        device=device,
-        directory=job.directory,
-        timeout_s=job.timeout_s,
-    )
+        where["device"] = f"cuda:{number}"
+    function, directory = import_function(job.function), job.directory
+    return call(function, job.options, job.backend, directory=directory, timeout_s=job.timeout_s, **where)
 
 
 if __name__ == "__main__":

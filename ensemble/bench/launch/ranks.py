@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.bench.launch.backends import check_backend
+from ensemble.bench.launch.child import ChildTimeoutError, run_child
 from ensemble.bench.launch.hosts import INTERFACE, Hosts
-from pipelines.child_processes import child_environment
+from pipelines.ipc.child_processes import child_environment
 
 LOOPBACK = "lo"
 
@@ -36,17 +34,11 @@ class RanksError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class RankJob:
-    """The ranks' task, which they read from a file.
+    """The ranks' task, which they read from a file; fields not listed are as of `run_ranks`.
 
     Attributes:
-        function: "module:name"; each rank calls it with its communicator and `options`.
-        placement: the number of each rank's host.
         namespaces: each host's network namespace; None for the machine's own.
         interface: through which ranks connect to each other.
-        backend: a name of `ensemble.bench.launch.backends`.
-        device: "cpu", or "cuda": each rank has the next GPU of its host as its current one.
-        threads: of each rank.
-        timeout_s: for all of it, and for each collective.
         directory: where the ranks meet and write their results.
     """
 
@@ -66,17 +58,9 @@ class RankJob:
         """How many ranks."""
         return len(self.placement)
 
-    def result_file(self, rank: int) -> Path:
-        """The file with a rank's result."""
-        return Path(self.directory, f"{rank}.json")
-
-    def log(self, rank: int) -> Path:
-        """The file with a rank's standard output and standard error."""
-        return Path(self.directory, f"{rank}.log")
-
-    def failure(self, rank: int) -> Path:
-        """The file that a rank makes when it fails."""
-        return Path(self.directory, f"{rank}.failed")
+    def file(self, rank: int, kind: str) -> Path:
+        """A file of a rank: "json", its result; "log", its output; "failed", which it makes when it fails."""
+        return Path(self.directory, f"{rank}.{kind}")
 
 
 def contiguous(ranks: int, hosts: int) -> list[int]:
@@ -108,9 +92,9 @@ def run_ranks(
             its loopback; the numbers then only determine which ranks count as neighbours.
         hosts: on which the ranks run.
         backend: of the communicator: a name of `ensemble.bench.launch.backends`.
-        device: "cpu" or "cuda".
+        device: "cpu", or "cuda": each rank has the next GPU of its host as its current one.
         threads: of each rank.
-        timeout_s: for all of it.
+        timeout_s: for all of it, and for each collective.
 
     Raises:
         RanksError: a rank failed (with its number and its last line on standard error), or time is over.
@@ -131,37 +115,13 @@ def run_ranks(
             directory=directory,
         )
         Path(directory, "job.json").write_text(json.dumps(dataclasses.asdict(job)), encoding="utf-8")
-        _run_job(job)
-        return [json.loads(job.result_file(rank).read_text(encoding="utf-8")) for rank in range(job.world)]
-
-
-def _run_job(job: RankJob) -> None:
-    """Start the process of the ranks and wait for it; raises RanksError where a rank failed."""
-    # The end of its standard input ends the process, also when this one was killed.
-    read_end, write_end = os.pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "ensemble.bench.launch.rank_main", job.directory],
-        stdin=read_end,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**child_environment(), "OMP_NUM_THREADS": str(job.threads)},
-        start_new_session=True,  # Ctrl-C is handled by the calling process
-    )
-    os.close(read_end)
-    try:
-        _, errors = process.communicate(timeout=job.timeout_s)
-    except subprocess.TimeoutExpired:
-        unfinished = [str(rank) for rank in range(job.world) if not job.result_file(rank).exists()]
-        raise RanksError(
-            f"{job.function} took more than {job.timeout_s:g} s; ranks that were not done: {', '.join(unfinished)}"
-        ) from None
-    finally:
-        os.close(write_end)
-        process.communicate()
-    if process.returncode:
-        raise RanksError(f"{job.function} with {job.backend}: {last_line(errors.decode(errors='replace'))}")
-
-
-def last_line(text: str) -> str:
-    """The last line that is not empty."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
+        environment = {**child_environment(), "OMP_NUM_THREADS": str(threads)}
+        try:
+            run_child("ensemble.bench.launch.rank_main", directory, environment=environment, timeout_s=timeout_s)
+        except ChildTimeoutError:
+            unfinished = [str(rank) for rank in range(job.world) if not job.file(rank, "json").exists()]
+            missing = f"ranks that were not done: {', '.join(unfinished)}"
+            raise RanksError(f"{function} took more than {timeout_s:g} s; {missing}") from None
+        except RuntimeError as error:
+            raise RanksError(f"{function} with {backend}: {error}") from None
+        return [json.loads(job.file(rank, "json").read_text(encoding="utf-8")) for rank in range(job.world)]

@@ -50,25 +50,26 @@ class ScheduledJob:
         import torch
 
         check_backend(backend)
-        where = Path(self.directory, str(next(self._calls)))
-        where.mkdir(exist_ok=True)
-        on_gpu = backend == "nccl"
-        if on_gpu:
+        directory = Path(self.directory, str(next(self._calls)))
+        directory.mkdir(exist_ok=True)
+        where: dict[str, Any] = {
+            "rank": self.rank,
+            "world": self.world,
+            "interface": self.interface,
+            "device": "cpu",
+        }
+        where["device"] = f"cuda:{self.local}" if backend == "nccl" else "cpu"
+        if backend == "nccl":
             torch.cuda.set_device(self.local)
 
         def measure(comm: Communicator, options: dict[str, Any]) -> list[Any]:
-            return _gather_json(comm, import_function(function)(comm, options))
+            """Every rank's result, sent as JSON."""
+            result = json.dumps(import_function(function)(comm, options))
+            own = torch.frombuffer(bytearray(result.encode()), dtype=torch.uint8)
+            return [json.loads(bytes(each.tolist())) for each in comm.all_gather(own)]
 
         found: list[Any] = call(
-            measure,
-            options,
-            backend,
-            rank=self.rank,
-            world=self.world,
-            interface=self.interface,
-            device=f"cuda:{self.local}" if on_gpu else "cpu",
-            directory=str(where),
-            timeout_s=self.timeout_s,
+            measure, options, backend, directory=str(directory), timeout_s=self.timeout_s, **where
         )
         return found
 
@@ -97,11 +98,3 @@ def machine_key(comm: Communicator, options: dict[str, Any]) -> str:
     from ensemble.comm.hosts import host_key
 
     return host_key()
-
-
-def _gather_json(comm: Communicator, value: Any) -> list[Any]:
-    """Every rank's value, sent as JSON."""
-    import torch
-
-    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    return [json.loads(bytes(each.tolist())) for each in comm.all_gather(own)]

@@ -1,4 +1,4 @@
-"""The plot of the pipelines study, after the figures of the SC18 paper.
+"""What the pipelines study shows: its table, its findings, and its plot after the figures of the SC18 paper.
 
 Panels are over each of members, step, link, preparation workers and cores that was varied, with one value of the
 others; bars where nothing was varied.
@@ -6,15 +6,22 @@ others; bars where nothing was varied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ensemble.bench.charts import Panel, Scale, Series, series_of
-from ensemble.bench.pipelines.config import EMULATED
-from ensemble.bench.pipelines.rows import PipelineRow, cpu_per_1000, format_count, pairs
-from ensemble.bench.results import group_by
+from ensemble.bench.charts import Panel, Scale
+from ensemble.bench.pipelines.config import ALONE, DATALOADER, EMULATED, LOADER
+from ensemble.bench.pipelines.study import PipelineRow, describe, format_count
+from ensemble.bench.results import Outcome, Rows, series_of, tabulate
 
-TITLE = "Sharing one pipeline"
+# Columns that every table has, also where no row has a value.
+_ALWAYS = ("energy_j", "memory_mb")
+# Cores that other processes may use without a warning.
+_QUIET = 0.1
+# In what two rows are alike that are compared.
+_ALIKE = ("members", "prep_workers", "cores", "nodes", "batch_size", "step", "link")
 # Design -> its name in the plot, and the name's colour.
 _NAMES = {
     "bare ring": "bare ring (the limit)",
@@ -39,12 +46,73 @@ _AXES = {
 }
 _SCALES: dict[str, Scale] = {"design": "hidden", "link": "category", "members": "log"}
 _Value = Callable[[PipelineRow], float | None]
+
+
+def _compare_wire(row: PipelineRow) -> float | None:
+    return row.wire_mb / row.bound_mb if row.wire_mb and row.bound_mb else None
+
+
 _FIGURES: tuple[tuple[str, _Value], ...] = (
     ("Samples/s, all members", lambda row: row.samples_per_s),
-    ("CPU-seconds per 1,000 consumed samples", cpu_per_1000),
+    ("CPU-seconds per 1,000 consumed samples", lambda row: row.cpu_per_1000),
     ("Memory of all processes, MB", lambda row: row.memory_mb),
     ("Energy, J per 1,000 consumed samples", lambda row: row.energy_j and row.energy_j / row.samples * 1000),
+    ("Bytes on the wire, times the least that must be sent", _compare_wire),
 )
+
+
+def make_outcome(rows: Sequence[PipelineRow]) -> Outcome:
+    """What the study prints, writes and draws."""
+    return Outcome(
+        tables=[("", table(rows))],
+        rows=[vars(row) for row in rows],
+        findings=list(findings(rows)),
+        title="Sharing one pipeline",
+        notes=notes(rows),
+        panels=panels(rows),
+    )
+
+
+def table(rows: Sequence[PipelineRow]) -> Rows:
+    """The table that is printed, without the columns that have no value in any row."""
+    names = [field.name for field in dataclasses.fields(PipelineRow)]
+    shown = [n for n in names if n in _ALWAYS or any(getattr(row, n) is not None for row in rows)]
+    return tabulate(rows, " ".join(shown))
+
+
+def findings(rows: Sequence[PipelineRow]) -> Iterator[str]:
+    """Each row against those that it is to be compared with, a line each, and warnings about load and energy."""
+    for row, other in pairs(rows):
+        yield (
+            f"{describe(row)}: {row.samples_per_s / other.samples_per_s:.3g} x the samples/s of {other.design}, "
+            f"1/{other.cpu_per_1000 / row.cpu_per_1000:.3g} of the CPU-seconds per sample"
+        )
+    yield from load_warnings(rows)
+    if any(row.energy_origin == "estimated" for row in rows):
+        yield "energy is estimated from the machine's CPU time: it repeats CPU-seconds, and no saving was measured"
+
+
+def load_warnings(rows: Sequence[PipelineRow]) -> Iterator[str]:
+    """A warning where other processes kept cores of the machine busy."""
+    busy = max(row.others_cpu_s / row.wall_s for row in rows)
+    if busy > _QUIET:
+        yield (
+            f"other processes used up to {busy:.2g} cores meanwhile: speed and energy are not those of a quiet "
+            "machine; CPU-seconds are of this study's processes alone"
+        )
+
+
+def pairs(rows: Sequence[PipelineRow]) -> Iterator[tuple[PipelineRow, PipelineRow]]:
+    """Rows that ran alike: of one pipeline a node with each without sharing, of loaders with DataLoaders."""
+
+    def configuration(row: PipelineRow) -> tuple[object, ...]:
+        return row.step_ms if row.step == EMULATED else None, *(getattr(row, name) for name in _ALIKE)
+
+    compared = {"node": ALONE, LOADER: (DATALOADER,)}
+    for row in rows:
+        for other in rows:
+            if other.design in compared.get(row.design, ()) and configuration(row) == configuration(other):
+                yield row, other
 
 
 def panels(rows: Sequence[PipelineRow]) -> list[Panel]:
@@ -56,33 +124,19 @@ def panels(rows: Sequence[PipelineRow]) -> list[Panel]:
         # Of the other axes a panel shows the first value, but the most members.
         fixed = {y: max(values) if y == "members" else values[0] for y, values in varied.items() if y != x}
         chosen = [row for row in rows if all(_x_value(row, other) == value for other, value in fixed.items())]
-        drawn = {}
-        for title, value in _FIGURES if x == over[0] else _FIGURES[:2]:
-            origin = f" ({chosen[0].energy_origin})" if title.startswith("Energy") else ""
-            drawn[title + origin] = _draw_designs(chosen, x, value)
-        if x != "design":
-            drawn["Gain, times"] = _draw_ratios(chosen, x)
-        if x == over[-1]:
-            drawn["Bytes on the wire, times the least that must be sent"] = _draw_designs(chosen, x, _wire)
         at = _describe(chosen[0], [y for y in _AXES if y != x and (y in over or y in ("members", "step_ms"))])
-        found += [
-            Panel(
-                title=title,
-                at=at,
-                x=_AXES.get(x, ""),
-                x_scale=_SCALES.get(x, "linear"),
-                bars=x == "design",
-                log_y=x != "design" and ", times" not in title,
-                series=series,
-            )
-            for title, series in drawn.items()
-            if series
-        ]
+        for title, value in _FIGURES if x == over[0] else _FIGURES[:2]:
+            series = series_of(chosen, functools.partial(_x_value, x=x), value, _name_design, _COLOURS)
+            origin = f" ({chosen[0].energy_origin})" if title.startswith("Energy") else ""
+            is_log = x != "design" and not title.startswith("Bytes")
+            look: dict[str, Any] = {"x_scale": _SCALES.get(x, "linear"), "bars": x == "design", "log_y": is_log}
+            if series:
+                found.append(Panel(title=title + origin, at=at, x=_AXES.get(x, ""), series=series, **look))
     return found
 
 
-def _wire(row: PipelineRow) -> float | None:
-    return row.wire_mb / row.bound_mb if row.wire_mb and row.bound_mb else None
+def _name_design(row: PipelineRow) -> str:
+    return _NAMES[row.design]
 
 
 def _x_value(row: PipelineRow, x: str) -> Any:
@@ -93,44 +147,25 @@ def _x_value(row: PipelineRow, x: str) -> Any:
 
 def _describe(row: PipelineRow, names: Sequence[str]) -> str:
     texts = {
-        "members": format_count(row.members, "member"),
         "step_ms": f"{row.step_ms:g} ms emulated step" if row.step == EMULATED else row.step,
         "link": f"link {row.link}",
-        "prep_workers": format_count(row.prep_workers, "preparation worker"),
-        "cores": format_count(row.cores, "core"),
+        **{
+            name: format_count(getattr(row, name), _AXES[name][:-1])
+            for name in ("members", "prep_workers", "cores")
+        },
     }
     return ", ".join(texts[name] for name in names)
-
-
-def _draw_designs(rows: Sequence[PipelineRow], x: str, value: _Value) -> list[Series]:
-    """One figure of each design."""
-    return series_of(rows, lambda row: _x_value(row, x), value, lambda row: _NAMES[row.design], _COLOURS)
-
-
-def _draw_ratios(rows: Sequence[PipelineRow], x: str) -> list[Series]:
-    """How many times the samples/s, and how many times less CPU, one of a pair has than the other."""
-    gains: tuple[tuple[str, str, Callable[[tuple[PipelineRow, PipelineRow]], float]], ...] = (
-        ("samples/s", "solid", lambda pair: pair[0].samples_per_s / pair[1].samples_per_s),
-        ("less CPU", "dot", lambda pair: cpu_per_1000(pair[1]) / cpu_per_1000(pair[0])),
-    )
-    drawn = []
-    for (one, other), chosen in group_by(pairs(rows), lambda pair: (pair[0].design, pair[1].design)).items():
-        xs, colour = [_x_value(row, x) for row, _ in chosen], _COLOURS[_NAMES[other]]
-        for gained, dash, gain in gains:
-            name, ys = f"{one} against {other}: {gained}", [gain(pair) for pair in chosen]
-            drawn.append(Series(name=name, xs=xs, ys=ys, colour=colour, dash=dash))
-    return drawn
 
 
 def notes(rows: Sequence[PipelineRow]) -> list[str]:
     """What all rows have in common, for the line below the title."""
     first = rows[0]
-    step = f"{first.step}, {first.step_ms:.3g} ms"
-    step = "emulated accelerator, a timed wait that uses no CPU" if first.step == EMULATED else step
+    step = "emulated accelerator, a timed wait that uses no CPU"
+    step = step if first.step == EMULATED else f"{first.step}, {first.step_ms:.3g} ms"
     found = [f"batch {first.batch_size}", f"step: {step}"]
-    for name, field in (("preparation worker", "prep_workers"), ("core", "cores")):
+    for field in ("prep_workers", "cores"):
         if len({getattr(row, field) for row in rows}) == 1:
-            found.append(format_count(getattr(first, field), name))
+            found.append(format_count(getattr(first, field), _AXES[field][:-1]))
     if first.nodes > 1:
         found.append(f"{first.nodes} nodes")
     if any(row.energy_origin == "estimated" for row in rows):

@@ -3,13 +3,9 @@
 Both sides train the same net on the same photographs (`ensemble.bench.pipelines.training`), each in its real
 processes: `ensemble run` with the local executor on one side, plain programs on the other. They run in turn. What
 is summed is the *proportional set size* (proc_pid_smaps(5)): a page that n processes map counts 1/n in each, so
-that the sum over a side's processes counts every page once. Its parts:
-
-- *anonymous*: what processes have written: heaps, Python's objects, the data of libraries. Of it *private* pages
-  are of one process alone; the others are still shared with the process that it was forked from.
-- *shared*: memory that is made to be shared: the ring and resident sets, or the batches of a DataLoader's workers.
-- *files*: code of libraries, which the kernel can read again. Other programs that have mapped the same libraries
-  make it smaller on both sides.
+that the sum over a side's processes counts every page once. Its parts are *anonymous* (heaps, data of libraries),
+*shared* (the ring and resident sets, or batches of a DataLoader's workers) and *files* (code of libraries, which
+other programs that have mapped it make smaller on both sides).
 """
 
 from __future__ import annotations
@@ -24,16 +20,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from ensemble.bench.charts import bar_panel, series_of
+from ensemble.bench.charts import bar_panel
 from ensemble.bench.pipelines import training
 from ensemble.bench.pipelines.processes import process_tree, read_memory
-from ensemble.bench.results import Outcome, Report, group_by, median_row, tabulate
+from ensemble.bench.results import Outcome, Report, group_by, median_row, series_of, tabulate
+from ensemble.events import Epoch
 from ensemble.store import read_events_from
 from pipelines import PipelineError
-from pipelines.child_processes import child_environment
+from pipelines.ipc.child_processes import child_environment
 
 MEMBERS, DATALOADERS = "members of one pipeline", "a DataLoader each"
 TOTAL = "all processes"
@@ -49,7 +47,15 @@ _PARTS = (
     ("ensemble.bench.pipelines.training", "training process", "DataLoader worker"),
     ("", "controller", ""),
 )
-#: The kernel's figures of each process's memory (`read_memory`), by process id.
+#: Fields of a row, and the kernel's names (`read_memory`).
+_FIGURES = {
+    "pss_mb": "Pss",
+    "anonymous_mb": "Pss_Anon",
+    "private_mb": "Private_Dirty",
+    "shared_mb": "Pss_Shmem",
+    "files_mb": "Pss_File",
+}
+#: Memory of each process, by process id.
 _Reading = dict[int, dict[str, int]]
 
 
@@ -95,10 +101,8 @@ def study_memory(
     """Run both sides `repeats` times in turn; returns the medians.
 
     Args:
-        data: a tar archive of JPEG photographs.
-        members: how many train from one pipeline.
-        loaders: how many processes train with a DataLoader each.
-        size: pixels of a side.
+        data, size: see `Config`.
+        members: how many train from one pipeline.  loaders: how many processes train with a DataLoader each.
         epochs: that each trains before its memory is taken for steady.
 
     Raises:
@@ -127,37 +131,20 @@ def _measure(side: str, count: int, settings: dict[str, object], epochs: int) ->
             is_steady = min(_count_epochs(count, Path(folder))) >= epochs
             reading = _read_all(process.pid for process in processes)
             peak_mb = max(peak_mb, _sum_mb(reading, "Pss"))
-            if is_steady:
-                steady.append(reading)
+            steady += [reading] * is_steady
             if any(process.poll() is not None for process in processes):
                 said = "".join(_read_outputs(Path(folder)))[-2000:]
                 raise PipelineError(f"{side}: a process that trained has ended: {said}")
             if time.monotonic() > until:
                 raise PipelineError(f"{side} have not trained {epochs} epochs after {_TIMEOUT_S:g} s")
         parts = group_by(steady[-1], _find_part)
-    for part, pids in parts.items():
-        yield _make_row(side, count, part, [{pid: each[pid] for pid in pids if pid in each} for each in steady])
-    yield _make_row(side, count, TOTAL, steady, peak_mb)
-
-
-def _make_row(
-    side: str, trained: int, part: str, readings: Sequence[_Reading], peak_mb: float | None = None
-) -> MemoryRow:
-    def median_mb(name: str) -> float:
-        return statistics.median(_sum_mb(reading, name) for reading in readings)
-
-    return MemoryRow(
-        side=side,
-        trained=trained,
-        part=part,
-        processes=len(readings[-1]),
-        pss_mb=median_mb("Pss"),
-        anonymous_mb=median_mb("Pss_Anon"),
-        private_mb=median_mb("Private_Dirty"),
-        shared_mb=median_mb("Pss_Shmem"),
-        files_mb=median_mb("Pss_File"),
-        peak_mb=peak_mb,
-    )
+    for part, pids in (*parts.items(), (TOTAL, steady[-1])):
+        own = [{pid: each[pid] for pid in (each if part == TOTAL else pids) if pid in each} for each in steady]
+        figures: dict[str, Any] = {
+            field: statistics.median(_sum_mb(reading, name) for reading in own) for field, name in _FIGURES.items()
+        }
+        peak = peak_mb if part == TOTAL else None
+        yield MemoryRow(side=side, trained=count, part=part, processes=len(own[-1]), peak_mb=peak, **figures)
 
 
 def _sum_mb(reading: _Reading, name: str) -> float:
@@ -191,21 +178,18 @@ def _run_side(
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The processes that train until the context ends, with files in the folder that say how far they are."""
     python = [sys.executable, "-P", "-m"]
+    commands = [[*python, training.__name__, *map(str, settings.values())]] * count
     if side == MEMBERS:
-        command = ["ensemble", "run", training.__file__, "--executor", "local", "--run-dir", str(folder / "run")]
-        values = {**settings, "members": count}
-        command += [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
-        commands = [python + command]
-    else:
-        commands = [[*python, training.__name__, *map(str, settings.values())]] * count
+        values = {**settings, "members": count}.items()
+        sets = [word for name, value in values for word in ("--set", f"{name}={value}")]
+        where = ["--executor", "local", "--run-dir", str(folder / "run")]
+        commands = [[*python, "ensemble", "run", training.__file__, *where, *sets]]
     with contextlib.ExitStack() as stack:
         processes = []
         for number, command in enumerate(commands):
             with open(folder / f"{number}.txt", "wb") as output:
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=child_environment()
-                )
-            stack.enter_context(process)
+                streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+                process = stack.enter_context(subprocess.Popen(command, **streams, env=child_environment()))
             stack.callback(process.terminate)  # members end in order, and their fork server with them
             processes.append(process)
         yield processes
@@ -215,7 +199,7 @@ def _count_epochs(count: int, folder: Path) -> list[int]:
     """The epochs that each of `count` members or processes has trained since the start."""
     if (file := folder / "run" / "events.jsonl").exists():
         events, _ = read_events_from(file, 0)
-        trained = list(Counter(event["member"] for event in events if event["type"] == "epoch").values())
+        trained = list(Counter(event.member for event in events if isinstance(event, Epoch)).values())
     else:
         trained = [output.count("epoch\n") for output in _read_outputs(folder)]
     return [*trained, *[0] * count][:count]
@@ -228,7 +212,7 @@ def _read_outputs(folder: Path) -> list[str]:
 def outcome(rows: Sequence[MemoryRow]) -> Outcome:
     """What is printed: both sides compared, then each side's parts."""
     members, loaders = (row for row in rows if row.part == TOTAL)
-    names = "part processes pss_mb anonymous_mb private_mb shared_mb files_mb"
+    names = f"part processes {' '.join(_FIGURES)}"
     sides = group_by(rows, lambda row: f"{row.trained} {row.side}")
     return Outcome(
         tables=[

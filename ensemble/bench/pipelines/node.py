@@ -4,8 +4,7 @@ It starts the node's feeder, where the design has one, and forks the node's memb
 need, so that sixteen members do not cost sixteen imports. In a network namespace it is a host of its own.
 
 A member sends "first" with its first batch and "last" with its last one, and then holds that batch until standard
-input ends, so that its CPU clock and its memory can be read. A member that fails sends "died" with the reason; the
-others are terminated then.
+input ends, so that its CPU clock and its memory can be read. Where one fails the others are terminated.
 """
 
 from __future__ import annotations
@@ -22,47 +21,43 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.util import get_temp_dir
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from ensemble.bench.launch.hosts import INTERFACE
 from ensemble.bench.pipelines.baselines import BareRing, JpegImages, make_dataloader
-from ensemble.bench.pipelines.config import ALONE, BARE, DATALOADER, LOADER, MODEL, Config, send_message
-from ensemble.bench.pipelines.step import Step
+from ensemble.bench.pipelines.config import ALONE, BARE, DATALOADER, LOADER, LOOPBACK, MODEL, Config, send_message
+from ensemble.bench.pipelines.training import CLASSES, LEARNING_RATE, make_net
 from pipelines import Feeder, Peers, Pipeline, attach
 from pipelines.errors import PipelineError
-from pipelines.feeder.process import FeederProcess, spawn
+from pipelines.feeder.process import spawn
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def main() -> None:
     """Run the node's processes until standard input ends or a member dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     config = Config(**json.loads(sys.argv[1]))
-    if not config.has_shared_feeder:
+    if config.design == BARE or config.design in ALONE:
         _run_members(config)
         return
+    across: dict[str, Any] = {}
+    if config.meeting is not None:
+        interface = "lo" if config.link == LOOPBACK else INTERFACE
+        peers = Peers(config.meeting, config.node, config.nodes, interface=interface)
+        across = {"peers": peers, "design": config.design}
+    expected, workers = len(config.local_members), config.prep_workers
     try:
-        feeder = _start_feeder(config)
+        feeder = spawn(config.pipeline(), expect=expected, workers=workers, capacity=config.capacity, **across)
     except PipelineError as error:
-        send_message("died", -1, f"the feeder of node {config.node}: {' '.join(str(error).split())}")
+        send_message("died", f"the feeder of node {config.node}: {' '.join(str(error).split())}")
         sys.exit(1)
     send_message("parent", feeder.pid)
     try:
         _run_members(dataclasses.replace(config, address=feeder.address))
     finally:
-        send_message("feeder", config.node, json.dumps(group_report(feeder.stop())))
-
-
-def _start_feeder(config: Config) -> FeederProcess:
-    across: dict[str, Any] = {}
-    if config.meeting is not None:
-        peers = Peers(config.meeting, config.node, config.nodes, interface=config.interface)
-        across = {"peers": peers, "design": config.design}
-    return spawn(
-        config.pipeline(),
-        expect=len(config.local_members),
-        workers=config.prep_workers,
-        capacity=config.capacity(),
-        **across,
-    )
+        send_message("feeder", group_report(feeder.stop()))
 
 
 def group_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -87,7 +82,7 @@ def _run_members(config: Config) -> None:
     children = {}  # pidfd -> number and process id
     for number in (*producers, *config.local_members):
         pid = os.fork()
-        if not pid:
+        if pid == 0:
             _run_child(config, pipeline, ring, number)
         if number < 0:
             send_message("producer", pid)
@@ -98,7 +93,7 @@ def _run_members(config: Config) -> None:
             os.kill(pid, signal.SIGTERM)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status < 0:
-            send_message("died", -1, f"{_describe(number)}: killed by signal {-status}")
+            send_message("died", f"{_describe(number)}: killed by signal {-status}")
 
 
 def _describe(number: int) -> str:
@@ -119,7 +114,7 @@ def _run_child(config: Config, pipeline: Pipeline, ring: BareRing | None, number
             _read_batches(config, pipeline, ring, number)
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        send_message("died", -1, f"{_describe(number)}: {reason[-2000:]}")
+        send_message("died", f"{_describe(number)}: {reason[-2000:]}")
         status = 1
     except SystemExit:
         pass
@@ -140,24 +135,23 @@ def _read_batches(config: Config, pipeline: Pipeline, ring: BareRing | None, num
     if config.design in ALONE:
         send_message("parent", os.getpid())
     with contextlib.ExitStack() as stack:
-        if ring is None:
-            batches, total = _open_batches(config, pipeline, number, stack)
-        else:
-            batches, total = ring.read(number), -(-ring.total // config.batch_size)
+        batches, total = _open_batches(config, pipeline, ring, number, stack)
         for count, batch in enumerate(batches, start=1):
             if count == 1:
-                send_message("first", number, f"{1000 * (time.perf_counter() - began)}")
+                send_message("first", 1000 * (time.perf_counter() - began))
             step(batch["image"])
             if count == total:
-                send_message("last", number, f"{step.mean_ms} {step.device}")
+                send_message("last", (step.mean_ms, step.device))
                 sys.stdin.read()
                 _exit_in_order()
 
 
 def _open_batches(
-    config: Config, pipeline: Pipeline, number: int, stack: contextlib.ExitStack
+    config: Config, pipeline: Pipeline, ring: BareRing | None, number: int, stack: contextlib.ExitStack
 ) -> tuple[Iterable[Any], int]:
     """A member's batches over all epochs, and how many they are; what it starts ends with the stack."""
+    if ring is not None:
+        return ring.read(number), -(-ring.total // config.batch_size)
     epochs = config.epochs(pipeline)
     total = len(epochs) * -(-len(pipeline) // config.batch_size)
     if config.design in (LOADER, DATALOADER):
@@ -169,7 +163,7 @@ def _open_batches(
         return itertools.chain.from_iterable(itertools.repeat(loader, len(epochs))), total
     address = config.address
     if address is None:
-        feeder = Feeder(pipeline, workers=config.prep_workers, capacity=config.capacity())
+        feeder = Feeder(pipeline, workers=config.prep_workers, capacity=config.capacity)
         address = stack.enter_context(feeder).address
         stack.callback(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # while the feeder is stopped
     attached = attach(address, pipeline, config.batch_size, epochs, f"member-{number}")
@@ -181,6 +175,53 @@ def _open_batches(
             yield batch
 
     return read(), total
+
+
+class Step:
+    """A callable for each batch of images, uint8 [b, 3, size, size].
+
+    A real step is one of SGD on a small net with arbitrary labels, on CUDA where it is available, else on one CPU
+    thread.
+
+    Attributes:
+        device: of the model, "cpu" or "cuda"; else "emulated".
+        mean_ms: milliseconds of the model in a call, on average; 0 without a model.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.device, self.mean_ms = config.step, 0.0
+        self._wait_s, self._count = config.step_ms / 1000, 0
+        self._net: nn.Module | None = None
+        if config.step == MODEL:
+            import torch
+
+            self.device = "cuda" if torch.cuda.is_available() else "cpu"
+            torch.manual_seed(0)
+            self._net = make_net().to(self.device)
+            self._train(self._net, torch.zeros((2, 3, config.size, config.size), dtype=torch.uint8))  # warm-up
+
+    def __call__(self, images: Any) -> None:
+        """Compute on a batch, or wait for the emulated time."""
+        if self._net is not None:
+            start = time.perf_counter()
+            self._train(self._net, images)
+            self._count += 1
+            self.mean_ms += (1000 * (time.perf_counter() - start) - self.mean_ms) / self._count
+        elif self._wait_s:
+            time.sleep(self._wait_s)
+
+    def _train(self, net: nn.Module, images: Any) -> None:
+        """Returns when the device has finished."""
+        import torch
+
+        images = torch.as_tensor(images).to(self.device, non_blocking=True).float() / 255
+        labels = torch.arange(len(images), device=self.device) % CLASSES
+        loss = torch.nn.functional.cross_entropy(net(images), labels)
+        weights = list(net.parameters())
+        with torch.no_grad():  # no torch.optim: its import takes more memory than the step
+            for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                weight.sub_(gradient, alpha=LEARNING_RATE)
+        float(loss.detach())  # waits for the device
 
 
 if __name__ == "__main__":

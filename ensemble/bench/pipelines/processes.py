@@ -12,76 +12,30 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
 
+from ensemble.bench.launch.hosts import Hosts
 from ensemble.bench.pipelines.config import ACROSS, Config
-from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
-
-# (node, command) -> the command that runs it on that node.
-PlaceCommand = Callable[[int, Sequence[str]], list[str]]
+from pipelines.ipc.child_processes import child_environment
 
 
 class StudyProcesses:
-    """All processes of one configuration, on one node or several; they end with the context.
-
-    Args:
-        place: turns a command into one that runs on node i.
+    """All processes of one configuration, on one node or several; they end with `run_processes`.
 
     Attributes:
-        first_ms: of each member: from the start of its reader to its first batch.
-        step_times: of each member that has ended its batches: mean milliseconds of a step, and its device.
-        groups: node -> the report of its feeder's group (`node.group_report`), after `finish`.
+        received: the values of all messages by kind (`config.send_message`), in the order of their arrival.
     """
 
-    def __init__(self, config: Config, place: PlaceCommand | None = None) -> None:
-        self.first_ms: list[float] = []
-        self.step_times: list[tuple[float, str]] = []
-        self.groups: dict[int, dict[str, Any]] = {}
-        self._stack = contextlib.ExitStack()
-        if config.design in ACROSS:
-            meeting = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
-            config = dataclasses.replace(config, meeting=meeting)
-        self._config = config
-        self._received: Counter[str] = Counter()
-        self._producers: set[int] = set()
-        self._parents: set[int] = set()  # whose descendants prepare samples
-        self._buffers: dict[int, bytes] = {}
-        self._nodes: list[subprocess.Popen[bytes]] = []
-        try:
-            for node in range(config.nodes):
-                self._start(node, place or (lambda _, command: list(command)))
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-
-    def _start(self, node: int, place: PlaceCommand) -> None:
-        config = dataclasses.replace(self._config, node=node)
-        command = place(node, [sys.executable, "-P", "-m", "ensemble.bench.pipelines.node", config.to_json()])
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
-        self._nodes.append(self._stack.enter_context(process))
-        assert process.stdout is not None
-        self._buffers[process.stdout.fileno()] = b""
-
-    def __enter__(self) -> StudyProcesses:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close_inputs()
-        self._stack.close()
-
-    def _close_inputs(self) -> None:
-        for process in self._nodes:
-            assert process.stdin is not None
-            process.stdin.close()
+    def __init__(self, config: Config, nodes: list[subprocess.Popen[bytes]]) -> None:
+        self.received: defaultdict[str, list[Any]] = defaultdict(list)
+        self._design, self._nodes = config.design, nodes
+        self._buffers = {node.stdout.fileno(): b"" for node in nodes if node.stdout is not None}
 
     def wait(self, kind: str, count: int) -> None:
         """Wait until `count` messages of a kind have been received.
@@ -89,15 +43,15 @@ class StudyProcesses:
         Raises:
             PipelineError: a process died.
         """
-        while self._received[kind] < count:
+        while len(self.received[kind]) < count:
             for stdout in select.select([*self._buffers], [], [])[0]:
                 if not self._read(stdout):
                     self.finish()
-                    raise self._error("a node's processes have ended")
+                    raise PipelineError(f"design {self._design}, a node's processes have ended")
 
     def finish(self) -> None:
         """End all processes and read their last messages."""
-        self._close_inputs()
+        _close_inputs(self._nodes)
         for stdout in self._buffers:
             while self._read(stdout):
                 pass
@@ -106,28 +60,11 @@ class StudyProcesses:
         """Read messages from a node, such as that a process died; returns False at the end of its output."""
         data = os.read(stdout, 1 << 16)
         *lines, self._buffers[stdout] = (self._buffers[stdout] + data).split(b"\n")
-        for line in lines:
-            self._handle(*line.decode().split(" ", 2))
+        for kind, value in map(json.loads, lines):
+            if kind == "died":
+                raise PipelineError(f"design {self._design}, {value}")
+            self.received[kind].append(value)
         return bool(data)
-
-    def _handle(self, kind: str, number: str, text: str) -> None:
-        self._received[kind] += 1
-        if kind == "producer":
-            self._producers.add(int(number))
-        elif kind == "parent":
-            self._parents.add(int(number))
-        elif kind == "first":
-            self.first_ms.append(float(text))
-        elif kind == "last":
-            mean_ms, device = text.split(" ")
-            self.step_times.append((float(mean_ms), device))
-        elif kind == "feeder":
-            self.groups[int(number)] = json.loads(text)
-        elif kind == "died":
-            raise self._error(text)
-
-    def _error(self, text: str) -> PipelineError:
-        return PipelineError(f"design {self._config.design}, {text}")
 
     # --- resource usage ----------------------------------------------------------------------------------
 
@@ -141,7 +78,8 @@ class StudyProcesses:
 
     def preparation_pids(self) -> set[int]:
         """The processes that prepare samples."""
-        return self._producers | {pid for parent in self._parents for pid in process_tree(parent)[1:]}
+        below = (pid for parent in self.received["parent"] for pid in process_tree(parent)[1:])
+        return {*self.received["producer"], *below}
 
     def memory_mb(self) -> float:
         """Proportional set size of all processes, 10^6 bytes: a page that n processes map counts 1/n in each."""
@@ -149,6 +87,33 @@ class StudyProcesses:
 
     def _pids(self) -> list[int]:
         return [pid for node in self._nodes for pid in process_tree(node.pid)]
+
+
+@contextlib.contextmanager
+def run_processes(config: Config, hosts: Hosts | None) -> Iterator[StudyProcesses]:
+    """The processes of a configuration while the context lasts, each node on its host where there are hosts."""
+    with contextlib.ExitStack() as stack:
+        if config.design in ACROSS:
+            meeting = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
+            config = dataclasses.replace(config, meeting=meeting)
+        nodes: list[subprocess.Popen[bytes]] = []
+        pipe = subprocess.PIPE
+        try:
+            for node in range(config.nodes):
+                own = json.dumps(dataclasses.asdict(config) | {"node": node})
+                command = [sys.executable, "-P", "-m", "ensemble.bench.pipelines.node", own]
+                command = hosts.command(node, command) if hosts else command
+                process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=child_environment())
+                nodes.append(stack.enter_context(process))
+            yield StudyProcesses(config, nodes)
+        finally:
+            _close_inputs(nodes)
+
+
+def _close_inputs(nodes: list[subprocess.Popen[bytes]]) -> None:
+    for node in nodes:
+        assert node.stdin is not None
+        node.stdin.close()
 
 
 def process_tree(pid: int) -> list[int]:

@@ -19,106 +19,148 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ensemble.bench.launch import hosts
-from ensemble.bench.pipelines.config import (
-    ACROSS,
-    ALONE,
-    DATALOADER,
-    DESIGNS,
-    EMULATED,
-    LOADER,
-    LOOPBACK,
-    MODEL,
-    Config,
-)
-from ensemble.bench.pipelines.processes import StudyProcesses
-from ensemble.bench.pipelines.rows import PipelineRow, describe
+from ensemble.bench.pipelines.config import ACROSS, ALONE, DESIGNS, EMULATED, LOOPBACK, MODEL, ON_ONE_NODE, Config
+from ensemble.bench.pipelines.processes import StudyProcesses, run_processes
 from ensemble.bench.results import Report, median_row
 from ensemble.meter import PowerMeter
 from ensemble.spec import Energy, SpecError, unknown_name
-from pipelines import Pipeline
+
+#: Fields of `Config` that rows have, too.
+_GIVEN = ("design", "members", "prep_workers", "nodes", "batch_size", "link")
+#: Fields of `Config` that may be lists; of those further to the right the values change faster.
+_COMBINED = ("cores", "prep_workers", "link", "step_ms", "members", "design")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRow:
+    """One configuration's medians over its runs.
+
+    Attributes:
+        design, members, prep_workers, nodes, batch_size, link: of the `Config`.
+        cores: of all processes together.
+        step_ms: milliseconds of a member's step: given where it is emulated, measured of a model.
+        samples: that all members consumed while the clock ran.
+        first_ms: from the start of a member's reader to its first batch, the median of all members.
+        wall_s, cpu_s, prep_cpu_s: seconds; CPU-seconds of all processes, and of those that prepare samples.
+        energy_j: of the whole machine in that time, joules.  energy_origin: measured, estimated or unavailable.
+        step: what `step_ms` is: "emulated", or "model on cpu" or "model on cuda".
+        runs: of which the figures are medians.
+        memory_mb: proportional set size of all processes when the last batch is there, 10^6 bytes.
+        others_cpu_s: CPU-seconds of the machine's other processes meanwhile, which lower samples/s; `energy_j`
+            contains them.
+        mtu: bytes of an Ethernet frame's payload on the hosts' links.
+        wire_mb: bytes that left the hosts' interfaces in the whole run, with headers and acknowledgements, 10^6.
+        sent_mb: of these the samples that feeders sent each other, 10^6 bytes.
+        bound_mb: the least that must be sent: every sample's bytes to all nodes but one, 10^6 bytes.
+        chosen: the design across nodes in the end, with its preparing nodes, as in "multi 4".
+        idle_j: of `energy_j`, what the parts of the machine of which it is known would have used without work.
+    """
+
+    design: str
+    members: int
+    prep_workers: int
+    cores: int
+    nodes: int
+    batch_size: int
+    step_ms: float
+    samples: int
+    wall_s: float
+    samples_per_s: float
+    cpu_s: float
+    prep_cpu_s: float
+    energy_j: float | None
+    energy_origin: str
+    step: str = EMULATED
+    runs: int = 1
+    memory_mb: float | None = None
+    others_cpu_s: float = 0.0
+    link: str | None = None
+    mtu: int | None = None
+    wire_mb: float | None = None
+    sent_mb: float | None = None
+    bound_mb: float | None = None
+    chosen: str | None = None
+    idle_j: float | None = None
+    first_ms: float = 0.0
+
+    @property
+    def watts(self) -> float | None:
+        """The machine's mean power, in watts; its origin is `energy_origin`."""
+        return None if self.energy_j is None else self.energy_j / self.wall_s
+
+    @property
+    def cpu_per_1000(self) -> float:
+        """CPU-seconds of all processes per 1,000 samples that members consumed."""
+        return self.cpu_s / self.samples * 1000
+
+
+def format_count(number: int, thing: str) -> str:
+    """Such as "1 core", "2 cores"."""
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def describe(row: PipelineRow) -> str:
+    """The configuration in one line."""
+    counts = {"member": row.members, "core": row.cores, "preparation worker": row.prep_workers}
+    parts = [row.design, *(format_count(number, thing) for thing, number in counts.items())]
+    parts += [f"{row.nodes} nodes, link {row.link or 'unlimited'}"] if row.nodes > 1 else []
+    return ", ".join([*parts, f"step {row.step_ms:.3g} ms {row.step}"])
 
 
 def study(
     data: str,
-    members: Sequence[int] = (),
     *,
-    designs: Sequence[str] = (),
-    prep_workers: Sequence[int] = (1,),
-    samples: int = 5000,
-    samples_alone: int = 1000,
-    step: str = EMULATED,
-    step_ms: Sequence[float] = (0.0,),
-    cores: Sequence[int | None] = (None,),
-    nodes: int = 1,
-    links: Sequence[str | None] = (None,),
     repeats: int = 5,
     open_meter: Callable[[], PowerMeter] = lambda: PowerMeter("local", energy=Energy(measure_idle_s=0)),
     report: Report = lambda _: None,
-    **fixed: Any,
+    **fields: Any,
 ) -> list[PipelineRow]:
-    """Run every design in every combination, `repeats` times in turn; returns the medians.
+    """Run every combination, `repeats` times in turn; returns the medians.
 
-    Designs in which members prepare for themselves take many times as long: they have fewer samples, and run once
-    beside others.
+    Where members prepare for themselves a run takes many times as long: it is run once beside other designs.
 
     Args:
         data: see `Config`.
-        members: how many read at once, on all nodes together; by default 1, 4 and 16, or one and four a node.
-        designs: by default bare ring, node and independent; on several nodes all that have one stream, and node.
-        prep_workers: preparation processes, of each node or of each member that prepares for itself.
-        samples: that each member consumes at least, after its first batch; whole epochs.
-        samples_alone: the same where every member prepares for itself.
-        step: "emulated", a timed wait of each of `step_ms`, or "model", a real one.
-        cores: pin all processes to that many cores; None leaves them alone.
-        nodes: more than one are hosts in network namespaces, joined by `links`; where this machine cannot have
-            those, they are groups of processes on its loopback, which is reported.
-        links: rates, as `tc` writes them (``1gbit``); None does not limit them.
         open_meter: returns the meter of the machine's energy in one run, which closes it.
-        fixed: further fields of `Config`.
+        fields: of `Config`: lists of cores, prep_workers, link, step_ms, members and design, each combined with
+            every other, and one value of the others. By default 1, 4 and 16 members, or one and four a node; and
+            the designs bare ring, node and independent; on several nodes all that have one stream, and node. Where
+            this machine cannot have hosts, nodes are groups of processes on its loopback, which is reported.
 
     Raises:
         SpecError: there is no such design or rate, or there are not that many cores or members.
         PipelineError: the archive is missing or cannot be read.
     """
-    members = members or ((1, 4, 16) if nodes == 1 else (nodes, 4 * nodes))
-    designs = designs or (DESIGNS if nodes == 1 else ("node", *ACROSS))
-    check_options(designs, members, cores, nodes, links)
+    nodes = fields.get("nodes", 1)
+    lists: dict[str, Sequence[Any] | None] = {name: fields.pop(name, None) for name in _COMBINED}
+    lists["members"] = lists["members"] or ((1, 4, 16) if nodes == 1 else (nodes, 4 * nodes))
+    lists["design"] = lists["design"] or (DESIGNS if nodes == 1 else ("node", *ACROSS))
+    combined = {name: values for name, values in lists.items() if values}
+    for rate in combined.get("link", ()):
+        hosts.rate_bps(rate)  # raises
     if nodes > 1 and (reason := hosts.unavailable()) is not None:
         report(f"{reason}; the {nodes} nodes are groups of processes on this machine's loopback")
-        links = (LOOPBACK,)
-    step_ms = step_ms if step == EMULATED else (0.0,)
-    configs = [
-        Config(
-            design=design,
-            members=count,
-            prep_workers=workers,
-            cores=pinned,
-            samples=min(samples, samples_alone) if design in ALONE else samples,
-            step=step,
-            step_ms=wait_ms,
-            data=data,
-            nodes=nodes,
-            link=link,
-            **fixed,
-        )
-        for pinned, workers, link, wait_ms, count, design in itertools.product(
-            cores, prep_workers, links, step_ms, members, designs
-        )
-    ]
+        combined["link"] = (LOOPBACK,)
+    values = [dict(zip(combined, each, strict=True)) for each in itertools.product(*combined.values())]
+    configs = [Config(data=data, **each, **fields) for each in values]
+    _check(configs)
     _ = configs[0].pipeline().fields  # prepares the first photograph: raises before anything is measured
+    compares = not all(config.design in ALONE for config in configs)
     runs: dict[Config, list[PipelineRow]] = {config: [] for config in configs}
     for repeat in range(repeats):
         for config in configs:
-            if repeat and config.design in ALONE and not set(designs) <= {*ALONE}:
+            if repeat and config.design in ALONE and compares:
                 continue
             with _pin_cores(config.cores):
                 row = _run_once(config, open_meter)
@@ -128,29 +170,19 @@ def study(
     return [median_row(rows) for rows in runs.values()]
 
 
-def check_options(
-    designs: Sequence[str],
-    members: Sequence[int],
-    cores: Sequence[int | None],
-    nodes: int,
-    links: Sequence[str | None],
-) -> None:
+def _check(configs: Sequence[Config]) -> None:
     """Raises SpecError as `study` does."""
-    known = (*DESIGNS, LOADER, DATALOADER, *(ACROSS if nodes > 1 else ()))
-    for name in designs:
-        if name in ACROSS and name not in known:
-            raise SpecError(f"the design {name!r} joins nodes: say how many with --hosts")
-        if name not in known:
-            raise SpecError(unknown_name("there is no design", name, known))
-    allowed = os.sched_getaffinity(0)
-    for count in cores:
-        if count is not None and not 1 <= count <= len(allowed):
-            raise SpecError(f"{count} cores are more than the {len(allowed)} that this process may use")
-    if min(members) < nodes:
-        raise SpecError(f"{nodes} hosts need at least that many members, got {min(members)}")
-    for rate in links:
-        if rate is not None:
-            hosts.rate_bps(rate)
+    allowed = len(os.sched_getaffinity(0))
+    for config in configs:
+        known = (*ON_ONE_NODE, *ACROSS * (config.nodes > 1))
+        if config.design in ACROSS and config.design not in known:
+            raise SpecError(f"the design {config.design!r} joins nodes: say how many with --hosts")
+        if config.design not in known:
+            raise SpecError(unknown_name("there is no design", config.design, known))
+        if config.cores is not None and config.cores > allowed:
+            raise SpecError(f"{config.cores} cores are more than the {allowed} that this process may use")
+        if config.members < config.nodes:
+            raise SpecError(f"{config.nodes} hosts need at least that many members, got {config.members}")
 
 
 @contextlib.contextmanager
@@ -168,7 +200,7 @@ def _pin_cores(cores: int | None) -> Iterator[None]:
 def _run_once(config: Config, open_meter: Callable[[], PowerMeter]) -> PipelineRow:
     is_alone = config.nodes == 1 or config.link == LOOPBACK
     with hosts.make_hosts(0 if is_alone else config.nodes, config.link, config.mtu) as made:
-        with StudyProcesses(config, made.command if made else None) as processes:
+        with run_processes(config, made) as processes:
             row = _measure(config, processes, open_meter)
         if made is None:
             return row
@@ -190,46 +222,39 @@ def _measure(config: Config, processes: StudyProcesses, open_meter: Callable[[],
     pipeline = config.pipeline()
     stream = len(config.epochs(pipeline)) * len(pipeline)
     samples = config.members * (stream - config.batch_size)
-    across, step, step_ms = config.design in ACROSS, EMULATED, config.step_ms
-    if config.step == MODEL:
-        step = f"{MODEL} on {processes.step_times[0][1]}"
-        step_ms = statistics.fmean(mean_ms for mean_ms, _ in processes.step_times)
+    step, step_ms = config.step, config.step_ms
+    if step == MODEL:
+        steps_ms, devices = zip(*processes.received["last"], strict=True)
+        step, step_ms = f"{MODEL} on {devices[0]}", statistics.fmean(steps_ms)
     known = [part for part in energy["parts"] if part["origin"] == "measured"]  # an estimate has no idle power
     idle = [part["idle_j"] for part in known if part.get("idle_j") is not None]
-    return PipelineRow(
-        design=config.design,
-        members=config.members,
-        prep_workers=config.prep_workers,
+    same = {name: getattr(config, name) for name in _GIVEN}
+    row = PipelineRow(
+        **same,
         cores=len(os.sched_getaffinity(0)),
-        nodes=config.nodes,
-        batch_size=config.batch_size,
+        step=step,
         step_ms=step_ms,
         samples=samples,
         wall_s=wall_s,
         samples_per_s=samples / wall_s,
-        first_ms=statistics.median(processes.first_ms),
+        first_ms=statistics.median(processes.received["first"]),
         cpu_s=sum(used.values()),
         prep_cpu_s=sum(cpu_s for pid, cpu_s in used.items() if pid in preparers),
         energy_j=energy["energy_j"],
         energy_origin=energy["origin"],
-        step=step,
+        idle_j=sum(idle) if idle else None,
         memory_mb=memory_mb,
         others_cpu_s=max(0.0, energy["busy_s"] - sum(used.values())),
-        link=config.link,
-        sent_mb=sum(group["sent_bytes"] for group in processes.groups.values()) / 1e6 if across else None,
-        bound_mb=(config.nodes - 1) * stream * _payload_bytes(pipeline) / 1e6 if across else None,
-        chosen=_final_designs(processes.groups.values()) if across else None,
-        idle_j=sum(idle) if idle else None,
     )
-
-
-def _final_designs(groups: Iterable[dict[str, Any]]) -> str:
-    """The nodes' designs at the end of a run: one, unless the nodes have separated."""
-    each = {f"{group['design']} {group['preparers']}" if "design" in group else "none" for group in groups}
-    return " or ".join(sorted(each))
-
-
-def _payload_bytes(pipeline: Pipeline) -> int:
-    """Bytes of one sample's fields."""
-    fields = pipeline.fields.values()
-    return sum(int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in fields)
+    if config.design not in ACROSS:
+        return row
+    groups, fields = processes.received["feeder"], pipeline.fields.values()
+    sample_bytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in fields)
+    # One design at the end of a run, unless the nodes have separated.
+    final = {f"{group['design']} {group['preparers']}" if "design" in group else "none" for group in groups}
+    return dataclasses.replace(
+        row,
+        sent_mb=sum(group["sent_bytes"] for group in groups) / 1e6,
+        bound_mb=(config.nodes - 1) * stream * sample_bytes / 1e6,
+        chosen=" or ".join(sorted(final)),
+    )

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.bench.pipelines.baselines import make_dataloader
 from ensemble.bench.pipelines.config import read_images
-from ensemble.bench.pipelines.step import CLASSES, make_net
 from pipelines import Pipeline, stages
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from ensemble import Ensemble
 
-LEARNING_RATE = 1e-3
+CLASSES, LEARNING_RATE = 10, 1e-3
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 WORKERS = 2  # preparation workers: of the shared pipeline, and of each DataLoader
 
@@ -30,9 +29,20 @@ def make_pipeline(data: str, size: int) -> Pipeline:
     return read_images(data, size).map(stages.scale("image", mean=MEAN, std=STD))
 
 
-def model(params: dict[str, Any]) -> nn.Module:
-    """The net of each member."""
-    return make_net()
+def make_net(params: dict[str, Any] | None = None) -> nn.Module:
+    """A small convolutional net for images of any size."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.AvgPool2d(4),
+        nn.Conv2d(3, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, CLASSES),
+    )
 
 
 def loss(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -48,7 +58,7 @@ def spec(data: str, size: int = 224, members: int = 8, batch_size: int = 32, epo
 
     return Ensemble(
         name="memory",
-        recipe=Recipe(model=model, loss=loss),
+        recipe=Recipe(model=make_net, loss=loss),
         members=[{"lr": LEARNING_RATE * (1 + number / members)} for number in range(members)],
         train=make_pipeline(data, size),
         epochs=epochs,
@@ -81,14 +91,14 @@ def main() -> None:
     """Train alone, a line of output an epoch, until the parent process ends."""
     import torch
 
-    from pipelines.child_processes import end_with_parent
+    from pipelines.ipc.child_processes import end_with_parent
 
     end_with_parent()
     data, size, batch_size = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(0)
     loader = make_dataloader(Photographs(make_pipeline(data, int(size))), int(batch_size), WORKERS)
-    net = model({})
+    net = make_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
     while True:
         for images in loader:

@@ -18,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "--parts", ",".join(PARTS), "what is studied", type=words)
 
     part = parser.add_argument_group("part 'sharing'")
-    option(part, "--repeats", 2, "medians of that many runs of each side", type=count)
+    option(part, "--repeats", 2, "runs of each side, of which medians are shown", type=count)
     shown = "a tar archive of JPEG photographs (default: parts of the two that come with scikit-learn)"
     option(part, "--data", None, shown, type=path, metavar="FILE")
     option(part, "--members", 4, "members that train at once", type=count)
@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(part, "--steps", f"{MODEL},{EMULATED}", shown, type=words)
     shown = "milliseconds of the emulated accelerator for a batch"
     option(part, "--step-ms", 100.0, shown, type=milliseconds)
-    shown = "that each member consumes at least, on both sides; whole epochs"
+    shown = "samples that each member consumes at least, on both sides; whole epochs"
     option(part, "--samples", 500, shown, type=count)
 
     part = parser.add_argument_group("part 'overhead'")

@@ -70,14 +70,14 @@ def run(options: argparse.Namespace, report: Report) -> Outcome | None:
         check_backend(name)
         if (reason := unavailable_reason(name)) is not None:
             raise SpecError(f"--backends {name}: {reason}")
-    for name in options.collectives or ():
-        check_choice("--collectives", name, COLLECTIVES)
-    for name in options.parts or ():
-        check_choice("--parts", name, study.PARTS)
+    for given, known in (("collectives", COLLECTIVES), ("parts", study.PARTS)):
+        for name in getattr(options, given) or ():
+            check_choice(f"--{given}", name, known)
     job = None
     if options.meet is not None:
         job = scheduled_job(str(Path(options.meet).resolve()), options.interface)
-    plan = study.FabricPlan(
+    is_silent = job is not None and job.rank > 0
+    found = study.FabricStudy(
         links=[existing_link(job.interface, job.placement(), options.rate)] if job else _links(options),
         backends=options.backends or default_backends(),
         collectives=options.collectives or COLLECTIVES,
@@ -86,10 +86,9 @@ def run(options: argparse.Namespace, report: Report) -> Outcome | None:
         iterations=options.iterations,
         full=options.full,
         job=job,
-    )
-    is_silent = job is not None and job.rank > 0
-    results = study.study(plan, (lambda line: None) if is_silent else report)
-    return None if is_silent else figures.outcome(results)
+        report=(lambda line: None) if is_silent else report,
+    ).run()
+    return None if is_silent else figures.make_outcome(*found)
 
 
 STUDY = Study(

@@ -8,15 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ensemble.comm.compressed_all_reduce import make_exchange_codec
+from ensemble.comm.hierarchical import Way, Ways
 from ensemble.spec.options import COMPRESSIONS, resolve
-
-Way = Literal["flat", "hierarchical"]
-
-#: Pairs (largest message in bytes, way), ascending; the last way also holds for all larger messages.
-Ways = tuple[tuple[int, Way], ...]
 
 _ROUNDS, _CLEAR_ROUNDS, _FEW = 7, 4, 3
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -49,16 +45,6 @@ def select_timings(timings: Sequence[Timing], names: Sequence[str]) -> list[dict
 
 
 # --- flat or hierarchical ------------------------------------------------------------------------------------
-
-
-def choose_way(ways: Ways, size: int) -> Way:
-    """The way for a message of `size` bytes: the first whose limit it does not exceed, else the last.
-
-    Examples:
-        >>> choose_way(((65536, "hierarchical"), (1048576, "flat")), 4096)
-        'hierarchical'
-    """
-    return next((way for limit, way in ways if size <= limit), ways[-1][1])
 
 
 def choose_ways(flat_s: Mapping[int, float], hierarchical_s: Mapping[int, float]) -> Ways:

@@ -16,7 +16,6 @@ import torch
 from ensemble.comm.autotune.decide import (
     Rates,
     Timing,
-    Ways,
     choose_bucket_bytes,
     choose_compression,
     choose_groups,
@@ -33,7 +32,7 @@ from ensemble.comm.autotune.measure import (
 )
 from ensemble.comm.communicator import Communicator
 from ensemble.comm.gradients import BUCKET_BYTES, GradientExchange
-from ensemble.comm.hierarchical import Hierarchical, Hybrid
+from ensemble.comm.hierarchical import Hierarchical, Hybrid, Ways
 from ensemble.comm.hosts import Groups, candidate_group_sizes, gather_host_keys, group_by_host, split_groups
 from ensemble.spec.options import COMMUNICATORS, resolve
 
@@ -61,7 +60,7 @@ class CommunicatorPlan:
     Attributes:
         name: "flat", "hierarchical" or "hybrid".
         groups: of the hierarchical all-reduce; empty for "flat".
-        ways: of "hybrid", see `decide.choose_way`; empty otherwise.
+        ways: of "hybrid", see `hierarchical.choose_way`; empty otherwise.
         bucket_bytes: of gradients in one message.
         measured: the times that the choice is based on; empty where all was declared.
     """

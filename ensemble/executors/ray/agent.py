@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors.base import Event
+from ensemble.events import Report
 from ensemble.executors.host import find_interface
 from ensemble.executors.memory_guard import MemoryGuard
 from ensemble.executors.node_services import NodeServices
@@ -86,7 +86,7 @@ class NodeAgent:
         if takes_over is not None:
             _end_processes(Path(takes_over))
         self._node = node
-        self._events: queue.SimpleQueue[Event | Exception | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Report | Exception | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[tuple[int, Sequence[Command]]] = queue.SimpleQueue()
         self._early: dict[int, Sequence[Command]] = {}
         self._next_number = 0
@@ -107,7 +107,7 @@ class NodeAgent:
         self._guard = MemoryGuard()
         # Ray's daemons are a cost of this run only if Ray was started for it.
         self._meter = RaySampler(node, own_session) if own_session is not None else None
-        self._next_usage, self._of_ray = 0.0, list[Event]()
+        self._next_usage, self._of_ray = 0.0, list[Report]()
         self._tally = Tally(here.usage, self._list_usage)
         self._closed = threading.Event()
         threading.Thread(target=self._loop, name="agent", daemon=True).start()
@@ -136,7 +136,7 @@ class NodeAgent:
         self._inbox.put((number, commands))
         os.eventfd_write(self._wake, 1)
 
-    def events(self) -> Iterator[list[Event]]:
+    def events(self) -> Iterator[list[Report]]:
         """Yields the node's events as they arrive, in groups, until the command `close`."""
         while True:
             received = [self._events.get()]
@@ -231,10 +231,10 @@ class NodeAgent:
         for used in [self._make_own_usage(), *self._of_ray]:
             self._events.put(used)
 
-    def _make_own_usage(self) -> Event:
+    def _make_own_usage(self) -> Report:
         return make_usage(self._node, "orchestrate", os.getpid(), time.process_time())
 
-    def _list_usage(self) -> list[Event]:
+    def _list_usage(self) -> list[Report]:
         """What all processes of the node have used, Ray's as it was last looked at; called in another thread."""
         return [self._make_own_usage(), *self._of_ray, *self._ranks.list_usage(), *self._services.list_usage()]
 

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors.base import ClusterLostError, Event, EventHandler, make_exited
+from ensemble.events import Report
+from ensemble.executors.base import ClusterLostError, EventHandler, make_exited
 from ensemble.executors.gpu_offers import has_changed
 from ensemble.executors.native_output import NativeOutput
 from ensemble.executors.node_services import make_feeder_address
@@ -44,7 +45,7 @@ from ensemble.store import RunStatus
 from ensemble.train.job import Job
 
 if TYPE_CHECKING:
-    from ensemble.reporting.metrics.projection import MetricSample
+    from ensemble.executors.metrics import MetricSample
     from ensemble.store import RunDir
     from pipelines import Peers
 
@@ -87,7 +88,7 @@ class RayExecutor:
         self._unusable: set[str] = set()  # Ray's ids of nodes
         self._known_nodes: dict[str, Node] = {}  # of the cluster, also those that are gone
         self._names: dict[str, str] = {}  # of nodes, by Ray's id
-        self._queue: list[Event] = []
+        self._queue: list[Report] = []
         self._on_gpus = True
         self._renew_at = 0.0
         self._pending = ""  # what Ray has not given, as it was last reported
@@ -431,7 +432,7 @@ class RayExecutor:
 
     # -- events -------------------------------------------------------------------------------------------------
 
-    def events(self, timeout_s: float | None) -> list[Event]:
+    def events(self, timeout_s: float | None) -> list[Report]:
         """See `Executor`."""
         if self._session is not None:
             assert self._head is not None
@@ -533,7 +534,7 @@ class RayExecutor:
             self._mark_up(agent)
         self._keep_events(agent, events)
 
-    def _keep_events(self, agent: Agent, events: Sequence[Event]) -> None:
+    def _keep_events(self, agent: Agent, events: Sequence[Report]) -> None:
         """Keep an agent's events for the next `events`, and forget the ranks that have ended."""
         for event in events:
             if event["type"] == "exited":
@@ -550,7 +551,7 @@ class RayExecutor:
                 continue
             self._queue.append(event)
 
-    def _handle_failed_launch(self, agent: Agent, event: Event) -> None:
+    def _handle_failed_launch(self, agent: Agent, event: Report) -> None:
         """No rank of an attempt was started on a node; those on other nodes may have been."""
         who = (event["member"], event["attempt"])
         here = {key: job for key, job in agent.ranks.items() if key[:2] == who}

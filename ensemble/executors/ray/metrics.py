@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ensemble.reporting.metrics.families import Family
-    from ensemble.reporting.metrics.projection import MetricSample
+    from ensemble.executors.metrics import Family, MetricSample
 
 MOST_STREAMS = 64
 DASHBOARD, _OF_RAY = "ensemble_grafana_dashboard.json", "default_grafana_dashboard.json"

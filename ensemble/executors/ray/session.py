@@ -25,7 +25,7 @@ from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.executors.ray import _compat
 from ensemble.interrupts import Interrupted, defer_signals, raise_if_deferred
 from ensemble.spec import SpecError
-from pipelines.machine_limits import free_pinned_thread, usable_cpus
+from pipelines.environment.machine_limits import free_pinned_thread, usable_cpus
 
 log = logging.getLogger(__name__)
 
@@ -146,8 +146,8 @@ def _await_earlier_start(limit_s: float) -> None:
     """
     if _latest is not None and not _latest.wait_until_ended(limit_s):
         raise SpecError(
-            f"an earlier start of Ray, which was given up, still hangs {_latest.where}; Ray cannot be asked to "
-            "end it: start a new process"
+            f"an earlier start of Ray, which timed out, still hangs {_latest.where} and cannot be ended: "
+            "start a new process"
         )
 
 

@@ -46,7 +46,7 @@ def node_busy_s() -> float:
     """CPU-seconds of all processes that can be seen from here, since some moment.
 
     Raises:
-        OSError: the system does not tell.
+        OSError: the system does not report it.
     """
     busy = find_busy_time()
     if isinstance(busy, Absent):
@@ -66,11 +66,11 @@ def open_estimate(busy: BusyTime | Absent | None = None) -> PowerSource | Absent
     watts = watts_per_core()
     busy = find_busy_time() if busy is None else busy
     if isinstance(busy, Absent):
-        return Absent("estimate", f"the system does not tell its CPU time: {busy.reason}")
+        return Absent("estimate", f"the system does not report its CPU time: {busy.reason}")
     try:
         last_s = busy.read()
     except OSError as error:
-        return Absent("estimate", f"the system does not tell its CPU time: {error}")
+        return Absent("estimate", f"the system does not report its CPU time: {error}")
 
     def read() -> list[Reading]:
         nonlocal last_s

@@ -97,7 +97,7 @@ def _describe_cores(share: float | None) -> str:
 
 def _describe_gpus(share: float | None) -> str:
     if share is None:
-        return "NVIDIA's driver does not tell whether kernels run"
+        return "NVIDIA's driver does not report whether kernels run"
     return f"kernels ran on a GPU for {share:.0%} of the time" if share > BUSY_SHARE else ""
 
 

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ensemble.reporting.dashboard.feed import LogReader, explain_read_only
 from ensemble.store.requests import write_request
-
-if TYPE_CHECKING:
-    from ensemble.reporting.dashboard.feed import LogReader
-    from ensemble.store.rundir import RunDir
 
 #: Fields of an action by its verb.
 FIELDS = {
@@ -104,13 +100,6 @@ def _check_param(name: str, value: Any) -> None:
 def _is_text(text: str) -> bool:
     """Whether UTF-8 can encode it."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def explain_read_only(run_dir: RunDir) -> str | None:
-    """Returns why requests to a run cannot be written by this user; None where they can."""
-    if os.access(run_dir.requests, os.W_OK | os.X_OK) or not run_dir.path.exists():
-        return None
-    return f"this page is served by a user who may only read {run_dir.path}"
 
 
 def perform(reader: LogReader, body: bytes) -> str:

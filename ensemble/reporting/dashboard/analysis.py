@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ensemble.events import NOT_COMBINED, Combined
 from ensemble.reporting.dashboard.class_figures import describe_classes
 from ensemble.reporting.dashboard.task_plots import plot_task
 from ensemble.reporting.model_figures import list_figures
@@ -94,11 +95,11 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
     from ensemble.combine.recorded import combine_again
     from ensemble.combine.tasks import find_math
 
-    combined = state.combined or {}
+    combined = state.combined or NOT_COMBINED
     chosen = _choose_members(run_dir, state)
     valid = read_prediction_matrix(run_dir, state, chosen, "valid")
     split, shown = "valid", valid
-    if combined.get("split") != "valid":
+    if combined.split != "valid":
         test = read_prediction_matrix(run_dir, state, chosen, "test")
         if test.members and test.target is not None:
             split, shown = "test", test
@@ -106,7 +107,7 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
         return _nothing("No member has saved predictions with their true targets yet.")
     task_math = find_math(shown.task)
     rows = dict(zip(shown.members, shown.values, strict=True))
-    best = combined.get("best_member")
+    best = combined.best_member
     best = best if best in rows else shown.members[0]  # they are ranked
     document = _nothing(None) | {
         "task": shown.task.kind,
@@ -124,7 +125,7 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
     if known.target is not None and both and task_math.criteria:
         document["criterion"] = task_math.default_criterion
         document["gain"] = _gain_curve(task_math, known, measured)
-    if combined:
+    if state.combined is not None:
         document |= _describe_combined(combined)
         values = combine_again(combined, known, measured, is_valid=split == "valid")
         models |= {} if values is None else {"combined": values}
@@ -134,11 +135,11 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
         models["combined"] = values
     if shown.target is not None:
         curves = {of: task_math.reliability(values, shown.target) for of, values in models.items()}
-        if combined.get("reliability"):
-            curves["combined"] = combined["reliability"]["ensemble"]
+        if combined.reliability:
+            curves["combined"] = combined.reliability["ensemble"]
         document["curves"] = {of: curve for of, curve in curves.items() if curve}
-        document["classes"] = describe_classes(shown.task, models, shown.target, combined.get("classes"))
-        document["plots"] = plot_task(shown.task, models, shown.target, combined.get("classes"))
+        document["classes"] = describe_classes(shown.task, models, shown.target, combined.classes)
+        document["plots"] = plot_task(shown.task, models, shown.target, combined.classes)
     ranking = (state.objective, state.direction)
     names = [*(document["combined"] or {}), *(name for each in document["members"].values() for name in each)]
     document["figures"] = [figure.as_record() for figure in list_figures(names, shown.task, ranking)]
@@ -173,7 +174,7 @@ def _choose_members(run_dir: RunDir, state: RunState) -> list[str]:
     """Finished members, those of the combined model first, then the best, as far as they can be held in memory."""
     finished = [member.id for member in rank_members(state) if member.state == "finished"]
     known = set(finished)
-    order = [member for member in (state.combined or {}).get("members", []) if member in known]
+    order = [member for member in (state.combined or NOT_COMBINED).members if member in known]
     chosen: list[str] = []
     size = 0
     for member in dict.fromkeys([*order, *finished]):
@@ -186,16 +187,16 @@ def _choose_members(run_dir: RunDir, state: RunState) -> list[str]:
 
 
 def _measure_members(
-    task_math: TaskMath, shown: PredictionMatrix, combined: Mapping[str, Any], best: str
+    task_math: TaskMath, shown: PredictionMatrix, combined: Combined, best: str
 ) -> dict[str, dict[str, float]]:
     """The figures of each member; of functions that the user gave only the run knows them, of the best member."""
-    measured = (combined.get("metrics") or {}).get("best") or {}
+    measured = (combined.metrics or {}).get("best") or {}
     found: dict[str, dict[str, float]] = {member: {} for member in shown.members}
     if shown.target is not None:
         more = _list_split_metrics(task_math, measured)
         for member, values in zip(shown.members, shown.values, strict=True):
             found[member] = task_math.measure(values, shown.target, more)
-    if combined.get("best_member") == best:
+    if combined.best_member == best:
         found[best] = {**measured, **found[best]}
     return found
 
@@ -207,16 +208,16 @@ def _list_split_metrics(task_math: TaskMath, measured: Mapping[str, float]) -> l
     return [name for name in measured if name in KNOWN and task_math.task.kind in KNOWN[name].kinds]
 
 
-def _describe_combined(combined: Mapping[str, Any]) -> Document:
+def _describe_combined(combined: Combined) -> Document:
     """The fields of the combined model that the run has made."""
     names = ("method", "members", "weights", "temperature", "calibration", "note", "reason")
     fields: Document = {
-        "combination": {name: combined.get(name) for name in names} | {"so_far": False},
-        "intervals": combined.get("intervals"),
-        "noise": combined.get("noise"),
+        "combination": {name: getattr(combined, name) for name in names} | {"so_far": False},
+        "intervals": combined.intervals,
+        "noise": combined.noise,
     }
-    if combined.get("metrics"):
-        fields["combined"] = combined["metrics"]["ensemble"]
+    if combined.metrics:
+        fields["combined"] = combined.metrics["ensemble"]
     return fields
 
 

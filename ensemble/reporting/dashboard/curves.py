@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import Epoch, Started, to_dict
 from ensemble.reporting.ranking import finite_or_none
 
 if TYPE_CHECKING:
-    from ensemble.store.member import Event
+    from ensemble.events import Event
     from ensemble.store.state import RunState
 
 #: Of an `epoch` event, beside its metrics on the validation split.
@@ -58,19 +59,19 @@ class Curves:
         Args:
             state: of the run before the event.
         """
-        if event["type"] not in ("epoch", "started"):
+        if not isinstance(event, Epoch | Started):
             return
-        member = state.members.get(event["member"])
-        if member is not None and event.get("attempt", member.attempt) < member.attempt:
+        member = state.members.get(event.member)
+        if member is not None and event.attempt is not None and event.attempt < member.attempt:
             return  # it comes late, from an attempt that has been given up
-        name, epoch, t = event["member"], event.get("epoch", 0), event["t"]
-        if event["type"] == "epoch":
-            self._add((name, epoch, t, _read(event)))
+        name, epoch, t = event.member, event.epoch or 0, event.t
+        if isinstance(event, Epoch):
+            self._add((name, epoch, t, _read(to_dict(event))))
             return
         known = self._curves.get(name)
         if known is not None and known.epochs and known.epochs[-1] >= epoch:
             self._add((name, epoch, t, None))
-        last = event.get("last_epoch")  # of a checkpoint whose own event got lost with its controller
+        last = event.last_epoch  # of a checkpoint whose own event got lost with its controller
         if last and (known is None or not known.epochs or known.epochs[-1] != last["epoch"]):
             self._add((name, last["epoch"], t, _read(last)))
 
@@ -121,8 +122,8 @@ def _columns(curve: Curve, every: int) -> dict[str, Any]:
     }
 
 
-def _read(event: Event) -> dict[str, float]:
-    """Returns the figures of an `epoch` event that are numbers."""
-    found = {**(event.get("metrics") or {}), **{name: event.get(name) for name in OTHERS}}
+def _read(fields: Mapping[str, Any]) -> dict[str, float]:
+    """Returns those of the fields of an `epoch` event that are numbers."""
+    found = {**(fields.get("metrics") or {}), **{name: fields.get(name) for name in OTHERS}}
     known = {name: finite_or_none(value) for name, value in found.items()}
     return {name: float(f"{value:.{DIGITS}g}") for name, value in known.items() if value is not None}

@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ensemble.reporting.dashboard.actions import explain_read_only
+from ensemble.events import MemberDeclared
 from ensemble.reporting.dashboard.projection import OF_ANALYSES, RunView
 from ensemble.reporting.dashboard.run_section import describe_head
 from ensemble.reporting.status import SILENT_S, describe_lost_controller
@@ -66,6 +66,13 @@ def encode_message(data: bytes, *, id: int | None = None, event: str | None = No
 
 
 RESET = encode_message(b"{}", event="reset")
+
+
+def explain_read_only(run_dir: RunDir) -> str | None:
+    """Returns why requests to a run cannot be written by this user; None where they can."""
+    if os.access(run_dir.requests, os.W_OK | os.X_OK) or not run_dir.path.exists():
+        return None
+    return f"this page is served by a user who may only read {run_dir.path}"
 
 
 class LogReader:
@@ -132,8 +139,8 @@ class LogReader:
     def _apply_new(self) -> None:
         for events, offset in read_batches(self.run_dir.events, self.view.offset):
             self.view.apply(events, offset)
-            self.members.update(event["member"] for event in events if event["type"] == "member")
-            self.analysed += sum(event["type"] in _OF_ANALYSES for event in events)
+            self.members.update(event.member for event in events if isinstance(event, MemberDeclared))
+            self.analysed += sum(event.type in _OF_ANALYSES for event in events)
             if self.closing:
                 break
         if self.view.offset and not self.view.log:

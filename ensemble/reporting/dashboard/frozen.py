@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ensemble.events import Combined
 from ensemble.reporting import text
 from ensemble.reporting.dashboard.link import link_modules, read_modules
 from ensemble.reporting.model_figures import compare
@@ -120,7 +121,8 @@ def list_head_figures(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     found = [("Members finished", f"{counts.get('finished', 0)} of {all_members}", others)]
     if best is not None:
         found.append((f"Best {run['objective']} in validation", text.score(best["value"]), best["member"]))
-    for each in compare(run["combined"], (run["objective"], run["direction"]))[:MOST_FIGURES]:
+    combined = None if run["combined"] is None else Combined(**run["combined"])
+    for each in compare(combined, (run["objective"], run["direction"]))[:MOST_FIGURES]:
         found.append((f"Combined {each.figure.heading}", text.score(each.value), each.describe_difference()))
     note = f"{text.number(totals['consumed'])} consumed of {text.number(totals['prepared'])} prepared"
     reuse = totals["reuse"]

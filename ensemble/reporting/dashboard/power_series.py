@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from ensemble.meter.origin import from_ticks
 
 if TYPE_CHECKING:
+    from ensemble.events import Power
     from ensemble.meter.usage_intervals import PowerInterval
-    from ensemble.store.member import Event
     from ensemble.store.state import RunState
 
 MOST = 1500  # points of a node
@@ -26,19 +26,19 @@ class PowerSeries:
     """
 
     def __init__(self) -> None:
-        self.last: dict[str, Event] = {}
+        self.last: dict[str, Power] = {}
         self._points: dict[str, list[Point]] = {}
         self._sources: dict[str, dict[str, None]] = {}
         self._new: list[tuple[Any, ...]] = []
 
-    def apply(self, event: Event, interval: PowerInterval) -> None:
+    def apply(self, event: Power, interval: PowerInterval) -> None:
         """Adds the reading of a `power` event.
 
         Args:
             interval: the time of which it is, as the account knows it: a late reading goes on where the one before
                 ended, as counters do.
         """
-        node, length = event["node"], interval.end - interval.start
+        node, length = event.node, interval.end - interval.start
         self.last[node] = event
         if interval.watts is None or length <= 0:
             return
@@ -53,7 +53,7 @@ class PowerSeries:
         points = self._points.setdefault(node, [])
         points.append(point)
         self._new.append((node, *point))
-        self._sources.setdefault(node, {})[event.get("source") or ""] = None
+        self._sources.setdefault(node, {})[event.source or ""] = None
         if len(points) > 2 * MOST:
             self._points[node] = _halve(points)
 
@@ -71,7 +71,7 @@ class PowerSeries:
         return [
             {
                 "node": node,
-                "origin": self.last[node].get("origin"),
+                "origin": self.last[node].origin,
                 "sources": [source for source in self._sources[node] if source],
                 "points": points,
             }

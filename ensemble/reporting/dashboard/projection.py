@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import AttemptEvent, Epoch, MemberDeclared, Power, RequestAnswered, RunStarted, Started
 from ensemble.meter.account import Account
 from ensemble.meter.ledger import Ledger, build_ledger
 from ensemble.reporting.dashboard import rows
@@ -28,11 +29,11 @@ from ensemble.reporting.dashboard.streams import StreamRates, describe_streams
 from ensemble.reporting.dashboard.tables import describe_tables
 from ensemble.reporting.sections.notices import Notice, NoticeCollector
 from ensemble.reporting.time_left import TimeLeftEstimator
-from ensemble.store.event_handlers import EVENT_ERRORS, OF_ATTEMPTS, apply_event, leave_out
+from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, leave_out
 from ensemble.store.state import RunState
 
 if TYPE_CHECKING:
-    from ensemble.store.member import Event
+    from ensemble.events import Event
     from ensemble.store.rundir import RunDir
 
 VERSION = 1
@@ -66,12 +67,12 @@ class Touched:
 
     def note(self, event: Event) -> None:
         """Adds what an event touches."""
-        kind = event["type"]
+        kind = event.type
         self.sections |= {"run", "cost"}
-        if kind in OF_ATTEMPTS or kind == "member":
-            self.members.add(event["member"])
+        if isinstance(event, AttemptEvent | MemberDeclared):
+            self.members.add(event.member)
             if kind in _OF_SPANS:
-                self.spans.add(event["member"])
+                self.spans.add(event.member)
         elif kind in _OF_NODES:
             self.sections.add("nodes")
         elif kind in _OF_STREAMS:
@@ -79,9 +80,9 @@ class Touched:
         elif kind in _OF_ALL_MEMBERS:
             self.all_members = True
             self.sections |= {"nodes", "streams"}
-        elif kind == "request":
+        elif isinstance(event, RequestAnswered):
             self.answers.append(
-                {name: event.get(name) for name in ("request", "verb", "member", "done", "message")}
+                {name: getattr(event, name) for name in ("request", "verb", "member", "done", "message")}
             )
         self.analyses |= {name for name, kinds in OF_ANALYSES.items() if kind in kinds}
 
@@ -145,14 +146,14 @@ class RunView:
         self.offset = offset
 
     def _apply(self, event: Event) -> None:
-        if event["type"] == "run_started":
+        if isinstance(event, RunStarted):
             self._estimator = TimeLeftEstimator()  # what lay between is no pace
         self._account.apply(event)
         self._curves.apply(self.state, event)  # before the fold: it compares with the member's attempt
         apply_event(self.state, event)
         self._rates.apply(event)
-        if event["type"] == "power":
-            self._power.apply(event, self._account.reader.node(event["node"]).power[-1])
+        if isinstance(event, Power):
+            self._power.apply(event, self._account.reader.node(event.node).power[-1])
         self._add_notices(event)
         self._touched.note(event)
 
@@ -260,9 +261,9 @@ class RunView:
         touched, names = Touched(), dict[str, None]()
         for event in events:
             touched.note(event)
-            if event["type"] in ("epoch", "started"):
-                names[event["member"]] = None
-        first = events[0]["t"] if events else 0.0
+            if isinstance(event, Epoch | Started):
+                names[event.member] = None
+        first = events[0].t if events else 0.0
         # Figures of cost that were sent while the page was away are in no later change.
         change = self._compose(touched, touched.sections | {"run", "cost"})
         change |= _list("epochs", self._curves.replay(names))

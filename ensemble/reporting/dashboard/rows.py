@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import NodeChanged, Power
 from ensemble.reporting.dashboard.run_section import member_state
 from ensemble.reporting.ranking import finite_or_none, metric
 from ensemble.reporting.sections import cost as cost_section
@@ -13,7 +14,7 @@ from ensemble.reporting.time_left import fraction_done, member_epochs, member_le
 
 if TYPE_CHECKING:
     from ensemble.meter.ledger import Ledger, Total
-    from ensemble.store.member import Event, MemberState
+    from ensemble.store.member import MemberState
     from ensemble.store.state import RunState
 
 #: What `member_row` returns, in its order.
@@ -55,22 +56,15 @@ COLUMNS = (
         "checkpoint",
         "lineage",
         "code",
-        "private",
     ),
+    "private",
 )
 COST_COLUMNS = (
     *("cpu_s", "energy_j", "origin", "full_cpu_s", "full_energy_j", "full_origin", "idle_j"),
     *("mean_w", "peak_w", "gpu_s"),
 )
 _OPTIONS = (
-    "precision",
-    "optimizer",
-    "schedule",
-    "batch_size",
-    "accumulate",
-    "compression",
-    "communicator",
-    "seed",
+    *("precision", "optimizer", "schedule", "batch_size", "accumulate", "compression", "communicator", "seed"),
 )
 _USUAL = {"accumulate": 1}
 
@@ -83,8 +77,8 @@ ADVICE = {
     "lost": "Its process or node was ended from outside. `ensemble resume` goes on from its checkpoint.",
     "hang": "It made no step for a long time. Look into its log for what it waits for.",
     "disk": "The disk is full. Make room, then `ensemble resume`.",
-    "unreachable": "Its data were out of reach for longer than they are read again. When the file server answers, "
-    "`ensemble resume`.",
+    "unreachable": "Its data could not be read, although it was tried again for a minute. When the file server "
+    "answers, `ensemble resume`.",
     "error": "The recipe raised an error; the traceback is in the log. Mend it, then `ensemble run` again.",
 }
 
@@ -96,7 +90,8 @@ def member_row(state: RunState, member: MemberState, *, is_lost: bool = False) -
         is_lost: whether the process that drives the run is gone.
     """
     own = member.identity
-    last = member.history[-1] if member.history else {}
+    memory_gb = member.history[-1].memory_gb if member.history else None
+    checkpoint = member.checkpoint.epoch if member.checkpoint is not None else None
     train_s, waited_s, sync_s = (_add_up(member, name) for name in ("train_s", "waited_s", "sync_s"))
     left_s = member_left_s(state, member) if state.ended is None and not is_lost else None
     failed = member.reason if member.error else None
@@ -116,9 +111,9 @@ def member_row(state: RunState, member: MemberState, *, is_lost: bool = False) -
         *(workers, member.node, member.place, [d for d in member.devices if d is not None]),
         {"cpus": own.get("cpus_per_worker"), "gpus": own.get("gpus_per_worker")},
         *(member.cohort, member.attempts, member.failures, _short(member.training_rate), _short(left_s)),
-        *(_share(waited_s, train_s), _share(sync_s, train_s), _short(last.get("memory_gb"))),
+        *(_share(waited_s, train_s), _share(sync_s, train_s), _short(memory_gb)),
         *(member.error, member.reason, ADVICE.get(failed or "") if failed else None, member.first_epoch),
-        *((member.checkpoint or {}).get("epoch"), own.get("lineage"), member.code, _private_share(member)),
+        *(checkpoint, own.get("lineage"), member.code, _private_share(member)),
     ]
 
 
@@ -129,7 +124,7 @@ def _private_share(member: MemberState) -> float | None:
 
 
 def _add_up(member: MemberState, name: str) -> float:
-    return sum(epoch.get(name) or 0 for epoch in member.history)
+    return sum(getattr(epoch, name) or 0 for epoch in member.history)
 
 
 def list_spans(member: MemberState) -> list[list[Any]]:
@@ -143,7 +138,7 @@ def list_spans(member: MemberState) -> list[list[Any]]:
     ]
 
 
-def list_nodes(state: RunState, power: Mapping[str, Event], *, is_lost: bool = False) -> list[dict[str, Any]]:
+def list_nodes(state: RunState, power: Mapping[str, Power], *, is_lost: bool = False) -> list[dict[str, Any]]:
     """Returns each node with its GPUs.
 
     Args:
@@ -151,47 +146,46 @@ def list_nodes(state: RunState, power: Mapping[str, Event], *, is_lost: bool = F
         is_lost: whether the process that drives the run is gone.
     """
     is_over = is_lost or state.ended is not None
-    return [_describe_node(state, name, power.get(name, {}), is_over=is_over) for name in state.nodes]
+    return [_describe_node(state, name, power.get(name), is_over=is_over) for name in state.nodes]
 
 
-def _describe_node(state: RunState, name: str, power: Event, *, is_over: bool) -> dict[str, Any]:
-    info = state.nodes[name].info
-    length = power.get("interval_s") or 0.0
-    by_device = {part.get("device"): part for part in power.get("parts") or () if part.get("kind") == "gpu"}
+def _describe_node(state: RunState, name: str, power: Power | None, *, is_over: bool) -> dict[str, Any]:
+    known = state.nodes[name].info
+    info, power = known or NodeChanged(node=name), power or Power(node=name, origin="unavailable")
+    length = power.interval_s or 0.0
+    by_device = {part.device: part for part in power.parts or () if part.kind == "gpu"}
     gpus = []
-    for i, gpu in enumerate(info.get("gpu_ids") or ()):
-        part = by_device.get(gpu, {})
-        activity = part.get("activity")
-        broken = state.quarantined.get(gpu)
-        memory, free = _at(info.get("gpu_memory_gb"), i), _at(info.get("gpu_free"), i)
+    for i, gpu in enumerate(info.gpu_ids):
+        part = by_device.get(gpu)
+        activity = part.activity if part is not None else None
+        broken = state.quarantined.get(str(gpu))
+        memory, free = _at(info.gpu_memory_gb, i), _at(info.gpu_free, i)
         gpus.append(
             {
                 "id": gpu,
-                "name": _at(info.get("gpus"), i),
+                "name": _at(info.gpus, i),
                 "memory_gb": _short(memory),
                 "free_gb": None if memory is None or free is None else _short(memory * free),
-                "share": _at(info.get("gpu_shares"), i),
-                "parent": _at(info.get("gpu_parents"), i),
+                "share": _at(info.gpu_shares, i),
+                "parent": _at(info.gpu_parents, i),
                 "use": None if activity is None else _share(sum(seconds for *_, seconds in activity), length),
-                "watts": _short(part["energy_j"] / length)
-                if part.get("energy_j") is not None and length
-                else None,
-                "quarantined": broken["detail"] if broken else None,
+                "watts": _short(part.energy_j / length) if part is not None and length else None,
+                "quarantined": broken.detail if broken else None,
             }
         )
-    described = info.get("power") or {}
-    busy = power.get("busy_s")
+    described = info.power or {}
+    busy = power.busy_s
     return {
         "name": name,
-        "cpus": info.get("cpus"),
-        "memory_gb": _short(info.get("memory_gb")),
+        "cpus": info.cpus if known else None,
+        "memory_gb": _short(info.memory_gb),
         "gpus": gpus,
         "watts": None if is_over else _short(state.nodes[name].watts),
-        "watts_origin": power.get("origin") or described.get("origin"),
+        "watts_origin": power.origin if power.parts is not None else described.get("origin"),
         "power_source": described.get("source"),
         "cpu_use": _short(busy / length) if busy is not None and length and not is_over else None,
-        "note": info.get("no_gpus") or None,
-        "gone": bool(info) and not info.get("cpus") and not info.get("gpus"),
+        "note": info.no_gpus or None,
+        "gone": known is not None and not known.cpus and not known.gpus,
     }
 
 
@@ -248,8 +242,8 @@ def _describe_options(identity: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _at(values: Any, i: int) -> Any:
-    return values[i] if values is not None and i < len(values) else None
+def _at(values: Sequence[Any], i: int) -> Any:
+    return values[i] if i < len(values) else None
 
 
 def _share(part: float | None, whole: float) -> float | None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import NOT_COMBINED, RunStopped
 from ensemble.meter.origin import weakest
 from ensemble.reporting import text
 from ensemble.reporting.model_figures import list_figures, read_task
@@ -50,7 +51,7 @@ def describe_head(
         counts["waiting"] += unborn
     done, left = epochs_done_and_left(state)
     best = best_member(state)
-    measured = ((state.combined or {}).get("metrics") or {}).get("ensemble") or {}
+    measured = ((state.combined or NOT_COMBINED).metrics or {}).get("ensemble") or {}
     return {
         "name": state.name or directory,
         "dir": directory,
@@ -62,7 +63,7 @@ def describe_head(
         "best": None if best is None else {"member": best.id, "value": metric(best, state.objective)},
         "objective": state.objective,
         "combined_value": finite_or_none(measured.get(state.objective)),
-        "combined_split": (state.combined or {}).get("split") if measured else None,
+        "combined_split": (state.combined or NOT_COMBINED).split if measured else None,
         "wall_s": state.wall_s,
         "used": None if ledger is None else _describe_used(ledger),
     }
@@ -95,11 +96,11 @@ def describe_run(
         "second_objective": state.second_objective,
         "epochs": state.epochs,
         "declared": state.declared,
-        "samples": (state.header.get("data") or {}).get("samples"),  # of the training data, in an epoch
-        "ended": None if state.ended is None else state.ended["t"],
+        "samples": (state.header.data or {}).get("samples"),  # of the training data, in an epoch
+        "ended": None if state.ended is None else state.ended.t,
         "wall_s": state.wall_s,
         "left_s": left_s if is_driven else None,
-        "combined": None if state.combined is None else {name: state.combined.get(name) for name in COMBINED},
+        "combined": None if state.combined is None else {name: getattr(state.combined, name) for name in COMBINED},
         "metrics": [state.objective, *other_metrics(state)],
         "figures": _name_figures(state),
         "params": list(dict.fromkeys(name for member in members for name in member.identity.get("params", {}))),
@@ -113,7 +114,7 @@ def describe_run(
 
 def _name_figures(state: RunState) -> dict[str, Any]:
     """What each metric is called, and in which direction it is better, by its name; the objective as declared."""
-    combined = (state.combined or {}).get("metrics") or {}
+    combined = (state.combined or NOT_COMBINED).metrics or {}
     names = dict.fromkeys([*other_metrics(state), *(combined.get("ensemble") or {})])
     ranking = (state.objective, state.direction)
     found = list_figures([state.objective, *names], read_task(state.combined), ranking)
@@ -140,7 +141,7 @@ def run_state(state: RunState, driver: str | None = None) -> tuple[str, str]:
         if "paused" in states and states.isdisjoint(("waiting", "placed", "running")):
             return "paused", "warn"
         return ("running", "") if state.started is not None else ("not started", "soft")
-    if state.ended["type"] == "run_stopped":
+    if isinstance(state.ended, RunStopped):
         return "stopped", "warn"
     if "finished" not in states:
         return "failed", "bad"
@@ -151,8 +152,8 @@ def _facts(state: RunState, driver: str | None) -> Iterator[tuple[str, str, str]
     """Yields (label, sentence, tone): what limits the run, what it waits for, what is lost."""
     if driver is not None:
         yield "driver", driver, "bad"
-    if state.ended is not None and state.ended["type"] == "run_stopped":
-        yield "stopped", f"{state.ended.get('reason') or 'no reason given'}; `ensemble resume` goes on", "warn"
+    if state.ended is not None and isinstance(state.ended, RunStopped):
+        yield "stopped", f"{state.ended.reason or 'no reason given'}; `ensemble resume` goes on", "warn"
     if state.waits_for:
         yield "waits for", state.waits_for, "warn"
     if state.measuring:

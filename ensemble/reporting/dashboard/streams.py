@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import Feeder, FeederLost, RunStarted, SharingEnded
 from ensemble.reporting.sections.feeders import bottlenecks
 from ensemble.reporting.sections.notices import describe_end_of_sharing, describe_lost_feeder
 
 if TYPE_CHECKING:
-    from ensemble.store.member import Event
+    from ensemble.events import Event
     from ensemble.store.state import RunState
 
 COUNTS = ("prepared", "consumed")
@@ -22,28 +23,28 @@ class StreamRates:
     """
 
     def __init__(self) -> None:
-        self._last: dict[tuple[str, int], Event] = {}
+        self._last: dict[tuple[str, int], Feeder] = {}
         self.rates: dict[tuple[str, int], dict[str, float]] = {}
         self.totals: dict[tuple[str, int], dict[str, int]] = {}
 
     def apply(self, event: Event) -> None:
         """Reads the counts of a `feeder` event."""
-        if event["type"] == "run_started":
+        if isinstance(event, RunStarted):
             self._last.clear()
             self.rates.clear()
-        if event["type"] != "feeder":
+        if not isinstance(event, Feeder):
             return
-        key = (event["node"], event["cohort"])
+        key = (event.node, event.cohort)
         before, self._last[key] = self._last.get(key), event
-        same = before is not None and before.get("pid") == event.get("pid")
-        same = same and event.get("prepared", 0) >= before.get("prepared", 0)  # type: ignore[union-attr]
+        if before is not None and (before.pid != event.pid or event.prepared < before.prepared):
+            before = None  # of another process
         total = self.totals.setdefault(key, dict.fromkeys(SUMS, 0))
         for name in SUMS:
-            total[name] += (event.get(name) or 0) - ((before.get(name) or 0) if same and before else 0)
-        if before is None or not same or event["t"] <= before["t"]:
+            total[name] += (getattr(event, name) or 0) - (getattr(before, name, 0) or 0)
+        if before is None or event.t <= before.t:
             return
-        seconds = event["t"] - before["t"]
-        grown = {name: event.get(name, 0) - before.get(name, 0) for name in COUNTS}
+        seconds = event.t - before.t
+        grown = {name: getattr(event, name) - getattr(before, name) for name in COUNTS}
         if min(grown.values()) >= 0:
             self.rates[key] = {name: round(many / seconds, 2) for name, many in grown.items()}
 
@@ -54,17 +55,17 @@ def describe_streams(state: RunState, rates: StreamRates) -> list[dict[str, Any]
     found = []
     for key in sorted({*state.feeders, *(key for key in state.unshared if key[0] is not None)}, key=str):
         node, cohort = key
-        event, gone = state.feeders.get(key, {}), state.unshared.get(key)  # type: ignore[arg-type]
-        group = event.get("group") or {}
+        event, gone = state.feeders.get(key), state.unshared.get(key)  # type: ignore[arg-type]
+        group = (event and event.group) or {}
         rate = {} if gone or state.ended else rates.rates.get(key, {})  # type: ignore[arg-type]
         found.append(
             {
                 "node": node,
                 "cohort": cohort,
-                **{name: event.get(name) for name in FIELDS},
+                **{name: getattr(event, name, None) for name in FIELDS},
                 **(rates.totals.get(key) or dict.fromkeys(SUMS)),  # type: ignore[arg-type]
                 **{f"{name}_per_s": rate.get(name) for name in COUNTS},
-                "levels": event.get("fullness") or {},
+                "levels": event.fullness if event is not None else {},
                 "design": group.get("design"),
                 "nodes": list(group.get("nodes") or ()),
                 "limit": limits.get(cohort) if cohort is not None else None,
@@ -74,5 +75,5 @@ def describe_streams(state: RunState, rates: StreamRates) -> list[dict[str, Any]
     return found
 
 
-def _describe_loss(event: Event) -> str:
-    return describe_end_of_sharing(event) if event["type"] == "sharing_ended" else describe_lost_feeder(event)
+def _describe_loss(event: FeederLost | SharingEnded) -> str:
+    return describe_end_of_sharing(event) if isinstance(event, SharingEnded) else describe_lost_feeder(event)

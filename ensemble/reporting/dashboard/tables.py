@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import NOT_COMBINED
 from ensemble.reporting.sections import Table, cost_tables, exchange, impact, packing
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ def explain_failure(part: str, error: Exception) -> str:
 
 
 def _list_versions(state: RunState) -> list[list[str]]:
-    versions = state.header.get("versions") or {}
+    versions = state.header.versions or {}
     pairs = [[name.replace("_", "-"), str(version)] for name, version in versions.items() if version]
-    pairs += [["revision", str(state.header["revision"])]] if state.header.get("revision") else []
+    pairs += [["revision", str(state.header.revision)]] if state.header.revision else []
     pairs += [["run", state.run_id]] if state.run_id else []
-    combined = state.combined or {}
-    return pairs + [["combined model", str(combined[name])] for name in ("note", "reason") if combined.get(name)]
+    combined = state.combined or NOT_COMBINED
+    return pairs + [["combined model", said] for said in (combined.note, combined.reason) if said]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
+from ensemble.events import Event
 from ensemble.meter.ledger import build_ledger
 from ensemble.reporting.loggers.base import Kept, Logger, LostRecordsError
 from ensemble.reporting.loggers.points import EpochEnded, Point, PointReader, describe_end
@@ -44,7 +44,7 @@ class Follower:
         if points:
             self._kept.save(self._events, self._logger.write(points))
 
-    def end(self, last: dict[str, Any] | None) -> None:
+    def end(self, last: Event | None) -> None:
         """Write what is new, and how the run and its members stand at the end.
 
         Args:

@@ -70,7 +70,7 @@ class MLflowLogger(Logger):
         if RUN in self._runs:
             return
         options = {
-            name: state.header.get(name) for name in ("executor", "mode", "objective", "direction", "epochs")
+            name: getattr(state.header, name) for name in ("executor", "mode", "objective", "direction", "epochs")
         }
         self._make_run(RUN, state.name, state.started or 0.0, {"ensemble.run_dir": str(self.run_dir.path)})
         self._log(RUN, params=options)

@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ensemble.events import NOT_COMBINED, Combined, Epoch, Event, MemberDeclared, RunFinished, Started
 from ensemble.meter.ledger import Ledger, Total
 from ensemble.reporting.ranking import finite_or_none
 from ensemble.reporting.sections import quality
 from ensemble.store import MemberState, RunState, apply_event
 from ensemble.store.member import ENDED
-
-Event = dict[str, Any]
 
 COUNTED = ("finished", "pruned", "failed", "cancelled", "stopped")  # states at the end of a run
 #: Of a member's identity, what is logged beside its hyperparameters.
@@ -112,16 +111,16 @@ class PointReader:
 
     def read(self, event: Event) -> list[Point]:
         """Apply the next event; returns what it adds."""
-        member = self.state.members.get(event.get("member") or "")
+        member = self.state.members.get(getattr(event, "member", None) or "")
         before = member.history[-1] if member is not None and member.history else None
         apply_event(self.state, event)
-        member = self.state.members.get(event.get("member") or "")
+        member = self.state.members.get(getattr(event, "member", None) or "")
         if member is None:
             return []
-        if event["type"] == "member":
-            return self._declare(member, event["t"])
-        if event["type"] in ("epoch", "started"):
-            return self._end_epoch(member, before, event["t"])
+        if isinstance(event, MemberDeclared):
+            return self._declare(member, event.t)
+        if isinstance(event, Epoch | Started):
+            return self._end_epoch(member, before, event.t)
         return []
 
     def _declare(self, member: MemberState, t: float) -> list[Point]:
@@ -133,12 +132,12 @@ class PointReader:
         self._declared[member.id] = declared
         return [declared]
 
-    def _end_epoch(self, member: MemberState, before: Event | None, t: float) -> list[Point]:
+    def _end_epoch(self, member: MemberState, before: Epoch | None, t: float) -> list[Point]:
         last = member.history[-1] if member.history else None
         if last is before:
             return []
-        is_new = last is not None and last["t"] == t  # else later epochs were dropped, and it is an earlier one
-        first = 0 if last is None else last["epoch"] + (not is_new)
+        is_new = last is not None and last.t == t  # else later epochs were dropped, and it is an earlier one
+        first = 0 if last is None else last.epoch + (not is_new)
         points: list[Point] = []
         if first < self._epochs.get(member.id, 0):
             points.append(WentBack(member.id, t, first))
@@ -149,15 +148,15 @@ class PointReader:
         return points
 
 
-def epoch_values(epoch: Event) -> dict[str, float]:
+def epoch_values(epoch: Epoch) -> dict[str, float]:
     """The metrics of an `epoch` event by their names in loggers; what is not known or not finite is left out.
 
     `train/waited_share` is the share of the seconds of training in which the member waited for batches.
     """
-    train_s, waited_s = epoch.get("train_s") or epoch.get("wall_s"), epoch.get("waited_s")
-    values = {f"valid/{name}": value for name, value in (epoch.get("metrics") or {}).items()}
-    values |= {f"train/{name}": epoch.get(name) for name in ("lr", "samples_per_s")}
-    values["train/loss"] = epoch.get("train_loss")
+    train_s, waited_s = epoch.train_s or epoch.wall_s, epoch.waited_s
+    values = {f"valid/{name}": value for name, value in epoch.metrics.items()}
+    values |= {f"train/{name}": getattr(epoch, name) for name in ("lr", "samples_per_s")}
+    values["train/loss"] = epoch.train_loss
     values["train/waited_share"] = waited_s / train_s if train_s and waited_s is not None else None
     return _drop_missing(values)
 
@@ -172,14 +171,14 @@ def describe_end(state: RunState, ledger: Ledger) -> RunEnd:
         for member in state.members.values()
     }
     values = _cost_values(total, None)
-    values |= combined_values(state.combined or {})
+    values |= combined_values(state.combined or NOT_COMBINED)
     states = [str(member.state) for member in state.members.values()]
     values |= {f"members/{each}": states.count(each) for each in COUNTED}
-    finished = state.ended is not None and state.ended["type"] == "run_finished"
+    finished = state.ended is not None and isinstance(state.ended, RunFinished)
     return RunEnd(t, finished, _drop_missing(values), total.origin, members)
 
 
-def combined_values(combined: Event) -> dict[str, Any]:
+def combined_values(combined: Combined) -> dict[str, Any]:
     """The figures of the combined model by their names in loggers.
 
     `ensemble/`, `best/`, `mean/`: of the combined model, its best member, the mean of its members. Behind a
@@ -187,15 +186,15 @@ def combined_values(combined: Event) -> dict[str, Any]:
     and `shifted/SCORE/FIGURE` say how sure it is.
     """
     values: dict[str, Any] = {}
-    for of, metrics in (combined.get("metrics") or {}).items():
+    for of, metrics in (combined.metrics or {}).items():
         if isinstance(metrics, Mapping):
             values |= {f"{of}/{name}": value for name, value in metrics.items()}
-    for of, intervals in (combined.get("intervals") or {}).items():
+    for of, intervals in (combined.intervals or {}).items():
         for name, ends in (intervals or {}).items():
             values |= {
                 f"{of}/{name}_{end}": value for end, value in zip(("low", "high"), ends or (), strict=False)
             }
-    values |= {f"uncertainty/{part}": value for part, value in (combined.get("uncertainty") or {}).items()}
+    values |= {f"uncertainty/{part}": value for part, value in (combined.uncertainty or {}).items()}
     for part in quality.SHOWN:
         for of, figures in quality.list_records(combined, part):
             values |= {f"{part}/{of}/{name}": value for name, value in figures.items()}

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ensemble.events import Event, read_event
 from ensemble.reporting.loggers.base import Kept, Logger, LostRecordsError
 from ensemble.reporting.loggers.follower import Follower, describe_missing
 from ensemble.store import RunDir
@@ -66,7 +67,7 @@ class LoggerProcess:
         pause_s = 0.0
         while (request := self._wait(pause_s)) is None:
             pause_s = self._catch_up()
-        self._end(request["last"])
+        self._end(read_event(request["last"]))
 
     def _wait(self, seconds: float) -> dict[str, Any] | None:
         try:
@@ -90,7 +91,7 @@ class LoggerProcess:
             self._say({"works": True})
         return max(FOLLOW_S, (time.monotonic() - began) * (1 / WORK_SHARE - 1))
 
-    def _end(self, last: dict[str, Any] | None) -> None:
+    def _end(self, last: Event | None) -> None:
         missing = None
         try:
             self._try(lambda follower: follower.end(last))

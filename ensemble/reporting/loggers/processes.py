@@ -15,12 +15,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ensemble.events import Event, to_dict
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.meter.cpu import make_usage, read_start
+from ensemble.reporting.sections.notices import describe_logger
 from ensemble.spec import LoggerOptions
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory
-from pipelines.child_processes import child_environment, reap
+from pipelines.ipc.child_processes import child_environment, reap
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +71,12 @@ class _Process:
         *lines, self._buffer = self._buffer.split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def request_end(self, last: dict[str, Any] | None) -> None:
+    def request_end(self, last: Event | None) -> None:
         """Ask it to write what is left, and to end."""
         assert self._process.stdin is not None
+        line = json.dumps({"last": None if last is None else to_dict(last)}).encode()
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps({"last": last}).encode() + b"\n")
+            self._process.stdin.write(line + b"\n")
             self._process.stdin.flush()
 
     def make_usage(self, node: str) -> dict[str, Any]:
@@ -147,7 +150,7 @@ class LoggerProcesses:
                 events.append(self._replace(options, process))
         for event in events:
             if event["state"] != "works":
-                log.warning("%s", describe_logger(event))
+                log.warning("%s", describe_logger(event["logger"], event["state"], event["detail"]))
         return events
 
     def _replace(self, options: LoggerOptions, process: _Process) -> dict[str, Any]:
@@ -166,7 +169,7 @@ class LoggerProcesses:
         """
         return [process.make_usage(node) for process in (*self._processes.values(), *self._closed)]
 
-    def end(self, last: dict[str, Any] | None, members: int) -> list[str]:
+    def end(self, last: Event | None, members: int) -> list[str]:
         """Let all loggers write what is left, and end them, at once where the run is asked to end so.
 
         Args:
@@ -227,10 +230,3 @@ def _as_event(name: str, message: dict[str, Any]) -> dict[str, Any] | None:
 
 def _make_event(name: str, state: str, detail: str) -> dict[str, Any]:
     return {"type": "logger", "logger": name, "state": state, "detail": detail}
-
-
-def describe_logger(event: dict[str, Any]) -> str:
-    """A `logger` event as a sentence."""
-    how = {"failing": "fails, the run goes on", "works": "works again", "ended": "has ended, the run goes on"}
-    detail = f": {event['detail']}" if event["detail"] else ""
-    return f"the logger {event['logger']} {how[event['state']]}{detail}"

@@ -118,7 +118,7 @@ def _describe(member: MemberState, end: MemberEnd) -> Iterator[tuple[str, Any]]:
     """What the run of a member has."""
     options = {name: member.identity[name] for name in OPTIONS if name in member.identity}
     yield "config", options | member.params
-    yield "epochs", [[each["epoch"], each["t"], epoch_values(each)] for each in member.history]
+    yield "epochs", [[each.epoch, each.t, epoch_values(each)] for each in member.history]
     summary = {"state": end.state, "attempts": end.attempts, "energy_origin": end.origin, "error": end.error}
     yield "summary", end.values | {name: value for name, value in summary.items() if value is not None}
     yield "failed", end.state == "failed"

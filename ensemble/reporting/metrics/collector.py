@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ensemble.reporting.metrics.families import FAMILIES, Family
-from ensemble.reporting.metrics.projection import KEPT_S, MOST_MEMBERS, MetricSample, clean, project
+from ensemble.executors.metrics import Family, MetricSample
+from ensemble.reporting.metrics.families import FAMILIES
+from ensemble.reporting.metrics.projection import KEPT_S, MOST_MEMBERS, clean, project
 from ensemble.store import RunDir, RunStatus, StoreError
 from ensemble.store.log_lines import identify_log
 

@@ -8,38 +8,7 @@ the name, `_total` behind a counter, `_info` behind a family that has nothing bu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-Kind = Literal["counter", "gauge", "info"]
-
-
-@dataclass(frozen=True)
-class Family:
-    """One family.
-
-    Attributes:
-        name: as Prometheus stores it, with `_total` or `_info`.
-        help: what it is, a sentence.
-        labels: the names of its labels, in order.
-    """
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...]
-
-    @property
-    def stem(self) -> str:
-        """The name without the ending that its kind brings."""
-        return self.name.removesuffix({"counter": "_total", "info": "_info", "gauge": ""}[self.kind])
-
-    @property
-    def unit(self) -> str:
-        """Its base unit, as OpenMetrics has it; empty where it counts things."""
-        last = self.stem.rpartition("_")[2]
-        return last if last in ("seconds", "joules", "watts", "ratio") and self.kind != "info" else ""
-
+from ensemble.executors.metrics import Family
 
 _ORIGIN = "The label origin says how the figure was obtained: measured, attributed or estimated."
 _LATE = (
@@ -118,7 +87,10 @@ LEFT_OUT = Family(
     RUN,
 )
 MEMBER_INFO = Family(
-    "ensemble_member_info", "info", "A member: its state, node and cohort.", (*MEMBER, "state", "node", "cohort")
+    "ensemble_member_info",
+    "info",
+    "A member: its state, node and stream group (label cohort).",
+    (*MEMBER, "state", "node", "cohort"),
 )
 MEMBER_PROGRESS = Family(
     "ensemble_member_progress_ratio", "gauge", "How much of its training a member has done.", MEMBER

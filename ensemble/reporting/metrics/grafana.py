@@ -14,8 +14,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from ensemble.executors.metrics import Family
 from ensemble.reporting.metrics import families as f
-from ensemble.reporting.metrics.families import Family
 
 Json = dict[str, Any]
 

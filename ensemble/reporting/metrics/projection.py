@@ -15,8 +15,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from ensemble.events import NOT_COMBINED
+from ensemble.executors.metrics import MetricSample
 from ensemble.meter.account import Account, Sums
 from ensemble.meter.origin import Origin, from_ticks, weakest
 from ensemble.meter.proportional_split import Owner
@@ -29,20 +31,11 @@ from ensemble.reporting.time_left import epochs_done_and_left, fraction_done
 from ensemble.store.member import ENDED
 
 if TYPE_CHECKING:
-    from ensemble.reporting.metrics.families import Family
     from ensemble.store import MemberState, RunState
 
 KEPT_S = 300.0
 MOST_MEMBERS = 1000
 MOST_LETTERS = 200  # of a label's value
-
-
-class MetricSample(NamedTuple):
-    """The value of one series; the labels are in the order of the family's."""
-
-    family: Family
-    labels: tuple[str, ...]
-    value: float
 
 
 @dataclass(slots=True)
@@ -153,18 +146,18 @@ def project_run(
 
 def _project_combined(run: str, state: RunState) -> Iterator[MetricSample]:
     """Yields the samples of the combined model, once there is one."""
-    combined = state.combined or {}
-    task, split = read_task(combined), str(combined.get("split") or "")
-    for of, metrics in (combined.get("metrics") or {}).items():
+    combined = state.combined or NOT_COMBINED
+    task, split = read_task(combined), str(combined.split or "")
+    for of, metrics in (combined.metrics or {}).items():
         for name, value in (metrics or {}).items():
             if (known := finite_or_none(value)) is not None:
                 better = describe_figure(name, task, (state.objective, state.direction)).better or ""
                 yield MetricSample(f.RUN_COMBINED, (run, clean(name), of, split, better), known)
-    for of, intervals in (combined.get("intervals") or {}).items():
+    for of, intervals in (combined.intervals or {}).items():
         for name, ends in (intervals or {}).items():
             for end, value in zip(("low", "high"), ends or (), strict=False):
                 yield MetricSample(f.RUN_COMBINED_BOUND, (run, clean(name), of, end), float(value))
-    for part, value in (combined.get("uncertainty") or {}).items():
+    for part, value in (combined.uncertainty or {}).items():
         if (known := finite_or_none(value)) is not None:
             yield MetricSample(f.RUN_UNCERTAINTY, (run, clean(part)), known)
 
@@ -271,10 +264,10 @@ def project_streams(
         yield MetricSample(f.STREAM_SKIPPED, which, skipped)
         if prepared:
             yield MetricSample(f.STREAM_REUSE, which, consumed / prepared)
-        last = state.feeders.get((node, cohort), {})
-        if state.ended is None and last:
-            yield MetricSample(f.STREAM_WORKERS, which, last.get("workers") or 0)
-            for queue, level in (last.get("fullness") or {}).items():
+        last = state.feeders.get((node, cohort))
+        if state.ended is None and last is not None:
+            yield MetricSample(f.STREAM_WORKERS, which, last.workers or 0)
+            for queue, level in last.fullness.items():
                 if level is not None:
                     yield MetricSample(f.STREAM_LEVEL, (*which, clean(queue)), level)
 

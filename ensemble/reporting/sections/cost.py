@@ -97,7 +97,7 @@ def _describe_split(ledger: Ledger) -> str:
         return ""
     split = f"split by {_join(METHOD_WORDS[by] for by in methods)}"
     if {node.origin for node in ledger.nodes if node.energy_j is not None} == {"estimated"}:
-        return f"{split}; the estimate knows no idle power"
+        return f"{split}; the estimate does not include idle power"
     return split if ledger.run.idle_j is not None else f"idle and dynamic energy together, {split}"
 
 

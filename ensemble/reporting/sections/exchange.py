@@ -73,7 +73,7 @@ def measure_member(member: MemberState) -> dict[str, str | float | None]:
     shares = (
         (1 - (sync_s + waited_s) / train_s, sync_s / train_s, waited_s / train_s) if train_s > 0 else [None] * 3
     )
-    scales = (epoch["loss_scale"] for epoch in reversed(member.history) if epoch.get("loss_scale"))
+    scales = (epoch.loss_scale for epoch in reversed(member.history) if epoch.loss_scale)
 
     def name_of(option: str) -> str | None:
         return None if own.get(option) is None else str(own[option]["name"])
@@ -99,7 +99,7 @@ def measure_member(member: MemberState) -> dict[str, str | float | None]:
 
 
 def _add_up(member: MemberState, name: str) -> float:
-    return sum(epoch.get(name) or 0 for epoch in member.history)
+    return sum(getattr(epoch, name) or 0 for epoch in member.history)
 
 
 def describe_plan(plan: Mapping[str, Any]) -> str:

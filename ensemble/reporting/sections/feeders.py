@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ensemble.events import Feeder, SharingEnded
 from ensemble.reporting import text
 from ensemble.reporting.sections import Line
 from ensemble.reporting.sections.notices import (
@@ -17,7 +18,6 @@ from ensemble.reporting.sections.notices import (
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
     from ensemble.store import RunState
-    from ensemble.store.member import Event
 
 IDLE = 0.5  # workers busy for less than this share of the time do not limit the stream
 
@@ -46,10 +46,10 @@ def bottlenecks(state: RunState) -> dict[int, str]:
 
     found = []
     for cohort in sorted({cohort for _, cohort in state.feeders}):
-        reported = {node: e for (node, c), e in state.feeders.items() if c == cohort and e.get("fullness")}
-        names = dict.fromkeys(name for event in reported.values() for name in event["fullness"])
+        reported = {node: e for (node, c), e in state.feeders.items() if c == cohort and e.fullness}
+        names = dict.fromkeys(name for event in reported.values() for name in event.fullness)
         levels = {
-            name: sum(event["fullness"].get(name, 0.0) for event in reported.values()) / len(reported)
+            name: sum(event.fullness.get(name, 0.0) for event in reported.values()) / len(reported)
             for name in names
         }
         if (what := bottleneck(levels)) is not None:
@@ -76,10 +76,10 @@ def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
     return lines[-most:] + ([f"and of {text.count(left_out, 'earlier stream group')}"] if left_out > 0 else [])
 
 
-def _advise(state: RunState, cohort: int, busy: float, feeders: Mapping[str, Event]) -> str:
+def _advise(state: RunState, cohort: int, busy: float, feeders: Mapping[str, Feeder]) -> str:
     """Returns what would make the feeders of a cohort, by node, prepare faster; `busy`: share of their workers."""
     # The time that records took which ended or hung a worker is part of the levels.
-    bad = sum(event.get("cohort") == cohort for event in state.bad_records.values())
+    bad = sum(event.cohort == cohort for event in state.bad_records.values())
     if bad:
         return (
             f"this includes the time lost on {text.count(bad, 'bad record')}, "
@@ -87,9 +87,9 @@ def _advise(state: RunState, cohort: int, busy: float, feeders: Mapping[str, Eve
         )
     if busy < IDLE:
         return f"its workers had work only {busy:.0%}, try a larger capacity"
-    known = (state.nodes[node].info.get("cpus") for node in feeders if node in state.nodes)
-    cpus = min((float(each) for each in known if each is not None), default=None)
-    workers = max(int(event.get("workers") or 1) for event in feeders.values())
+    known = (state.nodes[node].info for node in feeders if node in state.nodes)
+    cpus = min((info.cpus for info in known if info is not None), default=None)
+    workers = max(int(event.workers or 1) for event in feeders.values())
     if cpus is None or workers + 1 <= cpus:
         return f"try prep_workers={2 * workers if cpus is None else min(2 * workers, int(cpus))}"
     return f"{text.count(workers, 'worker')} on {cpus:g} cores, lighter stages or more cores would help"
@@ -114,7 +114,7 @@ def difference_lines(state: RunState, most: int = 3) -> list[str]:
 def unshared_lines(state: RunState, most: int = 3) -> list[str]:
     """Returns a line for each feeder that ended and was not replaced."""
     gone = [
-        describe_end_of_sharing(e) if e["type"] == "sharing_ended" else describe_lost_feeder(e)
+        describe_end_of_sharing(e) if isinstance(e, SharingEnded) else describe_lost_feeder(e)
         for e in state.unshared.values()
     ]
     return gone[:most] + ([f"and {text.count(len(gone) - most, 'more feeder')} lost"] if len(gone) > most else [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ensemble.events import Epoch
 from ensemble.meter.impact import UNITS, Impact, Quantity, Work, assess_impact
 from ensemble.reporting import text
 from ensemble.reporting.ranking import finite_or_none, metric, rank_members
@@ -12,7 +13,6 @@ from ensemble.reporting.sections import Cell, Line, Table
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
     from ensemble.store import RunState
-    from ensemble.store.member import Event
 
 METHOD = (
     "Emissions are kWh × PUE × carbon intensity by the location-based method: offsets are never subtracted, the "
@@ -22,16 +22,16 @@ METHOD = (
 
 def run_impact(state: RunState, ledger: Ledger) -> Impact:
     """Returns what the energy of a run amounts to, with what its last start was given."""
-    return assess_impact(ledger.run, state.header.get("energy") or {}, measure_work(state))
+    return assess_impact(ledger.run, state.header.energy or {}, measure_work(state))
 
 
 def measure_work(state: RunState) -> Work:
     """Returns what the members have achieved so far."""
     finished = [member for member in rank_members(state) if member.state == "finished"]
-    values = (finite_or_none((e.get("metrics") or {}).get(state.objective)) for e in _epochs(state))
+    values = (finite_or_none(e.metrics.get(state.objective)) for e in _epochs(state))
     return Work(
         models=len(finished),
-        samples=sum(event.get("samples") or 0 for event in _epochs(state)),
+        samples=sum(event.samples or 0 for event in _epochs(state)),
         objective=state.objective,
         maximized=state.direction == "max",
         best=next((value for m in finished if (value := metric(m, state.objective)) is not None), None),
@@ -76,7 +76,7 @@ def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
     return [Table("impact", "What the energy amounts to", " ".join([METHOD, *notes]), head, rows)]
 
 
-def _epochs(state: RunState) -> list[Event]:
+def _epochs(state: RunState) -> list[Epoch]:
     return [event for member in state.members.values() for event in member.history]
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ensemble.events as events
+from ensemble.events import Event
 from ensemble.reporting import text
-from ensemble.reporting.loggers.processes import describe_logger
 from ensemble.spec import hyperparameters
 from ensemble.spec.splits import describe_overlap
-from ensemble.store.member import Event
 from ensemble.store.verification import describe_hole
 
 MOST_SAID = 80  # characters of an error that is said in full elsewhere
@@ -28,8 +28,8 @@ class Notice:
     text: str
 
 
-def _where(event: Event) -> str:
-    return f"{event['node']}, stream group {event.get('cohort')}"
+def _where(event: events.Feeder | events.FeederLost | events.FeederRestarted | events.SharingEnded) -> str:
+    return f"{event.node}, stream group {event.cohort}"
 
 
 def describe_unmeasured(members: Iterable[str], error: str) -> str:
@@ -38,10 +38,16 @@ def describe_unmeasured(members: Iterable[str], error: str) -> str:
     return f"{', '.join(members)}: not measured, placed by default estimates: {why}"
 
 
-def describe_bad_record(event: Event) -> str:
+def describe_bad_record(event: events.BadRecord) -> str:
     """Returns a `bad_record` event as a sentence."""
-    which = f"sample {event['index']} of {event['split']} ({event['where']})"
-    return f"{which}: {event['reason']}; nobody prepares it any more"
+    which = f"sample {event.index} of {event.split} ({event.where})"
+    return f"{which}: {event.reason}; nobody prepares it any more"
+
+
+def describe_logger(name: str, state: str, detail: str) -> str:
+    """A `logger` event as a sentence."""
+    how = {"failing": "fails, the run goes on", "works": "works again", "ended": "has ended, the run goes on"}
+    return f"the logger {name} {how[state]}{f': {detail}' if detail else ''}"
 
 
 _ACTIONS = {
@@ -53,18 +59,16 @@ _ACTIONS = {
 }
 
 
-def describe_difference(event: Event) -> str:
+def describe_difference(event: events.SampleDifference) -> str:
     """Returns a `sample_difference` event as a sentence."""
-    where = f"epoch {event['epoch']}, position {event['place']} (sample {event['index']})"
-    if event["result"] == "left_out":
-        return (
-            f"{event['member']}: shared samples of {event['split']} are not compared, {where}: {event['detail']}"
-        )
-    if event.get("member") is None:
-        who = f"samples of {event['split']} kept in a cache are not what the pipeline prepares"
+    where = f"epoch {event.epoch}, position {event.place} (sample {event.index})"
+    if event.result == "left_out":
+        return f"{event.member}: shared samples of {event.split} are not compared, {where}: {event.detail}"
+    if event.member is None:
+        who = f"samples of {event.split} kept in a cache are not what the pipeline prepares"
     else:
-        who = f"{event['member']}: shared samples of {event['split']} are not what its own pipeline prepares"
-    return f"{who}, {where}: {event['detail']}; {_ACTIONS[event['action']]}"
+        who = f"{event.member}: shared samples of {event.split} are not what its own pipeline prepares"
+    return f"{who}, {where}: {event.detail}; {_ACTIONS[event.action]}"
 
 
 def describe_early_stop(member: str, epochs: int, stop: Mapping[str, Any]) -> str:
@@ -82,27 +86,27 @@ def describe_early_stop(member: str, epochs: int, stop: Mapping[str, Any]) -> st
     return f"{member}: stopped early after {epochs} of {stop['epochs']} epochs: {why} (best: {value})"
 
 
-def describe_quarantine(event: Event) -> str:
+def describe_quarantine(event: events.GpuQuarantined) -> str:
     """Returns a `gpu_quarantined` event as a sentence."""
-    return f"{event['node']}: GPU {event['gpu']} is used no more: {event['detail']}"
+    return f"{event.node}: GPU {event.gpu} is used no more: {event.detail}"
 
 
-def describe_unusable(event: Event) -> str:
+def describe_unusable(event: events.NodeUnusable) -> str:
     """Returns a `node_unusable` event as a sentence."""
-    again = f"; it is tried again after {event['retry_s']:g} s" if "retry_s" in event else ""
-    return f"{event['node']}: nothing can be started there: {event['detail']}{again}"
+    again = f"; it is tried again after {event.retry_s:g} s" if event.retry_s is not None else ""
+    return f"{event.node}: nothing can be started there: {event.detail}{again}"
 
 
-def describe_lost_feeder(event: Event) -> str:
+def describe_lost_feeder(event: events.FeederLost) -> str:
     """Returns a `feeder_lost` event as a sentence."""
-    return f"{_where(event)}: the feeder ended, its members prepare for themselves: {event['detail']}"
+    return f"{_where(event)}: the feeder ended, its members prepare for themselves: {event.detail}"
 
 
-def describe_end_of_sharing(event: Event) -> str:
+def describe_end_of_sharing(event: events.SharingEnded) -> str:
     """Returns a `sharing_ended` event as a sentence."""
-    if event.get("node") is None:
-        return f"nothing is shared, every member prepares its own batches: {event['detail']}"
-    return f"{_where(event)}: sharing ended for good, its members prepare for themselves: {event['detail']}"
+    if event.node is None:
+        return f"nothing is shared, every member prepares its own batches: {event.detail}"
+    return f"{_where(event)}: sharing ended for good, its members prepare for themselves: {event.detail}"
 
 
 def describe_unread(node: str, seconds: float) -> str:
@@ -110,18 +114,18 @@ def describe_unread(node: str, seconds: float) -> str:
     return f"{seconds:.3g} s of node {node} have no reading of the meter: their energy is not known"
 
 
-_REMEDIES: dict[str, Callable[[Event], str]] = {
+_REMEDIES: dict[str, Callable[[events.Remedy], str]] = {
     "alone": lambda event: "it prepares its own batches from its next epoch on",
-    "move": lambda event: f"it reads stream group {event['cohort']} from its next epoch on",
-    "apart": lambda event: f"a stream of their own, stream group {event['cohort']}, from the next epoch on",
-    "widen": lambda event: f"it goes on with {event['workers']} workers",
+    "move": lambda event: f"it reads stream group {event.cohort} from its next epoch on",
+    "apart": lambda event: f"a stream of their own, stream group {event.cohort}, from the next epoch on",
+    "widen": lambda event: f"it goes on with {event.workers} workers",
 }
 
 
-def collect_notices(events: Iterable[Event]) -> list[Notice]:
+def collect_notices(log: Iterable[Event]) -> list[Notice]:
     """Failures, restarts, skipped records, skipped steps, interruptions: what did not go as planned, in order."""
     collector = NoticeCollector()
-    return [notice for event in events for notice in collector.apply(event)]
+    return [notice for event in log for notice in collector.apply(event)]
 
 
 class NoticeCollector:
@@ -130,114 +134,124 @@ class NoticeCollector:
     def __init__(self) -> None:
         self._begin: float | None = None
         self._minimizes_energy = False
-        self._feeders: dict[str, Event] = {}  # the last event of each
+        self._feeders: dict[str, events.Feeder] = {}  # the last event of each
         self._attempts: Counter[str] = Counter()
         self._bad: set[tuple[str, int]] = set()
         self._unread: set[str] = set()
 
     def apply(self, event: Event) -> list[Notice]:
         """Returns the notices of the next event."""
-        if self._begin is None or (event["type"] == "run_started" and not event.get("resumed")):
-            self._begin = float(event["t"])
-        at_s = float(event["t"]) - self._begin
-        return [Notice(at_s, level, what) for level, what in self._describe(event)]
+        if self._begin is None or (isinstance(event, events.RunStarted) and not event.resumed):
+            self._begin = event.t
+        return [Notice(event.t - self._begin, level, what) for level, what in self._describe(event)]
 
     def _describe(self, event: Event) -> Iterator[tuple[str, str]]:
         """Yields (level, text)."""
-        kind, member = event["type"], event.get("member", "")
-        if kind == "placed":
-            self._attempts[member] += 1
-        elif kind == "failed":
-            after = "it will be tried again" if event.get("retry") else "it is not tried again"
-            after += "" if event.get("retry") or event.get("reason") == "nan" else " before a resume"
-            level = "warning" if event.get("retry") else "error"
-            reason, error = event.get("reason", "error"), event.get("error") or "no message"
-            yield level, f"{member}, attempt {self._attempts[member]}: failed ({reason}): {error}; {after}"
-        elif kind == "started" and self._attempts[member] > 1:
-            epoch, step = event.get("epoch", 0), event.get("step", 0)
-            where = f"goes on at epoch {epoch + 1}, step {step}" if epoch or step else "starts again"
-            yield "info", f"{member}, attempt {self._attempts[member]}: {where}"
-        elif kind == "damaged":
-            yield "warning", f"{member}: {event['error']}: it goes on from what is whole"
-        elif kind == "unreadable":
-            yield "error", describe_hole(event)
-        elif kind == "unmeasured":
-            yield "warning", describe_unmeasured(event["members"], event.get("error") or "no message")
-        elif kind == "memory_increase":
-            asked = [(event.get("memory_gb"), "GiB"), (event.get("gpus_per_worker"), "of a GPU")]
-            more = " and ".join(f"{value:g} {unit}" for value, unit in asked if value is not None)
-            yield "info", f"{member} and those like it get {more} for each worker from here on"
-        elif kind == "remedy":
-            what = _REMEDIES[event["what"]](event)
-            yield "info", f"{', '.join(event['members'])}: {what}, for the run to end sooner"
-        elif kind == "cost" and self._minimizes_energy and event["energy_origin"] == "estimated":
-            self._minimizes_energy = False  # once is enough
-            yield "info", f"the search minimizes joules that are estimated: {ESTIMATED}"
-        elif kind == "unused_hyperparameters":
-            what = hyperparameters.describe_unused(event["params"], event.get("meant") or {})
-            yield "warning", f"{what} ({member})"
-        elif kind == "finished" and event.get("early_stopping"):
-            yield "info", describe_early_stop(member, event["epoch"] + 1, event["early_stopping"])
-        elif kind == "cancelled":
-            yield "info", f"{member}: cancelled"
-        elif kind in ("paused", "resumed"):
-            yield "info", f"{member}: {kind}"
-        elif kind == "epoch":
-            where = f"{member}, epoch {event['epoch'] + 1}"
-            if steps := event.get("skipped_steps"):
-                yield "info", f"{where}: {text.count(steps, 'step')} skipped, gradients were not finite"
-            if records := event.get("private_skipped"):
-                yield "warning", f"{where}: {text.count(records, 'record')} could not be prepared"
-        elif kind == "feeder":
-            where = _where(event)
-            before, self._feeders[where] = self._feeders.get(where, {}), event
-            more, again, alone = (
-                event.get(name, 0) - before.get(name, 0) for name in ("skipped", "restarts", "detached")
-            )
-            if more > 0:
-                records = text.count(more, "record")
-                yield "warning", f"{where}: {records} could not be prepared, for every member"
-            if again > 0:
-                yield "warning", f"{where}: preparation workers restarted {again}×"
-            if alone > 0:
-                yield "info", f"{where}: a member kept the others waiting and went on alone, {alone}×"
-        elif kind == "bad_record" and (record := (event["split"], event["index"])) not in self._bad:
-            self._bad.add(record)
-            yield "warning", describe_bad_record(event)
-        elif kind == "sample_difference":
-            yield "info" if event["action"] == "none" else "warning", describe_difference(event)
-        elif kind == "feeder_lost":
-            yield "warning", describe_lost_feeder(event)
-        elif kind == "feeder_restarted":
-            yield "info", f"{_where(event)}: another feeder took its place ({event['restarts']}×)"
-        elif kind == "sharing_ended":
-            yield "warning", describe_end_of_sharing(event)
-        elif kind == "gpu_quarantined":
-            yield "error", describe_quarantine(event)
-        elif kind == "node_unusable":
-            yield "warning", describe_unusable(event)
-        elif kind == "device_changed":
-            changed = f"{event['device']}, and not {event['before']}"
-            yield "warning", f"{member}: trains on another device than before: {changed}"
-        elif kind == "agent_replaced":
-            yield "warning", f"{event['node']}: its agent ended, another took its place: {event['detail']}"
-        elif kind == "power" and event.get("reason") and event["node"] not in self._unread:
-            self._unread.add(event["node"])
-            yield "warning", f"{event['node']}: no reading of the meter for a time ({event['reason']})"
-        elif kind == "node_draining":
-            what = "the cluster drains it: its members write checkpoints and move to other nodes"
-            yield "info", f"{event['node']}: {what}"
-        elif kind == "code_changed":
-            parts = ", ".join(event["changed"]) or "which parts cannot be told"
-            earlier = f"; weights of the earlier code: {', '.join(event['trained'])}" if event["trained"] else ""
-            yield "warning", f"the code changed ({parts}){earlier}"
-        elif kind == "logger" and event["state"] != "works":
-            yield "warning", describe_logger(event)
-        elif kind == "run_stopped":
-            yield "warning", f"the run was stopped ({event.get('reason') or 'no reason given'})"
-        elif kind == "run_started":
-            self._minimizes_energy = self._minimizes_energy or event.get("second_objective") == "energy_j"
-            if event.get("resumed"):
-                yield "info", "the run was resumed"
-            else:
-                yield from (("warning", describe_overlap(row)) for row in event.get("overlap") or ())
+        if isinstance(event, events.MemberEvent):
+            yield from self._describe_member(event)
+        else:
+            yield from self._describe_run(event)
+
+    def _describe_member(self, event: events.MemberEvent) -> Iterator[tuple[str, str]]:
+        member = event.member
+        match event:
+            case events.Placed():
+                self._attempts[member] += 1
+            case events.Failed():
+                after = "it will be tried again" if event.retry else "it is not tried again"
+                after += "" if event.retry or event.reason == "nan" else " before a resume"
+                why = f"({event.reason or 'error'}): {event.error or 'no message'}"
+                level = "warning" if event.retry else "error"
+                yield level, f"{member}, attempt {self._attempts[member]}: failed {why}; {after}"
+            case events.Started() if self._attempts[member] > 1:
+                epoch, step = event.epoch or 0, event.step or 0
+                where = f"goes on at epoch {epoch + 1}, step {step}" if epoch or step else "starts again"
+                yield "info", f"{member}, attempt {self._attempts[member]}: {where}"
+            case events.Damaged():
+                yield "warning", f"{member}: {event.error}: it goes on from what is whole"
+            case events.MemoryIncrease():
+                amounts = [(event.memory_gb, "GiB"), (event.gpus_per_worker, "of a GPU")]
+                more = " and ".join(f"{value:g} {unit}" for value, unit in amounts if value is not None)
+                yield "info", f"{member} and those like it get {more} for each worker from here on"
+            case events.Cost() if self._minimizes_energy and event.energy_origin == "estimated":
+                self._minimizes_energy = False  # once is enough
+                yield "info", f"the search minimizes joules that are estimated: {ESTIMATED}"
+            case events.UnusedHyperparameters():
+                yield "warning", f"{hyperparameters.describe_unused(event.params, event.meant)} ({member})"
+            case events.Finished() if event.early_stopping:
+                yield "info", describe_early_stop(member, (event.epoch or 0) + 1, event.early_stopping)
+            case events.Cancelled() | events.Paused() | events.Resumed():
+                yield "info", f"{member}: {event.type}"
+            case events.Epoch():
+                where = f"{member}, epoch {event.epoch + 1}"
+                if event.skipped_steps:
+                    steps = text.count(event.skipped_steps, "step")
+                    yield "info", f"{where}: {steps} skipped, gradients were not finite"
+                if event.private_skipped:
+                    yield (
+                        "warning",
+                        f"{where}: {text.count(event.private_skipped, 'record')} could not be prepared",
+                    )
+            case events.DeviceChanged():
+                changed = f"{event.device}, and not {event.before}"
+                yield "warning", f"{member}: trains on another device than before: {changed}"
+
+    def _describe_run(self, event: Event) -> Iterator[tuple[str, str]]:
+        match event:
+            case events.Unreadable():
+                yield "error", describe_hole(event)
+            case events.Unmeasured():
+                yield "warning", describe_unmeasured(event.members, event.error or "no message")
+            case events.Remedy():
+                what = _REMEDIES[event.what](event)
+                yield "info", f"{', '.join(event.members)}: {what}, for the run to end sooner"
+            case events.Feeder():
+                yield from self._describe_feeder(event)
+            case events.BadRecord() if (event.split, event.index) not in self._bad:
+                self._bad.add((event.split, event.index))
+                yield "warning", describe_bad_record(event)
+            case events.SampleDifference():
+                yield "info" if event.action == "none" else "warning", describe_difference(event)
+            case events.FeederLost():
+                yield "warning", describe_lost_feeder(event)
+            case events.FeederRestarted():
+                yield "info", f"{_where(event)}: another feeder took its place ({event.restarts}×)"
+            case events.SharingEnded():
+                yield "warning", describe_end_of_sharing(event)
+            case events.GpuQuarantined():
+                yield "error", describe_quarantine(event)
+            case events.NodeUnusable():
+                yield "warning", describe_unusable(event)
+            case events.AgentReplaced():
+                yield "warning", f"{event.node}: its agent ended, another took its place: {event.detail}"
+            case events.Power() if event.reason and event.node not in self._unread:
+                self._unread.add(event.node)
+                yield "warning", f"{event.node}: no reading of the meter for a time ({event.reason})"
+            case events.NodeDraining():
+                what = "the cluster drains it: its members write checkpoints and move to other nodes"
+                yield "info", f"{event.node}: {what}"
+            case events.CodeChanged():
+                parts = ", ".join(event.changed) or "it is not known which parts"
+                earlier = f"; weights of the earlier code: {', '.join(event.trained)}" if event.trained else ""
+                yield "warning", f"the code changed ({parts}){earlier}"
+            case events.LoggerChanged() if event.state != "works":
+                yield "warning", describe_logger(event.logger, event.state, event.detail)
+            case events.RunStopped():
+                yield "warning", f"the run was stopped ({event.reason or 'no reason given'})"
+            case events.RunStarted():
+                self._minimizes_energy = self._minimizes_energy or event.second_objective == "energy_j"
+                if event.resumed:
+                    yield "info", "the run was resumed"
+                else:
+                    yield from (("warning", describe_overlap(row)) for row in event.overlap)
+
+    def _describe_feeder(self, event: events.Feeder) -> Iterator[tuple[str, str]]:
+        where = _where(event)
+        before = self._feeders.get(where, events.Feeder(node=event.node, cohort=event.cohort))
+        self._feeders[where] = event
+        if (more := event.skipped - before.skipped) > 0:
+            yield "warning", f"{where}: {text.count(more, 'record')} could not be prepared, for every member"
+        if (again := event.restarts - before.restarts) > 0:
+            yield "warning", f"{where}: preparation workers restarted {again}×"
+        if (alone := event.detached - before.detached) > 0:
+            yield "info", f"{where}: a member kept the others waiting and went on alone, {alone}×"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ensemble.events import Profiled
 from ensemble.reporting import text
 from ensemble.reporting.sections import Cell, Table
 
@@ -30,7 +30,7 @@ def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
     """Returns a table with a row for each member; none where nothing was measured."""
     if not state.profiles:
         return []
-    known = {member: profile for profile in state.profiles.values() for member in profile["members"]}
+    known = {member: profile for profile in state.profiles.values() for member in profile.members}
     rows = [_row(member, known.get(member.id)) for member in state.members.values()]
     return [Table("packing", "How they were packed", " ".join(describe_plan(state)), HEAD, rows, of_members=True)]
 
@@ -40,27 +40,27 @@ def describe_plan(state: RunState) -> list[str]:
     plan = state.planned
     if plan is None:
         return []
-    if plan.get("concurrent"):
-        many = text.count(len(plan["concurrent"]), "member")
+    if plan.concurrent:
+        many = text.count(len(plan.concurrent), "member")
         return [
-            f"{many} share the cores and one stream: an epoch takes all of them {text.duration(plan['pace_s'])} "
+            f"{many} share the cores and one stream: an epoch takes all of them {text.duration(plan.pace_s)} "
             "if the cores do what they did when each was measured alone. A core that one member does not need "
             "while it waits for its next batch goes to the others."
         ]
-    flotillas = plan.get("flotillas") or []
-    least = plan.get("lower_bound_s") or 0.0
+    flotillas = plan.flotillas
+    least = plan.lower_bound_s or 0.0
     line = (
         f"The last plan for those that waited: {text.count(len(flotillas), 'flotilla')}, all done in "
-        f"{text.duration(plan['makespan_s'])}"
+        f"{text.duration(plan.makespan_s)}"
     )
     return [line + (f"; nothing could be faster than {text.duration(least)}." if least else ".")]
 
 
-def _row(member: MemberState, profile: Mapping[str, Any] | None) -> list[Cell]:
+def _row(member: MemberState, profile: Profiled | None) -> list[Cell]:
     width = str(member.identity.get("workers", 1))
 
     def measured(name: str, scale: float = 1.0) -> float | None:
-        by_width = (profile or {}).get(name) or {}
+        by_width = getattr(profile, name, None) or {}
         found = by_width.get(width, by_width.get(int(width)))  # JSON keys are strings
         return None if found is None else float(found) * scale
 
@@ -76,5 +76,5 @@ def _row(member: MemberState, profile: Mapping[str, Any] | None) -> list[Cell]:
         member.training_rate,
         measured("cpus"),
         member.identity.get("cpus_per_worker"),
-        (profile or {}).get("memory_gb"),
+        None if profile is None else profile.memory_gb,
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ensemble.events import NOT_COMBINED, Combined
 from ensemble.reporting import text
 from ensemble.reporting.model_figures import compare, read_task
 from ensemble.reporting.ranking import finite_or_none
@@ -62,55 +63,55 @@ def describe_failed_combination(state: RunState) -> str | None:
     """Why members that finished could not be combined, for an error; None where they were, or where a run asks for
     no combination that is possible (it has no validation split, its outputs are no predictions).
     """
-    combined = state.combined or {}
-    is_failed = combined.get("failed") or (combined.get("declared") == "function" and not combined.get("members"))
-    return f"there is no combined model: {combined.get('reason')}" if is_failed else None
+    combined = state.combined or NOT_COMBINED
+    is_failed = combined.failed or (combined.declared == "function" and not combined.members)
+    return f"there is no combined model: {combined.reason}" if is_failed else None
 
 
 def describe_figures(state: RunState) -> list[Line]:
     """Returns the first figures of the combined model in a line; none where there is none."""
-    combined = state.combined or {}
+    combined = state.combined or NOT_COMBINED
     shown = compare(combined, (state.objective, state.direction))[:MOST_FIGURES]
     if not shown:
         return []
     figures = ", ".join(
         f"{each.figure.heading} {text.score(each.value)} ({each.describe_difference()})" for each in shown
     )
-    used = [member for member, weight in (combined.get("weights") or {}).items() if weight > 0]
+    used = [member for member, weight in (combined.weights or {}).items() if weight > 0]
     alone = f"; it is {used[0]} alone" if len(used) == 1 else ""
-    return [("combined", f"{figures}; on the {combined.get('split')} split{alone}")]
+    return [("combined", f"{figures}; on the {combined.split} split{alone}")]
 
 
 def describe_quality(state: RunState) -> list[Line]:
     """Returns why there is no combined model, or how sure it is: calibration, uncertainty, conformal sets, samples
     that are shifted.
     """
-    combined = state.combined or {}
-    if combined.get("reason") and not combined.get("members"):
-        return [("combined", f"none: {combined['reason']}")]
-    reason = [f"by {combined['method']}: {combined['reason']}"] if combined.get("reason") else []
-    shared = [describe_overlap(row) for row in state.header.get("overlap") or ()]
+    combined = state.combined or NOT_COMBINED
+    if combined.reason and not combined.members:
+        return [("combined", f"none: {combined.reason}")]
+    reason = [f"by {combined.method}: {combined.reason}"] if combined.reason else []
+    shared = [describe_overlap(row) for row in state.header.overlap or ()]
     lines = [*reason, *shared, *_describe_calibration(combined), *_describe_uncertainty(combined)]
     for field in SHOWN:
         for name, figures in list_records(combined, field):
             words = [f"{_word(key)} {text.score(value)}" for key, value in figures.items()]
-            record = combined[field][name]
+            record = getattr(combined, field)[name]
             if None in (record.get("threshold", 0), *(record.get("thresholds") or ())):
                 words.append("too few samples to calibrate on: everything is predicted")
             lines.append(f"{field}, {_word(name)}: {', '.join(words)}")
     return [("" if at else "combined", line) for at, line in enumerate(lines)]
 
 
-def _describe_calibration(combined: Mapping[str, Any]) -> Iterator[str]:
-    calibration = combined.get("calibration") or {}
+def _describe_calibration(combined: Combined) -> Iterator[str]:
+    calibration = combined.calibration or {}
     if calibration.get("method") is None and calibration.get("reason"):
         yield f"not calibrated: {calibration['reason']}"
     elif calibration.get("method") == "variance_scale":
         yield f"calibrated: variances times {calibration['value']:.3g}"
 
 
-def _describe_uncertainty(combined: Mapping[str, Any]) -> Iterator[str]:
-    parts = dict(_read_numbers(combined.get("uncertainty")))
+def _describe_uncertainty(combined: Combined) -> Iterator[str]:
+    parts = dict(_read_numbers(combined.uncertainty))
     with_unit = [f"{name} {text.score(value)}" for name, value in parts.items() if name != "disagreement"]
     if with_unit:
         pure = f", disagreement {text.score(parts['disagreement'])}" if "disagreement" in parts else ""
@@ -119,9 +120,9 @@ def _describe_uncertainty(combined: Mapping[str, Any]) -> Iterator[str]:
 
 def tabulate(state: RunState) -> list[Table]:
     """Returns the tables of the view "Ensemble": uncertainty, conformal prediction, shifted samples."""
-    combined = state.combined or {}
+    combined = state.combined or NOT_COMBINED
     tables = []
-    uncertainty = list(_read_numbers(combined.get("uncertainty")))
+    uncertainty = list(_read_numbers(combined.uncertainty))
     if uncertainty:
         reading = "Means of the samples. Each sample has its own: `uncertainty.csv`, load(..., uncertainty=True)."
         head = [("part", "text"), ("mean", ""), ("unit", "text"), ("", "text")]
@@ -134,7 +135,7 @@ def tabulate(state: RunState) -> list[Table]:
             "Conformal prediction",
             "Sets and intervals that hold the true value with a guaranteed probability, if the samples of both "
             "splits are exchangeable; calibrated on the validation split"
-            + (", measured on the test split." if combined.get("split") == "test" else "."),
+            + (", measured on the test split." if combined.split == "test" else "."),
             "method",
         ),
         (
@@ -163,12 +164,12 @@ def _head(name: str) -> str:
     return f"{_word(name)} ({better} is better)" if better else _word(name)
 
 
-def list_records(combined: Mapping[str, Any], field: str) -> list[tuple[str, dict[str, float]]]:
+def list_records(combined: Combined, field: str) -> list[tuple[str, dict[str, float]]]:
     """Returns the figures of each method or score of a field of the event: `conformal` or `shifted`."""
     shown = SHOWN[field]
     return [
         (name, {key: value for key, value in _read_numbers(record) if key in shown})
-        for name, record in (combined.get(field) or {}).items()
+        for name, record in (getattr(combined, field) or {}).items()
     ]
 
 

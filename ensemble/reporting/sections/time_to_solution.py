@@ -75,8 +75,9 @@ def _share_held(state: RunState) -> float | None:
     spans = [(member, span) for member in state.members.values() for span in member.spans if span.ended]
     on_gpus = any(device is not None for _, span in spans for device in span.devices)
     offered = sum(
-        len(node.info.get("gpus") or ()) if on_gpus else node.info.get("cpus", 0.0)
+        len(node.info.gpus) if on_gpus else node.info.cpus
         for node in state.nodes.values()
+        if node.info is not None
     )
     if not spans or not offered:
         return None

@@ -41,6 +41,6 @@ def summarize_search(state: RunState, ledger: Ledger) -> list[Line]:
     unit = f"joules, {cost_origin(state)}" if state.second_objective == "energy_j" else "CPU-seconds"
     shown = text.joules if state.second_objective == "energy_j" else text.cpu
     second = state.second_objective or ""
-    names = [f"{member.id} {shown((member.cost or {})[second])}" for member in front]
+    names = [f"{member.id} {shown(getattr(member.cost, second))}" for member in front]
     more = [f"and {len(names) - MOST_ON_FRONT} more"] if len(names) > MOST_ON_FRONT else []
     return [("Pareto front", f"{', '.join(names[:MOST_ON_FRONT] + more)} ({state.objective} and {unit})")]

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from autoscaler_nodes import make_environment, write_config
+from event_dicts import fold, read_events
 from leftovers import wait_until
 from started_cluster import make_cluster
-
-from ensemble.store import fold, read_events
 
 SPEC = """
 from execute_members import an_ensemble

@@ -19,10 +19,9 @@ from typing import Any
 
 import psutil
 import pytest
+from event_dicts import fold, read_events
 from leftovers import wait_until
 from one_head import start_head
-
-from ensemble.store import fold, read_events
 
 pytestmark = pytest.mark.ray
 

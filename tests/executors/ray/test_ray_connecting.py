@@ -147,8 +147,8 @@ RayConnection(limit_s=0.5)
         [sys.executable, "-c", program], env=environment(RAY_ADDRESS=address), text=True, capture_output=True
     )
     assert done.stderr.splitlines()[-1] == (
-        "ensemble.spec.validation.SpecError: an earlier start of Ray, which was given up, still hangs at "
-        f"RAY_ADDRESS={address}; Ray cannot be asked to end it: start a new process"
+        "ensemble.spec.validation.SpecError: an earlier start of Ray, which timed out, still hangs at "
+        f"RAY_ADDRESS={address} and cannot be ended: start a new process"
     )
 
 

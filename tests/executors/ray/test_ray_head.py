@@ -11,11 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from event_dicts import fold, read_events
 from leftovers import wait_until
 from started_cluster import StartedCluster, make_cluster
 
 from ensemble.executors.ray.head import Head, HeadLostError, read_patience
-from ensemble.store import RunState, fold, read_events
+from ensemble.store import RunState
 
 SPEC = """
 from execute_members import an_ensemble
@@ -87,7 +88,7 @@ def test_a_run_whose_head_dies_ends_in_order_and_is_finished_on_another_cluster(
     gone_s = time.monotonic() - killed
     print(f"{dies} of the head killed: the run ended after {ended_s:.1f} s, its last process after {gone_s:.1f} s")
     before = read_state(run_dir)
-    assert before.ended is not None and before.ended["type"] == "run_stopped"
+    assert before.ended is not None and before.ended.type == "run_stopped"
     assert all(member.checkpoint is not None for member in before.members.values())
 
     cluster.stop()

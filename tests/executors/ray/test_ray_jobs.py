@@ -17,11 +17,11 @@ from typing import Any
 
 import psutil
 import pytest
+from event_dicts import fold, read_events
 from leftovers import wait_until
 
 from ensemble.executors.ray.jobs import build_entrypoint, choose_submission_id, find_token
 from ensemble.spec import SpecError
-from ensemble.store import fold, read_events
 
 ROOT = Path(__file__).parents[3]
 SPEC = """

@@ -17,10 +17,11 @@ from leftovers import wait_until
 from prometheus_client.parser import text_string_to_metric_families as parse_metrics
 
 from ensemble.cli.parser import main
+from ensemble.executors.metrics import MetricSample
 from ensemble.executors.ray.metrics import MOST_STREAMS, RayMetrics, find_dashboards
 from ensemble.reporting.metrics import families as f
 from ensemble.reporting.metrics.grafana import RAY_GPU_POWER, RAY_PREFIX, format_dashboard
-from ensemble.reporting.metrics.projection import LASTING, MetricSample
+from ensemble.reporting.metrics.projection import LASTING
 
 ROOT = Path(__file__).parents[3]
 SPEC = """

@@ -60,12 +60,12 @@ def test_what_two_nodes_read_is_prepared_once_and_weights_are_those_of_one_node(
     assert all(event["private_batches"] == 0 for event in of_kind(tmp_path / "run", "epoch"))
     feeders = state.feeders.values()
     assert len(feeders) == 2
-    assert sum(event["prepared"] for event in feeders) == 4 * N, "each sample once for both nodes"
-    assert sum(event["consumed"] for event in feeders) == 4 * 4 * N
+    assert sum(event.prepared or 0 for event in feeders) == 4 * N, "each sample once for both nodes"
+    assert sum(event.consumed or 0 for event in feeders) == 4 * 4 * N
     for event in feeders:
-        assert event["group"]["design"] == sharing and event["group"]["nodes"] == [0, 1]
-        assert "link" in event["fullness"]
-    assert sum(event["sent_bytes"] for event in feeders) > 0
+        assert event.group["design"] == sharing and event.group["nodes"] == [0, 1]
+        assert "link" in event.fullness
+    assert sum(event.sent_bytes or 0 for event in feeders) > 0
     assert not any((tmp_path / "run" / "feeders").iterdir()), "nobody meets there any more"
 
 

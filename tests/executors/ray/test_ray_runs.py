@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from event_dicts import fold, read_events
 from execute_members import an_ensemble, loss
 from finished_runs import hashes, of_kind
 from leftovers import named_memory, new_named_memory, wait_until
@@ -21,7 +22,7 @@ from nodes_child import RATES
 import ensemble
 from ensemble import Member, Recipe, Resources, SpecError
 from ensemble.executors.ray import RayExecutor
-from ensemble.store import RunDir, fold, read_events
+from ensemble.store import RunDir
 from ensemble.train import Job
 
 pytestmark = pytest.mark.ray

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_dicts import fold, read_events
 from finished_runs import hashes
 
 import ensemble
 from ensemble import Ensemble
-from ensemble.store import RunState, fold, read_events
+from ensemble.store import RunState
 
 Weights = dict[str, str | None]
 Event = dict[str, Any]

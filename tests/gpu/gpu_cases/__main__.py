@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gpu_cases.common import Absent, Setting, name_device
-from pipelines.child_processes import end_with_parent
+from pipelines.ipc.child_processes import end_with_parent
 
 
 def main(name: str, device: str, limit_s: float, path: Path) -> int:

@@ -77,7 +77,7 @@ def _find_driver() -> str | None:
 
 
 def _describe_host(setting: Setting) -> Row:
-    from pipelines.machine_limits import usable_cpus
+    from pipelines.environment.machine_limits import usable_cpus
 
     cores = usable_cpus()
     if not setting.on_gpu:

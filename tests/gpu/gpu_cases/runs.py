@@ -14,7 +14,7 @@ from ensemble.spec import Ensemble, Member, Resources
 from gpu_cases.common import GpuEnergy, Setting
 from gpu_cases.networks import MADE_UP
 from pipelines import Pipeline
-from pipelines.machine_limits import usable_cpus
+from pipelines.environment.machine_limits import usable_cpus
 
 #: Roles of CPU time that grow with the samples; the others belong to the start and the end of a run.
 WORK = ("train", "prepare", "feed")

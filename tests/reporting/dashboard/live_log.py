@@ -6,7 +6,6 @@ Events have the fields of real ones; a thread appends them as the controller doe
 from __future__ import annotations
 
 import fcntl
-import json
 import random
 import threading
 import time
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from event_dicts import lines
 from run_events import VERSIONS, epoch_fields, identity
 
 Event = dict[str, Any]
@@ -77,7 +77,7 @@ class LiveLog:
         return many
 
     def _append(self, events: Iterator[Event] | list[Event]) -> None:
-        self._file.write("".join(json.dumps({"v": 2, **event}) + "\n" for event in events))
+        self._file.write(lines(events).decode())
         self._file.flush()
 
     def _past(self) -> Iterator[Event]:

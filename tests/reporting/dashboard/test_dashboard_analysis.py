@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import run_events as runs
+from event_dicts import fold
 
 from ensemble.combine import all_metrics, mix, reliability
 from ensemble.reporting.dashboard import analysis
 from ensemble.reporting.dashboard.analysis import read_importances, read_quality
 from ensemble.search.importance import MOST_TRIALS, compute_importances
-from ensemble.store import MemberState, RunDir, RunState, fold
+from ensemble.store import MemberState, RunDir, RunState
 
 Event = dict[str, Any]
 

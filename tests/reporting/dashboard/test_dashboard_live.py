@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 from dashboard_process import Server, serve
+from event_dicts import fold, read_events
 from leftovers import wait_until as wait_for
 from page_steps import HANG_S, show, wait_until
 
 import ensemble
-from ensemble.store import RunDir, RunState, fold, read_events
+from ensemble.events import to_dict
+from ensemble.store import RunDir, RunState
 from ensemble.store.log_lines import read_events_from
 
 pytestmark = pytest.mark.browser
@@ -49,7 +51,7 @@ class Driver:
     def read(self) -> list[dict[str, Any]]:
         """All events; those that were read before are not read again."""
         found, self._offset = read_events_from(self.run_dir / "events.jsonl", self._offset)
-        self._events += found
+        self._events += map(to_dict, found)
         return self._events
 
     def fold(self) -> RunState:
@@ -162,7 +164,7 @@ def is_pipeline(tab: Any, text: str, state: RunState) -> bool:
 
 def is_cost(tab: Any, text: str, state: RunState) -> bool:
     """Joules that were estimated are called so; nobody may take them for measured ones."""
-    origins = {node.info["power"]["origin"] for node in state.nodes.values() if node.info}
+    origins = {node.info.power["origin"] for node in state.nodes.values() if node.info}
     return all(name in text for name in ("train", *state.members)) and origins <= set(re.findall(r"\w+", text))
 
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
 
+from ensemble.events import Feeder
 from ensemble.reporting import text
 from ensemble.reporting.sections.feeders import bottlenecks
 from ensemble.store.state import RunState
@@ -463,7 +464,7 @@ def test_the_sentence_of_the_run_says_which_part_is_slow(call: Call) -> None:
         "members": {"ring": 0.9, "workers": 0.3, "waiting": 0.1},
     }
     for part, measured in levels.items():
-        event = {"type": "feeder", "node": "a", "cohort": 0, "workers": 2, "fullness": measured}
+        event = Feeder(node="a", cohort=0, workers=2, fullness=measured)
         sentence = bottlenecks(RunState(feeders={("a", 0): event}))[0]
         assert call("views/pipeline.js", "(m, sentence) => m.slowPart(sentence)", sentence) == part
 

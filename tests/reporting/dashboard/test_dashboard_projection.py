@@ -9,18 +9,28 @@ import time
 from typing import Any
 
 import pytest
+from event_dicts import typed
 from hypothesis import given
 from hypothesis import strategies as st
 from run_events import list_run, measured, search_run
 
-from ensemble.reporting.dashboard import rows
-from ensemble.reporting.dashboard.projection import RunView
+from ensemble.reporting.dashboard import projection, rows
 from ensemble.reporting.dashboard.rows import COLUMNS
 from ensemble.store import RunDir
 
 Document = dict[str, Any]
 NODES = measured(list_run(members=6, epochs=4))
 RUNS = {"list": NODES, "search": search_run()}
+
+
+class RunView(projection.RunView):
+    """Takes events as dicts."""
+
+    def apply(self, events: Any, offset: int) -> None:
+        super().apply([typed(event) for event in events], offset)
+
+    def change_since(self, events: Any) -> Any:
+        return super().change_since([typed(event) for event in events])
 
 
 class Clock:

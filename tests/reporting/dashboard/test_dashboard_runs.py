@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import run_events
+from event_dicts import lines
 
 from ensemble.reporting.dashboard.hub import MOST_KEPT, Runs
 from ensemble.reporting.dashboard.runs import RunList
@@ -17,7 +18,7 @@ from ensemble.reporting.dashboard.runs import RunList
 
 def append(run: Path, event: dict[str, Any]) -> None:
     with (run / "events.jsonl").open("a") as file:
-        file.write(json.dumps({"v": 2, **event}) + "\n")
+        file.write(lines([event]).decode())
 
 
 def test_a_run_with_an_event_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
@@ -25,7 +26,10 @@ def test_a_run_with_an_event_that_cannot_be_read_hides_no_other(tmp_path: Path) 
     for name in names:
         run_events.write_run(tmp_path / name, run_events.list_run())
     append(tmp_path / "fold", {"type": "feeder", "t": 5.5, "node": "node-0"})
-    append(tmp_path / "odd", {"type": "run_started", "t": 1e9, "members": "many"})
+    append(
+        tmp_path / "odd",
+        {"type": "combined", "t": 1e9, "method": "x", "members": [], "split": None, "metrics": {"ensemble": 5}},
+    )
     runs = RunList(tmp_path, is_one=False)
     for _ in range(2):
         for _ in range(100):  # a call reads for a limited time

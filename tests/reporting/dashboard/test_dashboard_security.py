@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import run_events
 from dashboard_process import HANG_S, Messages, Server, serve
+from event_dicts import lines
 from leftovers import wait_until
 
 from ensemble.reporting.dashboard import connections
@@ -413,7 +414,7 @@ def test_members_with_hostile_names(many: int, tmp_path: Path) -> None:
         assert server.get(f"/api/runs/{server.key}/curves")
         assert server.get("/api/runs")[0]["name"] == bad[0]
         with server.stream(f"/api/runs/{server.key}/events?from={state['offset']}&log={state['log']}") as messages:
-            with (run / "events.jsonl").open("a") as file:
+            with (run / "events.jsonl").open("ab") as file:
                 failed = {
                     "v": 2,
                     "t": run_events.START + 9,
@@ -421,7 +422,7 @@ def test_members_with_hostile_names(many: int, tmp_path: Path) -> None:
                     "member": bad[3] + "3",
                     "attempt": 0,
                 }
-                file.write(json.dumps(failed | {"error": bad[3], "reason": bad[0], "retry": False}) + "\n")
+                file.write(lines([failed | {"error": bad[3], "reason": bad[0], "retry": False}]))
             event, id, change = messages.next()
             assert (event, id) == (None, change["offset"]) and list(change["members"]) == [bad[3] + "3"]
         for name in bad:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import task_events as tasks
+from event_dicts import fold
 
 from ensemble.combine.tasks import find_math
 from ensemble.reporting.dashboard.analysis import read_quality
-from ensemble.store import RunDir, fold
+from ensemble.store import RunDir
 
 MEASURED = [kind for kind in tasks.TASKS if kind != "free"]
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import run_events
+from event_dicts import fold, read_events
 from sklearn.metrics import confusion_matrix, f1_score
 
 from ensemble.combine.per_class import compute_per_class
 from ensemble.reporting.dashboard.analysis import read_quality
 from ensemble.reporting.report import write_report
 from ensemble.spec.task import CLASSIFICATION
-from ensemble.store import RunDir, fold, read_events, save_predictions
+from ensemble.store import RunDir, save_predictions
 
 ANIMALS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "<b>truck</b>"]
 ROWS = 1500
@@ -56,8 +57,8 @@ def test_the_document_has_the_confusions_of_the_combined_model_and_of_the_best_m
     document = quality_of(run)
     combined = fold(read_events(run.events)).combined
     assert combined is not None
-    mixed = np.mean([predict(int(name[7:]), 10)[0].astype(float) for name in combined["members"]], axis=0)
-    best, target = predict(int(combined["best_member"][7:]), 10)
+    mixed = np.mean([predict(int(name[7:]), 10)[0].astype(float) for name in combined.members], axis=0)
+    best, target = predict(int(combined.best_member[7:]), 10)
     for matrix, values in zip(document["classes"]["matrices"], (mixed, best), strict=True):
         found = np.zeros((10, 10), int)
         for true, predicted, count, share in matrix["cells"]:

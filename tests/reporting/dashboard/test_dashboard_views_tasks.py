@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import task_events as tasks
+from event_dicts import fold
 from page_steps import check_width, figure, show
 
 from ensemble.reporting.dashboard.analysis import read_quality
 from ensemble.reporting.report import write_report
-from ensemble.store import RunDir, fold
+from ensemble.store import RunDir
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -18,10 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from event_dicts import ledger, lines, typed
 from run_events import START, Event, list_run, measured, write_run
 from task_events import TASKS, make_combined
 
-from ensemble.meter import ledger
 from ensemble.meter.account import Account
 from ensemble.reporting.metrics.collector import RunFollower
 from ensemble.reporting.metrics.endpoint import Exposition
@@ -102,7 +101,7 @@ def test_counters_never_fall_whoever_reads_the_log_and_in_the_end_are_the_ledger
     last: dict[tuple[str, tuple[str, ...]], float] = {}
     follower, at = RunFollower(path), 1
     while True:
-        (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events[:at]))
+        (path / "events.jsonl").write_bytes(lines(events[:at]))
         follower = rng.choice((follower, RunFollower(path)))  # perhaps of a server that was started anew
         now: dict[tuple[str, tuple[str, ...]], float] = {}
         for sample in project("digits", *follower.read()):
@@ -135,7 +134,7 @@ def test_energy_is_the_same_to_the_tick_whenever_it_was_settled() -> None:
     def settle(every: int) -> dict[Any, int]:
         account = Account()
         for number, event in enumerate(events, start=1):
-            account.apply(event)
+            account.apply(typed(event))
             if number % every == 0:
                 account.settle()
         sums = account.sum_up()

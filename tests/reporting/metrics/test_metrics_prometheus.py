@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -14,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "dashboard"))
 
 from dashboard_process import serve
+from event_dicts import ledger, lines
 from local_prometheus import CONFIG, Prometheus, started, wait_until
 from run_events import START, list_run, measured, write_run
 
-from ensemble.meter import ledger
 from ensemble.reporting.metrics.families import FAMILIES
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -46,7 +45,7 @@ def test_a_query_for_a_members_joules_is_answered_with_those_of_the_ledger(tmp_p
         [target] = prometheus.describe_targets()
         assert (target["health"], target["lastError"]) == ("up", "")
         with (run_dir / "events.jsonl").open("a") as log:
-            log.writelines(json.dumps(event) + "\n" for event in events[len(begun) :])
+            log.write(lines(events[len(begun) :]).decode())
         ended = 'ensemble_run_members{run="digits", state="finished"} == 2'
         wait_until(lambda: prometheus.query(ended), "its end was not seen")
         book = ledger(events)

@@ -22,8 +22,8 @@ from typing import Any
 
 import cloudpickle
 
+from pipelines.environment.library_settings import apply_settings, find_settings
 from pipelines.errors import PipelineError
-from pipelines.library_settings import apply_settings, find_settings
 
 _ALIGN = 64
 

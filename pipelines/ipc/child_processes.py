@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from pipelines.machine_limits import PINNING, free_pinned_thread
+from pipelines.environment.machine_limits import PINNING, free_pinned_thread
 
 START_S = 300.0  # time limit for a child process to import its libraries and prepare one sample of each pipeline
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipelines.order import batch_bounds, rank_bounds, steps_per_epoch
+from pipelines.order.epoch_order import batch_bounds, rank_bounds, steps_per_epoch
 
 
 @dataclass(frozen=True)

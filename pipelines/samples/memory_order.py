@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.nested import map_arrays
+from pipelines.samples.nested import map_arrays
 
 #: Axes from the outermost in memory to the innermost, those of length 1 first; None: a numpy scalar, no array.
 AxisOrder = tuple[int, ...] | None

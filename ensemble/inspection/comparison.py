@@ -1,19 +1,51 @@
-"""Writes a comparison of runs as tables for people."""
+"""A comparison of runs, and its tables for people."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from ensemble.inspection.text_table import format_table
 from ensemble.reporting import text
 
-if TYPE_CHECKING:
-    from ensemble.inspection.compare import Comparison
+Table = list[dict[str, Any]]
 
 LONGEST = 48  # characters of a value
 FIGURES = "figures; a difference is that of the same samples, and absent where they are not the same"
 MODELS = {"combined": "combined", "best": "best member"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side. Values of several runs are in their order.
+
+    Attributes:
+        runs: a row for each run: `run` (its name here), `run_dir`, `state`, `members`, `finished`, `objective`,
+            `direction`, `best_member`, `best` (the objective as that member reported it, usually of the validation
+            split), `combined` (the objective of the combined model, of the split `split`), `cpu_s`, `energy_j` and
+            `energy_origin`, `wall_s`, `quality_s`.
+        declared: what differs in the declarations: rows of `what` and `values`.
+        figures: rows of `model` ("combined" or "best"), `metric`, `better` ("higher" or "lower"), `values`, and
+            `against`: of each run but the first its difference to the first run, `interval` [low, high] (None:
+            there is none), and `within_noise` (None: not known).
+        quality: the value of the objective until which `quality_s` counts: one that all runs have reached, unless
+            it was given; None where the objectives differ.
+        notes: what is not compared, and why; one sentence each.
+    """
+
+    runs: Table
+    declared: Table
+    figures: Table
+    quality: float | None
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, as JSON values."""
+        return dict(vars(self))
+
+    def __str__(self) -> str:
+        return format_comparison(self)
 
 
 def format_comparison(found: Comparison, width: int | None = None) -> str:

@@ -19,7 +19,7 @@ INDEX, OK = "index", "_ok"
 # Values of the column OK. Two kinds of readers ask: one that reads the pipeline as it is takes samples that are
 # GOOD or ODD and leaves out the rest; one that continues from it takes GOOD samples, leaves out FAILED ones, and
 # prepares in full those that do not fit the memory's fields (UNFIT) or would come back in another memory order
-# (ODD = both bits). `pipelines.prepare.poison_records` has further values, of records that must not be prepared.
+# (ODD = both bits). `pipelines.samples.poison_records` has further values, of records that must not be prepared.
 FAILED, GOOD, UNFIT, ODD = range(4)
 
 #: The data were out of reach where it was to be prepared: nobody leaves it out, each reader prepares it itself.

@@ -6,16 +6,13 @@ prepared. It is given as an array, or as the name of a field that is read once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError
-
-if TYPE_CHECKING:
-    from pipelines.sources import Source
 
 Array = npt.NDArray[Any]
 #: A field's name, values [n], or a function that takes a record and returns its value.
@@ -24,7 +21,16 @@ Values = str | Array | Callable[[Mapping[str, Any]], Any] | Any
 _CLASSES_SHOWN = 5
 
 
-def read_values(source: Source, given: Values, what: str) -> Array:
+class Records(Protocol):
+    """What labels are read of: the records of a `pipelines.sources.Source`."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[dict[str, Any]]: ...
+    def column(self, field: str) -> Array:
+        """One field of all records, [n, ...]."""
+
+
+def read_values(source: Records, given: Values, what: str) -> Array:
     """Returns the value of each record of a source, [n].
 
     Args:

@@ -11,15 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipelines.fingerprint import SCHEME, Description, describe, describe_ours
-from pipelines.library_settings import find_settings
-from pipelines.order import BlockOrder, Generators, epoch_indices
-
-if TYPE_CHECKING:
-    from pipelines.pipeline import Pipeline
-    from pipelines.stage import Stage
+from pipelines.fingerprint import SCHEME
 
 #: Parts before the stages: source, seed, order, error policy.
 PARTS_BEFORE_STAGES = 4
@@ -62,28 +56,6 @@ class Part:
         return [self.name, self.digest, self.is_sure]
 
 
-def describe_parts(pipeline: Pipeline) -> list[Part]:
-    """Returns the parts of a pipeline: source, seed, order, error policy, stages."""
-
-    def part(name: str, what: Any) -> Part:
-        described = what if isinstance(what, Description) else Description(what)
-        return Part(name, described.digest, described.gaps)
-
-    def stage_part(number: int, stage: Stage) -> Part:
-        what, name = stage.description, f"stage {number} {stage.name}"
-        return part(name, Description([what.value, settings], what.gaps) if settings else what)
-
-    settings = find_settings(only_of_samples=True)
-    source = pipeline.source.describe_for_fingerprint() if pipeline.id is None else None
-    return [
-        part("source", pipeline.id if source is None else source),
-        part("seed", [describe_ours(Generators), pipeline.seed]),
-        part("shuffle" if pipeline.sampling is None else "sampling", _describe_order(pipeline)),
-        part("on_error", pipeline.on_error),
-        *(stage_part(number, stage) for number, stage in enumerate(pipeline.stages)),
-    ]
-
-
 def explain_unsure(parts: Sequence[Part]) -> str | None:
     """Says which part of a pipeline keeps it from having a fingerprint, and what to do; None where none does."""
     part = next((part for part in parts if not part.is_sure), None)
@@ -92,14 +64,6 @@ def explain_unsure(parts: Sequence[Part]) -> str | None:
     more = f" (and {len(part.gaps) - 1} more)" if len(part.gaps) > 1 else ""
     remedy = "id= to Pipeline()" if part.name == "source" else "id= or version= to map()"
     return f"{part.name} has no sure identity: {part.gaps[0]}{more}; give {remedy}"
-
-
-def _describe_order(pipeline: Pipeline) -> Any:
-    if pipeline.sampling is not None:
-        return pipeline.sampling.describe()
-    if pipeline.shuffle != "blocks":
-        return [describe_ours(epoch_indices), pipeline.shuffle]
-    return [describe_ours(BlockOrder), pipeline.shuffle_window, describe(pipeline.source.groups).value]
 
 
 def count_common_stages(tokens: Sequence[str], parts: Sequence[Part], theirs: Mapping[str, Any]) -> int:
@@ -125,21 +89,13 @@ def count_common_stages(tokens: Sequence[str], parts: Sequence[Part], theirs: Ma
     return known - PARTS_BEFORE_STAGES if known >= PARTS_BEFORE_STAGES else -1
 
 
-def find_obstacle(pipeline: Pipeline) -> Difference | None:
-    """Says why no reader can apply further stages to a pipeline's samples from a ring; None if readers can."""
-    why, stages = pipeline.layouts, len(pipeline.stages)
-    if isinstance(why, dict):
-        return None
-    return Difference(f"no consumer can continue from the {stages} stages at the feeder: {why}", unsure=True)
-
-
 def find_difference(
     tokens: Sequence[str], parts: Sequence[Part], fields: list[Any], theirs: Mapping[str, Any]
 ) -> Difference | None:
     """Says why two pipelines are not the same; None if they are.
 
     Args:
-        fields: of this pipeline, as `pipelines.prepare.fields.describe_fields` returns them; the others as in
+        fields: of this pipeline, as `pipelines.samples.fields.describe_fields` returns them; the others as in
             `count_common_stages`.
     """
     if theirs.get("scheme", 1) != SCHEME:

@@ -1,17 +1,71 @@
-"""Writes a dry run as text for people."""
+"""What a dry run found out, and its text for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from ensemble.inspection.text_table import format_table
 from ensemble.reporting import text
 
-if TYPE_CHECKING:
-    from ensemble.inspection.dry_run import DryRun
+Table = list[dict[str, Any]]
 
 MOST_LABELS = 20
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a run would do, need and cost.
+
+    Attributes:
+        name: of the ensemble.
+        mode: "list" or "search".
+        executor: what would run the members.
+        run_dir: the run directory.
+        run_state: how the run in that directory stands, which this one would continue; None: it would be new.
+        node: this machine: `cpus`, `memory_gb`, `gpus`, `power` (source of energy).
+        splits: samples of "train", "valid", "test" and "shifted", those that are declared.
+        fields: a row for each field of a batch: `name`; `shape` of a sample, None for an axis that differs between
+            samples; `dtype`; and of the first batch, which was really prepared, `min`, `mean`, `max` of the finite
+            values, and `not_finite`, how many others there are (None where a field has no numbers).
+        labels: how often each label is in that batch (of targets of several 0s and 1s, how many samples have each
+            label), `None` where the data have no integer target.
+        pipeline: `shared` (stages that are prepared once for all), `unshared` (why nothing is, or None), `own` (by
+            group of members that do more: their further stages), `fingerprint`, `why_unsure`, `prepare_s`
+            (CPU-seconds a sample, measured).
+        members: a row for each group of members of one architecture and one set of options: `members` (names),
+            `params` (of the first), `varied` (other hyperparameters in the group), `workers`, `parameters`,
+            `checkpoint_bytes`, `batch_size`, `steps` (of an epoch), `epochs`, `evaluations` (batches of splits
+            that it evaluates in a run); measured: `step_s`, `evaluate_s` (of a batch, None where the first epoch
+            evaluates nothing), `memory_gb`, `gpu_memory_gb`, `cpus`; estimated of one member: `seconds`, `cpu_s`,
+            `energy_j`; `error`: why nothing was measured, as its first steps failed.
+        run: estimated of the run: `startup_s` and `startup_cpu_s` (measured: one process with its imports, for
+            each that imports them), `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that train at
+            one time), `origin` ("estimated"), `energy_origin` ("estimated" or "unavailable"), `how`.
+        notes: what to know of the figures.
+    """
+
+    name: str
+    mode: str
+    executor: str
+    run_dir: str
+    run_state: str | None
+    node: dict[str, Any]
+    splits: dict[str, int]
+    fields: Table
+    labels: dict[int, int] | None
+    pipeline: dict[str, Any]
+    members: Table
+    run: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, as JSON values."""
+        return dict(vars(self))
+
+    def __str__(self) -> str:
+        return format_dry_run(self)
 
 
 def format_dry_run(found: DryRun, width: int | None = None) -> str:

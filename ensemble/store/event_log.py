@@ -1,30 +1,30 @@
 """Writes the event log: what happened in a run, one JSON object a line, append-only. All else is derived from it.
 
-Every event has `v` (the version of this format), `t` and `type`. `t` is in Unix seconds by the clock when the log
-was opened, and goes on from there by a clock that nobody sets; nor is it ever less than before, whoever opens the
+The types and fields are those of `ensemble.events`. The time `t` is in Unix seconds by the clock when the log was
+opened, and goes on from there by a clock that nobody sets; nor is it ever less than before, whoever opens the
 log again with whatever clock. So differences of `t` within one start of a run are true durations, and none is
 negative. The controller alone writes the log, under an advisory lock (flock(2)). A line counts
 once its newline is there: one that a dying process left torn is dropped on reading and cut off on opening. It ends
-with a checksum, so that damage is known that leaves it legible. Within
-one version, fields and types are only ever added, and a reader ignores what it does not know; a log of another
-version is refused.
+with a checksum, so that damage is known that leaves it legible. Within one
+version of the format, fields and types are only ever added, and a reader ignores what it does not know; a log of
+another version is refused.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import logging
-import math
 import os
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ensemble.events as events
+from ensemble.events import VERSION, Event, encode_event, make_event, settle
 from ensemble.store.files import (
     StoreError,
     format_command,
@@ -32,7 +32,7 @@ from ensemble.store.files import (
     make_write_error,
     share_file_with_group,
 )
-from ensemble.store.log_lines import BATCH_BYTES, VERSION, add_crc, end_of_events, measure_lost_end, read_batches
+from ensemble.store.log_lines import BATCH_BYTES, add_crc, end_of_events, measure_lost_end, read_batches
 
 log = logging.getLogger(__name__)
 
@@ -40,74 +40,22 @@ READER_S = 0.001  # for a reader's lock to be gone
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 #: Events that a power failure must not undo: what a resume would otherwise do again or differently.
-DURABLE = frozenset(("member", "checkpoint", "finished", "pruned", "stopped", "cancelled", "failed")) | frozenset(
-    (
-        "sample_difference",
-        "cost",
-        "paused",
-        "resumed",
-        "request",
-        "code_saved",
-        "run_started",
-        "combined",
-        "run_finished",
-        "run_stopped",
-    )
+DURABLE = (
+    *(events.MemberDeclared, events.Checkpoint, events.Finished, events.Pruned, events.Stopped, events.Cancelled),
+    *(events.Failed, events.SampleDifference, events.Cost, events.Paused, events.Resumed, events.RequestAnswered),
+    *(events.CodeSaved, events.RunStarted, events.Combined, events.RunFinished, events.RunStopped),
 )
 
 
-def _to_json_value(value: Any) -> Any:
-    """Converts numpy and torch scalars, arrays, paths and sets to JSON values."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    for name in ("item", "tolist"):
-        convert = getattr(value, name, None)
-        if convert is not None and (name == "tolist" or getattr(value, "size", 1) == 1):
-            return convert()
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"an event cannot hold {value!r} ({type(value).__name__}); give plain JSON values")
-
-
-def _replace_nan(value: Any) -> Any:
-    """Replaces NaN and infinities, which JSON lacks, by null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _replace_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_nan(item) for item in value]
-    return value if value is None or isinstance(value, str | int) else _replace_nan(_to_json_value(value))
-
-
-_JSON: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "default": _to_json_value}
-_encode = json.JSONEncoder(ensure_ascii=False, **_JSON).encode
-_encode_ascii = json.JSONEncoder(ensure_ascii=True, **_JSON).encode
-
-
-def _encode_line(event: Mapping[str, Any]) -> bytes:
-    """Returns a line of the log; text that UTF-8 cannot encode (file names, arguments) becomes JSON escapes."""
-    try:
-        return add_crc(_encode(event).encode())
-    except UnicodeEncodeError:
-        return add_crc(_encode_ascii(event).encode())
-
-
-def encode_event(t: float, fields: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Returns an event as the log holds it, and its line without the newline; NaN and infinities become null.
+def encode_line(event: Event, t: float) -> tuple[Event, bytes]:
+    """Returns an event as its readers will have it, and its line without the newline.
 
     Args:
         t: its time, as `EventLog.read_clock` gives it.
-        fields: its `type` and other fields.
     """
-    event = {"v": VERSION, "t": t, **fields}
-    try:
-        return event, _encode_line(event)
-    except ValueError:
-        event = _replace_nan(event)
-        return event, _encode_line(event)
+    event.v, event.t = VERSION, t
+    text = encode_event(event)
+    return settle(event, text), add_crc(text)
 
 
 class EventLog:
@@ -170,8 +118,8 @@ class EventLog:
         size, last_t = os.fstat(self._descriptor).st_size, 0.0
         next(read_batches(self.path), None)  # refused where it is of another version
         since = whole = end_of_events(self.path, size - BATCH_BYTES)
-        for events, offset in read_batches(self.path, since):
-            last_t, whole = max(last_t, events[-1].get("t", 0.0)), offset
+        for batch, offset in read_batches(self.path, since):
+            last_t, whole = max(last_t, batch[-1].t), offset
         if lost := measure_lost_end(self.path, whole):
             log.warning("%s: its last %d bytes are damaged, as by a power failure", self.path, lost)
             return size + os.write(self._descriptor, b"\n"), last_t
@@ -179,7 +127,7 @@ class EventLog:
             os.ftruncate(self._descriptor, whole)
         return whole, last_t
 
-    def append(self, type: str, **fields: Any) -> dict[str, Any]:
+    def append(self, type: str, **fields: Any) -> Event:
         """Writes one event and returns it as it was written.
 
         NaN and infinities become null.
@@ -187,12 +135,12 @@ class EventLog:
         Raises:
             StoreError: see `write`.
         """
-        event, line = encode_event(self.read_clock(), {"type": type, **fields})
+        event, line = encode_line(make_event(type, **fields), self.read_clock())
         self.write([(event, line)])
         return event
 
-    def write(self, events: Sequence[tuple[Mapping[str, Any], bytes]]) -> None:
-        """Writes events that `encode_event` has made, together, with at most one fsync.
+    def write(self, lines: Sequence[tuple[Event, bytes]]) -> None:
+        """Writes events that `encode_line` has made, together, with at most one fsync.
 
         They reach the operating system before this returns, and the disk if the type of one is in `DURABLE`. A
         crash meanwhile leaves the first of them or none, as one between two events would.
@@ -200,14 +148,14 @@ class EventLog:
         Raises:
             StoreError: they could not be written (disk full); the log is as it was before.
         """
-        if not events:
+        if not lines:
             return
-        data = b"".join(line + b"\n" for _, line in events)
+        data = b"".join(line + b"\n" for _, line in lines)
         try:
             written = os.write(self._descriptor, data)
             if written != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if any(event["type"] in DURABLE for event, _ in events):
+            if any(isinstance(event, DURABLE) for event, _ in lines):
                 os.fsync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, self._size)
@@ -218,9 +166,9 @@ class EventLog:
         """Returns the `t` of an event that is logged now."""
         return self._ahead_s + time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def make_event(self, type: str, **fields: Any) -> dict[str, Any]:
+    def make_event(self, type: str, **fields: Any) -> Event:
         """Returns the event that `append` would write now, without writing it."""
-        return {"v": VERSION, "t": self.read_clock(), "type": type, **fields}
+        return encode_line(make_event(type, **fields), self.read_clock())[0]
 
     def close(self) -> None:
         """Closes the file and releases its lock; harmless when called twice."""

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError
-from pipelines.nested import Kind, Path, Slot, iterate_leaves, join_path
-from pipelines.prepare.fields import Columns, Field
-from pipelines.prepare.memory_order import MemoryLayout, copy_in_layout, has_layout
+from pipelines.samples.fields import Columns, Field
+from pipelines.samples.memory_order import MemoryLayout, copy_in_layout, has_layout
+from pipelines.samples.nested import Kind, Path, Slot, iterate_leaves, join_path
 
 #: A dict or a tuple of nodes, or a `Leaf`.
 Node = Any

@@ -1,0 +1,209 @@
+"""Events of a run as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from ensemble.events.base import Event, Json
+
+
+class CodeSaved(Event):
+    """Before the declaration and the code are written.
+
+    Attributes:
+        files: digests by path.
+        info: what `run.json` says.
+        arrays: the files in `data/` with which this declaration is read.
+    """
+
+    files: dict[str, str] = {}
+    info: Json | None = None
+    arrays: list[str] | None = None
+
+
+class MoreEpochs(Struct, kw_only=True):
+    """More epochs for members that have ended: the new number, the members with their number before, and notes."""
+
+    epochs: int
+    members: dict[str, int] = {}
+    notes: list[str] = []
+
+
+class RunStarted(Event):
+    """A run, or a resume of it, begins.
+
+    Attributes:
+        versions: `python` and the libraries: version, or null where absent.
+        settings: global settings of libraries that differ from their defaults, such as
+            `torch.set_default_dtype`.
+        data: `fingerprint`, `fingerprints` (where members have pipelines of their own), `scheme` of the
+            fingerprint, `python` that compiled the functions in it, `samples`, `drop_last`, `splits`,
+            `numbering`: of splits whose classes are mapped to the numbers of the training data, a digest
+            of how.
+        overlap: objects of `split`, `with`, `shared`, `samples`: samples of a split that another one has,
+            too.
+        energy: `intensity_g_per_kwh`, `pue`, `price_per_kwh`, `currency`.
+        more_epochs: `epochs`, `members`: *member*: epochs before, `notes`.
+    """
+
+    name: str = ""
+    run_id: str = ""
+    executor: str = ""
+    members: int | None = None
+    epochs: int | None = None
+    objective: str | None = None
+    mode: str | None = None
+    direction: str | None = None
+    second_objective: str | None = None
+    versions: Json = {}
+    settings: Json = {}
+    revision: str | None = None
+    code: str | None = None
+    files: dict[str, str] = {}
+    data: Json = {}
+    overlap: list[Json] = []
+    energy: Json = {}
+    host: str | None = None
+    pid: int | None = None
+    resumed: bool = False
+    more_epochs: MoreEpochs | None = None
+
+
+class CodeChanged(Event):
+    """The code is not what earlier members trained with."""
+
+    before: str | None = None
+    code: str | None = None
+    changed: list[str] = []
+    trained: list[str] = []
+
+
+class RequestAnswered(Event, tag="request"):
+    """A request from a shell or a handle was answered.
+
+    Attributes:
+        request: its id.
+        message: the answer, for people.
+    """
+
+    request: str
+    verb: str = ""
+    member: str | None = None
+    done: bool = False
+    message: str = ""
+
+
+class Combining(Event):
+    """Members are about to be combined.
+
+    Attributes:
+        members: how many have finished.
+    """
+
+    members: int = 0
+
+
+class Combined(Event):
+    """The members were combined.
+
+    Attributes:
+        weights: *member*: weight.
+        task: `kind`; for quantiles `levels`.
+        calibration: `method`, `value`, `reason` where there is none.
+        metrics: `ensemble`, `best`, `mean`: *metric*: value.
+        intervals: `ensemble`, `best`, `difference`: *metric*: `[low, high]`.
+        best_calibrated: *metric*: value, of the best member with a calibration of its own.
+        reliability: `ensemble`, `best`: a list of `[mean confidence, accuracy, samples]`, one for each
+            bin.
+        uncertainty: `total`, `aleatoric`, `epistemic`, `disagreement`.
+        conformal: *method*: `kind`, `method`, `level`, measured `coverage` and mean `size`; of `sets` also
+            `thresholds`, `multilabel`, `empty`, `randomised`, `seed`; of an `interval` `threshold`,
+            `columns`.
+        shifted: *part of the uncertainty*: `auroc`, `aupr`, `fpr95`.
+        left_out: *member*: why.
+        failed: whether an error, which `reason` names, prevented it.
+    """
+
+    method: str | None
+    members: list[str]
+    split: str | None
+    declared: str | None = None
+    weights: dict[str, float] = {}
+    candidates: list[str] | None = None
+    task: Json | None = None
+    calibration: Json | None = None
+    temperature: float | None = None
+    metrics: Json | None = None
+    intervals: Json | None = None
+    noise: list[str] | None = None
+    best_member: str | None = None
+    best_calibrated: Json | None = None
+    reliability: Json | None = None
+    uncertainty: Json | None = None
+    conformal: Json | None = None
+    shifted: Json | None = None
+    classes: list[Any] | None = None
+    code: str | None = None
+    left_out: dict[str, str] = {}
+    failed: bool = False
+    note: str | None = None
+    reason: str | None = None
+
+
+#: Stands for the event of a run that has not combined its members.
+NOT_COMBINED = Combined(method=None, members=[], split=None)
+
+
+class LoggerChanged(Event, tag="logger"):
+    """A logger of the run fails, works again or has ended.
+
+    Attributes:
+        logger: its name.
+        state: "failing", "works" or "ended".
+    """
+
+    logger: str
+    state: str
+    detail: str = ""
+
+
+class RunFinished(Event):
+    """All members have ended.
+
+    Attributes:
+        states: *state*: how many members.
+    """
+
+    wall_s: float | None = None
+    states: dict[str, int] = {}
+    notes: list[str] = []
+    report_cpu_s: float | None = None
+    loggers_cpu_s: float | None = None
+
+
+class RunStopped(Event):
+    """The run was stopped."""
+
+    reason: str | None = None
+    report_cpu_s: float | None = None
+    loggers_cpu_s: float | None = None
+
+
+class Unreadable(Event):
+    """Stands, when a log is read, for a part of it that is damaged; no log has it as a line.
+
+    Attributes:
+        offset: bytes of the log before it.
+        until: `t` of the next event.
+        event: type of an event that could not be applied.
+        is_known: whether the run was started again since.
+    """
+
+    offset: int | None = None
+    bytes: int | None = None
+    until: float | None = None
+    event: str | None = None
+    error: str | None = None
+    is_known: bool = False

@@ -1,0 +1,1 @@
+"""What a prepared sample is made of: fields, structure, memory layout, status."""
