@@ -215,7 +215,7 @@ class Driver:
         """Two members keep a GPU busy, and a third one another, until all of that was seen in one event."""
 
         def react(event: dict[str, Any]) -> None:
-            members = {m for part in event.get("parts", ()) for _, m, _ in part.get("activity", ())}
+            members = {m for part in event.get("parts", ()) for _, m, _ in part["activity"] or ()}
             if {"member-0", "member-1", "member-2"} <= members:
                 self.ends("go")
 
