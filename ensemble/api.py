@@ -22,7 +22,7 @@ from ensemble.executors import Executor, make_executor
 from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, raise_interrupted
 from ensemble.reporting.notebook import LiveView
 from ensemble.result import Result, make_result
-from ensemble.run import POLL_S, LogFollower, Request, Run
+from ensemble.run import POLL_S, Request, Run, StateFollower
 from ensemble.spec import Ensemble, SpecError, check_ensemble, check_installed
 from ensemble.spec.splits import describe_overlap
 from ensemble.spec.validation import check_number
@@ -363,7 +363,7 @@ def _follow(
     Raises:
         StoreError: it is another ensemble's, has another number of members, or trains with other code.
     """
-    follower, until = LogFollower(run_dir), time.monotonic() + HEADER_TIMEOUT_S
+    follower, until = StateFollower(run_dir), time.monotonic() + HEADER_TIMEOUT_S
     while not follower.state.starts and follower.find_loss() is None and time.monotonic() < until:
         follower.read()
         time.sleep(POLL_S)

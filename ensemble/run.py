@@ -34,10 +34,10 @@ from ensemble.store import (
     fold,
     is_locked,
     read_events,
-    read_events_from,
     withdraw_request,
     write_request,
 )
+from ensemble.store.follower import LogFollower
 from ensemble.store.member_log import read_text
 
 WIDTH = 120  # columns of a handle's table
@@ -46,7 +46,7 @@ ANSWER_TIMEOUT_S = 10.0  # a controller reads requests twice a second, but not w
 FINALIZE_TIMEOUT_S = 60.0  # from the last event of a run until its ledger and report are written
 
 
-class LogFollower:
+class StateFollower:
     """Keeps the state of a run up to date from its log, which another process may be writing.
 
     Attributes:
@@ -55,11 +55,15 @@ class LogFollower:
 
     def __init__(self, run_dir: RunDir) -> None:
         self.state = RunState()
-        self._run_dir, self._offset = run_dir, 0
+        self._run_dir, self._log = run_dir, LogFollower(run_dir)
 
     def read(self) -> list[Event]:
-        """Apply the new events of the log to the state; returns them."""
-        events, self._offset = read_events_from(self._run_dir.events, self._offset)
+        """Apply the new events of the log to the state; returns them.
+
+        Raises:
+            StoreError: there is no log, it is unreadable, or another run's has taken its place.
+        """
+        events = [event for batch, _ in self._log.read() for event in batch]
         for event in events:
             apply_event(self.state, event)
         return events
@@ -86,7 +90,7 @@ class Request:
     def __init__(self, run_dir: RunDir, verb: str, **fields: Any) -> None:
         self.verb = verb
         self._run_dir = run_dir
-        self._begin = end_of_events(run_dir.events)
+        self._log = LogFollower(run_dir, end_of_events(run_dir.events))
         self._file = write_request(run_dir, verb, **fields)
 
     def wait(self, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
@@ -119,8 +123,7 @@ class Request:
 
     def _poll(self) -> RequestAnswered | None:
         """The answer, if it is among the new events of the log."""
-        events, self._begin = read_events_from(self._run_dir.events, self._begin)
-        found = (each for each in events if isinstance(each, RequestAnswered))
+        found = (each for batch, _ in self._log.read() for each in batch if isinstance(each, RequestAnswered))
         return next((each for each in found if each.request == self._file.stem), None)
 
     def _find_obstacle(self, state: RunState, late: bool) -> str | None:
@@ -148,7 +151,7 @@ class Run:
         self.run_dir = run_dir.path
         self._dir = run_dir
         self._on_event = on_event
-        self._follower = LogFollower(run_dir)
+        self._follower = StateFollower(run_dir)
 
     @property
     def state(self) -> RunState:

@@ -146,10 +146,10 @@ def _read_lines(
     Args:
         last: of each member only so many of the lines that are there already.
     """
-    from ensemble.run import LogFollower
+    from ensemble.run import StateFollower
     from ensemble.store.member_log import CHUNK_BYTES, find_last_lines, find_position, read_pieces
 
-    follower, begun = LogFollower(run_dir), dict[str, bytes]()
+    follower, begun = StateFollower(run_dir), dict[str, bytes]()
     read_to = dict[str, tuple[int, int]]()  # of each member's log, its inode and the position
     over = False
     while not over:

@@ -357,9 +357,9 @@ def _watch(run_dir: RunDir) -> int:
     The log is looked at a few times a second; nothing is drawn unless it has grown.
     """
     from ensemble.reporting import SILENT_S, Progress, describe_lost_controller
-    from ensemble.run import LogFollower
+    from ensemble.run import StateFollower
 
-    follower, checked_at = LogFollower(run_dir), 0.0
+    follower, checked_at = StateFollower(run_dir), 0.0
     state, gone = follower.state, None
     try:
         with Progress(sys.stdout) as progress:

@@ -26,7 +26,7 @@ from ensemble.events import Epoch
 from ensemble.meter.account import Account
 from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, leave_out
 from ensemble.store.files import StoreError, write_bytes
-from ensemble.store.log_lines import read_batches
+from ensemble.store.follower import LogFollower, LogReplacedError
 from ensemble.store.member import UnknownEpochsError
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
@@ -60,7 +60,7 @@ class RunStatus:
     """The present state of the run in a directory, from its snapshot, if there is one, and the log.
 
     Attributes:
-        state: as `fold` has it, but for what is left out.  offset: bytes of the log that it has seen.
+        state: as `fold` has it, but for what is left out; of the present log, also where it has replaced another.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -69,7 +69,12 @@ class RunStatus:
 
     def _reset(self) -> None:
         self.state, self.account = RunState(), Account()
-        self.offset = self._kept_at = self._kept_bytes = 0
+        self._log, self._kept_at, self._kept_bytes = LogFollower(self._run_dir), 0, 0
+
+    @property
+    def offset(self) -> int:
+        """Bytes of the log that it has seen."""
+        return self._log.offset
 
     @classmethod
     def load(cls, run_dir: RunDir) -> RunStatus:
@@ -91,7 +96,8 @@ class RunStatus:
         """
         try:
             self._fold_new_events()
-        except UnknownEpochsError:  # a member that had ended goes back to an epoch that is left out here
+        except (UnknownEpochsError, LogReplacedError):
+            # A member that had ended goes back to an epoch that is left out here; or it is another log.
             self._reset()
             self._fold_new_events()
         except StoreError:  # part of a batch may have been applied
@@ -99,7 +105,7 @@ class RunStatus:
             raise
 
     def _fold_new_events(self) -> None:
-        for events, offset in read_batches(self._run_dir.events, self.offset):
+        for events, _ in self._log.read():
             for event in events:
                 try:
                     self.account.apply(event)
@@ -107,7 +113,6 @@ class RunStatus:
                 except EVENT_ERRORS as error:
                     leave_out(self.state, event, error)
             self.state.decision_events.clear()
-            self.offset = offset
 
     def read_account(self) -> Account:
         """The account up to the present end of the log.
@@ -158,7 +163,8 @@ class RunStatus:
             with _without_garbage_collection():
                 kept = _DECODER.decode(body)
             self.state, self.account = kept.state, kept.account
-            self.offset = self._kept_at = head["offset"]
+            self._kept_at = head["offset"]
+            self._log = LogFollower(self._run_dir, self._kept_at)
             self._kept_bytes = len(body)
         except FileNotFoundError:
             return

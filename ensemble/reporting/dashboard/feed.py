@@ -15,7 +15,6 @@ import dataclasses
 import json
 import math
 import os
-import stat
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from ensemble.reporting.dashboard.projection import OF_ANALYSES, RunView
 from ensemble.reporting.dashboard.run_section import describe_head
 from ensemble.reporting.status import SILENT_S, describe_lost_controller
 from ensemble.store.files import StoreError
+from ensemble.store.follower import LogFollower, LogReplacedError, Stamp, find_stamp
 from ensemble.store.log_lines import identify_log, read_batches
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ T = TypeVar("T")
 LOOK_S, CHANGE_S, DRIVER_S = 0.1, 0.2, 2.0
 #: Of the log, that a subscriber may be behind; beyond that it loads everything anew.
 MOST_BEHIND_BYTES = 8 * 2**20
-#: At the beginning of a log and before the offset: tell whether it still is the one that was read.
-MARK_BYTES = 512
 
 _OF_ANALYSES = frozenset[str]().union(*OF_ANALYSES.values())
 
@@ -90,54 +88,54 @@ class LogReader:
         self._read_only = explain_read_only(run_dir)
         self._described_driver: str | None = None
         self._next_change = self._next_driver = 0.0
-        self._found: tuple[tuple[int, int], tuple[int, int]] | None = None
-        self._unreadable: tuple[tuple[int, int], tuple[int, int]] | None = None
-        self._begin(None)
+        self._unreadable: Stamp | None = None
+        self._has_log = False
+        self._begin()
 
-    def _begin(self, file: tuple[int, int] | None) -> None:
-        """Starts with an empty projection of the log in a file, given by device and inode."""
+    def _begin(self) -> None:
+        """Starts with an empty projection."""
         self.view, self.members, self.analysed = RunView(self.run_dir), set[str](), 0
         self.generation += 1
-        self._file, self._stamp, self._mark = file, (-1, -1), b""
+        self._log = LogFollower(self.run_dir)
 
     def read(self) -> int:
         """Applies what is new in the log; what is wrong with it becomes `view.driver`. Returns the generation."""
         try:
-            found = os.stat(self.run_dir.events)
-            if not stat.S_ISREG(found.st_mode):
-                raise StoreError(f"{self.run_dir.events} is no regular file")
-            self._read_file((found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns))
+            stamp = find_stamp(self.run_dir.events)
+            if stamp != self._unreadable:  # else it is not read again before it changes
+                self._unreadable = stamp
+                self._read_log()
+                self._unreadable = None
         except (FileNotFoundError, NotADirectoryError):
             self._fail(f"{self.run_dir.path} has no event log: its run has not started, or the directory is gone")
         except OSError as error:
             self._fail(f"cannot read {self.run_dir.events}: {error.strerror}")
         except Exception as error:  # part of a batch may have been applied: nothing of it is kept
-            self._unreadable = self._found
             self._fail(str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}")
         return self.generation
 
-    def _read_file(self, file: tuple[int, int], stamp: tuple[int, int]) -> None:
-        self._found = (file, stamp)
-        if self._found == self._unreadable:  # it is not read again before it changes
-            return
-        is_new = stamp != self._stamp
-        if file != self._file or stamp[0] < self.view.offset or (is_new and self._read_mark() != self._mark):
-            self._begin(file)
-        if is_new:
+    def _read_log(self) -> None:
+        if not self._has_log:
+            self._has_log = True
+            self._begin()
+        try:
             self._apply_new()
-            self._stamp = stamp
+        except LogReplacedError:
+            self._begin()
+            self._apply_new()
         if (now := time.monotonic()) >= self._next_driver:
             self._next_driver = now + DRIVER_S
             self._read_only = explain_read_only(self.run_dir)
             self.view.driver = describe_lost_controller(self.run_dir, self.view.state, silent_s=SILENT_S)
 
     def _fail(self, why: str) -> None:
-        if self._file is not None:
-            self._begin(None)
+        if self._has_log:
+            self._has_log = False
+            self._begin()
         self.view.driver, self._next_driver = why, 0.0
 
     def _apply_new(self) -> None:
-        for events, offset in read_batches(self.run_dir.events, self.view.offset):
+        for events, offset in self._log.read():
             self.view.apply(events, offset)
             self.members.update(event.member for event in events if isinstance(event, MemberDeclared))
             self.analysed += sum(event.type in _OF_ANALYSES for event in events)
@@ -145,15 +143,6 @@ class LogReader:
                 break
         if self.view.offset and not self.view.log:
             self.view.log = identify_log(self.run_dir.events)[:16]
-        self._mark = self._read_mark()
-
-    def _read_mark(self) -> bytes:
-        """The first bytes of the log, and the last ones before the offset."""
-        end = self.view.offset
-        with open(self.run_dir.events, "rb") as file:
-            first = file.read(min(MARK_BYTES, end))
-            file.seek(max(0, end - MARK_BYTES))
-            return first + file.read(min(MARK_BYTES, end))
 
     def describe(self) -> dict[str, Any]:
         """The document of the run's state."""

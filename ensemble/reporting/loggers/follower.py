@@ -9,7 +9,7 @@ from ensemble.meter.ledger import build_ledger
 from ensemble.reporting.loggers.base import Kept, Logger, LostRecordsError
 from ensemble.reporting.loggers.points import EpochEnded, Point, PointReader, describe_end
 from ensemble.store import RunDir, RunStatus, apply_event, read_events
-from ensemble.store.log_lines import read_batches
+from ensemble.store.follower import LogFollower
 
 
 class Follower:
@@ -22,8 +22,8 @@ class Follower:
 
     def __init__(self, run_dir: RunDir, logger: Logger, kept: Kept) -> None:
         self._run_dir, self._logger, self._kept = run_dir, logger, kept
-        self._reader = PointReader()
-        self._events = self._offset = 0  # read so far; bytes
+        self._log, self._reader = LogFollower(run_dir), PointReader()
+        self._events = 0  # read so far
         self._is_open = False
 
     def catch_up(self) -> None:
@@ -33,13 +33,12 @@ class Follower:
             Exception: whatever the library raises.
         """
         points: list[Point] = []
-        for events, offset in read_batches(self._run_dir.events, self._offset):
+        for events, _ in self._log.read():
             for event in events:
                 new = self._reader.read(event)
                 self._events += 1
                 if self._events > self._kept.events:
                     points += new
-            self._offset = offset
         self._open()
         if points:
             self._kept.save(self._events, self._logger.write(points))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -18,40 +17,9 @@ from ensemble.executors.metrics import Family, MetricSample
 from ensemble.reporting.metrics.families import FAMILIES
 from ensemble.reporting.metrics.projection import KEPT_S, MOST_MEMBERS, clean, project
 from ensemble.store import RunDir, RunStatus, StoreError
-from ensemble.store.log_lines import identify_log
-
-if TYPE_CHECKING:
-    from ensemble.meter.account import Account
-    from ensemble.store import RunState
 
 #: The runs to show: the value of the label `run`, and the directory.
 ListRuns = Callable[[], Mapping[str, Path]]
-
-
-class RunFollower:
-    """The state and the account of one run, up to date whenever they are read."""
-
-    def __init__(self, path: Path) -> None:
-        self._run_dir = RunDir(path)
-        self._status: RunStatus | None = None
-        self._log: tuple[int, int, str] | None = None  # device, inode, digest of the first line
-
-    def read(self) -> tuple[RunState, Account]:
-        """Reads what is new in the log; all of it, where another log has taken its place.
-
-        Raises:
-            StoreError: there is no log, or it is unreadable.
-        """
-        try:
-            found, first = self._run_dir.events.stat(), identify_log(self._run_dir.events)
-        except OSError as error:
-            raise StoreError(f"cannot read {self._run_dir.events}: {error.strerror}") from None
-        log = (found.st_dev, found.st_ino, first)
-        if self._status is None or log != self._log or found.st_size < self._status.offset:
-            self._status, self._log = RunStatus.load(self._run_dir), log
-        else:
-            self._status.update()
-        return self._status.state, self._status.account
 
 
 class RunCollector(Collector):
@@ -70,7 +38,7 @@ class RunCollector(Collector):
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._list_runs, self._most_members, self._clock = list_runs, most_members, clock
-        self._followers: dict[Path, RunFollower] = {}
+        self._statuses: dict[Path, RunStatus] = {}
 
     def describe(self) -> Iterable[Metric]:
         """The families, without samples: the registry asks for them instead of reading all logs."""
@@ -86,17 +54,19 @@ class RunCollector(Collector):
 
     def _project_runs(self) -> Iterator[MetricSample]:
         left, runs = self._most_members, self._list_runs()
-        self._followers = {path: known for path, known in self._followers.items() if path in runs.values()}
+        self._statuses = {path: known for path, known in self._statuses.items() if path in runs.values()}
         for name, path in runs.items():
             if self._clock() - _find_last_event(path) > KEPT_S:
-                self._followers.pop(path, None)
+                self._statuses.pop(path, None)
                 continue
-            follower = self._followers.setdefault(path, RunFollower(path))
             try:
-                state, account = follower.read()
+                if path not in self._statuses:
+                    self._statuses[path] = RunStatus.load(RunDir(path))
+                status = self._statuses[path]
+                status.update()
             except StoreError:  # it was removed just now, or is unreadable, which the page of the run says
                 continue
-            samples = list(project(clean(name), state, account, left))
+            samples = list(project(clean(name), status.state, status.account, left))
             left -= len({sample.labels[1] for sample in samples if sample.family.labels[:2] == ("run", "member")})
             yield from samples
 

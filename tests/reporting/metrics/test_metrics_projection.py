@@ -22,10 +22,10 @@ from run_events import START, Event, list_run, measured, write_run
 from task_events import TASKS, make_combined
 
 from ensemble.meter.account import Account
-from ensemble.reporting.metrics.collector import RunFollower
 from ensemble.reporting.metrics.endpoint import Exposition
 from ensemble.reporting.metrics.families import FAMILIES
 from ensemble.reporting.metrics.projection import KEPT_S, project
+from ensemble.store import RunDir, RunStatus
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -80,17 +80,6 @@ def resumed(seed: int) -> list[Event]:
     return [*before, *stopped, again, *after]
 
 
-def test_a_log_that_another_has_replaced_in_the_same_file_is_read_anew(tmp_path: Path) -> None:
-    first, second = list_run(members=2), list_run(members=3)
-    second = [{**second[0], "run_id": "another"}, *second[1:]]
-    path = write_run(tmp_path / "run", first)
-    follower = RunFollower(path)
-    assert len(follower.read()[0].members) == 2
-    write_run(path, second)  # into the same inode; it is longer
-    state, _ = follower.read()
-    assert (state.run_id, len(state.members)) == ("another", 3)
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_counters_never_fall_whoever_reads_the_log_and_in_the_end_are_the_ledgers(
     tmp_path: Path, seed: int
@@ -99,12 +88,13 @@ def test_counters_never_fall_whoever_reads_the_log_and_in_the_end_are_the_ledger
     path = write_run(tmp_path / "run", [])
     counters = {family.name for family in FAMILIES if family.kind == "counter"}
     last: dict[tuple[str, tuple[str, ...]], float] = {}
-    follower, at = RunFollower(path), 1
+    status, at = RunStatus.load(RunDir(path)), 1
     while True:
         (path / "events.jsonl").write_bytes(lines(events[:at]))
-        follower = rng.choice((follower, RunFollower(path)))  # perhaps of a server that was started anew
+        status = rng.choice((status, RunStatus.load(RunDir(path))))  # perhaps of a server that was started anew
+        status.update()
         now: dict[tuple[str, tuple[str, ...]], float] = {}
-        for sample in project("digits", *follower.read()):
+        for sample in project("digits", status.state, status.account):
             if sample.family.name in counters:  # a counter goes on where its origin changes
                 named = zip(sample.family.labels, sample.labels, strict=True)
                 key = (sample.family.name, tuple(value for label, value in named if label != "origin"))
