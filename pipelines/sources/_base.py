@@ -205,6 +205,7 @@ class Source(ABC):
         stratify: Values | None = None,
         group: Values | None = None,
         by: Values | None = None,
+        key: Values | None = None,
     ) -> tuple[Subset, Subset]: ...
     @overload
     def split(
@@ -215,6 +216,7 @@ class Source(ABC):
         stratify: Values | None = None,
         group: Values | None = None,
         by: Values | None = None,
+        key: Values | None = None,
     ) -> tuple[Subset, ...]: ...
     def split(
         self,
@@ -224,13 +226,14 @@ class Source(ABC):
         stratify: Values | None = None,
         group: Values | None = None,
         by: Values | None = None,
+        key: Values | None = None,
     ) -> tuple[Subset, ...]:
         """Divides the records into sources, at random unless `by` is given; each record is in exactly one.
 
         The division depends on (number of records, fraction, seed, values of `stratify` or `group`) alone, for
         all versions of numpy: records are ranked by the raw output of the Philox generator, whose stream numpy
-        guarantees (NEP 19). Each part keeps its records in ascending order. Needs about 40 bytes of memory per
-        record, of which 8 stay in use.
+        guarantees (NEP 19). One record more divides all of them anew, unless `key` is given. Each part keeps its
+        records in ascending order. Needs about 40 bytes of memory per record, of which 8 stay in use.
 
         Args:
             fraction: of the records that the first part receives, between 0 and 1: the second part is the rest.
@@ -246,19 +249,24 @@ class Source(ABC):
                 by more than a quarter of what was asked for.
             by: numbers to order by, such as times; given as `stratify` is. The first part has the lowest ones, in
                 place of a random choice. Equal ones stay in the order of the source, and may be divided.
+            key: what names a record (a file, an id): a text, bytes or an integer; given as `stratify` is. A record
+                stays in its part when others are added, removed or moved, and all records of a key are in one
+                part. Of n keys a part has its fraction by chance, within about sqrt(n * fraction). The part is
+                that in whose share of [0, 2^64) the digest of seed and key lies (BLAKE2b, 64 bits).
 
         Returns:
             A source for each part; its records have new indices, from 0.
 
         Raises:
             PipelineError: an argument is invalid, a part would be empty, or there are fewer groups than parts.
-            SampleError: a record cannot be read for its class, group or time.
+            SampleError: a record cannot be read for its class, group, time or key.
 
         Examples:
             >>> train, valid = source.split(0.9, seed=0)
+            >>> train, valid = source.split(0.9, key="id")
             >>> train, valid, test = source.split((0.8, 0.1, 0.1), stratify="label", group="patient")
         """
-        parts = _splits.split(self, fraction, seed, stratify, group, by)
+        parts = _splits.split(self, fraction, seed, stratify, group, by, key)
         return tuple(Subset(self, indices) for indices in parts)
 
     def folds(

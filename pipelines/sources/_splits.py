@@ -1,14 +1,16 @@
-"""Divides the records of a source into parts: at random, by class, by group, by time.
+"""Divides the records of a source into parts: at random, by class, by group, by time, by key.
 
 Everything here is a function of (number of records, classes, groups, fractions, seed), for all versions of numpy:
 records and groups are ranked by the raw output of the Philox generator, whose stream numpy guarantees (NEP 19).
+With keys the part of a record is a function of (its key, fractions, seed) alone: other records do not move it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,10 @@ Indices = npt.NDArray[np.int64]
 
 # A part that is further than this from what was asked for, relative to it, is warned of.
 _FAR_OFF = 0.25
+_WHY_FAR = {
+    "groups": "their groups are too large or too few to come nearer",
+    "keys": "their keys are too few, or too often the same, to come nearer by chance",
+}
 
 
 def split(
@@ -31,10 +37,16 @@ def split(
     stratify: Values | None,
     group: Values | None,
     by: Values | None,
+    key: Values | None,
 ) -> list[Indices]:
     """Returns the indices of each part, ascending; see `Source.split`."""
     count, seed = len(source), check_seed("split()", seed)
     shares = _check_fractions(fractions)
+    if key is not None:
+        if any(other is not None for other in (stratify, group, by)):
+            raise PipelineError("split(key=) looks at the key alone: it goes with no stratify=, group= or by=")
+        parts = _assign_keys(read_values(source, key, "key="), shares, seed)
+        return _collect(parts, shares, fractions, what="keys")
     if by is not None:
         if stratify is not None or group is not None:
             raise PipelineError("split(by=) orders the records: it goes with neither stratify= nor group=")
@@ -172,6 +184,36 @@ def _assign_groups(codes: Indices, groups: Indices, shares: Sequence[float], see
     return placed
 
 
+def _assign_keys(keys: npt.NDArray[Any], shares: Sequence[float], seed: int) -> npt.NDArray[np.int64]:
+    """Assigns each key to the part in whose share of [0, 2^64) its digest lies, int64 [n]."""
+    inner = [math.fsum(shares[:part]) for part in range(1, len(shares))]
+    bounds = np.array([min(int(share * 2**64), 2**64 - 1) for share in inner], np.uint64)
+    digests = np.fromiter(_digest_keys(keys, seed), np.uint64, len(keys))
+    return np.searchsorted(bounds, digests, side="right")
+
+
+def _digest_keys(keys: npt.NDArray[Any], seed: int) -> Iterator[int]:
+    """Yields of each key 64 bits: BLAKE2b of the seed and the key as text, so that 7 and "7" are one key.
+
+    Raises:
+        PipelineError: a key is neither a text nor bytes nor an integer.
+    """
+    base = hashlib.blake2b(b"%d:" % seed, digest_size=8, person=b"ensemble.split")
+    for record in range(len(keys)):  # one by one: a list of all would take ten times the memory
+        key = keys[record]
+        if isinstance(key, str):
+            encoded = key.encode("utf-8", "surrogatepass")
+        elif isinstance(key, bytes):
+            encoded = key
+        elif isinstance(key, int | np.integer) and not isinstance(key, bool):
+            encoded = b"%d" % key
+        else:
+            raise PipelineError(f"split(key=) needs texts, bytes or integers: record {record} has {key!r:.60}")
+        digest = base.copy()
+        digest.update(encoded)
+        yield int.from_bytes(digest.digest(), "big")
+
+
 def _read_classes(
     source: Records, stratify: Values | None, group: Values | None
 ) -> tuple[Indices | None, Indices | None]:
@@ -226,10 +268,10 @@ def _collect(
     if not sizes.all():
         raise PipelineError(f"{call}({asked!r}) of {count} records leaves one part empty")
     wanted = count * np.asarray(shares)
-    if what == "groups" and (np.abs(sizes - wanted) > np.maximum(1, _FAR_OFF * wanted)).any():
+    if what != "records" and (np.abs(sizes - wanted) > np.maximum(1, _FAR_OFF * wanted)).any():
         warnings.warn(
-            f"{call}({asked!r}): the parts have {', '.join(map(str, sizes.tolist()))} of {count} records: their "
-            "groups are too large or too few to come nearer",
+            f"{call}({asked!r}): the parts have {', '.join(map(str, sizes.tolist()))} of {count} records: "
+            f"{_WHY_FAR[what]}",
             stacklevel=4,
         )
     return [np.flatnonzero(parts == part) for part in range(len(shares))]

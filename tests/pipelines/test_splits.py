@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines import PipelineError, SampleError, sources, weights
@@ -175,6 +175,93 @@ def test_a_division_by_time_has_the_earlier_records_first() -> None:
             source(3).split(0.5, by=values)
     with pytest.raises(PipelineError, match="goes with neither stratify= nor group="):
         source(3).split(0.5, by=[1, 2, 3], group=[1, 2, 3])
+
+
+@given(n=st.integers(30, 300), fractions=FRACTIONS, seed=st.integers(0, 10**30), data=st.data())
+@settings(deadline=None)
+def test_a_record_stays_in_its_part_whatever_becomes_of_the_others(
+    n: int, fractions: list[float], seed: int, data: st.DataObject
+) -> None:
+    names = [f"scan-{number}" for number in range(n)]
+    before = _divide(names, fractions, seed)
+    after = data.draw(st.permutations(names).map(lambda moved: moved[: n // 2] + [f"new-{k}" for k in range(n)]))
+    now = _divide(after, fractions, seed)
+    for name in after:
+        if name in before and name in now:
+            assert now[name] == before[name]
+    wider = [fractions[0] + sum(fractions[1:]) / 2, sum(fractions[1:]) / 2]  # a larger first part loses nobody
+    first = {name for name, part in before.items() if part == 0}
+    assert first <= {name for name, part in _divide(names, wider, seed).items() if part == 0} or not before
+
+
+def _divide(names: list[str], fractions: list[float], seed: int) -> dict[str, int]:
+    """The part of each name; empty where one of the parts would be."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few keys
+        try:
+            parts = parts_of(source(len(names)).split(fractions, seed, key=names), len(names))
+        except PipelineError as error:
+            if "leaves one part empty" not in str(error):
+                raise
+            return {}
+    return dict(zip(names, parts.tolist(), strict=True))
+
+
+def test_keys_divide_by_chance_near_the_fractions_and_by_seed() -> None:
+    keys = np.arange(100_000) * 10 + 3  # neither dense nor random
+    shares, parts = (0.8, 0.15, 0.05), []
+    for seed in range(2):
+        sizes = [len(part) for part in source(len(keys)).split(shares, seed, key=keys)]
+        for size, share in zip(sizes, shares, strict=True):
+            assert abs(size - share * len(keys)) < 4 * (len(keys) * share * (1 - share)) ** 0.5
+        parts.append(parts_of(source(len(keys)).split(shares, seed, key=keys), len(keys)))
+    same = (parts[0] == parts[1]).mean()
+    assert same == pytest.approx(0.8**2 + 0.15**2 + 0.05**2, abs=0.01), "two seeds are independent of each other"
+
+
+def test_keys_are_divided_alike_on_every_machine_by_what_they_say() -> None:
+    names = ["a", "b", "", "7", "-1", "\u00e4", "cat/1.jpg", "\ud800"]
+    expected = [1, 1, 2, 2, 0, 2, 0, 1]  # computed apart from this code
+    as_bytes = [name.encode("utf-8", "surrogatepass") for name in names]
+    for keys in (names, as_bytes):
+        with pytest.warns(UserWarning, match="of 8 records: their keys are too few"):
+            parts = source(8).split((0.4, 0.4, 0.2), 2, key=keys)
+        assert parts_of(parts, 8).tolist() == expected
+    numbers = np.array([10, 700, -3, 2**62], np.int64)
+    texts = source(4, name=["10", "700", "-3", str(2**62)]).split(0.5, 1, key="name")
+    assert parts_of(source(4).split(0.5, 1, key=numbers), 4).tolist() == parts_of(texts, 4).tolist()
+    patients = np.repeat(np.arange(40), 5)
+    train, valid = source(200, patient=patients).split(0.7, key="patient")
+    assert not set(train.column("patient")) & set(valid.column("patient"))
+
+
+def test_a_division_by_key_is_another_pipeline_than_one_by_position() -> None:
+    whole = source(100)
+    by_key, by_position = whole.split(0.5, key=list(map(str, range(100)))), whole.split(0.5)
+    assert by_key[0].identity() != by_position[0].identity() != by_key[1].identity()
+    assert by_key[0].identity() == whole.split(0.5, key=range(100))[0].identity()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"key": [0.5, 1, 2]}, r"needs texts, bytes or integers: record 0 has .*0\.5"),
+        ({"key": ["a", None, "b"]}, "record 1 has None"),
+        ({"key": [True, False, True]}, "record 0 has .*True"),
+        ({"key": ["a", "b"]}, "one value for each of the 3 records"),
+        ({"key": "name"}, "has no field 'name'"),
+        ({"key": ["a", "b", "c"], "group": [0, 1, 2]}, "goes with no stratify=, group= or by="),
+        ({"key": ["a", "a", "a"]}, "leaves one part empty"),
+    ],
+)
+def test_what_is_no_key_is_refused(arguments: Any, said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        source(3).split(0.5, **arguments)
+
+
+def test_keys_that_are_mostly_one_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match="too often the same"):
+        source(100).split(0.5, key=["one"] * 95 + list("abcde"))
 
 
 @pytest.mark.parametrize(
