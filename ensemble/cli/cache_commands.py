@@ -23,7 +23,7 @@ def add_cache_commands(parser: argparse.ArgumentParser) -> None:
     listed = commands.add_parser("list", help=text, description=text)
     listed.set_defaults(do=list_caches)
     text = (
-        "Remove what killed processes have left, caches that are old, and then the least recently used ones, until "
+        "Remove what killed processes have left, old caches, and then the least recently used ones, until "
         "all are within a limit. A cache that a living process of this machine has open is never removed."
     )
     pruned = commands.add_parser("prune", help=text, description=text)
@@ -50,7 +50,9 @@ def list_caches(options: argparse.Namespace) -> int:
     found = folder.list_caches()
     _print_table(options, "in use", [(each, "yes" if each.in_use else "no") for each in found])
     total = sum(each.size_bytes for each in found)
-    print_lines(options, f"{memory(total)} in {len(found)} caches; the limit of a new run is {memory(folder.limit)}")
+    print_lines(
+        options, f"{memory(total)} in {len(found)} caches; the limit of a new run is {memory(folder.limit)}"
+    )
     write_json(options, [_as_row(each) for each in found])
     return 0
 
@@ -67,10 +69,14 @@ def prune(options: argparse.Namespace) -> int:
     done = [verb if gone else "kept: in use" if each.in_use else "kept" for each, gone in found]
     _print_table(options, "what happens", list(zip((each for each, _ in found), done, strict=True)))
     kept, freed = (sum(each.size_bytes for each, gone in found if gone is wanted) for wanted in (False, True))
-    print_lines(options, f"{memory(freed)} {'would be freed' if options.dry_run else 'freed'}, {memory(kept)} kept")
+    print_lines(
+        options, f"{memory(freed)} {'would be freed' if options.dry_run else 'freed'}, {memory(kept)} kept"
+    )
     if limit is not None and kept > limit:
         print_lines(options, f"that is more than {memory(limit)}: what is kept is in use")
-    write_json(options, [{**_as_row(each), "removed": gone and not options.dry_run, "due": gone} for each, gone in found])
+    write_json(
+        options, [{**_as_row(each), "removed": gone and not options.dry_run, "due": gone} for each, gone in found]
+    )
     return 0
 
 

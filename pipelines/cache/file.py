@@ -98,7 +98,7 @@ class Cache:
         """Adds a sample, if there is room and it can be encoded."""
         buffers = codec.encode(index, sample)
         if isinstance(buffers, str) or _read_word(self._fd, _index_offset(index)):  # another worker was quicker
-            return
+            return None
         try:
             while True:
                 try:

@@ -5,9 +5,9 @@
     FOLDER/KEY/samples     the cache (`pipelines.cache.file`), whose header repeats the key
     FOLDER/KEY/new-*       a cache that is being created
 
-The locks are those of flock(2): they end with the process, however it ends. A cache is removed under the exclusive
-lock of its `used`, and `samples` first, so that after a kill the cache is either whole or gone. Times of access are
-not used: most file systems do not record them (noatime, relatime).
+The locks are those of flock(2): they end with the process, however it ends. A cache is removed under the
+exclusive lock of its `used`, and `samples` first, so that after a kill it is either whole or gone. Times of access
+are not used: most file systems do not record them (noatime, relatime).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DiskCache:
 
     Attributes:
         path: of its directory.
-        size_bytes: of its files.
+        size_bytes: of its files; of one in use with the bytes that are reserved for more samples.
         last_use: when a feeder last opened or closed it, in seconds since 1970.
         in_use: whether a living process has it open.
         is_whole: False for what a process that was killed has left.
@@ -86,7 +86,7 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def lock(self, *, wait: bool = False) -> Iterator[bool]:
-        """Locks the folder against other processes and threads that reserve or remove; yields whether it is locked.
+        """Locks the folder against whoever else reserves or removes; yields whether it is locked.
 
         Raises:
             OSError: the file of the lock cannot be created or locked.
@@ -125,7 +125,7 @@ class CacheFolder:
     def prune(
         self, limit: int | None, older_than_s: float | None = None, *, dry_run: bool = False
     ) -> list[tuple[DiskCache, bool]]:
-        """Removes caches that are not in use: remains, old ones, then the least recently used until a limit is kept.
+        """Removes caches that are not in use: remains, old ones, and the least recently used beyond a limit.
 
         Args:
             limit: of the size of all caches, in bytes; None for no limit.
@@ -206,15 +206,22 @@ class _NotOursError(Exception):
 def _inspect(own: str) -> DiskCache | None:
     """What a directory with the name of a cache holds; None if it is not certainly a cache of this user."""
     try:
-        size, last_use, header = _measure(own)
+        size, reserved, last_use, header = _measure(own)
         with _lock_unused(own) as is_unused:
-            return DiskCache(own, size, last_use, not is_unused, header is not None, header or {})
+            return DiskCache(
+                own,
+                size if is_unused else max(size, reserved),
+                last_use,
+                not is_unused,
+                header is not None,
+                header or {},
+            )
     except (OSError, _NotOursError):  # the first where it is removed at this moment
         return None
 
 
-def _measure(own: str) -> tuple[int, float, dict[str, Any] | None]:
-    """Bytes, last use, and the header, None where there are only remains, of a cache.
+def _measure(own: str) -> tuple[int, int, float, dict[str, Any] | None]:
+    """Bytes, bytes with those that writers have reserved, last use, and the header, None for remains, of a cache.
 
     Raises:
         _NotOursError: something in the directory is not certainly of a cache.
@@ -222,7 +229,7 @@ def _measure(own: str) -> tuple[int, float, dict[str, Any] | None]:
     status = os.lstat(own)
     if not _is_own(status, stat.S_ISDIR):
         raise _NotOursError
-    total, header, changed = 0, None, {"": status.st_mtime}
+    size, reserved, header, changed = 0, 0, None, {"": status.st_mtime}
     for name in os.listdir(own):
         status = os.lstat(os.path.join(own, name))
         changed[name] = status.st_mtime
@@ -232,15 +239,16 @@ def _measure(own: str) -> tuple[int, float, dict[str, Any] | None]:
         if name == "samples" or status.st_size:  # a new one may lack even the header, after a kill
             fd = os.open(os.path.join(own, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                found, reserved = file.read_header(fd), file.count_used_bytes(fd)
+                found, end = file.read_header(fd), file.count_used_bytes(fd)
             finally:
                 os.close(fd)
             if found.get("key") != os.path.basename(own):
                 raise _NotOursError
             header = found if name == "samples" else header
+            size += status.st_size
             # What is reserved ends at most some extents behind the end of the file: a larger number is damage.
-            total += max(status.st_size, reserved if reserved < status.st_size + 2**32 else 0)
-    return total, changed.get("used", changed.get("samples", changed[""])), header
+            reserved += end if end < status.st_size + 2**32 else 0
+    return size, reserved, changed.get("used", changed.get("samples", changed[""])), header
 
 
 @contextlib.contextmanager
@@ -260,7 +268,7 @@ def _lock_unused(own: str) -> Iterator[bool]:
 def _remove(cache: DiskCache) -> bool:
     """Removes a cache unless it is in use, or was used since it was listed; returns whether it is gone."""
     with contextlib.suppress(OSError, _NotOursError), _lock_unused(cache.path) as is_unused:
-        if is_unused and _measure(cache.path)[1] == cache.last_use:
+        if is_unused and _measure(cache.path)[2] == cache.last_use:
             # `samples` first, `used` last: what a kill leaves is no whole cache, and is recognized.
             for name in sorted(os.listdir(cache.path), key=lambda name: (name != "samples", name == "used")):
                 os.unlink(os.path.join(cache.path, name))

@@ -106,8 +106,8 @@ class CacheManager:
             self._release()
             if where == "disk" and (limit is None or limit > least):
                 raise NoRoom(
-                    f"nothing is kept in {directory!s}: {self._n} samples need more than {least} bytes, and the "
-                    f"limit of all its caches is {self.limit} (cache_dir_bytes=, {LIMIT}, or half of the free disk)"
+                    f"nothing is kept in {directory!s}: {self._n} samples need more than {least} bytes, and "
+                    f"the limit of all its caches is {self.limit} (cache_dir_bytes=, {LIMIT}, or half of the free disk)"
                 )
             raise PipelineError(f"cache_bytes must be above {least} for {self._n} samples, got {self.limit}")
         found = 0 if where == "memory" else file.count_samples(self.fd, self._n)
@@ -118,7 +118,7 @@ class CacheManager:
             owner.callback(self.close)
 
     def _open_in_folder(self, pipeline: PipelineDescription, folder: CacheFolder) -> None:
-        """Opens the file of an earlier feeder, if its samples are what the pipeline prepares now; else a new one."""
+        """Opens the file of an earlier feeder, if its samples are what the pipeline prepares now, or a new one."""
         with folder.lock() as is_locked:
             if is_locked:  # the limit may be lower than last time
                 folder.grant(0, 0, 0)
@@ -209,9 +209,13 @@ class CacheManager:
 
 
 def open_cache(
-    pipeline: PipelineDescription, where: Where | None, limit: int | None, directory: str | os.PathLike[str] | None,
-    directory_limit: int | None, owner: contextlib.ExitStack,
-) -> CacheManager | None:  # fmt: skip
+    pipeline: PipelineDescription,
+    where: Where | None,
+    limit: int | None,
+    directory: str | os.PathLike[str] | None,
+    directory_limit: int | None,
+    owner: contextlib.ExitStack,
+) -> CacheManager | None:
     """Opens the cache of a feeder; None without one, also where the disk has no room for it, which a warning says.
 
     Raises:
