@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def option(parser: argparse._ActionsContainer, name: str, default: Any, text: str, **more: Any) -> None:
@@ -55,12 +52,19 @@ def age(text: str) -> float:
     return int(text[:-1]) * hours[text[-1]] * 3600.0
 
 
+def days(text: str) -> float:
+    """A time in seconds, from a number of days, or as in 12h, 14d, 8w."""
+    return age(f"{text}d" if text.isdecimal() else text)
+
+
 def size(text: str) -> int:
     """Bytes, as in 4096, 64KiB, 16M."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None or int(found[1]) == 0:
+    from pipelines.cache.folder import parse_size
+
+    found = parse_size(text)
+    if found is None:
         raise argparse.ArgumentTypeError(f"must be a size, as in 4KiB,16MiB; got {text!r}")
-    return int(found[1]) * _UNITS[found[2].upper()]
+    return found
 
 
 def _list_of(parse: Callable[[str], T]) -> Callable[[str], list[T]]:

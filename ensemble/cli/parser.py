@@ -17,6 +17,7 @@ from ensemble import __version__
 from ensemble.cli import artifact_commands, control_commands, dashboard, inspect_commands, run_commands, verify
 from ensemble.cli.arguments import add_json_option, add_run_options, age, count, path
 from ensemble.cli.bench import add_studies
+from ensemble.cli.cache_commands import add_cache_commands
 from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.interrupts import Terminated, exit_at_once, exit_on_signals, exit_process
 
@@ -350,6 +351,9 @@ def _make_parser() -> argparse.ArgumentParser:
     look.add_argument("--power", action="store_true", help=text)
     text = "the file of an external meter, as in Energy(meter=...); implies --power"
     look.add_argument("--meter", type=path, metavar="FILE", help=text)
+
+    text = "List the caches of prepared samples in a directory, or remove old ones."
+    add_cache_commands(commands.add_parser("cache", help=text, description=text))
 
     bench = commands.add_parser("bench", help="Run a benchmark study on this machine.")
     add_studies(bench)

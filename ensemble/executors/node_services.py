@@ -235,6 +235,7 @@ class NodeServices:
             cache=ensemble.cache,
             cache_bytes=ensemble.cache_bytes,
             cache_dir=ensemble.cache_dir,
+            cache_dir_bytes=ensemble.cache_dir_bytes,
             peers=peers,
             design="auto" if peers is None else ensemble.sharing,
             address=make_feeder_address(self.directory, cohort),

@@ -120,9 +120,10 @@ class Ensemble(MemberPipelines):
         capacity: samples in the feeder's ring; None chooses.
         cache: "memory" or "disk": the feeders keep samples as they are before the first random stage, so that
             later epochs do not decode; None keeps nothing.
-        cache_bytes: largest size of each feeder's cache; None is a quarter of the free memory, or half of the free
-            disk.
+        cache_bytes: largest size of each feeder's cache; None is a quarter of the free memory, or the limit of all.
         cache_dir: with cache="disk", a local directory; a later run reuses its content.
+        cache_dir_bytes: largest size of all caches in it: the least recently used that no process has open are
+            removed. None is the environment variable ENSEMBLE_CACHE_DIR_BYTES (50G), or half of what is free there.
         gate_timeout_s: how long the feeder waits for the members that it expects.
         stall_policy: what happens to a member that falls behind by more than the ring, so that others wait for it:
             "wait" (they wait, up to `stall_limit_s`) or "detach" (it continues alone at once).
@@ -205,6 +206,7 @@ class Ensemble(MemberPipelines):
     cache: Literal["memory", "disk"] | None = None
     cache_bytes: int | None = None
     cache_dir: str | None = None
+    cache_dir_bytes: int | None = None
     gate_timeout_s: float = 120.0
     stall_policy: Literal["wait", "detach"] = "wait"
     stall_limit_s: float = 60.0
@@ -321,6 +323,9 @@ class Ensemble(MemberPipelines):
             raise SpecError("Ensemble.cache_bytes is given without a cache: give cache='memory' or 'disk' too")
         if (self.cache == "disk") != (self.cache_dir is not None):
             raise SpecError("Ensemble.cache_dir is needed with cache='disk', and only with that")
+        check_number("Ensemble.cache_dir_bytes", self.cache_dir_bytes, low=1, integer=True, optional=True)
+        if self.cache_dir_bytes is not None and self.cache_dir is None:
+            raise SpecError("Ensemble.cache_dir_bytes is given without cache_dir")
         check_number("Ensemble.gate_timeout_s", self.gate_timeout_s, low=0)
         for name in ("stall_limit_s", "prepare_timeout_s", "hang_timeout_s"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, above=True)

@@ -6,7 +6,7 @@ has reserved, and then writes the record's offset into the index with one store 
 dies while writing leaves nothing that others read. Any other damage fails the digest of the record when it is
 read, and the sample is prepared again. When the file has reached its limit, nothing is added and nothing is
 evicted: with every sample read once per epoch, no other policy has more hits (Mohan et al. 2021, "Analyzing and
-Mitigating Data Stalls in DNN Training").
+Mitigating Data Stalls in DNN Training"). Other caches of the folder are removed (`pipelines.cache.folder`).
 
     [header, one page] [index: 8 bytes a sample, 0 where there is none] [records ...]
 """
@@ -21,7 +21,9 @@ import os
 import struct
 import threading
 import warnings
-from typing import Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +35,23 @@ _PAGE = 4096
 _USED_OFFSET = 2048  # in the header: where the file's next free stretch begins
 _WORD = struct.Struct("<Q")
 _EXTENT = 4 * 2**20
+#: The disk, or the user's share of it, is full.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 # A lock of the file is the process's: its threads are kept apart by this one. Nobody ever waits for either.
 _RESERVE_LOCK = threading.Lock()
+
+
+class Room(Protocol):
+    """What gives out the bytes of a folder that holds several caches: `pipelines.cache.folder.CacheFolder`."""
+
+    def lock(self) -> AbstractContextManager[bool]:
+        """Locks out who reserves or removes; yields False where another one does at this moment."""
+
+    def grant(self, size: int, extent: int, uncounted: int) -> int:
+        """Grants a number of bytes from `size` to `extent`, or 0; removes other caches for that."""
+
+    def remove_oldest(self) -> bool:
+        """Removes a cache that is not in use, where there is one."""
 
 
 class Cache:
@@ -45,18 +62,20 @@ class Cache:
         n: samples in the source.
         stages: the number of stages that were applied to the cached samples.
         limit: bytes to which the file may grow.
+        room: of the folder of the file; None for memory.
 
     Attributes:
         hits, added, wrong: number of samples read from the cache, added to it, and that failed their digest.
     """
 
-    def __init__(self, fd: int, n: int, stages: int, limit: int) -> None:
+    def __init__(self, fd: int, n: int, stages: int, limit: int, room: Room | None = None) -> None:
         self.stages = stages
         self.hits = self.added = self.wrong = 0
         self._flushed = (0, 0, 0)
         self._fd = fd
         self._n = n
         self._limit = limit
+        self._room = room
         self._next = self._end = 0  # the stretch that this worker writes to
         self._too_large = limit  # for what was refused so far there is no room
 
@@ -79,23 +98,33 @@ class Cache:
         """Adds a sample, if there is room and it can be encoded."""
         buffers = codec.encode(index, sample)
         if isinstance(buffers, str) or _read_word(self._fd, _index_offset(index)):  # another worker was quicker
-            return
+            return None
+        try:
+            while True:
+                try:
+                    return self._write(index, buffers)
+                except OSError as error:
+                    if error.errno not in FULL or self._room is None or not self._room.remove_oldest():
+                        raise
+        except OSError as error:
+            self._stop_adding(str(error))
+
+    def _write(self, index: int, buffers: list[Any]) -> None:
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
         if not self._reserve(size):
             return
-        try:
-            written = os.pwritev(self._fd, buffers, self._next)
-            if written == size:
-                os.pwrite(self._fd, _WORD.pack(self._next), _index_offset(index))
-                self._next += size
-                self.added += 1
-                return
-            why = "there is no room for more"
-        except OSError as error:
-            why = str(error)
+        written = os.pwritev(self._fd, buffers, self._next)
+        while written < size:  # the next call says why
+            rest = b"".join(bytes(buffer) for buffer in buffers)[written:]
+            written += os.pwrite(self._fd, rest, self._next + written)
+        os.pwrite(self._fd, _WORD.pack(self._next), _index_offset(index))
+        self._next += size
+        self.added += 1
+
+    def _stop_adding(self, why: str) -> None:
         self._too_large = 0
         self._next = self._end
-        warnings.warn(f"nothing is added to the cache any more: {why}", stacklevel=2)
+        warnings.warn(f"nothing is added to the cache any more: {why}", stacklevel=4)
 
     def flush_counts(self) -> tuple[int, int, int] | None:
         """`hits`, `added` and `wrong` since the last call; None where there were none."""
@@ -119,23 +148,39 @@ class Cache:
         if size >= self._too_large or not _RESERVE_LOCK.acquire(blocking=False):
             return False
         try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another worker takes a extent at this moment: the sample has its chance next epoch
-            _RESERVE_LOCK.release()
-            return False
-        try:
-            taken = count_used_bytes(self._fd)
-            start = self._next if taken == self._end else taken
-            extent = min(max(size, min(_EXTENT, self._limit // 16)), self._limit - start)
-            if extent < size:
-                self._too_large = size
-                return False
-            os.pwrite(self._fd, _WORD.pack(start + extent), _USED_OFFSET)
+            # A lock of the file (lockf) would end as soon as this process closes any descriptor of it.
+            with _lock_file(self._fd) if self._room is None else self._room.lock() as is_locked:
+                if not is_locked:  # another worker takes an extent: the sample has its chance in the next epoch
+                    return False
+                taken = count_used_bytes(self._fd)
+                start = self._next if taken == self._end else taken
+                extent = min(max(size, min(_EXTENT, self._limit // 16)), self._limit - start)
+                if extent >= size and self._room is not None:
+                    extent = self._room.grant(size, extent, 0 if os.fstat(self._fd).st_nlink else taken)
+                    if not extent:
+                        self._stop_adding("the limit of its folder is reached, by caches that are in use")
+                        return False
+                if extent < size:
+                    self._too_large = size
+                    return False
+                os.pwrite(self._fd, _WORD.pack(start + extent), _USED_OFFSET)
         finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
             _RESERVE_LOCK.release()
         self._next, self._end = start, start + extent
         return True
+
+
+@contextlib.contextmanager
+def _lock_file(fd: int) -> Iterator[bool]:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        fcntl.lockf(fd, fcntl.LOCK_UN)
 
 
 def check_locks(fd: int) -> None:
@@ -154,8 +199,8 @@ def check_locks(fd: int) -> None:
 
 def initialize(fd: int, n: int, **what: Any) -> None:
     """Writes the header of an empty cache for n samples to a new file; `what` identifies its content."""
+    os.pwrite(fd, _encode_header(n, what), 0)  # first: a file that has a size says what it is
     os.ftruncate(fd, records_offset(n))
-    os.pwrite(fd, _encode_header(n, what), 0)
     os.pwrite(fd, _WORD.pack(records_offset(n)), _USED_OFFSET)
 
 
@@ -180,7 +225,10 @@ def read_header(fd: int) -> dict[str, Any]:
 
 
 def _encode_header(n: int, what: dict[str, Any]) -> bytes:
-    return json.dumps({"pipelines": "cache", "v": VERSION, "n": n, **what}, sort_keys=True).encode() + b"\n"
+    header = json.dumps({"pipelines": "cache", "v": VERSION, "n": n, **what}, sort_keys=True).encode() + b"\n"
+    if len(header) > _USED_OFFSET:
+        raise ValueError(f"the header of a cache has {len(header)} bytes, more than {_USED_OFFSET}")
+    return header
 
 
 def records_offset(n: int) -> int:

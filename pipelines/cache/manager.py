@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
 import tempfile
 import threading
 import warnings
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from pipelines.cache import codec, file
+from pipelines.cache.folder import LIMIT, CacheFolder, open_directory
 from pipelines.cache.reopened import find_difference
 from pipelines.checks import check_path
 from pipelines.description import PipelineDescription
@@ -29,6 +29,12 @@ Where = Literal["memory", "disk"]
 #: Parts of a pipeline that change nothing of a cached sample.
 _NOT_CACHED = ("seed", "shuffle", "sampling", "on_error")
 
+_MAX_TEXT = 400  # bytes of each text in the header, which has 2048 in all
+
+
+class NoRoom(PipelineError):
+    """The disk has no room for a cache."""
+
 
 class CacheManager:
     """The cache of one pipeline: its file, and the counts that its workers report.
@@ -37,8 +43,9 @@ class CacheManager:
         pipeline: its samples are cached as they are before the first random stage.
         where: `"memory"`, which ends with this object, or `"disk"`, which the next feeder uses again if the
             pipeline has a fingerprint.
-        limit: largest size in bytes; by default a quarter of the free memory, or half of the free disk.
+        limit: largest size in bytes; by default a quarter of the free memory, or the limit of the directory.
         directory: of the files, for `"disk"`.
+        directory_limit: largest size of all caches in the directory (`CacheFolder`).
         owner: closes the cache when it is closed itself.
 
     Attributes:
@@ -48,6 +55,7 @@ class CacheManager:
 
     Raises:
         PipelineError: no sample can be cached, or the file cannot be made; says why.
+        NoRoom: the disk is full.
     """
 
     def __init__(
@@ -56,13 +64,16 @@ class CacheManager:
         where: Where,
         limit: int | None = None,
         directory: str | os.PathLike[str] | None = None,
+        directory_limit: int | None = None,
         owner: contextlib.ExitStack | None = None,
     ) -> None:
-        check_options(where, limit, directory)
+        check_options(where, limit, directory, directory_limit)
         self.difference: Finding | None = None
         self.stages = count_cached_stages(pipeline)
         self._n = len(pipeline.source)
         least = file.records_offset(self._n)
+        self.fd, self._used = -1, -1
+        self._folder: CacheFolder | None = None
         if where == "memory":
             free = available_bytes()
             self.limit = free // 4 if limit is None else limit
@@ -74,18 +85,30 @@ class CacheManager:
             file.initialize(self.fd, self._n)
         else:
             assert directory is not None
+            path = os.path.abspath(os.path.expanduser(os.fspath(directory)))
             try:
-                self.fd = self._open_on_disk(pipeline, os.path.expanduser(os.fspath(directory)))
-                file.check_locks(self.fd)
+                os.makedirs(path, mode=0o700, exist_ok=True)
+                self._folder = CacheFolder(path, directory_limit)
+                self._open_in_folder(pipeline, self._folder)
             except OSError as error:
+                self._release()
+                if error.errno in file.FULL:
+                    raise NoRoom(f"nothing is kept in {path}: {error.strerror}") from None
                 raise PipelineError(
                     f"cache_dir must be a directory that this user may make and write to, got {directory!s}: "
                     f"{error}"
                 ) from None
-            free = os.fstatvfs(self.fd).f_bavail * os.fstatvfs(self.fd).f_frsize
-            self.limit = file.count_used_bytes(self.fd) + free // 2 if limit is None else limit
+            except BaseException:
+                self._release()
+                raise
+            self.limit = self._folder.limit if limit is None else min(limit, self._folder.limit)
         if self.limit <= least:
-            os.close(self.fd)
+            self._release()
+            if where == "disk" and (limit is None or limit > least):
+                raise NoRoom(
+                    f"nothing is kept in {directory!s}: {self._n} samples need more than {least} bytes, and "
+                    f"the limit of all its caches is {self.limit} (cache_dir_bytes=, {LIMIT}, or half of the free disk)"
+                )
             raise PipelineError(f"cache_bytes must be above {least} for {self._n} samples, got {self.limit}")
         found = 0 if where == "memory" else file.count_samples(self.fd, self._n)
         self._counts = {"hits": 0, "added": found, "wrong": 0}
@@ -94,19 +117,63 @@ class CacheManager:
         if owner is not None:
             owner.callback(self.close)
 
-    def _open_on_disk(self, pipeline: PipelineDescription, directory: str) -> int:
-        """The file of an earlier feeder, if its samples are what the pipeline prepares now; else a new one."""
-        fd = _open_file(pipeline, self.stages, directory)
-        self.difference = find_difference(pipeline, self.stages, fd)
-        if self.difference is None:
-            return fd
-        os.close(fd)
-        warnings.warn(
-            f"the samples kept in {directory} are not what the pipeline prepares now, and are prepared anew; "
-            f"{self.difference.describe()}",
-            stacklevel=5,
-        )
-        return _open_file(pipeline, self.stages, directory, is_renewed=True)
+    def _open_in_folder(self, pipeline: PipelineDescription, folder: CacheFolder) -> None:
+        """Opens the file of an earlier feeder, if its samples are what the pipeline prepares now, or a new one."""
+        with folder.lock() as is_locked:
+            if is_locked:  # the limit may be lower than last time
+                folder.grant(0, 0, 0)
+        while self.fd < 0:
+            try:
+                self._open_file(pipeline, folder.path)
+            except OSError as error:
+                if error.errno not in file.FULL or not folder.remove_oldest():
+                    raise
+        file.check_locks(self.fd)
+
+    def _open_file(self, pipeline: PipelineDescription, directory: str) -> None:
+        key = _compute_key(pipeline, self.stages)
+        if key is None:
+            warnings.warn(f"the cache on disk ends with its feeder: {pipeline.why_unsure}", stacklevel=6)
+            with tempfile.TemporaryFile(dir=directory, buffering=0) as nameless:
+                file.initialize(nameless.fileno(), self._n)
+                self.fd = os.dup(nameless.fileno())
+            return
+        own = os.path.join(directory, key)
+        if self._used < 0:
+            self._used = open_directory(own)
+        fd = _open_earlier(own, self._n, key)
+        if fd is not None:
+            try:
+                self.difference = find_difference(pipeline, self.stages, fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            if self.difference is None:
+                self.fd = fd
+                return
+            os.close(fd)
+            warnings.warn(
+                f"the samples kept in {directory} are not what the pipeline prepares now, and are prepared anew; "
+                f"{self.difference.describe()}",
+                stacklevel=6,
+            )
+        _warn_of_unusable(directory, key)
+        fd, new = tempfile.mkstemp(prefix="new-", dir=own)
+        try:
+            about = _describe_content(pipeline, self.stages)
+            file.initialize(fd, self._n, key=key, scheme=SCHEME, machine=describe_machine(), **about)
+            os.rename(new, os.path.join(own, "samples"))  # whoever has the old file open continues in it
+        except BaseException:
+            os.close(fd)
+            os.unlink(new)
+            raise
+        self.fd = fd
+
+    def _release(self) -> None:
+        for fd in (self.fd, self._used):
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self._used = -1
 
     def add_counts(self, hits: int, added: int, wrong: int) -> None:
         """Adds the counts that a worker reports."""
@@ -114,8 +181,9 @@ class CacheManager:
             self._counts[name] += count
 
     def worker_arguments(self) -> dict[str, Any]:
-        """Returns the arguments of `file.Cache`, except the descriptor, for a worker."""
-        return {"n": self._n, "stages": self.stages, "limit": self.limit}
+        """Returns the arguments of `file.Cache`, except the descriptor, and those of its folder, for a worker."""
+        folder = None if self._folder is None else [self._folder.path, self._folder.limit]
+        return {"n": self._n, "stages": self.stages, "limit": self.limit, "folder": folder}
 
     def stats(self) -> dict[str, int]:
         """Counts: `samples` cached, `bytes` in use of the `limit`, `hits`, and `wrong` ones (damaged records)."""
@@ -134,10 +202,35 @@ class CacheManager:
         """Closes the file; `stats` then returns the last counts."""
         with self._lock:
             self._last = self._read_stats()
-            os.close(self.fd)
+            if self._used >= 0:
+                with contextlib.suppress(OSError):
+                    os.utime(self._used)
+            self._release()
 
 
-def check_options(where: Any, limit: Any, directory: Any) -> None:
+def open_cache(
+    pipeline: PipelineDescription,
+    where: Where | None,
+    limit: int | None,
+    directory: str | os.PathLike[str] | None,
+    directory_limit: int | None,
+    owner: contextlib.ExitStack,
+) -> CacheManager | None:
+    """Opens the cache of a feeder; None without one, also where the disk has no room for it, which a warning says.
+
+    Raises:
+        PipelineError: as `CacheManager`.
+    """
+    if where is None:
+        return None
+    try:
+        return CacheManager(pipeline, where, limit, directory, directory_limit, owner)
+    except NoRoom as error:
+        warnings.warn(f"the feeder goes on without a cache: {error}", stacklevel=3)
+        return None
+
+
+def check_options(where: Any, limit: Any, directory: Any, directory_limit: Any = None) -> None:
     """Checks the options of a cache.
 
     Raises:
@@ -148,8 +241,11 @@ def check_options(where: Any, limit: Any, directory: Any) -> None:
         raise PipelineError(f"{name}= is for a feeder that keeps samples: give cache='memory' or cache='disk' too")
     if where not in (None, "memory", "disk"):
         raise PipelineError(f"cache must be 'memory', 'disk' or None, got {where!r}")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise PipelineError(f"cache_bytes must be a positive integer, got {limit!r}")
+    for name, value in (("cache_bytes", limit), ("cache_dir_bytes", directory_limit)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise PipelineError(f"{name} must be a positive integer, got {value!r}")
+    if where != "disk" and directory_limit is not None:
+        raise PipelineError("cache_dir_bytes= is for cache='disk'")
     if (where == "disk") != (directory is not None):
         raise PipelineError(
             "cache='disk' needs cache_dir=, a directory that this user may write to"
@@ -178,37 +274,31 @@ def count_cached_stages(pipeline: PipelineDescription) -> int:
         if not isinstance(said, str):
             if reasons:
                 warnings.warn(
-                    f"kept are samples up to {pipeline.stages[stages - 1].name}: {reasons[0]}", stacklevel=4
+                    f"kept are samples up to {pipeline.stages[stages - 1].name}: {reasons[0]}", stacklevel=5
                 )
             return stages
         reasons.append(f"after {pipeline.stages[stages - 1].name} {said}, which cannot be kept")
     raise PipelineError(f"the cache has nothing to keep of this pipeline: {reasons[0]}")
 
 
-def _open_file(pipeline: PipelineDescription, stages: int, directory: str, *, is_renewed: bool = False) -> int:
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    key, n = _compute_key(pipeline, stages), len(pipeline.source)
-    if key is None:
-        warnings.warn(f"the cache on disk ends with its feeder: {pipeline.why_unsure}", stacklevel=4)
-        fd, path = tempfile.mkstemp(prefix="cache-", dir=directory)
-        os.unlink(path)
-        file.initialize(fd, n)
-        return fd
-    own = os.path.join(directory, key)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(own, 0o700)
-    found = os.lstat(own)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PipelineError(f"{own} is not a directory of yours alone (mode 0700); remove it")
-    path = os.path.join(own, "samples")
-    with _open_if_exists(path) as old:
-        if old is not None and not is_renewed and file.is_cache_of(old, n, key=key, scheme=SCHEME):
-            return os.dup(old)
-    _warn_of_unusable(directory, key)
-    fd, new = tempfile.mkstemp(prefix="new-", dir=own)
-    file.initialize(fd, n, key=key, scheme=SCHEME, machine=describe_machine())
-    os.rename(new, path)  # whoever still has the old file goes on in it, and it ends with him
-    return fd
+def _open_earlier(own: str, n: int, key: str) -> int | None:
+    """Opens the file of an earlier feeder; None where there is none that can be used."""
+    with _open_if_exists(os.path.join(own, "samples")) as old:
+        return None if old is None or not file.is_cache_of(old, n, key=key, scheme=SCHEME) else os.dup(old)
+
+
+def _describe_content(pipeline: PipelineDescription, stages: int) -> dict[str, str]:
+    """What a cache is of, for people: source, place of its first record, stages."""
+    said = {
+        "source": repr(pipeline.source),
+        "first": pipeline.source.where(0),
+        "stages": ", ".join(stage.name for stage in pipeline.stages[:stages]),
+    }
+    for name, text in said.items():
+        while len(json.dumps(text)) > _MAX_TEXT:  # as it is in the header
+            text = text[: len(text) * 9 // 10] + "..."
+        said[name] = text
+    return said
 
 
 def _warn_of_unusable(directory: str, key: str) -> None:
@@ -222,7 +312,7 @@ def _warn_of_unusable(directory: str, key: str) -> None:
         warnings.warn(
             f"samples are kept anew: {', '.join(unknown)} in {directory} is of another version of ray-ensemble, "
             "which cannot be compared; remove it unless that version is still used",
-            stacklevel=5,
+            stacklevel=7,
         )
 
 

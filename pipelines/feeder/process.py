@@ -176,6 +176,7 @@ class FeederOptions(TypedDict, total=False):
     cache: Literal["memory", "disk"] | None
     cache_bytes: int | None
     cache_dir: str | os.PathLike[str] | None
+    cache_dir_bytes: int | None
     overwrite_released: bool
     peers: Peers | None
     design: str

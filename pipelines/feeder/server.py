@@ -78,8 +78,9 @@ class Feeder:
         cache: `"memory"` or `"disk"`: samples are kept as they are before the first random stage, so that later
             epochs neither read nor decode them; see `pipelines.cache.file`. None keeps nothing.
         cache_bytes: the largest size of the cache, from which nothing is evicted; by default a quarter of the free
-            memory, or half of the free disk.
+            memory, or `cache_dir_bytes`.
         cache_dir: for `"disk"`: a directory that later feeders of the same fingerprint use again.
+        cache_dir_bytes: see `pipelines.cache.folder.CacheFolder`.
         overwrite_released: overwrite released samples at once, for tests.
         peers: where to meet the feeders of other nodes, to share one stream with them; the ring then holds whole
             blocks. While there are none this node prepares everything itself.
@@ -113,6 +114,7 @@ class Feeder:
         cache: Literal["memory", "disk"] | None = None,
         cache_bytes: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir_bytes: int | None = None,
         overwrite_released: bool = False,
         peers: Peers | None = None,
         design: str = "auto",
@@ -128,7 +130,7 @@ class Feeder:
         check_flag("replacement", replacement)
         check_flag("overwrite_released", overwrite_released)
         check_resident(resident)
-        manager.check_options(cache, cache_bytes, cache_dir)
+        manager.check_options(cache, cache_bytes, cache_dir, cache_dir_bytes)
         preparers = check_peers(peers, design, preparers)
         address = None if address is None else check_path("address", address)
         check_threads(threads, pipeline)
@@ -155,9 +157,9 @@ class Feeder:
         self._listener, self._resources = listener, contextlib.ExitStack()
         try:
             self.address = self._open_listener(address)
-            self._cache: manager.CacheManager | None = None
-            if cache is not None:
-                self._cache = manager.CacheManager(pipeline, cache, cache_bytes, cache_dir, self._resources)
+            self._cache = manager.open_cache(
+                pipeline, cache, cache_bytes, cache_dir, cache_dir_bytes, self._resources
+            )
             _ = pipeline.layouts  # inferred here once, not by every worker
             self._buffers = Buffers(pipeline, self._stream, resident or {}, overwrite_released=overwrite_released)
             self._resources.callback(self._buffers.close)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pipelines.cache.file import Cache
+from pipelines.cache.folder import CacheFolder
 from pipelines.description import PipelineDescription
 from pipelines.errors import SampleError
 from pipelines.ipc import memory_pickle, messages
@@ -100,7 +101,9 @@ def serve(connection: socket.socket, pipelines: dict[int, PipelineDescription], 
             continue
         if request["kind"] == "cache":
             assert descriptor is not None
-            caches[request["pipeline"]] = Cache(descriptor, request["n"], request["stages"], request["limit"])
+            room = None if request["folder"] is None else CacheFolder(*request["folder"])
+            sizes = request["n"], request["stages"], request["limit"]
+            caches[request["pipeline"]] = Cache(descriptor, *sizes, room)
             continue
         buffer_id = request["target"]
         if request["kind"] == "forget":

@@ -1,0 +1,367 @@
+"""Caches on disk are within the limit of their folder, the least recently used go first, none that is in use."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages
+from pipelines.cache import file
+from pipelines.cache.folder import LIMIT, CacheFolder, parse_size
+from pipelines.ipc.child_processes import child_environment
+
+N, PIXELS = 32, 16 << 10
+SIZE = N * PIXELS  # bytes of the samples of one cache
+
+#: Feeds the data of argument 2, reads an epoch, says so, and keeps the cache open until its input ends.
+HOLDER = """
+import sys
+from test_cache_folder import feed
+with feed(sys.argv[1], int(sys.argv[2])) as feeder:
+    print(feeder.stats()["cache"]["samples"], flush=True)
+    sys.stdin.read()
+"""
+#: Prunes to nothing, over and over.
+PRUNER = """
+import sys, time
+from pipelines.cache.folder import CacheFolder
+folder = CacheFolder(sys.argv[1], 1)
+print("begins", flush=True)
+while True:
+    folder.prune(1)
+    time.sleep(0.002)
+"""
+#: Prunes to nothing, and kills itself before it removes its file or directory of number argument 2.
+KILLED = """
+import os, signal, sys
+from pipelines.cache.folder import CacheFolder
+left = int(sys.argv[2])
+def watch(event, arguments):
+    global left
+    if event in ("os.remove", "os.rmdir"):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(watch)
+CacheFolder(sys.argv[1], 1).prune(1)
+"""
+
+
+def pipe(number: int) -> Pipeline:
+    """Pipelines of other data for another number."""
+    images = np.random.default_rng(number).integers(0, 255, (N, PIXELS), np.uint8)
+    return Pipeline(sources.arrays(image=images), seed=0).map(stages.cast("image", "uint8"))
+
+
+def feed(folder: Any, number: int, **options: Any) -> Feeder:
+    """A feeder of which one epoch was read."""
+    feeder = Feeder(pipe(number), cache="disk", cache_dir=folder, **options)
+    for batch in attach(feeder.address, feeder.pipeline, 8, epochs=range(1)):
+        assert len(batch["image"]) == 8
+    return feeder
+
+
+def use(folder: Path, number: int, **options: Any) -> dict[str, Any] | None:
+    with feed(folder, number, **options) as feeder:
+        pass
+    found: dict[str, Any] | None = feeder.stats()["cache"]
+    return found
+
+
+def keys(folder: Path) -> list[str]:
+    return [Path(each.path).name for each in CacheFolder(str(folder)).list_caches()]
+
+
+def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+    environment = child_environment()
+    environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent)
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, text=True, **pipes)
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_least_recently_used_cache_goes_when_a_new_one_needs_room(tmp_path: Path) -> None:
+    limit = int(2.6 * SIZE)
+    use(tmp_path, 0, cache_dir_bytes=limit)
+    use(tmp_path, 1, cache_dir_bytes=limit)
+    first, second = keys(tmp_path)
+    assert use(tmp_path, 0, cache_dir_bytes=limit)["hits"] == N, "opened again: it is not the oldest any more"
+    assert keys(tmp_path) == [second, first]
+    assert use(tmp_path, 2, cache_dir_bytes=limit)["samples"] == N
+    assert first in keys(tmp_path) and second not in keys(tmp_path) and len(keys(tmp_path)) == 2
+    assert sum(each.stat().st_size for each in tmp_path.glob("*/*")) <= limit
+    use(tmp_path, 2, cache_dir_bytes=int(1.5 * SIZE))
+    assert len(keys(tmp_path)) == 1, "a lower limit is kept from the next opening on"
+
+
+def test_a_cache_that_another_process_has_open_is_never_removed(
+    tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    processes.append(holder := start(HOLDER, tmp_path, 0))
+    assert first_line(holder) == str(N)
+    folder = CacheFolder(str(tmp_path), int(1.2 * SIZE))
+    with pytest.warns(UserWarning, match="limit of its folder is reached, by caches that are in use"):
+        cached = _fill(tmp_path / "other", folder)
+    assert cached < N
+    (entry,) = [each for each in folder.list_caches() if each.in_use]
+    assert folder.prune(1) == [(entry, False)]
+    holder.kill()  # the lock ends with its process
+    holder.wait()
+    _wait_until(lambda: not folder.list_caches()[0].in_use)
+    assert [gone for _, gone in folder.prune(1)] == [True] and keys(tmp_path) == []
+
+
+def _fill(path: Path, folder: CacheFolder) -> int:
+    """Adds samples to a cache of the folder until it takes no more; returns their number."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.unlink(path)
+    file.initialize(fd, N)
+    cache = file.Cache(fd, N, 1, 10**9, folder)
+    try:
+        for index in range(N):
+            cache.put(index, {"image": np.zeros(PIXELS, np.uint8)})
+    finally:
+        os.close(fd)
+    return cache.added
+
+
+def _wait_until(is_met: Any) -> None:
+    until = time.monotonic() + 60
+    while not is_met():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("removals", range(4))
+def test_after_a_kill_at_any_point_of_removal_a_cache_is_whole_or_gone(
+    removals: int, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    use(tmp_path, 0)
+    processes.append(pruner := start(KILLED, tmp_path, removals))
+    pruner.communicate(timeout=60)
+    assert pruner.returncode == (0 if removals == 3 else -signal.SIGKILL)
+    left = [each.is_whole for each in CacheFolder(str(tmp_path)).list_caches()]
+    assert left == [[True], [False], [False], []][removals]
+    assert use(tmp_path, 0)["hits"] == (0 if removals else N)
+    assert use(tmp_path, 0)["hits"] == N
+    if removals in (1, 2):
+        (own,) = tmp_path.glob("*/samples")
+        own.unlink()
+        (own.parent / "new-x").touch(mode=0o600)
+        assert [gone for _, gone in CacheFolder(str(tmp_path)).prune(None)] == [True] and not own.parent.exists()
+
+
+@pytest.mark.parametrize("delay_ms", range(0, 12, 3))
+def test_a_pruner_killed_at_work_leaves_whole_caches_or_none(
+    delay_ms: int, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    for number in range(3):
+        use(tmp_path, number)
+    wait = "import sys; sys.stdin.readline()\n"
+    processes.append(pruner := start(PRUNER.replace("while True", wait + "while True"), tmp_path))
+    assert first_line(pruner) == "begins" and pruner.stdin is not None
+    pruner.stdin.write("\n")
+    pruner.stdin.flush()
+    time.sleep(delay_ms / 1000)
+    pruner.kill()
+    pruner.wait()
+    for each in CacheFolder(str(tmp_path), 1).list_caches():
+        if each.is_whole:
+            with open(f"{each.path}/samples", "rb") as kept:
+                assert file.count_samples(kept.fileno(), N) == N and not each.in_use
+    for number in range(3):
+        assert use(tmp_path, number)["hits"] in (0, N)
+
+
+def test_several_processes_prune_while_others_open(tmp_path: Path, processes: list[subprocess.Popen[str]]) -> None:
+    processes += [start(PRUNER, tmp_path) for _ in range(2)]
+    assert [first_line(each) for each in processes] == ["begins"] * 2
+    for turn in range(6):
+        with feed(tmp_path, turn % 2) as feeder:
+            assert feeder.stats()["cache"]["samples"] > 0  # a writer waits for no pruner: a sample may be left out
+            assert len(list(tmp_path.glob("*/samples"))) == 1, "it is in use"
+    assert [each.poll() for each in processes] == [None, None]
+    _wait_until(lambda: not keys(tmp_path))
+
+
+def test_what_is_not_certainly_a_cache_of_ours_is_left(tmp_path: Path) -> None:
+    use(tmp_path, 0)
+    (own,) = tmp_path.glob("*/samples")
+    other = tmp_path / ("0" * 32)
+    other.mkdir(0o700)
+    for name, content in (("samples", own.read_bytes()), ("notes", b"mine"), ("used", b"text")):
+        for each in other.iterdir():
+            each.unlink()
+        (other / name).write_bytes(content)  # a header with another key, an unknown name, a lock with text
+        (other / name).chmod(0o600)
+        assert [gone for _, gone in CacheFolder(str(tmp_path)).prune(1, 0.0, dry_run=True)] == [True]
+        CacheFolder(str(tmp_path)).prune(1, 0.0)
+        assert (other / name).read_bytes() == content
+        use(tmp_path, 0)
+    (own.parent / "notes").write_text("mine")
+    (tmp_path / "f").write_text("mine")
+    link = tmp_path / ("1" * 32)
+    link.symlink_to(own.parent)
+    assert CacheFolder(str(tmp_path)).prune(1, 0.0) == [] and own.exists()
+    (own.parent / "notes").unlink()
+    assert len(CacheFolder(str(tmp_path)).prune(1, 0.0)) == 1 and link.is_symlink()
+
+
+def test_the_limit_comes_from_the_option_the_environment_or_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(LIMIT, raising=False)
+    disk = os.statvfs(tmp_path)
+    assert CacheFolder(str(tmp_path)).limit == pytest.approx(disk.f_bavail * disk.f_frsize / 2, rel=0.2)
+    monkeypatch.setenv(LIMIT, "3M")
+    assert CacheFolder(str(tmp_path)).limit == 3 * 2**20 and CacheFolder(str(tmp_path), 7).limit == 7
+    assert use(tmp_path, 0)["limit"] == 3 * 2**20
+    monkeypatch.setenv(LIMIT, "much")
+    with pytest.raises(PipelineError, match=f"{LIMIT} must be a size, such as 50G or 512MiB, got 'much'"):
+        Feeder(pipe(0), cache="disk", cache_dir=tmp_path)
+    sizes = {"4096": 4096, "2 KiB": 2048, "1t": 2**40, "0": None, "1X": None}
+    assert {text: parse_size(text) for text in sizes} == sizes
+    for options, said in (({"cache": "memory"}, "is for cache='disk'"), ({"cache_dir": "x"}, "positive integer")):
+        with pytest.raises(PipelineError, match=said):
+            Feeder(pipe(0), **{"cache": "disk", "cache_dir_bytes": 0 if "cache_dir" in options else 9, **options})
+
+
+# --- a disk that is full ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MiB."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", where], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", where], check=True)
+
+
+READER = """
+import sys
+from test_cache_folder import pipe
+from pipelines import Feeder, attach
+with Feeder(pipe(int(sys.argv[2])), cache="disk", cache_dir=sys.argv[1], cache_dir_bytes=10**9) as feeder:
+    for batch in attach(feeder.address, feeder.pipeline, 8, epochs=range(3)):
+        assert len(batch["image"]) == 8
+print(feeder.stats()["cache"])
+"""
+
+
+def test_a_full_disk_removes_unused_caches_first_and_is_then_said(small_disk: Path) -> None:
+    def read(number: int) -> tuple[str, str]:
+        with start(READER, small_disk, number) as done:
+            out, errors = done.communicate(timeout=120)
+        assert done.returncode == 0, errors
+        return out, errors
+
+    for number in range(2):  # 0.5 MiB each, and the second does not fit beside the first
+        out, errors = read(number)
+        assert f"'samples': {N}" in out and "cache" not in errors
+    assert len(keys(small_disk)) == 1
+    CacheFolder(str(small_disk)).prune(1)
+    (small_disk / "of-others").write_bytes(bytes(3 * 2**18))
+    out, errors = read(2)
+    assert "nothing is added to the cache any more: [Errno 28] No space left on device" in errors
+    assert f"'samples': {N}" not in out and len(keys(small_disk)) == 1
+    for each in CacheFolder(str(small_disk)).prune(1):
+        assert each[1]
+    with open(small_disk / "rest", "wb", buffering=0) as rest, contextlib.suppress(OSError):
+        while rest.write(bytes(4096)):
+            pass
+    out, errors = read(3)
+    assert "the feeder goes on without a cache" in errors and "None" in out
+
+
+def test_a_file_of_the_largest_size_ends_the_adding_and_removes_nothing(tmp_path: Path) -> None:
+    use(tmp_path, 0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE // 2, limits[1]))
+    try:
+        with pytest.warns(UserWarning, match=rf"added to the cache any more: \[Errno {errno.EFBIG}\]"):
+            added = _fill(tmp_path / "other", CacheFolder(str(tmp_path), 10**9))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert 0 < added < N and len(keys(tmp_path)) == 1
+
+
+# --- the commands ----------------------------------------------------------------------------------------
+
+
+def test_the_commands_list_and_prune(
+    tmp_path: Path, processes: list[subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ensemble.cli.parser import main
+
+    folder, rows = tmp_path / "cache", tmp_path / "rows"
+    processes.append(holder := start(HOLDER, folder, 0))
+    assert first_line(holder) == str(N)
+    for number in (1, 2):
+        use(folder, number)
+    held, oldest, newest = sorted(folder.glob("*/used"), key=lambda each: each.stat().st_mtime)
+    os.utime(oldest, (time.time() - 3 * 86400,) * 2)
+
+    assert main(["cache", "list", str(folder), "--json", str(rows)]) == 0
+    said = capsys.readouterr().out
+    assert "3 caches" in said and "arrays(32 records)" in said and "Cast" in said
+    listed = {Path(row["path"]).name: row for row in json.loads(rows.read_text())}
+    assert [listed[each.parent.name]["in_use"] for each in (held, oldest, newest)] == [True, False, False]
+    assert all(row["bytes"] > SIZE and row["n"] == N for row in listed.values())
+    assert listed[newest.parent.name]["bytes"] < 1.5 * SIZE
+
+    assert main(["cache", "prune", str(folder), "--older-than", "2", "--dry-run"]) == 0
+    assert "would be removed" in capsys.readouterr().out and oldest.exists()
+    assert main(["cache", "prune", str(folder), "--older-than", "2", "--json", str(rows)]) == 0
+    assert "freed" in capsys.readouterr().out
+    assert [row["removed"] for row in json.loads(rows.read_text())] == [True, False, False]
+    assert held.exists() and newest.exists() and not oldest.exists()
+    assert main(["cache", "prune", str(folder), "--limit", "4K"]) == 0
+    said = capsys.readouterr().out
+    assert "kept: in use" in said and "more than 4 KiB: what is kept is in use" in said
+    assert held.exists() and not newest.exists()
+    assert main(["cache", "list", str(tmp_path)]) == 0 and "no caches in" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["cache", "list", str(tmp_path / "missing")])
+    assert ended.value.code == 2
+
+
+def test_the_lock_is_of_the_open_file(tmp_path: Path) -> None:
+    """What the others rely on: a cache is in use until the last descriptor of its lock is closed."""
+    with feed(tmp_path, 0):
+        (used,) = tmp_path.glob("*/used")
+        with open(used, "rb") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(used, "rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
