@@ -119,16 +119,15 @@ class CacheManager:
 
     def _open_in_folder(self, pipeline: PipelineDescription, folder: CacheFolder) -> None:
         """Opens the file of an earlier feeder, if its samples are what the pipeline prepares now, or a new one."""
-        with folder.lock() as is_locked:
-            if is_locked:  # the limit may be lower than last time
-                folder.grant(0, 0, 0)
         while self.fd < 0:
             try:
                 self._open_file(pipeline, folder.path)
             except OSError as error:
                 if error.errno not in file.FULL or not folder.remove_oldest():
                     raise
-        file.check_locks(self.fd)
+        with folder.lock() as is_locked:
+            if is_locked:  # the limit may be lower than last time; this cache is in use by now
+                folder.grant(0, 0, 0)
 
     def _open_file(self, pipeline: PipelineDescription, directory: str) -> None:
         key = _compute_key(pipeline, self.stages)
