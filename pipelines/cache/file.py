@@ -183,20 +183,6 @@ def _lock_file(fd: int) -> Iterator[bool]:
         fcntl.lockf(fd, fcntl.LOCK_UN)
 
 
-def check_locks(fd: int) -> None:
-    """Check that a file can be locked, which adding samples needs.
-
-    Raises:
-        OSError: its file system has no locks.
-    """
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.lockf(fd, fcntl.LOCK_UN)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EAGAIN):  # another process holds it
-            raise OSError(error.errno, f"its file system has no locks (fcntl): {error.strerror}") from None
-
-
 def initialize(fd: int, n: int, **what: Any) -> None:
     """Writes the header of an empty cache for n samples to a new file; `what` identifies its content."""
     os.pwrite(fd, _encode_header(n, what), 0)  # first: a file that has a size says what it is

@@ -107,7 +107,7 @@ class CacheManager:
             if where == "disk" and (limit is None or limit > least):
                 raise NoRoom(
                     f"nothing is kept in {directory!s}: {self._n} samples need more than {least} bytes, and "
-                    f"the limit of all its caches is {self.limit} (cache_dir_bytes=, {LIMIT}, or half of the free disk)"
+                    f"the limit of all its caches is {self.limit} (cache_dir_bytes=, {LIMIT}, or half of the disk)"
                 )
             raise PipelineError(f"cache_bytes must be above {least} for {self._n} samples, got {self.limit}")
         found = 0 if where == "memory" else file.count_samples(self.fd, self._n)
@@ -119,16 +119,15 @@ class CacheManager:
 
     def _open_in_folder(self, pipeline: PipelineDescription, folder: CacheFolder) -> None:
         """Opens the file of an earlier feeder, if its samples are what the pipeline prepares now, or a new one."""
-        with folder.lock() as is_locked:
-            if is_locked:  # the limit may be lower than last time
-                folder.grant(0, 0, 0)
         while self.fd < 0:
             try:
                 self._open_file(pipeline, folder.path)
             except OSError as error:
                 if error.errno not in file.FULL or not folder.remove_oldest():
                     raise
-        file.check_locks(self.fd)
+        with folder.lock() as is_locked:
+            if is_locked:  # the limit may be lower than last time; this cache is in use by now
+                folder.grant(0, 0, 0)
 
     def _open_file(self, pipeline: PipelineDescription, directory: str) -> None:
         key = _compute_key(pipeline, self.stages)
