@@ -120,8 +120,7 @@ class Ensemble(MemberPipelines):
         capacity: samples in the feeder's ring; None chooses.
         cache: "memory" or "disk": the feeders keep samples as they are before the first random stage, so that
             later epochs do not decode; None keeps nothing.
-        cache_bytes: largest size of each feeder's cache; None is a quarter of the free memory, or
-            `cache_dir_bytes`.
+        cache_bytes: largest size of a feeder's cache; None is a quarter of the free memory, or `cache_dir_bytes`.
         cache_dir: with cache="disk", a local directory; a later run reuses its content.
         cache_dir_bytes: largest size of all caches in it: the least recently used that no process has open are
             removed. None is the environment variable ENSEMBLE_CACHE_DIR_BYTES (50G), or half of what is free.

@@ -107,7 +107,7 @@ class CacheManager:
             if where == "disk" and (limit is None or limit > least):
                 raise NoRoom(
                     f"nothing is kept in {directory!s}: {self._n} samples need more than {least} bytes, and "
-                    f"the limit of all its caches is {self.limit} (cache_dir_bytes=, {LIMIT} or half of the disk)"
+                    f"the limit of all its caches is {self.limit} (cache_dir_bytes=, {LIMIT}, or half of the disk)"
                 )
             raise PipelineError(f"cache_bytes must be above {least} for {self._n} samples, got {self.limit}")
         found = 0 if where == "memory" else file.count_samples(self.fd, self._n)

@@ -206,8 +206,7 @@ def test_several_processes_prune_while_others_open(tmp_path: Path, processes: li
     processes += [start(PRUNER, tmp_path) for _ in range(2)]
     assert [first_line(each) for each in processes] == ["begins"] * 2
     for turn in range(6):
-        with feed(tmp_path, turn % 2) as feeder:
-            assert feeder.stats()["cache"]["samples"] > 0  # a writer waits for no pruner: a sample may be left out
+        with feed(tmp_path, turn % 2):  # a writer waits for no pruner: samples may be left out
             assert len(list(tmp_path.glob("*/samples"))) == 1, "it is in use"
     assert [each.poll() for each in processes] == [None, None]
     _wait_until(lambda: not keys(tmp_path))
