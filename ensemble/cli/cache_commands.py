@@ -7,11 +7,11 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from ensemble.cli.arguments import add_json_option, days, directory, size
+from ensemble.cli.arguments import add_json_option, days, path, size
 from ensemble.cli.console import find_width, print_lines, write_json
 
 if TYPE_CHECKING:
-    from pipelines.cache.folder import DiskCache
+    from pipelines.cache.folder import CacheFolder, DiskCache
 
 _FOLDER = "directory of the caches, the cache_dir= of runs (default: %(default)s)"
 
@@ -29,7 +29,7 @@ def add_cache_commands(parser: argparse.ArgumentParser) -> None:
     pruned = commands.add_parser("prune", help=text, description=text)
     pruned.set_defaults(do=prune)
     for added in (listed, pruned):
-        added.add_argument("directory", nargs="?", default="cache", type=directory, metavar="DIR", help=_FOLDER)
+        added.add_argument("directory", nargs="?", default="cache", type=path, metavar="DIR", help=_FOLDER)
         add_json_option(added)
     text = (
         "remove the least recently used caches until all take no more than this, such as 50G (default, without "
@@ -44,9 +44,8 @@ def add_cache_commands(parser: argparse.ArgumentParser) -> None:
 def list_caches(options: argparse.Namespace) -> int:
     """Show the caches in a directory."""
     from ensemble.reporting.text import memory
-    from pipelines.cache.folder import CacheFolder
 
-    folder = CacheFolder(options.directory)
+    folder = _open_folder(options)
     found = folder.list_caches()
     _print_table(options, "in use", [(each, "yes" if each.in_use else "no") for each in found])
     total = sum(each.size_bytes for each in found)
@@ -60,9 +59,8 @@ def list_caches(options: argparse.Namespace) -> int:
 def prune(options: argparse.Namespace) -> int:
     """Remove old caches from a directory."""
     from ensemble.reporting.text import memory
-    from pipelines.cache.folder import CacheFolder
 
-    folder = CacheFolder(options.directory, options.limit)
+    folder = _open_folder(options, options.limit)
     limit = None if options.limit is None and options.older_than is not None else folder.limit
     found = folder.prune(limit, options.older_than, dry_run=options.dry_run)
     verb = "would be removed" if options.dry_run else "removed"
@@ -78,6 +76,15 @@ def prune(options: argparse.Namespace) -> int:
         options, [{**_as_row(each), "removed": gone and not options.dry_run, "due": gone} for each, gone in found]
     )
     return 0
+
+
+def _open_folder(options: argparse.Namespace, limit: int | None = None) -> CacheFolder:
+    from ensemble.store import StoreError
+    from pipelines.cache.folder import CacheFolder
+
+    if not os.path.isdir(options.directory):
+        raise StoreError(f"there is no directory {options.directory}; give the cache_dir= of runs")
+    return CacheFolder(options.directory, limit)
 
 
 def _print_table(options: argparse.Namespace, last: str, rows: list[tuple[DiskCache, str]]) -> None:
