@@ -115,7 +115,7 @@ class ImageFolder(Source):
         return os.path.join(self.path, self._names[index])
 
     def identity(self) -> Any:
-        identity = {"source": self._describe_class(), "path": self.path, "files": self._digest}
+        identity = {"source": self._describe_class(), "files": self._digest}
         if self.__dict__.get("_given", False):
             identity["labels"] = [describe_array(self._labels), list(self.classes)]
         return {**identity, "names": True} if self.__dict__.get("_has_names", False) else identity

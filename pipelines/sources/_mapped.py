@@ -72,8 +72,8 @@ class FileMappings:
         if key not in self._files:
             try:
                 # Another file may have taken the path since.
-                self._files[key] = File.of(path) if os.stat(path).st_ino == inode else None
-            except OSError:
+                self._files[key] = File.of(path).identify() if os.stat(path).st_ino == inode else None
+            except (OSError, PipelineError):
                 self._files[key] = None
         return self._files[key]
 

@@ -99,7 +99,7 @@ def _map_column(name: str, values: Any) -> MappedArray:
 
 def _open_npy(path: str) -> MappedArray:
     try:
-        file = File.of(path)
+        file = File.of(path).identify()
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise PipelineError(f"memmap({path!r}): {(error.strerror or str(error)).lower()}") from None
