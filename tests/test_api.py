@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,40 @@ def test_a_run_is_not_gone_on_with_on_other_data(tmp_path: Path) -> None:
     assert RunDir(tmp_path / "run").events.read_bytes() == before
     ensemble.submit(an_ensemble(epochs=6), tmp_path / "run", "inline").wait()
     assert {state for state, _ in members(tmp_path / "run").values()} == {"finished"}
+
+
+def test_a_run_goes_on_with_its_data_from_where_they_were_copied_to(tmp_path: Path) -> None:
+    there, here, run = tmp_path / "server", tmp_path / "local disk", tmp_path / "run"
+    there.mkdir()
+    for name, values in {"x": np.ones((24, 4), np.float32), "label": np.arange(24) % 3}.items():
+        np.save(there / f"{name}.npy", values)
+
+    def read(folder: Path) -> Pipeline:
+        return Pipeline(sources.memmap(x=folder / "x.npy", label=folder / "label.npy"))
+
+    stopped(run, train=read(there))
+    shutil.copytree(there, here, copy_function=shutil.copyfile)  # with other times
+    shutil.rmtree(there)
+    values = np.load(here / "label.npy")
+    np.save(here / "label.npy", values[::-1])
+    with pytest.raises(StoreError, match="the training pipeline is another one"):
+        ensemble.submit(an_ensemble(epochs=6, train=read(here)), run, "inline")
+    np.save(here / "label.npy", values)
+    ensemble.submit(an_ensemble(epochs=6, train=read(here)), run, "inline").wait()
+    assert {state for state, _ in members(run).values()} == {"finished"}
+
+
+def test_a_stopped_run_is_resumed_where_its_data_were_fetched_anew(tmp_path: Path) -> None:
+    for name, values in {"x": np.ones((24, 4), np.float32), "label": np.arange(24) % 3}.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    run = tmp_path / "run"
+    stopped(run, train=Pipeline(sources.memmap(x=tmp_path / "x.npy", label=tmp_path / "label.npy")))
+    for name in ("x", "label"):
+        data = (tmp_path / f"{name}.npy").read_bytes()
+        (tmp_path / f"{name}.npy").unlink()
+        (tmp_path / f"{name}.npy").write_bytes(data)
+    ensemble.resume(run, "inline").wait()
+    assert {state for state, _ in members(run).values()} == {"finished"}
 
 
 def test_of_data_that_cannot_be_named_the_length_is_compared_and_it_is_said_once(
