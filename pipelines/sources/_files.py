@@ -148,7 +148,8 @@ def find_files(kind: str, paths: Paths) -> list[File]:
     identities, as far as `WHOLE_BYTES` says.
 
     Raises:
-        PipelineError: a file is missing, unreadable or given twice, a pattern matches nothing, or something is no path.
+        PipelineError: a file is missing, unreadable or given twice, a pattern matches nothing, or something is no
+            path.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else _list_paths(kind, paths)
     if not given:

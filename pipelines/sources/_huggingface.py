@@ -161,8 +161,8 @@ def huggingface(dataset: Any, columns: Sequence[str] | None = None, id: str | No
                 seeded.
         columns: names of the columns to read; unless given, all, or those of the Dataset's format.
         id: identifies the records in fingerprints. Without it, files are identified by what they hold and where in
-            them the data lie, and data in memory by their content, which is read once for that. Image files that the
-            Dataset only names (`load_dataset("imagefolder")`) are identified by path, size and time of change.
+            them the data lie, and data in memory by their content, which is read once for that. Image files that
+            the Dataset only names (`load_dataset("imagefolder")`) are identified by path, size and time of change.
 
     Returns:
         A source of records with a field for each column. Numbers are numpy scalars of the stored dtype, also
