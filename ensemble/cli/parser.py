@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ensemble import __version__
-from ensemble.cli import artifact_commands, control_commands, dashboard, inspect_commands, run_commands, verify
+from ensemble.cli import (
+    artifact_commands,
+    control_commands,
+    dashboard,
+    inspect_commands,
+    run_commands,
+    verify,
+    view_commands,
+)
 from ensemble.cli.arguments import add_json_option, add_run_options, age, count, path
 from ensemble.cli.bench import add_studies
 from ensemble.cli.cache_commands import add_cache_commands
@@ -230,7 +238,7 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_settings(submit)
 
     for name, do, text in (
-        ("status", run_commands.status, "Show the state of a run and of its members."),
+        ("status", view_commands.status, "Show the state of a run and of its members."),
         ("logs", control_commands.logs, "Print the output of a member, or of all members."),
         (
             "stop",
@@ -248,7 +256,7 @@ def _make_parser() -> argparse.ArgumentParser:
             run_commands.resume,
             "Continue a run that was stopped or killed, or members that are paused.",
         ),
-        ("report", run_commands.report, "Write the report of a run and print its path."),
+        ("report", view_commands.report, "Write the report of a run and print its path."),
     ):
         added = command(name, do, text)
         added.set_defaults(command=name)
@@ -346,7 +354,7 @@ def _make_parser() -> argparse.ArgumentParser:
     dashboard.add_options(command("dashboard", dashboard.dashboard, text, json=False))
 
     text = "Show what this machine offers, and why anything is missing."
-    look = command("doctor", run_commands.doctor, text)
+    look = command("doctor", view_commands.doctor, text)
     text = "compare what measures power here with the rules of MLPerf Power"
     look.add_argument("--power", action="store_true", help=text)
     text = "the file of an external meter, as in Energy(meter=...); implies --power"

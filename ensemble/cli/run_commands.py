@@ -1,4 +1,4 @@
-"""Commands that start, continue and show runs: each takes its parsed options and returns the exit status.
+"""Commands that start and continue runs: each takes its parsed options and returns the exit status.
 
 They call the Python API. Heavy modules are imported only where a command needs them.
 """
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir, RunState
 
 EXIT_FAILED, EXIT_SOME_FAILED = 1, 3
-CHECK_S = 1.0  # between two looks whether a run that is watched still has its controller
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -323,98 +322,3 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     if uncombined is not None:
         print(f"ensemble: {uncombined}", file=sys.stderr)
     return EXIT_SOME_FAILED if ("failed" in states or uncombined) and not options.allow_failed else 0
-
-
-def status(options: argparse.Namespace) -> int:
-    """Show the state of the run and a row for each member."""
-    from ensemble import reporting
-    from ensemble.meter.ledger import build_ledger
-    from ensemble.store import RunDir, RunStatus
-
-    run_dir = RunDir(options.run_dir)
-    if options.watch:
-        if options.json:
-            raise SpecError("--watch shows a table until the run ends, and --json writes one: give one of them")
-        return _watch(run_dir)
-    status = RunStatus.load(run_dir)
-    state = status.state
-    used = build_ledger(status.account)
-    gone = reporting.describe_lost_controller(run_dir, state, silent_s=reporting.SILENT_S)
-    rows = reporting.status_rows(state, used, is_lost=gone is not None)
-    if options.json != "-":
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000  # a row stays one line
-        print_lines(options, reporting.status_head(state, gone is not None))
-        print_lines(options, *reporting.status_lines(state, rows, width), *reporting.status_notes(state, used))
-    write_json(options, reporting.status_json(state, rows))
-    if gone is not None:
-        print(gone, file=sys.stderr)
-    return 0
-
-
-def _watch(run_dir: RunDir) -> int:
-    """Show the progress of a run that another process drives until it ends, its controller is lost, or Ctrl-C.
-
-    The log is looked at a few times a second; nothing is drawn unless it has grown.
-    """
-    from ensemble.reporting import SILENT_S, Progress, describe_lost_controller
-    from ensemble.run import StateFollower
-
-    follower, checked_at = StateFollower(run_dir), 0.0
-    state, gone = follower.state, None
-    try:
-        with Progress(sys.stdout) as progress:
-            while state.ended is None and gone is None:
-                if state.starts and time.monotonic() - checked_at >= CHECK_S:
-                    gone = describe_lost_controller(run_dir, state, silent_s=SILENT_S)
-                    checked_at = time.monotonic()
-                if follower.read() or not progress.is_drawn:  # after the check: the last events are included
-                    progress.update(state)
-                if state.ended is None and gone is None:
-                    time.sleep(POLL_S)
-    except KeyboardInterrupt:
-        print("ensemble: the watch has ended, the run goes on", file=sys.stderr)
-        raise KeyboardInterrupt("reported") from None
-    if state.ended is None and gone is not None:
-        print(gone, file=sys.stderr)
-    return 0
-
-
-def report(options: argparse.Namespace) -> int:
-    """Write the report, and what else is missing of the results, and print its path."""
-    from ensemble.controller.unfinished import complete_results
-    from ensemble.reporting import write_report
-    from ensemble.store import RunDir, StoreError, WriteError, fold, read_events
-
-    run_dir = RunDir(options.run_dir)
-    path, state = run_dir.report, fold(read_events(run_dir.events))
-    try:
-        if path.name not in complete_results(run_dir, state, anew=[path.name]):  # it has not ended
-            write_report(run_dir)
-    except WriteError as error:
-        print(f"ensemble: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    except StoreError as error:
-        if not run_dir.report.exists():
-            raise
-        print(f"ensemble: {error}", file=sys.stderr)
-    print_lines(options, str(path))
-    write_json(options, [{"report": str(path)}])
-    return 0
-
-
-def doctor(options: argparse.Namespace) -> int:
-    """Show what this machine offers, or with ``--power`` how it compares with the rules of MLPerf Power."""
-    from ensemble.cli.doctor import examine, print_table
-    from ensemble.cli.doctor_power import examine_power, print_findings
-
-    if options.power or options.meter is not None:
-        findings = examine_power(options.meter and Path(options.meter))
-        if options.json != "-":
-            print_findings(findings)
-        write_json(options, [vars(finding) for finding in findings])
-        return 0
-    rows = examine(notify=lambda text: print(f"ensemble: {text}", file=sys.stderr, flush=True))
-    if options.json != "-":
-        print_table(rows)
-    write_json(options, [dict(row) for row in rows])
-    return 0

@@ -30,15 +30,10 @@ from ensemble.search.factory import (
     make_pruner,
     make_sampler,
 )
+from ensemble.search.frozen_trials import describe_cost
 from ensemble.search.mirror import Mirror
-from ensemble.search.study import (
-    StudyMirror,
-    describe_cost,
-    directions,
-    open_storage,
-    silence_optuna,
-    without_password,
-)
+from ensemble.search.storage import open_storage, without_password
+from ensemble.search.study import StudyMirror, directions, silence_optuna
 from ensemble.spec import Dimension, Search, SpecError
 from ensemble.store.member import UNRECOVERABLE
 

@@ -4,44 +4,32 @@ Each member is a trial with its hyperparameters, its state, and the objective af
 values (step = finished epochs). The study is for `optuna-dashboard` and other readers of Optuna storages. It is
 never read back, so it may be deleted at any time. A list of members has a study just as a search has.
 
-Optuna (5.0) accepts no change of a finished trial: if one has changed, the study is written anew. A journal file
-in which something was appended to a torn line cannot be read any more, and a lock left by a killed process delays
-the next write: `open_storage` repairs both.
+Optuna (5.0) accepts no change of a finished trial: if one has changed, the study is written anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
-import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
-from ensemble.events import Cost, Event
+from ensemble.events import Event
 from ensemble.meter.origin import Origin, weakest
 from ensemble.search._compat import import_optuna
+from ensemble.search.frozen_trials import make_frozen_trials
+from ensemble.search.storage import open_storage
 from ensemble.store.event_handlers import fold
-from ensemble.store.files import StoreError
-from ensemble.store.member import MemberState
-from ensemble.store.state import RunState
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.distributions import BaseDistribution
     from optuna.storages import BaseStorage
     from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial
 
 _log = logging.getLogger(__name__)
-
-#: Age in seconds from which on a journal's lock belongs to a killed process; a write takes milliseconds.
-STALE_LOCK_S = 3
 
 
 def write_study(events: Iterable[Event], storage: str | os.PathLike[str] | BaseStorage | None) -> optuna.Study:
@@ -70,82 +58,6 @@ def write_study(events: Iterable[Event], storage: str | os.PathLike[str] | BaseS
         return optuna.load_study(study_name=mirror.name, storage=opened)
 
 
-def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseStorage:
-    """Open the Optuna storage given by a path, a URL, a storage or None (in memory).
-
-    Raises:
-        StoreError: it cannot be opened.
-    """
-    from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
-
-    if storage is None:
-        return InMemoryStorage()
-    if isinstance(storage, BaseStorage):
-        return storage
-    if not isinstance(storage, str) or "://" not in storage:
-        return _open_journal(Path(storage).expanduser())
-    try:
-        return RDBStorage(storage)
-    except Exception as error:  # whatever the database's driver raises
-        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if isinstance(error.__cause__, ModuleNotFoundError):  # of the driver that the URL asks for, or implies
-            line = f"{error.__cause__}: install it, or name another driver (postgresql+psycopg2://)"
-        said = without_password(f"cannot open the Optuna storage {storage}: {line}", storage)
-        raise StoreError(said) from None  # what the driver says in full may hold the password
-
-
-def _open_journal(path: Path) -> BaseStorage:
-    from ensemble.search.journal import Journal
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _mend_journal(path)
-        try:
-            return Journal(str(path), STALE_LOCK_S)
-        except (ValueError, KeyError, AssertionError):  # its middle is damaged: it is written anew from the log
-            os.replace(path, path.with_name(path.name + ".damaged"))
-            return Journal(str(path), STALE_LOCK_S)
-    except OSError as error:
-        raise StoreError(f"cannot open the Optuna journal {path}: {error.strerror}") from error
-
-
-def _mend_journal(path: Path) -> None:
-    lock = path.with_name(path.name + ".lock")
-    with contextlib.suppress(FileNotFoundError):
-        if time.time() - os.lstat(lock).st_mtime > STALE_LOCK_S:
-            lock.unlink()
-    if path.exists():
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            os.truncate(path, whole)
-
-
-#: Parameters of a URL's query with secret values: passwd, sslpassword, token, api_key ...
-_SECRET = re.compile(r"[?&;]([^=&;#]*(?:pass|pwd|token|secret|credential|key)[^=&;#]*)=([^&;#]+)", re.IGNORECASE)
-_TOKEN_LENGTH = 12  # a user part of at least so many characters without a password is taken for a token
-
-
-def without_password(text: str, url: str) -> str:
-    """Replace the secrets of a storage URL in a text by stars, in their encoded and decoded forms.
-
-    Secrets are the password, the values of query parameters such as token or key, and the user part, which may be
-    a token: within the URL always, elsewhere in the text if it is long and no password follows it.
-    """
-    scheme, _, rest = url.partition("://")
-    login, at, _ = rest.rpartition("@")
-    user, _, password = login.partition(":")
-    secrets = {password, *(value for _, value in _SECRET.findall(rest))}
-    if len(user) >= _TOKEN_LENGTH and len(password) < _TOKEN_LENGTH:
-        secrets.add(user)
-    if at:
-        text = text.replace(f"{scheme}://{login}@", f"{scheme}://***@")
-    for secret in sorted(secrets | {unquote(one) for one in secrets}, key=len, reverse=True):
-        if secret:
-            text = text.replace(secret, "***")
-    return text
-
-
 @contextlib.contextmanager
 def silence_optuna() -> Iterator[None]:
     """Suppress Optuna's messages about new studies on stderr."""
@@ -165,15 +77,6 @@ def directions(direction: str, second_objective: str | None) -> list[StudyDirect
 
     first = StudyDirection.MAXIMIZE if direction == "max" else StudyDirection.MINIMIZE
     return [first] if second_objective is None else [first, StudyDirection.MINIMIZE]
-
-
-#: Attributes of a trial with a cost, and fields of `cost` events.
-COST = ("energy_j", "energy_origin", "cpu_s")
-
-
-def describe_cost(cost: Cost | None) -> dict[str, Any]:
-    """A trial's attributes that show its `cost` event."""
-    return {name: value for name in COST if (value := getattr(cost, name, None)) is not None}
 
 
 class AmendError(Exception):
@@ -343,80 +246,3 @@ class StudyMirror:
                     write(id, key, value)
         if new.state not in (old.state, TrialState.WAITING):
             self._storage.set_trial_state_values(id, new.state, new.values)
-
-
-def make_frozen_trials(state: RunState) -> list[FrozenTrial]:
-    """The members of a run as Optuna trials, by number; numbers without a member are failed trials."""
-    by_number = {member.number: member for member in state.members.values()}
-    ranges = _make_distributions([member.params for member in by_number.values()])
-    blank = MemberState("", -1, state="cancelled")
-    return [
-        _make_frozen_trial(by_number.get(n, blank), n, state, ranges)
-        for n in range(max(by_number, default=-1) + 1)
-    ]
-
-
-def _make_distributions(seen: Sequence[Mapping[str, Any]]) -> dict[str, BaseDistribution]:
-    """The observed range of each hyperparameter that is a finite number in all members."""
-    from optuna.distributions import FloatDistribution
-
-    values: dict[str, list[Any]] = {}
-    for params in seen:
-        for name, value in params.items():
-            values.setdefault(name, []).append(value)
-    return {
-        name: FloatDistribution(float(min(given)), float(max(given)))
-        for name, given in values.items()
-        if all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in given)
-    }
-
-
-def _local_time(t: float, state: RunState) -> datetime:
-    """Local time as at the start of the run, as Optuna keeps times without a zone.
-
-    When clocks are set to or from summer time during the run, order and durations of trials stay what they were.
-    """
-    started = t if state.started is None else state.started
-    return datetime.fromtimestamp(started) + timedelta(seconds=t - started)
-
-
-def _make_frozen_trial(
-    member: MemberState, number: int, state: RunState, ranges: Mapping[str, BaseDistribution]
-) -> FrozenTrial:
-    from optuna.trial import FrozenTrial, TrialState
-
-    by_epoch = ((event.epoch, event.metrics.get(state.objective)) for event in member.history)
-    reported = {epoch + 1: value for epoch, value in by_epoch if value is not None}
-    values = [member.metrics.get(state.objective)]
-    if state.second_objective is not None and member.state == "finished":
-        values.append(getattr(member.cost, state.second_objective, None))
-    known = [each for each in values if each is not None]
-    awaits_cost = state.second_objective is not None and member.state == "finished" and member.cost is None
-    stage = {
-        "waiting": TrialState.RUNNING if member.attempts else TrialState.WAITING,
-        "finished": TrialState.COMPLETE if len(known) == len(values) else TrialState.FAIL,
-        "pruned": TrialState.PRUNED,
-        "failed": TrialState.FAIL,
-        "cancelled": TrialState.FAIL,
-    }.get("running" if awaits_cost else member.state, TrialState.RUNNING)
-    params = {name: float(v) for name, v in member.params.items() if name in ranges}
-    others = {name: v for name, v in member.params.items() if name not in ranges}
-    about = {"member": member.id, "state": member.state, "node": member.node, "attempts": member.attempts}
-    about |= {"weights_sha256": member.weights_sha256, "error": member.error, **describe_cost(member.cost)}
-    about["lineage"] = member.identity.get("lineage")
-    start = next((span.placed for span in member.spans), state.updated or 0.0)
-    end = next((span.ended for span in reversed(member.spans) if span.ended), state.updated or start)
-    return FrozenTrial(
-        number=number,
-        state=stage,
-        value=None,
-        values=known if known and stage in (TrialState.COMPLETE, TrialState.PRUNED) else None,
-        datetime_start=None if stage == TrialState.WAITING else _local_time(start, state),
-        datetime_complete=_local_time(end, state) if stage.is_finished() else None,
-        params=params,
-        distributions={name: ranges[name] for name in params},
-        user_attrs=others | {key: value for key, value in about.items() if value is not None},
-        system_attrs={},
-        intermediate_values=reported,
-        trial_id=number,
-    )

@@ -15,18 +15,17 @@ import functools
 import hashlib
 import io
 import json
-import random
 import re
 import struct
 import sys
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
-from pipelines.fingerprint import gaps, modules, ours
+from pipelines.fingerprint import gaps, modules, object_state, ours
 from pipelines.fingerprint.bytecode import describe_instructions, read_cell
 
 #: What Python puts into a class for its fields; the last is a named tuple's, whose module depends on the version.
@@ -34,7 +33,6 @@ _NAMED_FIELD = type(vars(collections.namedtuple("_", "field"))["field"])
 SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType, _NAMED_FIELD)
 _METHODS = (types.BuiltinMethodType, types.MethodWrapperType)
 _UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
-_GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 #: What Python keeps in a member of an enumeration.
 _OF_MEMBERS = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_"))
 #: Values that hold others; more of them are a gap.
@@ -201,7 +199,7 @@ class ValueDescriber(abc.ABC):
 
     def _describe_enumerated(self, value: enum.Enum, at: Place) -> list[Any]:
         """Describes the value of a member of an enumeration, and its attributes."""
-        return [self._describe(each, at) for each in (value.value, _without(vars(value), _OF_MEMBERS))]
+        return [self._describe(each, at) for each in (value.value, object_state.without(vars(value), _OF_MEMBERS))]
 
     def _describe_set(self, value: Iterable[Any], at: Place) -> list[Any]:
         described, known = [], len(at.met)
@@ -220,7 +218,7 @@ class ValueDescriber(abc.ABC):
         if ours.is_ours(value):
             return ours.describe_ours(value)
         options = value.cache_parameters()
-        held = _without(vars(value), ("__wrapped__", "cache_parameters"))
+        held = object_state.without(vars(value), ("__wrapped__", "cache_parameters"))
         return ["cached", *(self._describe(each, at) for each in (value.__wrapped__, options, held))]
 
     # -- data ---------------------------------------------------------------------------------------------------
@@ -247,7 +245,7 @@ class ValueDescriber(abc.ABC):
             if getattr(np, value.__name__, None) is not value and type(value).__module__ == "numpy":
                 self._note(f"the compiled function {value.__name__}", "uses", at)
             return ["named", "numpy", value.__name__]
-        torch = _find_torch()
+        torch = object_state.find_torch()
         if torch is None:
             return None
         if isinstance(value, torch.Tensor):
@@ -303,7 +301,7 @@ class ValueDescriber(abc.ABC):
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
         is_foreign = modules.is_foreign_class(kind)
-        if is_foreign and _is_generator(value):
+        if is_foreign and object_state.is_generator(value):
             if not self._is_seeded:
                 what = f"a generator of random numbers ({kind.__qualname__}), which changes with each use"
                 self._note(what, "holds", at)
@@ -317,7 +315,10 @@ class ValueDescriber(abc.ABC):
         if any(ours.is_ours(base) and dataclasses.is_dataclass(base) for base in kind.__mro__):
             bound = ours.collect_bound_values(value)
             if not ours.is_ours(kind):
-                bound = {**_drop_cached(kind, _join_state(object.__getstate__(value))), **bound}
+                bound = {
+                    **object_state.drop_cached(kind, object_state.join_state(object.__getstate__(value))),
+                    **bound,
+                }
             return ["dataclass", described, {name: self._describe(each, at) for name, each in bound.items()}]
         try:
             reduce = copyreg.dispatch_table.get(kind)
@@ -345,91 +346,19 @@ class ValueDescriber(abc.ABC):
             known = [self._describe(each, at) for each in arguments if each is not kind]
         how = None if make is copyreg.__newobj__ else self._describe(make, at)  # type: ignore[attr-defined]
         if isinstance(held, dict):
-            held = _number_hooks(_drop_cached(kind, held))
+            held = object_state.number_hooks(object_state.drop_cached(kind, held))
             if modules.is_foreign_class(kind):
-                held = _drop_accidents(value, held)
+                held = object_state.drop_accidents(value, held)
         listed = None if items is None else [self._describe(each, at) for each in items]
         paired = None if pairs is None else self._describe_items(pairs, at)
         return [how, known, self._describe(held, at), listed, paired, self._describe(restore, at)]
 
     def _describe_lacking(self, value: Any, state: Any, at: Place) -> dict[str, Any]:
         """Describes attributes that copies lack or have otherwise; handles are opened again by each copy."""
-        told = {} if isinstance(state, str) else _join_state((*state, None)[2])
-        own = _drop_cached(type(value), _join_state(object.__getstate__(value)))
+        told = {} if isinstance(state, str) else object_state.join_state((*state, None)[2])
+        own = object_state.drop_cached(type(value), object_state.join_state(object.__getstate__(value)))
         return {
             name: self._describe(each, at)
             for name, each in own.items()
-            if (name not in told or told[name] is not each) and not _is_handle(each)
+            if (name not in told or told[name] is not each) and not object_state.is_handle(each)
         }
-
-
-def _join_state(state: Any) -> dict[str, Any]:
-    """The attributes in the default state of an object, those in slots included; empty for another state."""
-    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-    return {name: each for part in parts if isinstance(part, dict) for name, each in part.items()}
-
-
-def _is_handle(value: Any) -> bool:
-    """Whether it is an installed package's object that cannot be copied: an open file, a lock, a connection."""
-    is_stream = isinstance(value, collections.abc.Iterator) and not isinstance(value, io.IOBase)
-    if is_stream or not modules.is_foreign_class(type(value)):
-        return False
-    try:
-        value.__reduce_ex__(4)
-    except Exception:
-        return True
-    return False
-
-
-def _number_hooks(held: dict[str, Any]) -> dict[str, Any]:
-    """The state of a torch module with its hooks numbered from 0, and not by how many the process has made."""
-    hooks = {name: each for name, each in held.items() if "_hooks" in name and isinstance(each, dict)}
-    keys = sorted({key for each in hooks.values() for key in each if type(key) is int})
-    numbers = {key: number for number, key in enumerate(keys)}
-    for name, each in hooks.items():
-        hooks[name] = {numbers.get(key, key): hook for key, hook in each.items()}
-    return {**held, **hooks} if keys else held
-
-
-def _find_torch() -> Any:
-    """The module, if it is imported; while another thread imports it no value can be one of its objects."""
-    torch = sys.modules.get("torch")
-    return torch if hasattr(torch, "nn") else None  # of what is used here it is what comes last
-
-
-def _drop_accidents(value: Any, held: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of an installed package's object without what differs in each process.
-
-    Those are the order of a table of its own methods, which Albumentations fills from a set, and the address that
-    scikit-learn's vectorizers keep of their stop words.
-    """
-
-    def is_own(each: Any) -> bool:
-        return isinstance(each, types.FunctionType) or getattr(each, "__self__", None) is value
-
-    def sort(table: Any) -> Any:
-        is_table = type(table) is dict and all(type(name) is str and is_own(each) for name, each in table.items())
-        return dict(sorted(table.items())) if is_table else table
-
-    return {name: sort(each) for name, each in held.items() if name != "_stop_words_id"}
-
-
-def _is_generator(value: Any) -> bool:
-    """Whether it makes random numbers."""
-    torch = _find_torch()
-    return isinstance(value, _GENERATORS) or (torch is not None and isinstance(value, torch.Generator))
-
-
-def _without(held: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in held.items() if name not in names}
-
-
-def _drop_cached(kind: type, held: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of an object without what `functools.cached_property` keeps there, which follows from the rest."""
-    cached = {
-        name
-        for base in kind.__mro__
-        for name, item in vars(base).items()
-        if isinstance(item, functools.cached_property)
-    }
-    return _without(held, cached)

@@ -196,7 +196,7 @@ def test_the_status_of_an_error_says_whether_to_try_again(
     def fail(_: argparse.Namespace) -> int:
         raise error
 
-    monkeypatch.setattr("ensemble.cli.run_commands.status", fail)
+    monkeypatch.setattr("ensemble.cli.view_commands.status", fail)
     assert main(["status", "run"]) == status
     assert capsys.readouterr().err == f"ensemble: {error}\n"
 

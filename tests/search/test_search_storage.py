@@ -11,7 +11,7 @@ import optuna
 import pytest
 
 from ensemble.search.searcher import Searcher
-from ensemble.search.study import without_password
+from ensemble.search.storage import without_password
 from ensemble.spec import Search, loguniform
 from ensemble.store import RunState, StoreError
 

@@ -155,7 +155,7 @@ def test_a_damaged_journal_is_mended_from_the_log(tmp_path: Path, damage: bytes)
 
 def test_a_lock_left_by_a_killed_process_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock that is believed ends this test by its time limit: it would be waited for an hour."""
-    monkeypatch.setattr("ensemble.search.study.STALE_LOCK_S", 3600)
+    monkeypatch.setattr("ensemble.search.storage.STALE_LOCK_S", 3600)
     path = tmp_path / "optuna.journal"
     write_study(begun(), path)
     lock = path.with_name("optuna.journal.lock")
