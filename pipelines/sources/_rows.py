@@ -1,4 +1,4 @@
-"""Finds where the rows of text files begin, in one pass and without parsing them.
+"""Base of the sources of text files: where the rows begin, found in one pass and without parsing them.
 
 A line break inside a quoted field of CSV is part of the row (RFC 4180). A quote opens such a field only at its
 beginning, and two of them inside it are one; anywhere else it is a character as any other, as Python's `csv` and
@@ -8,12 +8,13 @@ Arrow have it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError
+from pipelines.sources._file_records import FileRecords
 from pipelines.sources._files import File
 
 _CHUNK = 8 << 20
@@ -129,11 +130,38 @@ def skip_mark(handle: BinaryIO) -> int:
     return first
 
 
-def iterate_blocks(offsets: npt.NDArray[np.int64], nbytes: int) -> Iterator[tuple[int, int]]:
-    """Divides rows into ranges [start, stop) of about so many bytes."""
-    start, rows = 0, len(offsets) - 1
-    while start < rows:
-        stop = int(np.searchsorted(offsets, offsets[start] + nbytes))
-        stop = min(rows, max(start + 1, stop))
-        yield start, stop
-        start = stop
+class TextRows(FileRecords):
+    """Records that are rows of text files; a subclass parses them, and finds out their types.
+
+    Attributes:
+        files: the files that are read.
+        columns: fields of the records.
+        types: field -> the name of the type of its values.
+    """
+
+    columns: tuple[str, ...]
+    types: dict[str, str]
+
+    def _iterate_blocks(self) -> Iterator[tuple[int, bytes, list[int]]]:
+        """Reads all rows, many at once.
+
+        Yields:
+            The index of the first row, the bytes of the rows, and where in these each begins and the last ends.
+        """
+        for file, first, last, end in zip(self.files, self._firsts, self._firsts[1:], self._ends, strict=False):
+            offsets = np.append(self._starts[first:last], end)
+            start = 0
+            with file.open() as handle:
+                while start < last - first:
+                    stop = int(np.searchsorted(offsets, offsets[start] + _CHUNK, side="right")) - 1
+                    block = offsets[start : max(start + 1, stop) + 1]
+                    handle.seek(int(block[0]))
+                    data = handle.read(int(block[-1] - block[0]))
+                    yield first + start, data, (block - block[0]).tolist()
+                    start += len(block) - 1
+
+    def is_text(self, field: str) -> bool:
+        return self.types.get(field) in ("str", "text")
+
+    def identity(self) -> Any:
+        return {**super().identity(), "columns": [[name, self.types[name]] for name in self.columns]}
