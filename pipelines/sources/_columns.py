@@ -24,9 +24,13 @@ def make_number(dtype: np.dtype[Any], value: float | bool) -> Any:
     Raises:
         OverflowError: the dtype does not hold it.
     """
+    if (
+        dtype.kind != "f" or dtype.itemsize == 8
+    ):  # numpy raises it itself; entering errstate takes longer than all else
+        return dtype.type(value)
     with np.errstate(over="ignore"):
         made = dtype.type(value)
-    if dtype.kind == "f" and np.isinf(made) and not (isinstance(value, float) and math.isinf(value)):
+    if np.isinf(made) and not (isinstance(value, float) and math.isinf(value)):
         raise OverflowError
     return made
 
