@@ -78,7 +78,7 @@ class HuggingFace(Source):
         return {**self.__dict__, "_readers": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"_outside": {}, **state})
+        self.__dict__.update(state)
         self._start()
 
     def __len__(self) -> int:
