@@ -3,8 +3,9 @@ files."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,8 @@ class ArrowColumn:
         buffers."""
         if self._frozen is None:
             mappings = FileMappings()
-            self._frozen = [_freeze(chunk.__reduce__()[:2], mappings) for chunk in self._chunks]
+            locate = functools.partial(_find_place, mappings)
+            self._frozen = [_replace(chunk.__reduce__()[:2], locate) for chunk in self._chunks]
         return self._frozen
 
     def chunk(self, number: int) -> Any:
@@ -60,7 +62,7 @@ class ArrowColumn:
         """
         if self._chunks[number] is None:
             assert self._frozen is not None
-            make, arguments = _thaw(self._frozen[number])
+            make, arguments = _replace(self._frozen[number], _map_place)
             self._chunks[number] = make(*arguments)
         return self._chunks[number]
 
@@ -70,14 +72,14 @@ class ArrowColumn:
 
     def file(self, number: int) -> File | None:
         """The file in which a chunk lies; None if it lies in memory."""
-        return next((place.file for place in _iterate_places(self._freeze()[number])), None)
+        return next((leaf.file for leaf in _iterate(self._freeze()[number]) if isinstance(leaf, _Place)), None)
 
     def identity(self) -> list[Any]:
         """Describes type and values as a JSON value: places in files, and the content of what lies in memory."""
-        described = []
-        for number, frozen in enumerate(self._freeze()):
-            is_mapped = next(_iterate_places(frozen), None) is not None and not any(_iterate_buffers(frozen))
-            described.append(_describe(frozen) if is_mapped else _digest_content(self.chunk(number)))
+        described = [
+            _describe(frozen) if _is_mapped(frozen) else _digest_content(self.chunk(number))
+            for number, frozen in enumerate(self._freeze())
+        ]
         kind = str(self.chunk(0).type) if self.starts else ""
         return [kind, hashlib.sha256(repr(described).encode("utf-8", "surrogateescape")).hexdigest()]
 
@@ -119,23 +121,37 @@ def _digest_content(chunk: Any) -> str:
     return digest.hexdigest()
 
 
-def _freeze(value: Any, mappings: FileMappings) -> Any:
+def _replace(value: Any, change: Callable[[Any], Any]) -> Any:
+    """What makes an array, with each of its parts changed."""
+    if isinstance(value, tuple | list):
+        return type(value)(_replace(each, change) for each in value)
+    return change(value)
+
+
+def _iterate(value: Any) -> Iterator[Any]:
+    """The parts of what makes an array."""
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from _iterate(each)
+    else:
+        yield value
+
+
+def _find_place(mappings: FileMappings, value: Any) -> Any:
+    """The place of a buffer that lies in a file; anything else is itself."""
     import pyarrow
 
-    if isinstance(value, pyarrow.Buffer):
-        found = mappings.find(value.address, value.size) if value.size else None
-        return value if found is None else _Place(*found, value.size)
-    if isinstance(value, tuple | list):
-        return type(value)(_freeze(each, mappings) for each in value)
-    return value
+    found = mappings.find(value.address, value.size) if isinstance(value, pyarrow.Buffer) and value.size else None
+    return value if found is None else _Place(*found, value.size)
 
 
-def _thaw(value: Any) -> Any:
-    if isinstance(value, _Place):
-        return _map_buffer(value)
-    if isinstance(value, tuple | list):
-        return type(value)(map(_thaw, value))
-    return value
+def _is_mapped(frozen: Any) -> bool:
+    """Whether all buffers that hold something lie in files."""
+    import pyarrow
+
+    parts = list(_iterate(frozen))
+    is_in_memory = any(isinstance(part, pyarrow.Buffer) and part.size for part in parts)
+    return not is_in_memory and any(isinstance(part, _Place) for part in parts)
 
 
 def _describe(value: Any) -> Any:
@@ -153,31 +169,15 @@ def _describe(value: Any) -> Any:
     return value if value is None or isinstance(value, int | bool) else str(getattr(value, "__name__", value))
 
 
-def _iterate_places(value: Any) -> Iterator[_Place]:
-    if isinstance(value, _Place):
-        yield value
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _iterate_places(each)
-
-
-def _iterate_buffers(value: Any) -> Iterator[int]:
-    """Sizes of the buffers that lie in memory."""
-    import pyarrow
-
-    if isinstance(value, pyarrow.Buffer):
-        yield value.size
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _iterate_buffers(each)
-
-
 _maps: dict[File, Any] = {}  # of this process: a file is mapped once, for all columns and sources
 
 
-def _map_buffer(place: _Place) -> Any:
+def _map_place(place: Any) -> Any:
+    """The buffer at a place; anything else is itself."""
     import pyarrow
 
+    if not isinstance(place, _Place):
+        return place
     whole = _maps.get(place.file)
     if whole is None:
         place.file.open().close()  # it is unchanged

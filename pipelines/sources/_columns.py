@@ -24,9 +24,11 @@ def make_number(dtype: np.dtype[Any], value: float | bool) -> Any:
     Raises:
         OverflowError: the dtype does not hold it.
     """
+    if dtype.kind != "f" or dtype.itemsize == 8:
+        return dtype.type(value)  # which raises by itself; entering errstate takes longer than all else
     with np.errstate(over="ignore"):
         made = dtype.type(value)
-    if dtype.kind == "f" and np.isinf(made) and not (isinstance(value, float) and math.isinf(value)):
+    if np.isinf(made) and not (isinstance(value, float) and math.isinf(value)):
         raise OverflowError
     return made
 
@@ -79,9 +81,9 @@ def make_reader(column: Any) -> Callable[[int], Any]:
     if nulls is None and is_bytes and isinstance(array, pyarrow.Array) and all(array.buffers()[1:]):
         return _make_bytes_reader(array)
 
-    is_list = _is_list(array.type)
-    kind = array.type.value_type if is_list else array.type
-    numeric = is_list and _is_numeric(kind)
+    is_nested = is_list(array.type)
+    kind = array.type.value_type if is_nested else array.type
+    numeric = is_nested and is_numeric(kind)
 
     def read(row: int) -> Any:
         if nulls is not None and nulls[row]:
@@ -90,7 +92,7 @@ def make_reader(column: Any) -> Callable[[int], Any]:
         if numeric:
             return _as_array(scalar.values).copy()
         value = scalar.as_py()
-        if is_list:
+        if is_nested:
             if None in value:
                 raise MissingValue("has a null in its list")
             return value
@@ -119,18 +121,18 @@ def _make_bytes_reader(array: Any) -> Callable[[int], bytes]:
     return read
 
 
-def _is_list(kind: Any) -> bool:
+def is_list(kind: Any) -> bool:
     from pyarrow import types
 
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _is_numeric(kind: Any) -> bool:
+def is_numeric(kind: Any) -> bool:
     """Whether values of this type are numbers, or lists of such."""
     from pyarrow import types
 
-    if _is_list(kind):
-        return _is_numeric(kind.value_type)
+    if is_list(kind):
+        return is_numeric(kind.value_type)
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
@@ -144,7 +146,7 @@ def _as_array(values: Any) -> np.ndarray[Any, Any]:
 
     if values.null_count:
         raise MissingValue("has a null in its list")
-    if not _is_list(values.type):
+    if not is_list(values.type):
         flat: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False)
         return flat
     inner = _as_array(values.flatten())

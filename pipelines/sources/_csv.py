@@ -8,34 +8,24 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._csv_types import TypeFinder, convert, resolve_type
-from pipelines.sources._file_records import FileRecords
 from pipelines.sources._files import File, Paths, check_columns, find_files
-from pipelines.sources._rows import find_rows, iterate_blocks
+from pipelines.sources._rows import TextRows, find_rows
 
 Columns = Sequence[str] | Mapping[str, Any]
 
-_INFERENCE_BYTES = 8 << 20
 _DELIMITERS = (";", "\t", "|", ",")
 
 
 @known_as("pipelines.sources.csv")
-class Csv(FileRecords):
-    """See `csv`.
-
-    Attributes:
-        files: the files that are read.
-        columns: fields of the records.
-        types: field -> `"str"`, or numpy's name of the dtype.
-    """
+class Csv(TextRows):
+    """See `csv`. A type is `"str"`, or numpy's name of a dtype."""
 
     kind = "csv"
 
@@ -53,7 +43,7 @@ class Csv(FileRecords):
         if delimiter == quote:
             raise PipelineError(f"csv(): delimiter and quote must differ, got {delimiter!r} for both")
         self.delimiter, self.quote = delimiter, quote
-        self._split = _make_splitter(delimiter, quote)
+        self._split = RowSplitter(delimiter, quote)
         files = find_files(self.kind, paths)
         offsets = [find_rows(f, delimiter.encode(), quote.encode() if quote else None) for f in files]
         if names is None:
@@ -69,13 +59,6 @@ class Csv(FileRecords):
             )
         super().__init__(files, offsets)
         self._choose(columns)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_split": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._split = _make_splitter(self.delimiter, self.quote)
 
     def _read_headers(self, files: list[File], offsets: list[Any]) -> list[str]:
         headers = []
@@ -141,18 +124,12 @@ class Csv(FileRecords):
         # In a thread of its own, because Arrow's CSV reader takes over the signals of a main thread, and keeps a
         # pipe for them open.
         with ThreadPoolExecutor(1) as thread:
-            for number, file in enumerate(self.files):
-                rows = slice(self._firsts[number], self._firsts[number + 1])
-                offsets = np.append(self._starts[rows], self._ends[number])
-                with file.open() as handle:
-                    for start, stop in iterate_blocks(offsets, _INFERENCE_BYTES):
-                        handle.seek(int(offsets[start]))
-                        data = handle.read(int(offsets[stop] - offsets[start]))
-                        try:
-                            thread.submit(finder.add, data).result()
-                        except ValueError as error:  # pyarrow.ArrowInvalid is one
-                            here = f"{file.path}: rows {start} to {stop - 1}"
-                            raise PipelineError(f"{here}: cannot be parsed: {error}") from error
+            for first, data, bounds in self._iterate_blocks():
+                try:
+                    thread.submit(finder.add, data).result()
+                except ValueError as error:  # pyarrow.ArrowInvalid is one
+                    here = f"{self.where(first)} to {len(bounds) - 2} rows further"
+                    raise PipelineError(f"{here}: cannot be parsed: {error}") from error
         return finder.types()
 
     def _read(self, index: int) -> dict[str, Any]:
@@ -173,12 +150,8 @@ class Csv(FileRecords):
                 raise SampleError(index, self.where(index), f"column {name!r} {error}") from None
         return record
 
-    def is_text(self, field: str) -> bool:
-        return self.types.get(field) == "str"
-
     def identity(self) -> Any:
-        form = [self.delimiter, self.quote, self._header]
-        return {**super().identity(), "columns": [[name, self.types[name]] for name in self.columns], "form": form}
+        return {**super().identity(), "form": [self.delimiter, self.quote, self._header]}
 
 
 def csv(
@@ -231,25 +204,27 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _make_splitter(delimiter: str, quote: str | None) -> Callable[[str], list[str]]:
-    """Returns a function that splits a row, without its line break, into values, as Python's `csv` does."""
-    if quote is None:
-        return lambda row: row.split(delimiter)
-    d, q = re.escape(delimiter), re.escape(quote)
-    # A quoted value, and what follows its closing quote; or a plain one. Then a delimiter, or the end.
-    value = re.compile(rf"(?:{q}((?:[^{q}]|{q}{q})*){q}([^{d}]*)|([^{d}]*))({d}|\Z)", re.DOTALL)
-    doubled = quote + quote
+class RowSplitter:
+    """Splits a row, without its line break, into values, as Python's `csv` does."""
 
-    def split(row: str) -> list[str]:
-        if quote not in row:
-            return row.split(delimiter)
+    def __init__(self, delimiter: str, quote: str | None) -> None:
+        self._delimiter, self._quote = delimiter, quote or ""
+        self._value: re.Pattern[str] | None = None
+        if quote is not None:
+            d, q = re.escape(delimiter), re.escape(quote)
+            # A quoted value, and what follows its closing quote; or a plain one. Then a delimiter, or the end.
+            value = rf"(?:{q}((?:[^{q}]|{q}{q})*){q}([^{d}]*)|([^{d}]*))({d}|\Z)"
+            self._value = re.compile(value, re.DOTALL)
+
+    def __call__(self, row: str) -> list[str]:
+        quote = self._quote
+        if self._value is None or quote not in row:
+            return row.split(self._delimiter)
         values, place, more = [], 0, True
         while more:
-            found = value.match(row, place)
+            found = self._value.match(row, place)
             assert found is not None
             quoted, rest, plain, end = found.groups()
-            values.append(plain if quoted is None else quoted.replace(doubled, quote) + rest)
+            values.append(plain if quoted is None else quoted.replace(quote + quote, quote) + rest)
             place, more = found.end(), bool(end)
         return values
-
-    return split

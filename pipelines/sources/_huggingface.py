@@ -21,7 +21,7 @@ from pipelines.fingerprint import known_as
 from pipelines.sources._arrow_files import ArrowColumn, digest_indices, unwrap
 from pipelines.sources._base import Groups, Origin, Source
 from pipelines.sources._classes import ClassNames
-from pipelines.sources._columns import MissingValue, is_image, is_text, make_reader
+from pipelines.sources._columns import MissingValue, is_image, is_list, is_numeric, is_text, make_reader
 from pipelines.sources._compat import get_indices
 from pipelines.sources._files import check_columns
 from pipelines.sources._labels import pack_values
@@ -78,7 +78,7 @@ class HuggingFace(Source):
         return {**self.__dict__, "_readers": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"_outside": {}, **state})
+        self.__dict__.update(state)
         self._start()
 
     def __len__(self) -> int:
@@ -227,8 +227,7 @@ def _make_reader(chunk: Any, read_outside: ReadOutside | None = None) -> Callabl
         names = [field.name for field in chunk.type]
         parts = {name: _make_reader(part) for name, part in zip(names, chunk.flatten(), strict=True)}
         return lambda row: {name: read(row) for name, read in parts.items()}
-    is_list = types.is_list(chunk.type) or types.is_large_list(chunk.type) or types.is_fixed_size_list(chunk.type)
-    if is_list and not _is_numeric(chunk.type):
+    if is_list(chunk.type) and not is_numeric(chunk.type):
         return _make_list_reader(chunk)
     return make_reader(pyarrow.chunked_array([chunk]))
 
@@ -263,11 +262,3 @@ def _make_list_reader(chunk: Any) -> Callable[[int], Any]:
         return [reader(each) for each in range(len(values))]
 
     return read
-
-
-def _is_numeric(kind: Any) -> bool:
-    from pyarrow import types
-
-    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        kind = kind.value_type
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))

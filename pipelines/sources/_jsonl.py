@@ -9,29 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.sources._file_records import FileRecords
 from pipelines.sources._files import Paths, check_columns, find_files
 from pipelines.sources._json_types import NONE, JsonType, Mismatch, describe, drop_rare, find_rare, merge
-from pipelines.sources._rows import find_rows, iterate_blocks
+from pipelines.sources._rows import TextRows, find_rows
 
 Columns = Sequence[str] | Mapping[str, Any]
 
-_INFERENCE_BYTES = 8 << 20
-
 
 @known_as("pipelines.sources.jsonl")
-class Jsonl(FileRecords):
-    """See `jsonl`.
-
-    Attributes:
-        files: the files that are read.
-        columns: fields of the records.
-        types: field -> what its values are, as a text.
-    """
+class Jsonl(TextRows):
+    """See `jsonl`."""
 
     kind = "jsonl"
 
@@ -59,30 +48,21 @@ class Jsonl(FileRecords):
         counts: Counter[str] = Counter()
         firsts: dict[str, str] = {}  # where a field is met first
         reason, lines = "", 0
-        for number, file in enumerate(self.files):
-            first, last = self._firsts[number], self._firsts[number + 1]
-            offsets = np.append(self._starts[first:last], self._ends[number])
-            with file.open() as handle:
-                for start, stop in iterate_blocks(offsets, _INFERENCE_BYTES):
-                    handle.seek(int(offsets[start]))
-                    data = handle.read(int(offsets[stop] - offsets[start]))
-                    bounds = (offsets[start : stop + 1] - offsets[start]).tolist()
-                    for row, (begin, end) in enumerate(pairwise(bounds), start):
-                        try:
-                            values = _parse(data[begin:end])
-                            lines += 1
-                            counts.update(values.keys())
-                            firsts.update(
-                                {name: self.where(first + row) for name in values.keys() - firsts.keys()}
-                            )
-                            _widen(types, values, values if asked is None else asked)
-                        except NotObject as error:
-                            reason = reason or f"{self.where(first + row)}: {error}"
-                        except Mismatch as mismatch:
-                            raise PipelineError(
-                                f"{file.path}:row {row}: field {mismatch}; declare its type, as in "
-                                "jsonl(..., columns={'label': 'int64', 'other': 'any'})"
-                            ) from None
+        for first, data, bounds in self._iterate_blocks():
+            for index, (begin, end) in enumerate(pairwise(bounds), first):
+                try:
+                    values = _parse(data[begin:end])
+                    lines += 1
+                    counts.update(values.keys())
+                    firsts.update({name: self.where(index) for name in values.keys() - firsts.keys()})
+                    _widen(types, values, values if asked is None else asked)
+                except NotObject as error:
+                    reason = reason or f"{self.where(index)}: {error}"
+                except Mismatch as mismatch:
+                    raise PipelineError(
+                        f"{self.where(index)}: field {mismatch}; declare its type, as in "
+                        "jsonl(..., columns={'label': 'int64', 'other': 'any'})"
+                    ) from None
         if not types and not asked:
             raise PipelineError(f"jsonl(): no line is a JSON object with a field; {reason or self.where(0)}")
         said: list[str] = []
@@ -100,9 +80,6 @@ class Jsonl(FileRecords):
             )
         return types
 
-    def is_text(self, field: str) -> bool:
-        return self.types.get(field) == "text"
-
     def _read(self, index: int) -> dict[str, Any]:
         try:
             values = _parse(self._read_bytes(index))
@@ -118,9 +95,6 @@ class Jsonl(FileRecords):
             except Mismatch as mismatch:
                 raise SampleError(index, self.where(index), f"field {name!r} {mismatch}") from None
         return record
-
-    def identity(self) -> Any:
-        return {**super().identity(), "columns": [[name, str(kind)] for name, kind in self._types.items()]}
 
 
 class NotObject(Exception):

@@ -85,7 +85,10 @@ class Parquet(Source):
             raise PipelineError(f"parquet(): {', '.join(file.path for file in self.files)}: holds no row")
         self._texts = frozenset(name for name, kind in schema or () if kind.startswith(_TEXTS))
         self._cache_bytes = cache_bytes
-        self._cache = GroupCache(cache_bytes)
+        self._start()
+
+    def _start(self) -> None:
+        self._cache = GroupCache(self._cache_bytes)
         self._statistics = _DecodeStatistics()
         self._metadata: dict[int, Any] = {}  # of files that were decoded from
 
@@ -93,10 +96,8 @@ class Parquet(Source):
         return {**self.__dict__, "_cache": None, "_statistics": None, "_metadata": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"_class_names": [], "_texts": frozenset(), **state})
-        self._cache = GroupCache(self._cache_bytes)
-        self._statistics = _DecodeStatistics()
-        self._metadata = {}
+        self.__dict__.update(state)
+        self._start()
 
     def __len__(self) -> int:
         return self._count
@@ -150,7 +151,7 @@ class Parquet(Source):
     def find_class_names(self, field: str) -> ClassNames | None:
         """Those of Hugging Face features of type ClassLabel, which each file has in its metadata."""
         named = self._class_names
-        if field not in self.columns or not named or not all(field in names for names in named):
+        if field not in self.columns or not all(field in names for names in named):
             return None
         counts = np.diff([*self._firsts, self._count]).tolist()
         lists = [ClassNames((names[field],)) for names in named]

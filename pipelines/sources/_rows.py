@@ -1,4 +1,4 @@
-"""Finds where the rows of text files begin, in one pass and without parsing them.
+"""Base of the sources of text files: where the rows begin, found in one pass and without parsing them.
 
 A line break inside a quoted field of CSV is part of the row (RFC 4180). A quote opens such a field only at its
 beginning, and two of them inside it are one; anywhere else it is a character as any other, as Python's `csv` and
@@ -7,14 +7,14 @@ Arrow have it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError
+from pipelines.sources._file_records import FileRecords
 from pipelines.sources._files import File
 
 _CHUNK = 8 << 20
@@ -43,7 +43,8 @@ class RowScanner:
     """
 
     def __init__(self, delimiter: bytes = b",", quote: bytes | None = None) -> None:
-        self._delimiter = delimiter[0]
+        self._is_before_field = np.zeros(256, bool)
+        self._is_before_field[[delimiter[0], _NEWLINE, _RETURN]] = True
         self._quote = None if quote is None else quote[0]
         self._last = _NEWLINE  # the byte before the chunk
         self._is_closed = False  # whether that is the quote that closed a field
@@ -52,58 +53,40 @@ class RowScanner:
     def scan(self, chunk: Bytes) -> npt.NDArray[np.int64]:
         """The places in the next chunk where rows begin."""
         is_break = (chunk == _NEWLINE) | (chunk == _RETURN)
-        if self._quote is not None:
-            quotes = np.flatnonzero(chunk == self._quote)
-            if len(quotes) or self.is_quoted:
-                return self._scan_quoted(chunk, is_break, quotes)
-        return self._find_starts(chunk, is_break)
-
-    def _find_starts(self, chunk: Bytes, is_break: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        before = np.empty(len(chunk), bool)
-        before[1:] = is_break[:-1]
-        before[:1] = self._last in (_NEWLINE, _RETURN) and not self.is_quoted
-        starts = np.flatnonzero(before & (chunk != _NEWLINE) & (chunk != _RETURN))
+        begins = np.empty(len(chunk), bool)
+        begins[0] = self._last in (_NEWLINE, _RETURN) and not self.is_quoted
+        begins[1:] = is_break[:-1]
+        marks = self._find_marks(chunk)
+        if len(marks) or self.is_quoted:
+            breaks = np.flatnonzero(is_break[:-1])
+            inside = (np.searchsorted(marks, breaks) + self.is_quoted) % 2 == 1
+            begins[breaks[inside] + 1] = False
+        self.is_quoted = (len(marks) + self.is_quoted) % 2 == 1
+        self._is_closed = bool(len(marks)) and marks[-1] == len(chunk) - 1 and not self.is_quoted
         self._last = int(chunk[-1])
-        self._is_closed = False
-        return starts
+        return np.flatnonzero(begins & ~is_break)
 
-    def _scan_quoted(
-        self, chunk: Bytes, is_break: npt.NDArray[np.bool_], quotes: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
-        """As long as quotes open only at the beginning of a field, a break is in quotes after an odd number."""
-        opening = quotes[int(self.is_quoted) :: 2]
-        previous = np.where(opening > 0, chunk[opening - 1], self._last)
-        ends = [self._delimiter, self._quote or 0, _NEWLINE, _RETURN]
-        is_stray = self._last == self._quote and not (self._is_closed or self.is_quoted)
-        if is_stray or not np.isin(previous, ends).all():
-            return self._walk(chunk)
-        breaks = np.flatnonzero(is_break)
-        inside = (np.searchsorted(quotes, breaks) + self.is_quoted) % 2 == 1
-        is_break[breaks[inside]] = False
-        starts = self._find_starts(chunk, is_break)
-        self.is_quoted = (len(quotes) + self.is_quoted) % 2 == 1
-        self._is_closed = not self.is_quoted and self._last == self._quote
-        return starts
-
-    def _walk(self, chunk: Bytes) -> npt.NDArray[np.int64]:
-        """The same, byte by byte, for quotes at any place."""
-        quote, delimiter, is_quoted, last = self._quote, self._delimiter, self.is_quoted, self._last
-        starts = []
-        is_closed = self._is_closed
-        for place, byte in enumerate(chunk.tolist()):
+    def _find_marks(self, chunk: Bytes) -> npt.NDArray[np.int64]:
+        """The places of the quotes that open or close a field; any other quote is a character."""
+        if self._quote is None:
+            return np.empty(0, np.int64)
+        quotes = np.flatnonzero(chunk == self._quote)
+        previous = np.where(quotes > 0, chunk[quotes - 1], self._last)
+        is_first = self._is_before_field[previous]
+        closed = -1 if self._is_closed else -2  # the place of the quote that closed a field last
+        # In most files every other quote opens a field, or follows the one that closed it.
+        follows = np.diff(quotes, prepend=closed) == 1
+        if (is_first | follows)[int(self.is_quoted) :: 2].all():
+            return quotes
+        is_quoted, marks = self.is_quoted, []
+        for place, can_open in zip(quotes.tolist(), is_first.tolist(), strict=True):
             if is_quoted:
-                if byte == quote:
-                    is_quoted, is_closed = False, True
-            else:
-                is_break = byte in (_NEWLINE, _RETURN)
-                if last in (_NEWLINE, _RETURN) and not is_break:
-                    starts.append(place)
-                if byte == quote and (is_closed or last in (delimiter, _NEWLINE, _RETURN)):
-                    is_quoted = True
-                is_closed = False
-            last = byte
-        self.is_quoted, self._last, self._is_closed = is_quoted, last, is_closed
-        return np.array(starts, np.int64)
+                closed = place
+            elif not can_open and closed != place - 1:
+                continue
+            is_quoted = not is_quoted
+            marks.append(place)
+        return np.array(marks, np.int64)
 
 
 def find_rows(file: File, delimiter: bytes = b",", quote: bytes | None = None) -> npt.NDArray[np.int64]:
@@ -117,7 +100,7 @@ def find_rows(file: File, delimiter: bytes = b",", quote: bytes | None = None) -
     with file.open() as handle:
         first = skip_mark(handle)
         offset = first
-        while data := _read_chunk(handle):
+        while data := handle.read(_CHUNK):
             found.append(scanner.scan(np.frombuffer(data, np.uint8)) + offset)
             offset += len(data)
     rows = np.concatenate([*found, [offset]]).astype(np.int64)
@@ -147,15 +130,38 @@ def skip_mark(handle: BinaryIO) -> int:
     return first
 
 
-def _read_chunk(handle: BinaryIO) -> bytes:
-    return os.read(handle.fileno(), _CHUNK)
+class TextRows(FileRecords):
+    """Records that are rows of text files; a subclass parses them, and finds out their types.
 
+    Attributes:
+        files: the files that are read.
+        columns: fields of the records.
+        types: field -> the name of the type of its values.
+    """
 
-def iterate_blocks(offsets: npt.NDArray[np.int64], nbytes: int) -> Iterator[tuple[int, int]]:
-    """Divides rows into ranges [start, stop) of about so many bytes."""
-    start, rows = 0, len(offsets) - 1
-    while start < rows:
-        stop = int(np.searchsorted(offsets, offsets[start] + nbytes))
-        stop = min(rows, max(start + 1, stop))
-        yield start, stop
-        start = stop
+    columns: tuple[str, ...]
+    types: dict[str, str]
+
+    def _iterate_blocks(self) -> Iterator[tuple[int, bytes, list[int]]]:
+        """Reads all rows, many at once.
+
+        Yields:
+            The index of the first row, the bytes of the rows, and where in these each begins and the last ends.
+        """
+        for file, first, last, end in zip(self.files, self._firsts, self._firsts[1:], self._ends, strict=False):
+            offsets = np.append(self._starts[first:last], end)
+            start = 0
+            with file.open() as handle:
+                while start < last - first:
+                    stop = int(np.searchsorted(offsets, offsets[start] + _CHUNK, side="right")) - 1
+                    block = offsets[start : max(start + 1, stop) + 1]
+                    handle.seek(int(block[0]))
+                    data = handle.read(int(block[-1] - block[0]))
+                    yield first + start, data, (block - block[0]).tolist()
+                    start += len(block) - 1
+
+    def is_text(self, field: str) -> bool:
+        return self.types.get(field) in ("str", "text")
+
+    def identity(self) -> Any:
+        return {**super().identity(), "columns": [[name, self.types[name]] for name in self.columns]}

@@ -18,7 +18,7 @@ from property_examples import examples
 
 from pipelines import sources
 from pipelines.errors import PipelineError, SampleError
-from pipelines.sources._csv import _make_splitter
+from pipelines.sources._csv import RowSplitter
 from pipelines.sources._rows import RowScanner
 
 
@@ -33,7 +33,7 @@ def test_rows_and_values_are_those_of_pythons_csv_however_the_file_is_cut_into_c
         starts += (scanner.scan(chunk) + offset).tolist()
     if scanner.is_quoted:
         return  # such a file is refused
-    split = _make_splitter(",", '"')
+    split = RowSplitter(",", '"')
     found = [split(text[a:b].rstrip("\r\n")) for a, b in pairwise([*starts, len(text)])]
     assert found == [row for row in csv.reader(io.StringIO(text, newline="")) if row]
 
