@@ -6,6 +6,8 @@ import hashlib
 import os
 import warnings
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from pipelines.sources._image_labels import Labels, find_labels
 from pipelines.sources._strings import Strings
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_THREADS, _RUN = 16, 1000  # of the files whose status is read at once, and one after the other in a thread
 #: Extensions of other images, which are left out: it is said how many.
 _OTHERS = frozenset(
     (
@@ -62,14 +65,16 @@ class ImageFolder(Source):
             what = "is not a folder" if os.path.exists(self.path) else "no such folder"
             raise PipelineError(f"image_folder({os.fspath(path)!r}): {what}")
         try:
-            files, self.classes = _scan_folder(self.path)
+            found, self.classes = _scan_folder(self.path)
+            names_found = [name for name, _ in found]
+            status = _read_status(self.path, names_found)
         except OSError as error:
             raise PipelineError(f"image_folder({self.path!r}): {error.filename}: {error.strerror}") from None
-        self._names = Strings([name for name, _, _, _ in files])
-        self._labels = np.array([label for _, label, _, _ in files], np.int32)
-        self._as_indexed = np.array([(size, mtime_ns) for _, _, size, mtime_ns in files], np.int64)
+        self._names = Strings(names_found)
+        self._labels = np.array([label for _, label in found], np.int32)
+        self._as_indexed = np.array(status, np.int64)
         digest = hashlib.sha256()
-        for name, label, size, mtime_ns in files:
+        for (name, label), (size, mtime_ns) in zip(found, status, strict=True):
             digest.update(repr((name, label, size, mtime_ns)).encode("utf-8", "surrogateescape"))
         self._digest = digest.hexdigest()
         self._has_names, self._given = names, labels is not None
@@ -79,7 +84,7 @@ class ImageFolder(Source):
                     f"image_folder({self.path!r}): its sub-folders ({self.classes[0]} ...) are labels already; "
                     "labels= is for a flat folder"
                 )
-            self._labels, self.classes = find_labels(labels, [name for name, _, _, _ in files])
+            self._labels, self.classes = find_labels(labels, names_found)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -150,12 +155,23 @@ def image_folder(path: str | os.PathLike[str], names: bool = False, labels: Labe
     return ImageFolder(path, names, labels)
 
 
-def _scan_folder(root: str) -> tuple[list[tuple[str, int, int, int]], tuple[str, ...]]:
-    """(path in the folder, label, size, mtime_ns) of each image, and the classes."""
+def _read_status(root: str, names: list[str]) -> list[tuple[int, int]]:
+    """(size, mtime_ns) of each file in a folder, read in threads: a disk or a file server answers many at once."""
+
+    def read(start: int) -> list[tuple[int, int]]:
+        found = (os.stat(os.path.join(root, name)) for name in names[start : start + _RUN])
+        return [(status.st_size, status.st_mtime_ns) for status in found]
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return list(chain.from_iterable(threads.map(read, range(0, len(names), _RUN))))
+
+
+def _scan_folder(root: str) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
+    """(path in the folder, label) of each image, and the classes."""
     left_out: Counter[str] = Counter()
     flat = _list_images(root, "", left_out, deep=False)
     classes = tuple(sorted(e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith(".")))
-    found = [(name, -1, size, mtime_ns) for name, size, mtime_ns in flat]
+    found = [(name, -1) for name in flat]
     for label, folder in enumerate(classes):
         inside = _list_images(root, folder, left_out, deep=True)
         if not inside and not flat:
@@ -164,15 +180,15 @@ def _scan_folder(root: str) -> tuple[list[tuple[str, int, int, int]], tuple[str,
         if inside and flat:
             raise PipelineError(
                 f"image_folder({root!r}): images both beside and inside sub-folders "
-                f"({flat[0][0]}, {inside[0][0]}); move the former into a class folder"
+                f"({flat[0]}, {inside[0]}); move the former into a class folder"
             )
-        found += [(name, label, size, mtime_ns) for name, size, mtime_ns in inside]
+        found += [(name, label) for name in inside]
     if not found:
         others = _describe_left_out(left_out)
         raise PipelineError(f"image_folder({root!r}): holds no image ({', '.join(EXTENSIONS)}){others}")
     if left_out:
         warnings.warn(f"image_folder({root!r}){_describe_left_out(left_out)}", stacklevel=4)
-    if not flat and all(os.sep in name.partition(os.sep)[2] for name, *_ in found):
+    if not flat and all(os.sep in name.partition(os.sep)[2] for name, _ in found):
         inner = found[0][0].split(os.sep)
         warnings.warn(
             f"image_folder({root!r}): the class folders {', '.join(classes)[:60]} have images only in their "
@@ -191,8 +207,8 @@ def _describe_left_out(left_out: Counter[str]) -> str:
     return f": images of other kinds are left out ({counted}): convert them to PNG or JPEG{advice}"
 
 
-def _list_images(root: str, folder: str, left_out: Counter[str], *, deep: bool) -> list[tuple[str, int, int]]:
-    images: list[tuple[str, int, int]] = []
+def _list_images(root: str, folder: str, left_out: Counter[str], *, deep: bool) -> list[str]:
+    images: list[str] = []
     for entry in sorted(os.scandir(os.path.join(root, folder)), key=lambda entry: entry.name):
         name = os.path.join(folder, entry.name)
         if entry.name.startswith("."):
@@ -200,8 +216,7 @@ def _list_images(root: str, folder: str, left_out: Counter[str], *, deep: bool) 
         if entry.is_dir():
             images += _list_images(root, name, left_out, deep=True) if deep else []
         elif entry.name.lower().endswith(EXTENSIONS):
-            status = entry.stat()
-            images.append((name, status.st_size, status.st_mtime_ns))
+            images.append(name)
         elif (extension := os.path.splitext(name)[1].lower()) in _OTHERS:
             left_out[extension] += 1
     return images

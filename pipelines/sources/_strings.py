@@ -24,6 +24,18 @@ class Strings(Sequence[T], Generic[T]):
         self._data = np.frombuffer(b"".join(raw), np.uint8)
         self._ends = np.cumsum(np.fromiter(chain((0,), map(len, raw)), np.int64, len(raw) + 1))
 
+    @classmethod
+    def join(cls, parts: Sequence[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]) -> Strings[str]:
+        """The texts of several sequences, each given by its `parts`."""
+        joined = Strings[str]([])
+        joined._data = np.concatenate([data for data, _ in parts])
+        before = np.cumsum([0, *(len(data) for data, _ in parts)])
+        ends: list[np.ndarray[Any, Any]] = [
+            own[1:] + start for (_, own), start in zip(parts, before[:-1], strict=True)
+        ]
+        joined._ends = np.concatenate([before[:1], *ends])
+        return joined
+
     @property
     def parts(self) -> list[np.ndarray[Any, Any]]:
         """The arrays that hold the texts."""

@@ -29,6 +29,7 @@ from pipelines.fingerprint import known_as
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._file_records import group_by_place
 from pipelines.sources._files import File, OpenFiles, Paths, find_files, read_exactly
+from pipelines.sources._scan import Found, scan_files
 from pipelines.sources._strings import Strings
 
 _BLOCK = 512
@@ -54,48 +55,37 @@ class Tar(Source):
         self.files = find_files(self.kind, paths)
         self.ignore_zeros = ignore_zeros
         self.rename = {old.lower(): new for old, new in (rename or {}).items()}
-        keys: list[str] = []
-        self._suffixes: list[str] = []  # as the members spell them
-        self._firsts: list[int] = []  # record that each file begins with
+        found = scan_files(_scan_archive, self.files, ignore_zeros)
+        counts = [len(each["starts"]) - 1 for each in found]
+        self._firsts = np.cumsum([0, *counts])[:-1].tolist()  # record that each file begins with
         self._cut: dict[int, str] = {}  # last record of an archive that is cut off: what is wrong
-        starts, suffixes, offsets, sizes = array("q"), array("i"), array("q"), array("q")
-        numbers: dict[str, int] = {}
-        for file in self.files:
-            first = len(keys)
-            self._firsts.append(first)
-            seen: set[str] = set()
-            scan = _ArchiveScan(file, ignore_zeros)
-            for name, offset, size in scan:
-                key, suffix = _split_name(name)
-                if not suffix:
-                    continue
-                field = self._field_name(suffix)
-                if len(keys) == first or key != keys[-1]:
-                    keys.append(key)
-                    starts.append(len(offsets))
-                    seen = {"key"}
-                if field in seen:
-                    raise PipelineError(f"{file.path}: {name}: the record {key!r} has the field {field!r} already")
-                seen.add(field)
-                suffixes.append(numbers.setdefault(suffix, len(numbers)))
-                offsets.append(offset)
-                sizes.append(size)
-            if scan.cut and len(keys) > first:
-                self._cut[len(keys) - 1] = scan.cut
-            elif scan.cut:
-                raise SampleError(first, file.path, scan.cut)
-        self._keys = Strings(keys)
-        self._suffixes = list(numbers)
-        starts.append(len(offsets))
-        self._starts, self._offsets, self._sizes = (np.array(each, np.int64) for each in (starts, offsets, sizes))
-        self._suffix = np.array(suffixes, np.int32)
-        self.extensions = tuple(dict.fromkeys(suffix.lower() for suffix in self._suffixes))
-        if not keys:
+        for file, first, count, each in zip(self.files, self._firsts, counts, found, strict=True):
+            if why := _to_text(each["cut"]):
+                if not count:
+                    raise SampleError(first, file.path, why)
+                self._cut[first + count - 1] = why
+        if not any(counts):
             raise PipelineError(
                 f"tar(): {', '.join(f.path for f in self.files)}: holds no file named like key.extension"
             )
+        self._keys = Strings.join([(each["keys"], each["key_ends"]) for each in found])
+        members = np.cumsum([0, *(len(each["offsets"]) for each in found)])
+        starts = [each["starts"][:-1] + before for each, before in zip(found, members[:-1], strict=True)]
+        self._starts = np.concatenate([*starts, members[-1:]])
+        self._offsets, self._sizes = (
+            np.concatenate([each[name] for each in found]) for name in ("offsets", "sizes")
+        )
+        numbers: dict[str, int] = {}  # of the suffixes, as the members spell them
+        codes = []
+        for each in found:
+            spelled = filter(None, _to_text(each["suffixes"]).split("/"))
+            own = [numbers.setdefault(suffix, len(numbers)) for suffix in spelled]
+            codes.append(np.array(own, np.int32)[each["suffix"]])
+        self._suffix, self._suffixes = np.concatenate(codes), list(numbers)
+        self.extensions = tuple(dict.fromkeys(suffix.lower() for suffix in self._suffixes))
         self._check_rename()
         self._fields = [self._field_name(suffix) for suffix in self._suffixes]
+        self._check_fields()
         self._open = OpenFiles()
         self._ahead: set[int] = set()  # groups that the system was told of last
 
@@ -110,6 +100,24 @@ class Tar(Source):
                     f"tar(): {self.files[0].path}: no member has the extension {' or '.join(map(repr, olds))} "
                     f"that is to be renamed to {target!r} (there are: {', '.join(self.extensions)})"
                 )
+
+    def _check_fields(self) -> None:
+        """Refuses a record of which two members have the name of one field."""
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(("key", *self._fields)))}
+        field = np.array([numbers[name] for name in self._fields])[self._suffix]
+        record = np.repeat(np.arange(len(self)), np.diff(self._starts))
+        pairs = record * len(numbers) + field
+        order = np.argsort(pairs, kind="stable")
+        again = order[1:][np.diff(pairs[order]) == 0]
+        wrong = np.concatenate([again, np.flatnonzero(field == numbers["key"])])
+        if len(wrong):
+            member = int(wrong.min())
+            index, suffix = int(record[member]), self._suffix[member]
+            key, file = self._keys[index], self.files[bisect_right(self._firsts, index) - 1]
+            raise PipelineError(
+                f"{file.path}: {key}.{self._suffixes[suffix]}: the record {key!r} has the field "
+                f"{self._fields[suffix]!r} already"
+            )
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -183,6 +191,51 @@ def tar(paths: Paths, rename: Mapping[str, str] | None = None, *, ignore_zeros: 
         >>> source = tar("shard-*.tar", rename={"jpg": "image", "cls": "label"})
     """
     return Tar(paths, rename, ignore_zeros)
+
+
+def _scan_archive(file: File, ignore_zeros: bool) -> Found:
+    """Finds the records of an archive.
+
+    Returns:
+        keys, key_ends: the parts of `Strings`.
+        starts: the first member of each record, and the number of members.
+        suffix, offsets, sizes: of each member; the first is a number in `suffixes`.
+        suffixes, cut: all suffixes, with "/" between them; what is wrong at the archive's end. Bytes of UTF-8.
+    """
+    keys: list[str] = []
+    starts, suffix_numbers, offsets, sizes = array("q"), array("i"), array("q"), array("q")
+    numbers: dict[str, int] = {}
+    members = _ArchiveScan(file, ignore_zeros)
+    for name, offset, size in members:
+        key, suffix = _split_name(name)
+        if not suffix:
+            continue
+        if not keys or key != keys[-1]:
+            keys.append(key)
+            starts.append(len(offsets))
+        suffix_numbers.append(numbers.setdefault(suffix, len(numbers)))
+        offsets.append(offset)
+        sizes.append(size)
+    starts.append(len(offsets))
+    names, ends = Strings(keys).parts
+    return {
+        "keys": names,
+        "key_ends": ends,
+        "starts": np.array(starts, np.int64),
+        "suffix": np.array(suffix_numbers, np.int32),
+        "offsets": np.array(offsets, np.int64),
+        "sizes": np.array(sizes, np.int64),
+        "suffixes": _to_bytes("/".join(numbers)),
+        "cut": _to_bytes(members.cut),
+    }
+
+
+def _to_bytes(text: str) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+
+
+def _to_text(data: npt.NDArray[np.uint8]) -> str:
+    return data.tobytes().decode("utf-8", "surrogatepass")
 
 
 class _CheckedHeader(tarfile.TarInfo):

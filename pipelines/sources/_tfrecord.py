@@ -20,6 +20,7 @@ from pipelines.sources._crc32c import crc32c, crc32c_of_rows, mask
 from pipelines.sources._file_records import FileRecords, Offsets
 from pipelines.sources._files import File, OpenFiles, Paths, check_columns, find_files
 from pipelines.sources._mapped import map_file
+from pipelines.sources._scan import Found, scan_files
 from pipelines.sources._tf_example import Malformed, Values, parse_example
 
 Form = Literal["scalar", "list"]
@@ -42,7 +43,7 @@ class TfRecord(FileRecords):
 
     def __init__(self, paths: Paths, features: Sequence[str] | Mapping[str, Form] | None) -> None:
         files = find_files(self.kind, paths)
-        super().__init__(files, [_find_records(file) for file in files])
+        super().__init__(files, [found["offsets"] for found in scan_files(_find_records, files)])
         asked = check_columns(self.kind, features, "features")
         self.features: dict[str, Form] = {}
         if isinstance(features, Mapping):
@@ -119,10 +120,10 @@ def tfrecord(paths: Paths, features: Sequence[str] | Mapping[str, Form] | None =
     return TfRecord(paths, features)
 
 
-def _find_records(file: File) -> Offsets:
-    """Where the records of a file begin, and where the last one ends."""
+def _find_records(file: File) -> Found:
+    """Finds the `offsets` of the records of a file, and where the last one ends."""
     if not file.size:
-        return np.zeros(1, np.int64)
+        return {"offsets": np.zeros(1, np.int64)}
     with map_file(file) as data:
         offsets, why = _walk(data, file.size)
         heads = np.array(offsets[:-1], np.int64)
@@ -138,7 +139,7 @@ def _find_records(file: File) -> Offsets:
             raise PipelineError(f"{file.path}: {what}: the length at byte {bad} has another checksum")
     if why:
         raise PipelineError(f"{file.path}: is cut off: {why}; copy it again")
-    return np.array(offsets, np.int64)
+    return {"offsets": np.array(offsets, np.int64)}
 
 
 def _walk(data: mmap.mmap, size: int) -> tuple[list[int], str]:
