@@ -33,7 +33,7 @@ def add_studies(parser: argparse.ArgumentParser, known: Sequence[Study] = STUDIE
 def run(study: Study, options: argparse.Namespace) -> int:
     """Run a study, print its tables, write its rows and its plot; returns the exit status."""
     from ensemble.bench import charts
-    from ensemble.cli.console import make_table, print_lines, print_renderable, write_json
+    from ensemble.cli.console import format_rows, print_lines, write_json
 
     is_wanted = options.plot not in (None, "-")
     draws = is_wanted and charts.is_plotly_installed()
@@ -43,8 +43,7 @@ def run(study: Study, options: argparse.Namespace) -> int:
     if outcome is None:
         return 0
     for title, rows in ((title, rows) for title, rows in outcome.tables if rows and options.json != "-"):
-        print_lines(options, *[title] * bool(title))
-        print_renderable(make_table(rows))
+        print_lines(options, *[title] * bool(title), format_rows(rows))
     write_json(options, outcome.rows)
     for line in outcome.findings:
         print(line, file=sys.stderr)

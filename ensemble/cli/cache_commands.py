@@ -88,7 +88,7 @@ def _open_folder(options: argparse.Namespace, limit: int | None = None) -> Cache
 
 
 def _print_table(options: argparse.Namespace, last: str, rows: list[tuple[DiskCache, str]]) -> None:
-    from ensemble.inspection.text_table import format_table
+    from ensemble.reporting.tables import format_table
     from ensemble.reporting.text import ABSENT, memory
 
     if not rows:

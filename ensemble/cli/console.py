@@ -6,11 +6,9 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from typing import Any
 
 Rows = list[dict[str, Any]]
 
@@ -24,28 +22,30 @@ def print_lines(options: argparse.Namespace, *lines: str) -> None:
             print(visible(line))
 
 
-def print_renderable(renderable: Any) -> None:
-    """Print a renderable object of rich."""
-    from ensemble.reporting.terminal import PlainConsole
-
-    if sys.stdout.isatty():
-        PlainConsole().print(renderable)
-    else:  # each row is one line, however long
-        print(PlainConsole(width=1000).render_text(renderable))
-
-
-def make_table(rows: Rows) -> Table:
-    """A table of rows with a column for each key."""
-    from rich.table import Table
+def print_styled(lines: Iterable[tuple[str, str]]) -> None:
+    """Print lines, each with its style on a terminal, as rich names it."""
+    if not sys.stdout.isatty():
+        for line, _ in lines:
+            print(line)
+        return
     from rich.text import Text
 
-    made = Table(box=None, pad_edge=False, header_style="dim")
+    from ensemble.reporting.terminal import PlainConsole
+
+    console = PlainConsole()
+    for line, style in lines:
+        console.print(Text(line, style), soft_wrap=True)
+
+
+def format_rows(rows: Rows) -> str:
+    """A table of rows with a column for each key."""
+    from ensemble.reporting.tables import NARROWEST, Column, lay_out
+
+    columns = []
     for name in rows[0] if rows else ():
-        figures = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
-        made.add_column(name, justify="right" if figures else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(Text(_format_cell(value)) for value in row.values()))  # Text: names are no markup
-    return made
+        is_number = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
+        columns.append(Column(name, [_format_cell(row[name]) for row in rows], is_number, folds_to=NARROWEST))
+    return "\n".join(lay_out(columns, find_width()))
 
 
 def _format_cell(value: Any) -> str:

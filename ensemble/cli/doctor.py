@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any
 
 Row = dict[str, Any]
 Check = Callable[[], Iterator[Row]]
@@ -77,22 +77,21 @@ def examine(timeout_s: float = IMPORT_S, notify: Callable[[str], object] | None 
     return rows
 
 
-def print_table(rows: list[Row], stream: TextIO | None = None) -> None:
-    """Print the rows as a table, by default on standard output."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def list_lines(rows: list[Row], width: int | None) -> list[tuple[str, str]]:
+    """The rows as a table: lines with their styles."""
+    from ensemble.reporting.tables import NARROWEST, Column, lay_out
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("what", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("found, or why not", overflow="fold")
-    for row in rows:
-        mark = Text("yes", "green") if row["available"] else Text("no", "yellow")
-        # Text, because values such as [cuda] are no markup.
-        table.add_row(row["what"], mark, Text(" · ".join(filter(None, (row["value"], row["reason"])))))
-    Console(file=stream).print(table)
+    columns = [
+        Column("what", [row["what"] for row in rows]),
+        Column("", ["yes" if row["available"] else "no" for row in rows]),
+        Column(
+            "found, or why not",
+            [" · ".join(filter(None, (row["value"], row["reason"]))) for row in rows],
+            folds_to=NARROWEST,
+        ),
+    ]
+    styles = ["dim", *("" if row["available"] else "yellow" for row in rows)]
+    return list(zip(lay_out(columns, width), styles, strict=True))
 
 
 def _available(what: str, value: str) -> Row:

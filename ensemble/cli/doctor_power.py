@@ -273,19 +273,16 @@ def _read(file: Path) -> str:
     return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
 
-def print_findings(findings: Sequence[Finding]) -> None:
-    """Print each rule as a line of a table on standard output."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def list_lines(findings: Sequence[Finding], width: int | None) -> list[tuple[str, str]]:
+    """The findings as a table, a row for each rule: lines with their styles."""
+    from ensemble.reporting.tables import Column, lay_out
 
-    colors: dict[Conformity, str] = {"meets": "green", "does not meet": "yellow", "cannot be checked": "cyan"}
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("MLPerf Power", overflow="fold", ratio=2)
-    table.add_column("this machine", no_wrap=True)
-    table.add_column("because", overflow="fold", ratio=3)
-    for finding in findings:
-        conformity = Text(finding.conformity, colors[finding.conformity])
-        table.add_row(Text(finding.rule), conformity, Text(finding.because))
-    Console().print(table)
+    styles: dict[Conformity, str] = {"meets": "green", "does not meet": "yellow", "cannot be checked": "cyan"}
+    columns = [
+        Column("MLPerf Power", [finding.rule for finding in findings], folds_to=20),
+        Column("this machine", [finding.conformity for finding in findings]),
+        Column("because", [finding.because for finding in findings], folds_to=30),
+    ]
+    return list(
+        zip(lay_out(columns, width), ["dim", *(styles[each.conformity] for each in findings)], strict=True)
+    )

@@ -35,8 +35,8 @@ def dry_run(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace) ->
 def list_runs(options: argparse.Namespace) -> int:
     """Show the runs in a folder."""
     from ensemble.inspection import list_runs as find_runs
-    from ensemble.inspection.text_table import format_table
     from ensemble.reporting import text
+    from ensemble.reporting.tables import format_table
 
     rows = find_runs(options.folder)
     heads = [
@@ -81,8 +81,8 @@ def list_runs(options: argparse.Namespace) -> int:
 def prune_runs(options: argparse.Namespace) -> int:
     """Show the old runs of a folder, and remove them with `--yes`."""
     from ensemble.inspection.prune_runs import find_old_runs, remove_runs
-    from ensemble.inspection.text_table import format_table
     from ensemble.reporting import text
+    from ensemble.reporting.tables import format_table
 
     found = find_old_runs(options.folder, options.keep)
     if options.yes:

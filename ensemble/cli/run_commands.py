@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.cli.console import print_lines, print_renderable, write_json
+from ensemble.cli.console import find_width, print_lines, print_styled, write_json
 from ensemble.cli.control_commands import POLL_S, send_request
 from ensemble.cli.dashboard import PageProcess
 from ensemble.events import Event, RequestAnswered, RunFinished, RunStarted, RunStopped
@@ -307,7 +307,7 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     events = read_events(run_dir.events)
     state, used = fold(events), ledger(events)
     if options.json != "-" and show:
-        print_renderable(summary(state, used, run_dir))
+        print_styled(summary(state, used, run_dir, width=find_width()))
     write_json(options, status_json(state, status_rows(state, used)))
     states = {member.state for member in state.members.values()}
     if "finished" not in states:

@@ -54,7 +54,7 @@ def verify_run(options: argparse.Namespace) -> int:
 
 def _list_contents(run_dir: RunDir, options: argparse.Namespace) -> int:
     from ensemble.inspection.run_contents import list_contents
-    from ensemble.inspection.text_table import format_table
+    from ensemble.reporting.tables import format_table
     from ensemble.reporting.text import memory
 
     rows = list_contents(run_dir)
@@ -65,7 +65,7 @@ def _list_contents(run_dir: RunDir, options: argparse.Namespace) -> int:
 
 
 def _format(found: list[FileCheck]) -> str:
-    from ensemble.inspection.text_table import format_table
+    from ensemble.reporting.tables import format_table
 
     rows = [[each.file, each.kind, each.condition, each.detail] for each in found]
     return format_table(["file", "kind", "state", "what is wrong"], rows, find_width())

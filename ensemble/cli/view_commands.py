@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ensemble.cli.console import print_lines, write_json
+from ensemble.cli.console import find_width, print_lines, print_styled, write_json
 from ensemble.cli.control_commands import POLL_S
 from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.spec import SpecError
@@ -37,9 +36,10 @@ def status(options: argparse.Namespace) -> int:
     gone = reporting.describe_lost_controller(run_dir, state, silent_s=reporting.SILENT_S)
     rows = reporting.status_rows(state, used, is_lost=gone is not None)
     if options.json != "-":
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000  # a row stays one line
         print_lines(options, reporting.status_head(state, gone is not None))
-        print_lines(options, *reporting.status_lines(state, rows, width), *reporting.status_notes(state, used))
+        print_lines(
+            options, *reporting.status_lines(state, rows, find_width()), *reporting.status_notes(state, used)
+        )
     write_json(options, reporting.status_json(state, rows))
     if gone is not None:
         print(gone, file=sys.stderr)
@@ -99,17 +99,17 @@ def report(options: argparse.Namespace) -> int:
 
 def doctor(options: argparse.Namespace) -> int:
     """Show what this machine offers, or with ``--power`` how it compares with the rules of MLPerf Power."""
-    from ensemble.cli.doctor import examine, print_table
-    from ensemble.cli.doctor_power import examine_power, print_findings
+    from ensemble.cli import doctor as machine
+    from ensemble.cli import doctor_power as power
 
     if options.power or options.meter is not None:
-        findings = examine_power(options.meter and Path(options.meter))
+        findings = power.examine_power(options.meter and Path(options.meter))
         if options.json != "-":
-            print_findings(findings)
+            print_styled(power.list_lines(findings, find_width()))
         write_json(options, [vars(finding) for finding in findings])
         return 0
-    rows = examine(notify=lambda text: print(f"ensemble: {text}", file=sys.stderr, flush=True))
+    rows = machine.examine(notify=lambda text: print(f"ensemble: {text}", file=sys.stderr, flush=True))
     if options.json != "-":
-        print_table(rows)
+        print_styled(machine.list_lines(rows, find_width()))
     write_json(options, [dict(row) for row in rows])
     return 0

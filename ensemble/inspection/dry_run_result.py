@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.inspection.text_table import format_table
 from ensemble.reporting import text
+from ensemble.reporting.tables import format_table
 
 Table = list[dict[str, Any]]
 

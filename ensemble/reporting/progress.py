@@ -10,22 +10,22 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ensemble.events import RunStopped
 from ensemble.reporting import text
 from ensemble.reporting.ranking import best_member, metric
 from ensemble.reporting.status import ATTEMPTS, describe_end
+from ensemble.reporting.tables import Column, lay_out
 from ensemble.reporting.time_left import TimeLeftEstimator, fraction_done, member_epochs, member_left_s
 from ensemble.store.member import ENDED
 
 if TYPE_CHECKING:
-    from rich.console import Group
-
     from ensemble.store import MemberState, RunState
 
 REDRAW_S = 0.5  # a drawing of 30 rows takes about 13 ms of CPU
 LINES_S = 1.0  # between two bursts of plain lines
+BAR = 20  # columns of a bar that is full
 BURST = 3  # changes shown line by line; of more, one line for each kind
 STYLES = {
     "running": "cyan",
@@ -146,7 +146,12 @@ class _Table:
         if not self._live.is_started:
             self._live.start()
         self._print_failures(state)
-        self._live.update(table(state, left_s, rows=self._console.height - 8), refresh=True)
+        from rich.console import Group
+        from rich.text import Text
+
+        lines = table(state, left_s, self._console.height - 8, self._console.width)
+        shown = (Text(line, style, overflow="ellipsis", no_wrap=True) for line, style in lines)
+        self._live.update(Group(*shown), refresh=True)
 
     def _print_failures(self, state: RunState) -> None:
         """Prints what failed since the last drawing, as lines that stay above the table."""
@@ -164,46 +169,36 @@ class _Table:
         self._live.stop()
 
 
-def table(state: RunState, left_s: float | None, rows: int = 30) -> Group:
-    """The head line over a table of at most `rows` members; what does not fit is counted below it."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
+def table(
+    state: RunState, left_s: float | None, rows: int = 30, width: int | None = None
+) -> list[tuple[str, str]]:
+    """The head line over a table of at most `rows` members; what does not fit is counted below it.
 
+    Returns:
+        Lines with their styles.
+    """
     shown, left_out = _select_members(state, max(3, rows))
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    grid.add_column("member")
-    grid.add_column("state")
-    grid.add_column("epoch", justify="right")
-    grid.add_column("", width=20)
-    for name in (state.objective, "samples/s", "left"):
-        grid.add_column(name, justify="right")
-    for member in shown:
-        style = STYLES[member.state]
-        again = f" ({member.attempts})" if member.attempts > 1 else ""
-        done = fraction_done(state, member)
-        left = member_left_s(state, member)
-        running = member.state == "running"
-        grid.add_row(
-            member.id,
-            Text(member.state + again, style=style),
-            f"{member.epoch}/{member_epochs(state, member)}",
-            ProgressBar(total=1.0, completed=done, width=20, complete_style=style, finished_style=style),
-            text.score(metric(member, state.objective)),
-            text.number(member.samples_per_s) if running else "",
-            text.clock(left) if left is not None else "",
-        )
-    lines: list[Any] = [Text(head_line(state, left_s), style="bold", overflow="ellipsis", no_wrap=True), grid]
+    lines = [(head_line(state, left_s), "bold"), ("", "")]
+    left = [member_left_s(state, member) for member in shown]
+    rates = [text.number(m.samples_per_s) if m.state == "running" else "" for m in shown]
+    columns = [
+        Column("member", [member.id for member in shown]),
+        Column("state", [m.state + (f" ({m.attempts})" if m.attempts > 1 else "") for m in shown]),
+        Column("epoch", [f"{m.epoch}/{member_epochs(state, m)}" for m in shown], is_number=True),
+        Column("", ["━" * round(BAR * fraction_done(state, member)) for member in shown], spare=2),
+        Column(state.objective, [text.score(metric(m, state.objective)) for m in shown], is_number=True),
+        Column("samples/s", rates, is_number=True, spare=1),
+        Column("left", ["" if s is None else text.clock(s) for s in left], is_number=True),
+    ]
+    lines += zip(lay_out(columns, width), ["dim", *(STYLES[member.state] for member in shown)], strict=True)
     if left_out:
-        lines.append(Text("and " + ", ".join(f"{n} {name}" for name, n in left_out.items()), style="dim"))
+        lines.append(("and " + ", ".join(f"{n} {name}" for name, n in left_out.items()), "dim"))
     if any(member.attempts > 1 for member in shown):
-        lines.append(Text(ATTEMPTS, style="dim"))
+        lines.append((ATTEMPTS, "dim"))
     stopped = _describe_stop(state)
     if stopped is not None:
-        lines.append(Text(" · ".join(stopped), style="magenta"))
-    return Group(*lines)
+        lines.append((" · ".join(stopped), "magenta"))
+    return lines
 
 
 def _select_members(state: RunState, rows: int) -> tuple[list[MemberState], Counter[str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import socket
 import time
-import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import RunStopped
@@ -22,13 +21,14 @@ from ensemble.reporting.sections.feeders import (
 from ensemble.reporting.sections.notices import describe_early_stop, describe_quarantine, describe_unusable
 from ensemble.reporting.sections.quality import describe_figures, describe_quality
 from ensemble.reporting.sections.time_to_solution import measure_time_to_solution, summarize
+from ensemble.reporting.tables import Column, lay_out
 from ensemble.reporting.time_left import member_epochs
 from ensemble.store.event_log import is_locked
 from ensemble.store.files import format_command
 from ensemble.store.verification import describe_hole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ensemble.meter import Ledger
     from ensemble.store import MemberState, RunDir, RunState
@@ -251,50 +251,41 @@ def status_json(state: RunState, rows: Sequence[dict[str, Any]]) -> list[dict[st
     return [row | figures for row in rows]
 
 
-def status_lines(state: RunState, rows: Sequence[dict[str, Any]], width: int) -> list[str]:
-    """A head and the rows of `status_rows` for a terminal of `width` columns.
+def status_lines(state: RunState, rows: Sequence[dict[str, Any]], width: int | None) -> list[str]:
+    """A head and the rows of `status_rows` for a terminal of `width` columns, or as wide as they need.
 
-    Where it is narrow, metrics other than the objective are left out, then figures of what was used (`DETAILS`),
-    then nodes. For ten thousand members a table of rich takes seconds.
+    Where it is narrow, metrics other than the objective are left out, then figures of what was used, then nodes.
     """
-    columns = _columns(state, rows)
-    for name in (*reversed(other_metrics(state)), *reversed(DETAILS), "node", "clone of"):
-        if sum(size for _, size in columns.values()) + 2 * (len(columns) - 1) > width:
-            columns.pop(name, None)
-    padded = [[_pad(cell, size, left=name in LEFT) for cell in cells] for name, (cells, size) in columns.items()]
-    return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
+    return lay_out(list(_list_columns(state, rows)), width)
 
 
-LEFT = ("member", "state", "clone of", "node")
-#: Columns of figures: the head, the field of a row.
+#: Columns of figures: the head, the field of a row. Where there is no room the last goes first.
 FIGURES = {"mean W": "mean_w", "GPU-s": "gpu_s", "peak W": "peak_w", "full CPU-s": "full_cpu_s"}
-#: What is left out where there is no room; the last goes first.
-DETAILS = ("full J", *FIGURES)
 
 
-def _columns(state: RunState, rows: Sequence[dict[str, Any]]) -> dict[str, tuple[list[str], int]]:
-    """By name: a column's head and cells, and the width of the widest."""
+def _list_columns(state: RunState, rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
+    def numbers(head: str, cells: Iterable[str], spare: int = 0) -> Column:
+        return Column(head, list(cells), is_number=True, spare=spare)
+
     views = ([(row[f"{view}energy_j"], row[f"{view}energy_origin"]) for row in rows] for view in ("", "full_"))
-    epochs = [member_epochs(state, state.members[row["member"]]) for row in rows]
-    cells: dict[str, list[str]] = {
-        "member": ["member", *(row["member"] for row in rows)],
-        "state": ["state", *(row["state"] + (f" ({n})" if (n := row["attempts"]) > 1 else "") for row in rows)],
-        "epoch": ["epoch", *(f"{row['epoch']}/{of}" for row, of in zip(rows, epochs, strict=True))],
-        "objective": [state.objective, *(text.score(row["metric"]) for row in rows)],
-        "samples/s": ["samples/s", *(text.number(row["samples_per_s"]) for row in rows)],
-        "CPU-s": ["CPU-s", *(text.number(None if (s := row["cpu_s"]) is None else round(s, 1)) for row in rows)],
-        **{name: [name, *column] for name, column in text.joules_columns(*views).items()},
-    }
-    for name, field in FIGURES.items():
+    yield Column("member", [row["member"] for row in rows])
+    yield Column("state", [row["state"] + (f" ({n})" if (n := row["attempts"]) > 1 else "") for row in rows])
+    yield numbers(
+        "epoch", (f"{row['epoch']}/{member_epochs(state, state.members[row['member']])}" for row in rows)
+    )
+    yield numbers(state.objective, (text.score(row["metric"]) for row in rows))
+    yield numbers("samples/s", (text.number(row["samples_per_s"]) for row in rows))
+    yield numbers("CPU-s", (text.number(None if (s := row["cpu_s"]) is None else round(s, 1)) for row in rows))
+    for (head, cells), spare in zip(text.joules_columns(*views).items(), (0, 3), strict=False):
+        yield numbers(head, cells, spare)
+    for spare, (head, field) in enumerate(FIGURES.items(), start=4):
         if any(row[field] is not None for row in rows):
-            cells[name] = [name, *(text.number(row[field]) for row in rows)]
-    for name in other_metrics(state):
-        cells[name] = [name, *(text.score(finite_or_none(row["metrics"].get(name))) for row in rows)]
+            yield numbers(head, (text.number(row[field]) for row in rows), spare)
+    for spare, name in enumerate(other_metrics(state), start=4 + len(FIGURES)):
+        yield numbers(name, (text.score(finite_or_none(row["metrics"].get(name))) for row in rows), spare)
     if any("lineage" in row for row in rows):
-        cells["clone of"] = ["clone of", *(_describe_lineage(row.get("lineage")) for row in rows)]
-    cells["node"] = ["node", *(row["node"] or text.ABSENT for row in rows)]
-    shown = {name: [text.visible(cell) for cell in column] for name, column in cells.items()}
-    return {name: (column, max(map(_display_width, column))) for name, column in shown.items()}
+        yield Column("clone of", [_describe_lineage(row.get("lineage")) for row in rows], spare=1)
+    yield Column("node", [row["node"] or text.ABSENT for row in rows], spare=2)
 
 
 def _describe_lineage(lineage: dict[str, Any] | None) -> str:
@@ -303,14 +294,3 @@ def _describe_lineage(lineage: dict[str, Any] | None) -> str:
         return ""
     at = "" if lineage["epoch"] is None else f", {lineage['epoch']}"
     return f"{lineage['from']} (warm{at})" if lineage["warm"] else str(lineage["from"])
-
-
-def _pad(cell: str, size: int, *, left: bool) -> str:
-    """Returns the cell filled with spaces to a width of `size` columns."""
-    space = " " * (size - _display_width(cell))
-    return cell + space if left else space + cell
-
-
-def _display_width(cell: str) -> int:
-    """Returns the number of terminal columns of a cell."""
-    return len(cell) + (0 if cell.isascii() else sum(unicodedata.east_asian_width(each) in "WF" for each in cell))

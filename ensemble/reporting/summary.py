@@ -20,19 +20,17 @@ from ensemble.reporting.ranking import (
 )
 from ensemble.reporting.sections import Line, cost, exchange, feeders, quality, time_to_solution, training
 from ensemble.reporting.status import ATTEMPTS
+from ensemble.reporting.tables import Column, fit, lay_out
 from ensemble.store.files import format_command
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from rich.console import Console, ConsoleOptions, Group
 
     from ensemble.meter import Ledger
     from ensemble.store import MemberState, RunDir, RunState
 
 OTHERS = 3  # metrics besides the objective
 WRAPPED = 20  # columns for hyperparameters, which wrap where there is no room for more
-GAP = 3  # columns between two of the table
 UNFINISHED = ("pruned", "failed", "cancelled")
 #: What writes the lines below the table, in their order.
 SUMMARIES = (
@@ -46,38 +44,42 @@ SUMMARIES = (
 )
 MOST_QUALITY = 5  # figures of the combined model
 NEEDED_QUALITY = 3  # of them, for whose sake intervals are left out
-EDGES = 2  # columns beside a table
 INTERVALS = (2, 4)  # cells of a figure of the combined model
 
 
-def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None, *, members: int = 20) -> Group:
-    """The closing summary, for a `PlainConsole`; at most `members` of the best are listed."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+def summary(
+    state: RunState,
+    ledger: Ledger,
+    run_dir: RunDir | Path | None = None,
+    *,
+    members: int = 20,
+    width: int | None = None,
+) -> list[tuple[str, str]]:
+    """The closing summary: texts of one or several lines, each with its style on a terminal, as rich names it.
 
-    parts: list[Any] = [_MemberTable(state, ledger, members)]
+    Args:
+        members: how many of the best are listed, at most.
+        width: columns of the terminal; None: as many as it needs.
+    """
+    parts = [_list_members(state, ledger, members, width)]
     if (state.combined or NOT_COMBINED).metrics and _compare_figures(state):
-        parts.append(_CombinedTable(state))
-    grid = Table.grid(padding=(0, 2))
-    for label, line in summary_lines(state, ledger, run_dir):
-        grid.add_row(Text(label, style="bold"), Text(line))
-    parts.append(grid)
-    return Group(*parts)
+        parts.append(_describe_combined(state, width))
+    lines = summary_lines(state, ledger, run_dir)
+    labels = Column("", [label for label, _ in lines])
+    texts = Column("", [line for _, line in lines], folds_to=WRAPPED)
+    parts.append([(line, "") for line in lay_out([labels, texts], width)[1:]])
+    return [line for part in parts for line in (*part, ("", ""))][:-1]
 
 
-def summary_text(run_dir: RunDir, *, members: int = 20, width: int = 120) -> str:
+def summary_text(run_dir: RunDir, *, members: int = 20, width: int | None = 120) -> str:
     """The closing summary of a run as plain text without escape sequences, `width` columns wide."""
-    import io
-
     from ensemble.meter import ledger
-    from ensemble.reporting.terminal import PlainConsole
     from ensemble.store import fold, read_events
 
     events = read_events(run_dir.events)
-    stream = io.StringIO()
-    console = PlainConsole(width=width, file=stream, force_terminal=False, force_jupyter=False, color_system=None)
-    return console.render_text(summary(fold(events), ledger(events), run_dir, members=members)).strip("\n")
+    return "\n".join(
+        line for line, _ in summary(fold(events), ledger(events), run_dir, members=members, width=width)
+    )
 
 
 def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None) -> list[Line]:
@@ -127,80 +129,40 @@ def _next_steps(state: RunState, where: str) -> Iterator[Line]:
         yield "next", page
 
 
-class _MemberTable:
+def _list_members(state: RunState, ledger: Ledger, most: int, width: int | None) -> list[tuple[str, str]]:
     """The members, best first, with as many figures of each as have room beside its hyperparameters."""
-
-    def __init__(self, state: RunState, ledger: Ledger, most: int) -> None:
-        self._state, self._ledger, self._most = state, ledger, most
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-        yield _member_table(self._state, self._ledger, self._most, options.max_width)
-
-
-def _member_table(state: RunState, ledger: Ledger, most: int, width: int) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
     order = rank_members(state)
     shown = order[:most]
-    texts: dict[str, list[str]] = {
-        "": [str(place) for place, _ in enumerate(shown, start=1)],
-        "member": [member.id for member in shown],
-        "hyperparameters": _describe_members(shown, order),
-        "state": [m.state + (f" ({m.attempts})" if m.attempts > 1 else "") for m in shown],
-    }
-    columns = _fit(texts, _figures(state, ledger, order, shown), width)
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for name in columns:
-        justify: Any = "left" if name in texts and name else "right"
-        grid.add_column(name, justify=justify, no_wrap=name != "hyperparameters")
-    for place, row in enumerate(zip(*columns.values(), strict=True)):
-        style = "bold" if place == 0 else "dim" if shown[place].state in UNFINISHED else ""
-        grid.add_row(*(Text(cell) for cell in row), style=style)
-    if len(order) > most:
-        grid.caption = f"and {len(order) - most} more"
-    return grid
+    columns = [
+        Column("", [str(place) for place, _ in enumerate(shown, start=1)], is_number=True),
+        Column("member", [member.id for member in shown]),
+        Column("hyperparameters", _describe_members(shown, order), folds_to=WRAPPED, spare=1),
+        Column("state", [m.state + (f" ({m.attempts})" if m.attempts > 1 else "") for m in shown]),
+        *_figures(state, ledger, order, shown),
+    ]
+    styles = ["dim", *("dim" if member.state in UNFINISHED else "" for member in shown)]
+    styles[1:2] = ["bold"] * bool(shown)
+    rest = [(f"and {len(order) - most} more", "dim")] if len(order) > most else []
+    return [*zip(lay_out(columns, width), styles, strict=True), *rest]
 
 
 def _figures(
     state: RunState, ledger: Ledger, order: Sequence[MemberState], shown: Sequence[MemberState]
-) -> dict[str, tuple[int, list[str]]]:
-    """Columns of figures in their order: how needless each is, the least first, and its cells."""
+) -> Iterator[Column]:
+    """Columns of figures; joules in both views and the rate go last where there is no room."""
     others = [name for name in other_metrics(state) if any(metric(m, name) is not None for m in order)][:OTHERS]
     used, full = ([ledger.member(m.id, full) for m in shown] for full in (False, True))
     views = ([(total.energy_j, total.origin) for total in view] for view in (used, full))
-    figures = {state.objective: (0, [text.score(metric(m, state.objective)) for m in shown])}
-    figures |= {name: (5 + i, [text.score(metric(m, name)) for m in shown]) for i, name in enumerate(others)}
-    figures["samples/s"] = (2, [text.number(member.training_rate) for member in shown])
-    figures["CPU-s"] = (1, [text.number(round(t.cpu_s, 1) if t.cpu_s else None) for t in used])
-    joules = text.joules_columns(*views)
-    figures |= {name: (needless, joules[name]) for name, needless in zip(joules, (0, 3), strict=False)}
+    yield Column(state.objective, [text.score(metric(m, state.objective)) for m in shown], is_number=True)
+    for at, name in enumerate(others):
+        yield Column(name, [text.score(metric(m, name)) for m in shown], is_number=True, spare=6 + at)
+    yield Column("samples/s", [text.number(member.training_rate) for member in shown], is_number=True, spare=3)
+    cpu = [text.number(round(total.cpu_s, 1) if total.cpu_s else None) for total in used]
+    yield Column("CPU-s", cpu, is_number=True, spare=2)
+    for (name, cells), spare in zip(text.joules_columns(*views).items(), (0, 4), strict=False):
+        yield Column(name, cells, is_number=True, spare=spare)
     if any(total.mean_w is not None for total in used):
-        figures["mean W"] = (4, [text.number(total.mean_w) for total in used])
-    return figures
-
-
-def _fit(
-    texts: Mapping[str, list[str]], figures: Mapping[str, tuple[int, list[str]]], width: int
-) -> dict[str, list[str]]:
-    """The columns for which there is room, in their order: of figures, the needed ones always; hyperparameters,
-    unless even these do not leave them `WRAPPED`.
-    """
-    sizes = {name: GAP + max(map(len, (name, *cells))) for name, cells in texts.items()}
-    sizes |= {name: GAP + max(map(len, (name, *cells))) for name, (_, cells) in figures.items()}
-    sizes["hyperparameters"] = min(sizes["hyperparameters"], GAP + WRAPPED)
-    left = width + 1 - sum(sizes[name] for name in texts)
-    chosen = set(texts)
-    for name, (needless, _) in sorted(figures.items(), key=lambda item: item[1][0]):
-        left -= sizes[name]
-        if needless and left < 0:
-            break
-        chosen.add(name)
-        if left < 0:
-            chosen.discard("hyperparameters")
-    cells = {**texts, **{name: cells for name, (_, cells) in figures.items()}}
-    return {name: column for name, column in cells.items() if name in chosen}
+        yield Column("mean W", [text.number(total.mean_w) for total in used], is_number=True, spare=5)
 
 
 def _describe_members(shown: Sequence[MemberState], order: Sequence[MemberState]) -> list[str]:
@@ -217,20 +179,8 @@ def _describe_parameters(member: MemberState, names: Sequence[str]) -> str:
     return text.hyperparameters({name: member.params[name] for name in names if name in member.params})
 
 
-class _CombinedTable:
+def _describe_combined(state: RunState, width: int | None) -> list[tuple[str, str]]:
     """The figures of the combined model beside its best member's, as many as have room."""
-
-    def __init__(self, state: RunState) -> None:
-        self._state = state
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-        yield _combined_table(self._state, options.max_width)
-
-
-def _combined_table(state: RunState, width: int) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     assert state.combined is not None
     combined = state.combined
     best = combined.best_member
@@ -243,35 +193,24 @@ def _combined_table(state: RunState, width: int) -> Any:
         ("mean of the members", ""),
         ("combined − best", ""),
     ]
-    names = [f"on the {combined.split} split", *(name for name, _ in rows)]
+    names = Column(f"on the {combined.split} split", [name for name, _ in rows])
     described = [_describe_figure(each, combined.metrics or {}) for each in _compare_figures(state)]
-    room = width - EDGES - max(map(len, names))
-    if _count_fitting(described, room) < min(NEEDED_QUALITY, len(described)):
+
+    def list_columns() -> list[Column]:
+        return [names, *(Column(head, cells, True, spare=at) for at, (head, *cells) in enumerate(described))]
+
+    if len(fit(list_columns(), width)) <= min(NEEDED_QUALITY, len(described)):  # figures before their intervals
         described = [["" if at in INTERVALS else cell for at, cell in enumerate(cells)] for cells in described]
-    columns = [names, *described[: max(1, _count_fitting(described, room))]]
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for at, (head, *_) in enumerate(columns):
-        grid.add_column(head, justify="right" if at else "left", no_wrap=True)
-    for at, (_, style) in enumerate(rows, start=1):
-        cells = [column[at] for column in columns]
-        if any(cells[1:]):
-            grid.add_row(*cells, style=style)
-    if combined.note:
-        grid.caption = combined.note
-        grid.caption_justify = "left"
-    return grid
+    lines = zip(lay_out(list_columns(), width), ["dim", *(style for _, style in rows)], strict=True)
+    has_figures = [True, *(any(cells) for cells in zip(*(cells[1:] for cells in described), strict=True))]
+    note = [(combined.note, "")] if combined.note else []
+    return [*itertools.compress(lines, has_figures), *note]
 
 
 def _compare_figures(state: RunState) -> list[ModelComparison]:
     """The figures of the combined model that are shown; none in a task without figures."""
     assert state.combined is not None
     return compare(state.combined, (state.objective, state.direction))[:MOST_QUALITY]
-
-
-def _count_fitting(columns: Sequence[Sequence[str]], room: int) -> int:
-    """How many of the first columns have room."""
-    ends = itertools.accumulate(GAP + max(map(len, cells)) for cells in columns)
-    return sum(end <= room for end in ends)
 
 
 def _describe_figure(given: ModelComparison, metrics: Mapping[str, Any]) -> list[str]:

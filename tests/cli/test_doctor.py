@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -130,10 +129,8 @@ def test_a_torch_that_cannot_be_imported_is_said(tmp_path: Path) -> None:
 
 
 def test_the_table_shows_every_row_and_reason(rows: list[doctor.Row]) -> None:
-    stream = io.StringIO()
     extra = {"what": "extra", "value": "", "available": False, "reason": "[bold] is no markup"}
-    doctor.print_table([*rows, extra], stream)
-    text = stream.getvalue()
+    text = "\n".join(line for line, _ in doctor.list_lines([*rows, extra], 80))
     assert all(row["what"] in text for row in rows)
     assert "[bold] is no markup" in text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,8 @@ from typing import Any
 import pytest
 import run_events as runs
 from event_dicts import fold, ledger
-from rich.console import Console
 
 from ensemble.reporting import status_feeders, status_rows, summary
-from ensemble.reporting.terminal import PlainConsole
 from ensemble.store import RunDir
 
 Event = dict[str, Any]
@@ -24,11 +21,9 @@ def events() -> list[dict[str, Any]]:
     return runs.list_run()
 
 
-def summary_text(*given: Any) -> str:
-    """The summary as plain lines of 110 columns."""
-    stream = io.StringIO()
-    PlainConsole(file=stream, width=110).print(summary(*given))
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+def summary_text(*given: Any, width: int = 110) -> str:
+    """The summary as plain lines."""
+    return "\n".join(line for line, _ in summary(*given, width=width)) + "\n"
 
 
 def test_members_are_ranked_by_the_objective_with_failed_ones_last(events: Any) -> None:
@@ -132,9 +127,7 @@ def test_a_run_that_has_ended_says_what_can_be_done_next_and_where_the_model_lie
         return lines[next(at for at, line in enumerate(lines) if line.startswith(("model ", "next "))) :]
 
     def wide(shown: list[Event]) -> list[str]:
-        stream = io.StringIO()
-        PlainConsole(file=stream, width=300).print(summary(fold(shown), ledger(shown), Path("runs/digits")))
-        return stream.getvalue().splitlines()
+        return summary_text(fold(shown), ledger(shown), Path("runs/digits"), width=300).splitlines()
 
     load = '`ensemble.load("runs/digits")` in Python gives the combined model'
     page = "`ensemble dashboard runs/digits` shows the run in a browser"
@@ -217,10 +210,7 @@ def test_samples_a_second_are_those_of_training_in_every_place(events: Any) -> N
 )
 def test_the_table_of_members_shows_whole_columns_as_many_as_have_room(width: int, shown: list[str]) -> None:
     events = runs.measured(runs.list_run())
-    console = Console(width=width, record=True)
-    with console.capture() as capture:
-        console.print(summary(fold(events), ledger(events)))
-    head, _, *lines = [line.rstrip() for line in capture.get().splitlines() if line.strip()]
+    head, *lines = summary_text(fold(events), ledger(events), width=width).splitlines()
     names = re.split("  +", head.strip())
     assert [name for name in names if name not in ("member", "state", "accuracy", "J (attributed)")] == shown
     assert {"member", "state", "accuracy", "J (attributed)"} <= set(names)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import task_events as tasks
 from event_dicts import fold, ledger, typed
-from rich.console import Console
 
 from ensemble.combine.tasks import find_math
 from ensemble.reporting.loggers.points import describe_end
@@ -26,10 +25,7 @@ from ensemble.spec.task import KINDS, Kind, Task
 
 
 def show(events: list[Any], width: int) -> str:
-    console = Console(width=width, record=True)
-    with console.capture() as capture:
-        console.print(summary(fold(events), ledger(events)))
-    return capture.get()
+    return "\n".join(line for line, _ in summary(fold(events), ledger(events), width=width))
 
 
 def test_a_direction_is_that_of_the_name_unless_the_run_declares_another() -> None:
