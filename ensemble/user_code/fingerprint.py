@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.user_code.imports import Imports, syntax_of
 from pipelines.environment.library_settings import find_settings
-from pipelines.fingerprint import digest
+from pipelines.fingerprint import SCHEME, digest
 from pipelines.fingerprint.bytecode import Use
 from pipelines.fingerprint.describer import Describer
 from pipelines.fingerprint.modules import file_of, is_foreign_class, module_name, name_of
@@ -43,8 +43,6 @@ from pipelines.fingerprint.values import Place
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
 
-#: Version of the descriptions.
-SCHEME = 4
 #: The minor version of this Python: instructions of another one cannot be compared, nor run.
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 #: Fields of a Recipe that rank members and do not affect training.

@@ -23,7 +23,8 @@ from ensemble.store import (
     load_checkpoint,
     save_checkpoint,
 )
-from ensemble.user_code.fingerprint import PYTHON, SCHEME
+from ensemble.user_code.fingerprint import PYTHON
+from pipelines.fingerprint import SCHEME
 
 torch = pytest.importorskip("torch")
 

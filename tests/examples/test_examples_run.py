@@ -77,7 +77,7 @@ LAYOUT = {
     "imdb": (
         {"train": 25_000, "test": 25_000},
         "text",
-        lambda i: f"a film of {'not ' * (i % 2)}great art " * 60,
+        lambda i: f"{i}: a film of {'not ' * (i % 2)}great art " * 60,
         2,
     ),
 }
@@ -94,8 +94,8 @@ def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("downloads")
     for name, (splits, field, value, classes) in LAYOUT.items():
         (folder / name).mkdir()
-        ten = [value(i) for i in range(10)]
-        for split, rows in splits.items():
+        for first, (split, rows) in zip((0, 10), splits.items(), strict=True):
+            ten = [value(i) for i in range(first, first + 10)]
             table = pa.table({field: pa.array(ten).take(np.arange(rows) % 10), "label": np.arange(rows) % classes})
             pq.write_table(table, folder / name / f"{split}.parquet", row_group_size=1000)
     for split, number in (("train", 24), ("val", 16)):
