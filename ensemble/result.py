@@ -10,9 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import RunStopped, to_dict
-from ensemble.meter.ledger import build_ledger
-from ensemble.reporting import status_rows, summary_text
+from ensemble.events import to_dict
+from ensemble.reporting import RunProjection, status_rows, summary_text
 from ensemble.reporting.notebook import result_html
 from ensemble.reporting.ranking import front_members
 from ensemble.spec.frames import Row, Rows
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     import pandas
 
     from ensemble.combine.per_class import PerClass
-    from ensemble.store import RunState
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,28 +92,22 @@ class Result:
             return f"<p>{html.escape(str(error))}</p>"
 
 
-def choose_best(rows: Rows, state: RunState) -> Row | None:
-    """The row of the finished member with the best objective; None when none finished."""
-    finished = [row for row in rows if row["state"] == "finished" and row["metric"] is not None]
-    better = max if state.direction == "max" else min
-    return better(finished, key=lambda row: float(row["metric"])) if finished else None
-
-
 def make_result(run_dir: RunDir) -> Result:
     """The result, so far, of the run in a directory."""
     status = RunStatus.load(run_dir)
-    state, rows = status.state, Rows(status_rows(status.state, build_ledger(status.account)))
-    ended = state.ended
+    state, run = status.state, RunProjection.from_status(status)
+    rows = Rows(status_rows(run))
+    best = run.best.id if run.best is not None and run.best.state == "finished" else None
     try:
         ledger = json.loads(run_dir.ledger.read_text(encoding="utf-8"))
     except FileNotFoundError:
         ledger = None
     return Result(
         members=rows,
-        best=choose_best(rows, state),
+        best=next((row for row in rows if row["member"] == best), None),
         combined=None if state.combined is None else Row(to_dict(state.combined)),
         ledger=ledger,
-        stopped=ended.reason if isinstance(ended, RunStopped) else None,
+        stopped=run.reason,
         run_dir=run_dir.path,
         front=[member.id for member in front_members(state)],
     )

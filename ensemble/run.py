@@ -16,8 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.events import Event, RequestAnswered, to_dict
-from ensemble.meter.ledger import build_ledger
-from ensemble.reporting import SILENT_S, describe_lost_controller, status_head, status_lines, status_rows
+from ensemble.reporting import (
+    SILENT_S,
+    RunProjection,
+    describe_lost_controller,
+    status_head,
+    status_lines,
+    status_rows,
+)
 from ensemble.reporting.notebook import LiveView, run_html
 from ensemble.reporting.results import list_epochs
 from ensemble.result import Result as Result
@@ -161,8 +167,8 @@ class Run:
     def status(self) -> list[dict[str, Any]]:
         """One row per member, as `ensemble status` shows them; see `ensemble.reporting.status_rows`."""
         status = RunStatus.load(self._dir)
-        is_lost = describe_lost_controller(self._dir, status.state, silent_s=SILENT_S) is not None
-        return status_rows(status.state, build_ledger(status.account), is_lost=is_lost)
+        driver = describe_lost_controller(self._dir, status.state, silent_s=SILENT_S)
+        return status_rows(RunProjection.from_status(status, driver))
 
     def history(self) -> Rows:
         """What members reported epoch by epoch: the rows of `metrics.csv`, also while members train.
@@ -258,9 +264,8 @@ class Run:
     def __repr__(self) -> str:
         try:
             status = RunStatus.load(self._dir)
-            state, rows = status.state, status_rows(status.state, build_ledger(status.account))
-            head = status_head(state, describe_lost_controller(self._dir, state) is not None)
-            return "\n".join([head, *status_lines(state, rows, WIDTH)])
+            run = RunProjection.from_status(status, describe_lost_controller(self._dir, status.state))
+            return "\n".join([status_head(run), *status_lines(run, status_rows(run), WIDTH)])
         except (StoreError, OSError) as error:  # the directory is gone
             return f"{type(self).__name__}({str(self.run_dir)!r}): {error}"
 

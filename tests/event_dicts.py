@@ -11,6 +11,7 @@ from ensemble import store
 from ensemble.events import VERSION, Event, decode_event, to_dict
 from ensemble.meter.ledger import Ledger
 from ensemble.meter.ledger import ledger as ledger_of
+from ensemble.reporting.run_projection import RunProjection
 from ensemble.store import RunState
 from ensemble.store.log_lines import add_crc
 
@@ -54,6 +55,11 @@ def apply_event(state: RunState, event: Mapping[str, Any] | Event) -> None:
 def ledger(events: Iterable[Mapping[str, Any] | Event]) -> Ledger:
     """`ensemble.meter.ledger.ledger` of dicts."""
     return ledger_of(map(typed, events))
+
+
+def project(events: Iterable[Mapping[str, Any] | Event], driver: str | None = None) -> RunProjection:
+    """`RunProjection.from_events` of dicts."""
+    return RunProjection.from_events(map(typed, events), driver)
 
 
 def collect_notices(events: Iterable[Mapping[str, Any] | Event]) -> list[Any]:

@@ -299,16 +299,15 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
         combined for an error, and that was not allowed; else 0.
     """
     from ensemble.controller.unfinished import check_complete
-    from ensemble.meter import ledger
-    from ensemble.reporting import status_json, status_rows, summary
+    from ensemble.reporting import RunProjection, status_json, status_rows, summary
     from ensemble.reporting.sections.quality import describe_failed_combination
-    from ensemble.store import WriteError, fold, read_events
+    from ensemble.store import WriteError, read_events
 
-    events = read_events(run_dir.events)
-    state, used = fold(events), ledger(events)
+    run = RunProjection.from_events(read_events(run_dir.events))
+    state = run.state
     if options.json != "-" and show:
-        print_styled(summary(state, used, run_dir, width=find_width()))
-    write_json(options, status_json(state, status_rows(state, used)))
+        print_styled(summary(run, run_dir, width=find_width()))
+    write_json(options, status_json(run, status_rows(run)))
     states = {member.state for member in state.members.values()}
     if "finished" not in states:
         return EXIT_FAILED

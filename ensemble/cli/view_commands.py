@@ -22,7 +22,6 @@ CHECK_S = 1.0  # between two looks whether a run that is watched still has its c
 def status(options: argparse.Namespace) -> int:
     """Show the state of the run and a row for each member."""
     from ensemble import reporting
-    from ensemble.meter.ledger import build_ledger
     from ensemble.store import RunDir, RunStatus
 
     run_dir = RunDir(options.run_dir)
@@ -31,16 +30,13 @@ def status(options: argparse.Namespace) -> int:
             raise SpecError("--watch shows a table until the run ends, and --json writes one: give one of them")
         return _watch(run_dir)
     status = RunStatus.load(run_dir)
-    state = status.state
-    used = build_ledger(status.account)
-    gone = reporting.describe_lost_controller(run_dir, state, silent_s=reporting.SILENT_S)
-    rows = reporting.status_rows(state, used, is_lost=gone is not None)
+    gone = reporting.describe_lost_controller(run_dir, status.state, silent_s=reporting.SILENT_S)
+    run = reporting.RunProjection.from_status(status, gone)
+    rows = reporting.status_rows(run)
     if options.json != "-":
-        print_lines(options, reporting.status_head(state, gone is not None))
-        print_lines(
-            options, *reporting.status_lines(state, rows, find_width()), *reporting.status_notes(state, used)
-        )
-    write_json(options, reporting.status_json(state, rows))
+        print_lines(options, reporting.status_head(run), *reporting.status_lines(run, rows, find_width()))
+        print_lines(options, *reporting.status_notes(run))
+    write_json(options, reporting.status_json(run, rows))
     if gone is not None:
         print(gone, file=sys.stderr)
     return 0

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NOT_COMBINED, Epoch
-from ensemble.reporting.dashboard.run_section import run_state
-from ensemble.reporting.ranking import best_member, finite_or_none, metric
+from ensemble.reporting.ranking import finite_or_none
+from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.status import SILENT_S, describe_lost_controller
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store import RunDir, RunState, StoreError, apply_event, read_events
@@ -52,23 +52,23 @@ class Declared:
 
     def as_row(self, name: str) -> dict[str, Any]:
         """Its row in a comparison."""
-        state, used = self.state, self.ledger.run
-        best = best_member(state)
+        driver = describe_lost_controller(self.run_dir, self.state, silent_s=SILENT_S)
+        state, run = self.state, RunProjection(self.state, self.ledger, driver)
         return {
             "run": name,
             "run_dir": str(self.run_dir.path),
-            "state": run_state(state, describe_lost_controller(self.run_dir, state, silent_s=SILENT_S))[0],
+            "state": run.word,
             "members": len(state.members),
-            "finished": sum(member.state == "finished" for member in state.members.values()),
+            "finished": run.counts["finished"],
             "objective": state.objective,
             "direction": state.direction,
-            "best_member": best.id if best is not None else None,
-            "best": metric(best, state.objective) if best is not None else None,
-            "combined": self.read_metrics("combined").get(state.objective),
+            "best_member": run.best.id if run.best is not None else None,
+            "best": run.best_value,
+            "combined": run.combined_value,
             "split": self.split if state.combined else None,
-            "cpu_s": used.cpu_s,
-            "energy_j": used.energy_j,
-            "energy_origin": used.origin,
+            "cpu_s": run.used.cpu_s,
+            "energy_j": run.used.energy_j,
+            "energy_origin": run.used.origin,
             "wall_s": state.wall_s,
         }
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from ensemble.events import RunStopped
 from ensemble.inspection.run_contents import find_foreign_files
+from ensemble.reporting.run_projection import RunProjection
 from ensemble.store import RunDir, RunState, StoreError, fold, is_locked, read_events
 
 REMOVED = "removed in part"
@@ -88,7 +88,7 @@ def find_old_runs(folder: str | os.PathLike[str], keep_s: float, now: float | No
     before = (time.time() if now is None else now) - keep_s
     old = {
         run.path: OldRun(
-            run.path, _describe_end(run.state), run.last, _measure(run.path), _find_reason(run.path, found)
+            run.path, _describe(run.state), run.last, _measure(run.path), _find_reason(run.path, found)
         )
         for run in sorted(runs, key=lambda run: run.last)
         if run.last < before
@@ -213,10 +213,8 @@ def _list_texts(pickled: bytes) -> set[str]:
     return {text if isinstance(text, str) else os.fsdecode(bytes(text)) for text in texts if len(text) < 2**16}
 
 
-def _describe_end(state: RunState) -> str:
-    if state.ended is None:
-        return "interrupted"
-    return "stopped" if isinstance(state.ended, RunStopped) else "finished"
+def _describe(state: RunState) -> str:
+    return RunProjection(state, driver="none has the lock").word
 
 
 def _find_reason(path: Path, runs: list[Path]) -> str:

@@ -6,6 +6,7 @@ predictions; nothing here is measured or decided. A figure that was estimated sa
 
 from ensemble.reporting.progress import Progress
 from ensemble.reporting.report import write_report
+from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.status import (
     SILENT_S,
     describe_lost_controller,
@@ -23,6 +24,7 @@ from ensemble.reporting.summary import summary, summary_text
 __all__ = [
     "SILENT_S",
     "Progress",
+    "RunProjection",
     "describe_lost_controller",
     "status_feeders",
     "status_head",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.reporting import text
 from ensemble.reporting.progress import head_line
 from ensemble.reporting.ranking import best_member, finite_or_none, metric, rank_members
+from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections import quality
 from ensemble.reporting.status import describe_lost_controller, status_head
 from ensemble.reporting.time_left import TimeLeftEstimator, fraction_done, member_epochs
@@ -94,7 +95,7 @@ def run_html(run_dir: RunDir) -> str:
     state = RunStatus.load(run_dir).state
     gone = describe_lost_controller(run_dir, state)
     members = list(state.members.values())[:SHOWN]
-    return _describe(status_head(state, gone is not None), state, members)
+    return _describe(status_head(RunProjection(state, driver=gone)), state, members)
 
 
 def result_html(run_dir: RunDir) -> str:
@@ -103,7 +104,7 @@ def result_html(run_dir: RunDir) -> str:
 
     state = RunStatus.load(run_dir).state
     lines = [f"{label}: {line}" if label else line for label, line in quality.describe_figures(state)]
-    return _describe(status_head(state, False), state, rank_members(state)[:SHOWN], lines)
+    return _describe(status_head(RunProjection(state)), state, rank_members(state)[:SHOWN], lines)
 
 
 def _describe(head: str, state: RunState, members: Sequence[MemberState], lines: Iterable[str] = ()) -> str:

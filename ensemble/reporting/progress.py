@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from ensemble.events import RunStopped
 from ensemble.reporting import text
-from ensemble.reporting.ranking import best_member, metric
-from ensemble.reporting.status import ATTEMPTS, describe_end
+from ensemble.reporting.ranking import metric
+from ensemble.reporting.run_projection import RunProjection
+from ensemble.reporting.status import ATTEMPTS
 from ensemble.reporting.tables import Column, lay_out
 from ensemble.reporting.time_left import TimeLeftEstimator, fraction_done, member_epochs, member_left_s
 from ensemble.store.member import ENDED
@@ -99,25 +99,17 @@ class Progress:
 
 def head_line(state: RunState, left_s: float | None) -> str:
     """Name, members by state, elapsed and left, best value, total rate: one line."""
-    counts: Counter[str] = Counter(member.state for member in state.members.values())
-    unborn = max(0, (state.declared or 0) - len(state.members))
-    counts["waiting"] += unborn
-    if state.measuring:
-        counts["waiting"] -= len(state.measuring)
-        counts["being measured"] = len(state.measuring)
-    total = sum(counts.values())
-    parts = [f"{counts['finished']}/{total} finished"]
-    parts += [f"{n} {name}" for name, n in counts.items() if n and name != "finished"]
+    run = RunProjection(state)
+    parts = [f"{run.counts['finished']}/{run.counts.total()} finished"]
+    parts += [f"{n} {name}" for name, n in run.counts.items() if name != "finished"]
     if state.combining and state.ended is None:
         parts.append(f"combining {text.count(state.combining, 'member')}")
     times = [text.clock(state.wall_s)]
     if left_s is not None and state.ended is None:
         times.append(_format_left(left_s))
-    rate = sum(m.samples_per_s or 0.0 for m in state.members.values() if m.state == "running")
-    more = [f"{text.number(rate)} samples/s"] if rate else []
-    leader = best_member(state)
-    if leader is not None:
-        more.append(f"best {leader.id} {state.objective} {text.score(metric(leader, state.objective))}")
+    more = [f"{text.number(run.samples_per_s)} samples/s"] if run.samples_per_s else []
+    if run.best is not None:
+        more.append(f"best {run.best.id} {state.objective} {text.score(run.best_value)}")
     if state.waits_for:
         more.append(f"waits for {state.waits_for}")
     return " · ".join([state.name or "run", ", ".join(parts), *times, *more])
@@ -252,7 +244,7 @@ class _Lines:
             lines.append(f"combining {text.count(state.combining, 'member')}")
         self._combining = bool(state.combining)
         if state.ended is not None and not self._ended:
-            how, hint = _describe_stop(state) or (f"run {describe_end(state)}", "")
+            how, hint = _describe_stop(state) or (f"run {RunProjection(state).word}", "")
             lines.append(" · ".join(part for part in (how, head_line(state, None), hint) if part))
         self._ended = state.ended is not None
         if lines:
@@ -292,9 +284,8 @@ class _Lines:
 
 def _describe_stop(state: RunState) -> tuple[str, str] | None:
     """Why a run was stopped and how it goes on; None of one that was not."""
-    if state.ended is None or not isinstance(state.ended, RunStopped):
-        return None
-    return f"run {describe_end(state)}", "`ensemble resume` goes on"
+    reason = RunProjection(state).reason
+    return None if reason is None else (f"run stopped ({reason})", "`ensemble resume` goes on")
 
 
 def _describe_failure(member: MemberState, said: dict[str, str]) -> str:

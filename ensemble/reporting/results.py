@@ -14,11 +14,12 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import RunStopped, to_dict
-from ensemble.meter.ledger import Ledger, Total
+from ensemble.events import to_dict
+from ensemble.meter.ledger import Total
 from ensemble.reporting.loggers.points import epoch_values
 from ensemble.reporting.model_figures import compare
-from ensemble.reporting.ranking import best_member, front_members
+from ensemble.reporting.ranking import front_members
+from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.status import status_rows
 from ensemble.store import RunState
 
@@ -65,9 +66,7 @@ def format_metrics(state: RunState) -> str:
     return text.getvalue()
 
 
-def make_results(
-    state: RunState, ledger: Ledger, per_class: Mapping[str, PerClass] | None = None
-) -> dict[str, Any]:
+def make_results(run: RunProjection, per_class: Mapping[str, PerClass] | None = None) -> dict[str, Any]:
     """What `results.json` holds, plain JSON values.
 
     Args:
@@ -81,8 +80,8 @@ def make_results(
         order of `classes` (names, or None), of the `split`, by model; None where there are none.  `totals`: of
         the run, and by role.
     """
-    best, ended = best_member(state), state.ended
-    rows = [{**row, "identity": state.members[row["member"]].identity} for row in status_rows(state, ledger)]
+    state, ledger = run.state, run.ledger
+    rows = [{**row, "identity": state.members[row["member"]].identity} for row in status_rows(run)]
     shown = compare(state.combined, (state.objective, state.direction))
     combined = {} if state.combined is None else to_dict(state.combined)
     combined = {name: value for name, value in combined.items() if name not in ("v", "t", "type")}
@@ -91,8 +90,8 @@ def make_results(
         "run": {
             "name": state.name,
             "run_id": state.run_id,
-            "state": "running" if ended is None else "stopped" if isinstance(ended, RunStopped) else "finished",
-            "reason": ended.reason if isinstance(ended, RunStopped) else None,
+            "state": run.word,
+            "reason": run.reason,
             "executor": state.executor,
             "mode": state.mode,
             "objective": state.objective,
@@ -103,12 +102,12 @@ def make_results(
             "wall_s": state.wall_s,
         },
         "members": rows,
-        "best": best.id if best is not None else None,
+        "best": run.best.id if run.best is not None else None,
         "front": [member.id for member in front_members(state)],
         "combined": combined or None,
         "figures": {each.figure.name: each.figure.as_record() for each in shown},
         "per_class": _describe_classes(per_class),
-        "totals": _as_record(ledger.run)
+        "totals": _as_record(run.used)
         | {"roles": {name: _as_record(of) for name, of in ledger.by_role().items()}},
     }
 

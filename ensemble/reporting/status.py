@@ -7,10 +7,9 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import RunStopped
-from ensemble.meter.ledger import Total
 from ensemble.reporting import text
 from ensemble.reporting.ranking import finite_or_none, other_metrics
+from ensemble.reporting.run_projection import NOTHING, RunProjection
 from ensemble.reporting.sections.cost import FULL, describe_energy, knows_full_joules
 from ensemble.reporting.sections.feeders import (
     bad_record_lines,
@@ -20,7 +19,7 @@ from ensemble.reporting.sections.feeders import (
 )
 from ensemble.reporting.sections.notices import describe_early_stop, describe_quarantine, describe_unusable
 from ensemble.reporting.sections.quality import describe_figures, describe_quality
-from ensemble.reporting.sections.time_to_solution import measure_time_to_solution, summarize
+from ensemble.reporting.sections.time_to_solution import summarize
 from ensemble.reporting.tables import Column, lay_out
 from ensemble.reporting.time_left import member_epochs
 from ensemble.store.event_log import is_locked
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ensemble.meter import Ledger
-    from ensemble.store import MemberState, RunDir, RunState
+    from ensemble.store import RunDir, RunState
 
 #: Explains the number behind a state in the tables.
 ATTEMPTS = "(2) beside a state: started twice, as after a failure, a stop or a pause"
@@ -66,28 +65,14 @@ def describe_lost_controller(run_dir: RunDir, state: RunState, *, silent_s: floa
     return f"the controller (process {pid}) is gone; {resume}"
 
 
-def status_head(state: RunState, gone: bool) -> str:
+def status_head(run: RunProjection) -> str:
     """Name, how it stands, executor, seconds at work, objective: one line."""
-    how = "interrupted" if gone else "running" if state.started is not None else "not started"
-    states = {member.state for member in state.members.values()}
-    if how == "running" and "paused" in states and states.isdisjoint(("waiting", "placed", "running")):
-        how = "paused; `ensemble resume` lets it go on"
-    how = describe_end(state) or how
+    state, word = run.state, run.word
+    word += f" ({run.reason})" if run.reason else ""
+    word += "; `ensemble resume` lets it go on" if word == "paused" else ""
     objective = f"objective {state.objective}, {state.direction}"
-    return " · ".join(
-        [state.name or "run", how, f"executor {state.executor}", text.clock(state.wall_s), objective]
-    )
-
-
-def describe_end(state: RunState) -> str | None:
-    """How a run ended, such as "finished" or "stopped (disk full)"; None of one that has not."""
-    if state.ended is None:
-        return None
-    how = "stopped" if isinstance(state.ended, RunStopped) else "finished"
-    if how == "finished" and all(member.state != "finished" for member in state.members.values()):
-        how = "ended: no member finished"
-    reason = state.ended.reason if isinstance(state.ended, RunStopped) else None
-    return how + (f" ({reason})" if reason else "")
+    where = f"executor {state.executor}"
+    return " · ".join([state.name or "run", word, where, text.clock(state.wall_s), objective])
 
 
 def status_failures(state: RunState, most: int = 10) -> str | None:
@@ -181,25 +166,17 @@ NOTES = (
 )
 
 
-def status_notes(state: RunState, ledger: Ledger) -> list[str]:
+def status_notes(run: RunProjection) -> list[str]:
     """Returns the lines below the table of members: failures, members that wait, bottlenecks, models a minute,
     energy.
     """
-    notes = [*(note(state) for note in NOTES), status_energy(state, ledger)]
-    notes += [FULL] if knows_full_joules(ledger) else []
+    notes = [*(note(run.state) for note in NOTES), status_energy(run.state, run.ledger)]
+    notes += [FULL] if knows_full_joules(run.ledger) else []
     return [lines for lines in notes if lines is not None]
 
 
-def describe_state(member: MemberState, *, is_lost: bool) -> str:
-    """Returns the state of a member; one that trained when the run's controller was lost does so no more."""
-    return "interrupted" if is_lost and member.state in ("placed", "running") else member.state
-
-
-def status_rows(state: RunState, ledger: Ledger, *, is_lost: bool = False) -> list[dict[str, Any]]:
+def status_rows(run: RunProjection) -> list[dict[str, Any]]:
     """Returns one row for each member: what `ensemble status` prints and writes, and what a `Result` holds.
-
-    Args:
-        is_lost: whether the run's controller is gone although the run has not ended (`describe_lost_controller`).
 
     Returns:
         `epoch` counts finished epochs, `metric` is the objective after the last of them, `metrics` all that was
@@ -211,12 +188,11 @@ def status_rows(state: RunState, ledger: Ledger, *, is_lost: bool = False) -> li
         keeps its best weights has `kept`, the evaluation that they are of, and `metric` and `metrics` are of
         that; one that stopped early has `early_stopping`.
     """
-    nothing = Total(0.0, None, "unavailable")
-    used, full = ledger.by_member(), ledger.by_member(full=True)
+    state, own, full = run.state, run.own, run.full
     return [
         {
             "member": member.id,
-            "state": describe_state(member, is_lost=is_lost),
+            "state": run.member_word(member),
             "epoch": member.epoch,
             "metric": member.metrics.get(state.objective),
             "node": member.node,
@@ -224,15 +200,15 @@ def status_rows(state: RunState, ledger: Ledger, *, is_lost: bool = False) -> li
             **({"lineage": lineage} if (lineage := member.identity.get("lineage")) else {}),
             "attempts": member.attempts,
             "samples_per_s": member.training_rate,
-            "cpu_s": used[member.id].cpu_s if member.id in used else None,
-            "energy_j": used.get(member.id, nothing).energy_j,
-            "energy_origin": used.get(member.id, nothing).origin,
+            "cpu_s": own[member.id].cpu_s if member.id in own else None,
+            "energy_j": own.get(member.id, NOTHING).energy_j,
+            "energy_origin": own.get(member.id, NOTHING).origin,
             "full_cpu_s": full[member.id].cpu_s if member.id in full else None,
-            "full_energy_j": full.get(member.id, nothing).energy_j,
-            "full_energy_origin": full.get(member.id, nothing).origin,
-            "mean_w": used.get(member.id, nothing).mean_w,
-            "peak_w": used.get(member.id, nothing).peak_w,
-            "gpu_s": used.get(member.id, nothing).gpu_s,
+            "full_energy_j": full.get(member.id, NOTHING).energy_j,
+            "full_energy_origin": full.get(member.id, NOTHING).origin,
+            "mean_w": own.get(member.id, NOTHING).mean_w,
+            "peak_w": own.get(member.id, NOTHING).peak_w,
+            "gpu_s": own.get(member.id, NOTHING).gpu_s,
             "metrics": member.metrics,
             "params": member.params,
             "seed": member.identity.get("seed"),
@@ -244,19 +220,18 @@ def status_rows(state: RunState, ledger: Ledger, *, is_lost: bool = False) -> li
     ]
 
 
-def status_json(state: RunState, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def status_json(run: RunProjection, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of `status_rows` for programs, and in each what is the run's: models a minute, TTTa."""
-    found = measure_time_to_solution(state)
-    figures = {"models_per_minute": found and found.per_minute, "ttta_s": found and found.ttta_s}
+    figures = {"models_per_minute": run.pace and run.pace.per_minute, "ttta_s": run.pace and run.pace.ttta_s}
     return [row | figures for row in rows]
 
 
-def status_lines(state: RunState, rows: Sequence[dict[str, Any]], width: int | None) -> list[str]:
+def status_lines(run: RunProjection, rows: Sequence[dict[str, Any]], width: int | None) -> list[str]:
     """A head and the rows of `status_rows` for a terminal of `width` columns, or as wide as they need.
 
     Where it is narrow, metrics other than the objective are left out, then figures of what was used, then nodes.
     """
-    return lay_out(list(_list_columns(state, rows)), width)
+    return lay_out(list(_list_columns(run.state, rows)), width)
 
 
 #: Columns of figures: the head, the field of a row. Where there is no room the last goes first.

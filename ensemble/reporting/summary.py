@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import NOT_COMBINED, RunFinished, RunStopped
+from ensemble.events import NOT_COMBINED, RunFinished
 from ensemble.reporting import text
 from ensemble.reporting.model_figures import ModelComparison, compare
 from ensemble.reporting.ranking import (
@@ -18,6 +18,7 @@ from ensemble.reporting.ranking import (
     rank_members,
     varied_parameters,
 )
+from ensemble.reporting.run_projection import NOTHING, RunProjection
 from ensemble.reporting.sections import Line, cost, exchange, feeders, quality, time_to_solution, training
 from ensemble.reporting.status import ATTEMPTS
 from ensemble.reporting.tables import Column, fit, lay_out
@@ -26,7 +27,6 @@ from ensemble.store.files import format_command
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ensemble.meter import Ledger
     from ensemble.store import MemberState, RunDir, RunState
 
 OTHERS = 3  # metrics besides the objective
@@ -48,12 +48,7 @@ INTERVALS = (2, 4)  # cells of a figure of the combined model
 
 
 def summary(
-    state: RunState,
-    ledger: Ledger,
-    run_dir: RunDir | Path | None = None,
-    *,
-    members: int = 20,
-    width: int | None = None,
+    run: RunProjection, run_dir: RunDir | Path | None = None, *, members: int = 20, width: int | None = None
 ) -> list[tuple[str, str]]:
     """The closing summary: texts of one or several lines, each with its style on a terminal, as rich names it.
 
@@ -61,10 +56,11 @@ def summary(
         members: how many of the best are listed, at most.
         width: columns of the terminal; None: as many as it needs.
     """
-    parts = [_list_members(state, ledger, members, width)]
+    state = run.state
+    parts = [_list_members(run, members, width)]
     if (state.combined or NOT_COMBINED).metrics and _compare_figures(state):
         parts.append(_describe_combined(state, width))
-    lines = summary_lines(state, ledger, run_dir)
+    lines = summary_lines(run, run_dir)
     labels = Column("", [label for label, _ in lines])
     texts = Column("", [line for _, line in lines], folds_to=WRAPPED)
     parts.append([(line, "") for line in lay_out([labels, texts], width)[1:]])
@@ -73,21 +69,18 @@ def summary(
 
 def summary_text(run_dir: RunDir, *, members: int = 20, width: int | None = 120) -> str:
     """The closing summary of a run as plain text without escape sequences, `width` columns wide."""
-    from ensemble.meter import ledger
-    from ensemble.store import fold, read_events
+    from ensemble.store import read_events
 
-    events = read_events(run_dir.events)
-    return "\n".join(
-        line for line, _ in summary(fold(events), ledger(events), run_dir, members=members, width=width)
-    )
+    run = RunProjection.from_events(read_events(run_dir.events))
+    return "\n".join(line for line, _ in summary(run, run_dir, members=members, width=width))
 
 
-def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None) -> list[Line]:
+def summary_lines(run: RunProjection, run_dir: RunDir | Path | None = None) -> list[Line]:
     """Returns the lines of all sections, and where to look further."""
-    lines: list[Line] = []
+    state, lines = run.state, list[Line]()
     if any(member.attempts > 1 for member in state.members.values()):
         lines.append(("state", ATTEMPTS))
-    lines += [line for summarize in SUMMARIES for line in summarize(state, ledger)]
+    lines += [line for summarize in SUMMARIES for line in summarize(state, run.ledger)]
     where = None if run_dir is None else os.fspath(run_dir)
     if where is not None:
         lines.append(("run", where))
@@ -98,11 +91,9 @@ def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None
         if failed is not None:
             lines.append(("log", f"{format_command('logs', where, failed)} shows where it failed"))
         lines += _next_steps(state, where)
-    if state.ended is not None and isinstance(state.ended, RunStopped):
-        reason = state.ended.reason or "no reason given"
-        lines.append(
-            ("stopped", reason if where is None else f"{reason}; {format_command('resume', where)} goes on")
-        )
+    if run.reason is not None:
+        hint = "" if where is None else f"; {format_command('resume', where)} goes on"
+        lines.append(("stopped", run.reason + hint))
     return lines
 
 
@@ -129,16 +120,16 @@ def _next_steps(state: RunState, where: str) -> Iterator[Line]:
         yield "next", page
 
 
-def _list_members(state: RunState, ledger: Ledger, most: int, width: int | None) -> list[tuple[str, str]]:
+def _list_members(run: RunProjection, most: int, width: int | None) -> list[tuple[str, str]]:
     """The members, best first, with as many figures of each as have room beside its hyperparameters."""
-    order = rank_members(state)
+    order = rank_members(run.state)
     shown = order[:most]
     columns = [
         Column("", [str(place) for place, _ in enumerate(shown, start=1)], is_number=True),
         Column("member", [member.id for member in shown]),
         Column("hyperparameters", _describe_members(shown, order), folds_to=WRAPPED, spare=1),
         Column("state", [m.state + (f" ({m.attempts})" if m.attempts > 1 else "") for m in shown]),
-        *_figures(state, ledger, order, shown),
+        *_figures(run, order, shown),
     ]
     styles = ["dim", *("dim" if member.state in UNFINISHED else "" for member in shown)]
     styles[1:2] = ["bold"] * bool(shown)
@@ -146,12 +137,11 @@ def _list_members(state: RunState, ledger: Ledger, most: int, width: int | None)
     return [*zip(lay_out(columns, width), styles, strict=True), *rest]
 
 
-def _figures(
-    state: RunState, ledger: Ledger, order: Sequence[MemberState], shown: Sequence[MemberState]
-) -> Iterator[Column]:
+def _figures(run: RunProjection, order: Sequence[MemberState], shown: Sequence[MemberState]) -> Iterator[Column]:
     """Columns of figures; joules in both views and the rate go last where there is no room."""
+    state = run.state
     others = [name for name in other_metrics(state) if any(metric(m, name) is not None for m in order)][:OTHERS]
-    used, full = ([ledger.member(m.id, full) for m in shown] for full in (False, True))
+    used, full = ([view.get(member.id, NOTHING) for member in shown] for view in (run.own, run.full))
     views = ([(total.energy_j, total.origin) for total in view] for view in (used, full))
     yield Column(state.objective, [text.score(metric(m, state.objective)) for m in shown], is_number=True)
     for at, name in enumerate(others):
@@ -203,8 +193,8 @@ def _describe_combined(state: RunState, width: int | None) -> list[tuple[str, st
         described = [["" if at in INTERVALS else cell for at, cell in enumerate(cells)] for cells in described]
     lines = zip(lay_out(list_columns(), width), ["dim", *(style for _, style in rows)], strict=True)
     has_figures = [True, *(any(cells) for cells in zip(*(cells[1:] for cells in described), strict=True))]
-    note = [(combined.note, "")] if combined.note else []
-    return [*itertools.compress(lines, has_figures), *note]
+    note = lay_out([Column("", [combined.note] if combined.note else [], folds_to=WRAPPED)], width)[1:]
+    return [*itertools.compress(lines, has_figures), *((line, "") for line in note)]
 
 
 def _compare_figures(state: RunState) -> list[ModelComparison]:

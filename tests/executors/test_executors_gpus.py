@@ -16,7 +16,7 @@ from ensemble.controller.session_state import SessionState
 from ensemble.executors.gpu_offers import has_changed, offer_gpus
 from ensemble.meter.gpu_activity import IN_USE, MIG, MPS, OTHER_NAMESPACE
 from ensemble.meter.gpus import GpuState
-from ensemble.reporting import status_notes
+from ensemble.reporting import RunProjection, status_notes
 from ensemble.schedule import Node
 from ensemble.store import RunState
 
@@ -187,7 +187,7 @@ def test_a_gpu_that_breaks_is_used_no_more_and_costs_no_retry(
     assert set(run.states.values()) == {"finished"}, run.said
     gpu = run.find_quarantined(BROKEN.get(befalls, "XID 48: double-bit ECC error"))
     said = f"GPU {gpu} is used no more: "
-    assert said in "\n".join(status_notes(run.state, ledger([])))
+    assert said in "\n".join(status_notes(RunProjection(run.state, ledger([]))))
     assert said in (run.path / "report.html").read_text()
 
 

@@ -22,7 +22,7 @@ from faults_members import declared
 import ensemble
 from ensemble import choice
 from ensemble.cli.parser import main
-from ensemble.reporting import status_notes, status_rows
+from ensemble.reporting import RunProjection, status_notes, status_rows
 from ensemble.store import (
     DamagedError,
     EventLog,
@@ -411,10 +411,10 @@ def test_a_hole_in_the_log_is_read_around_by_all_who_read_it(run: RunDir) -> Non
                 known.number,
                 known.weights_sha256,
             ), what
-        used = ledger(events)
-        assert len(status_rows(state, used)) == len(state.members)
+        projected = RunProjection(state, ledger(events))
+        assert len(status_rows(projected)) == len(state.members)
         said = "was left out" if "changed" in what or "version" in what else "were read around"
-        assert said in "\n".join(status_notes(state, used)), what
+        assert said in "\n".join(status_notes(projected)), what
         assert RunStatus.load(run).state.holes == state.holes
         feed = LogReader(run)
         feed.read()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import run_events as runs
-from event_dicts import collect_notices, fold, ledger
+from event_dicts import collect_notices, fold, ledger, project
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -66,7 +66,7 @@ def test_the_summary_shows_the_front_and_the_notices_say_what_an_estimated_joule
     events = minimizing(origin=origin)
     words = "an estimated joule is a weighted CPU-second"
     assert len([each for each in collect_notices(events) if words in each.text]) == (origin == "estimated")
-    lines = dict(summary_lines(fold(events), ledger(events)))
+    lines = dict(summary_lines(project(events)))
     front = front_members(fold(events))
     names = ", ".join(f"{member.id} {member.cost.energy_j:.0f} J" for member in front if member.cost)
     assert lines["Pareto front"] == f"{names} (accuracy and joules, {origin})"
@@ -76,4 +76,4 @@ def test_the_summary_shows_the_front_and_the_notices_say_what_an_estimated_joule
 
 def test_a_search_with_one_objective_has_no_front() -> None:
     events = runs.search_run()
-    assert "Pareto front" not in dict(summary_lines(fold(events), ledger(events)))
+    assert "Pareto front" not in dict(summary_lines(project(events)))

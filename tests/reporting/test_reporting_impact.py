@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import run_events as runs
-from event_dicts import fold, ledger
+from event_dicts import fold, ledger, project
 
 from ensemble.meter.impact import Impact
 from ensemble.reporting.sections.impact import measure_work, run_impact, summarize, tabulate
@@ -61,7 +61,7 @@ def test_the_summary_has_joules_per_unit_and_names_what_was_given() -> None:
     assert re.fullmatch(emitted, lines["emissions"])
     assert re.search(r"^0\.\d+ CHF estimated, .* \(given: 0.2 CHF per kWh, PUE 1.25\)$", lines["price"])
     assert not any("saved" in line or "saving" in line for line in lines.values())
-    labels = [label for label, _ in summary_lines(fold(events), ledger(events))]
+    labels = [label for label, _ in summary_lines(project(events))]
     assert labels[labels.index("energy") :][:6] == ["energy", "", "", "", "emissions", "price"]
 
 

@@ -77,11 +77,11 @@ def test_what_is_done_about_a_laggard_is_said(events: list[Event], what: str, sa
 def test_who_is_being_measured_is_said_until_something_is_known(events: list[Event]) -> None:
     declared = [{"v": 2, "t": 3.0, "type": "member", "member": f"new-{n}", "number": 90 + n} for n in range(2)]
     measuring = {"v": 2, "t": 3.0, "type": "measuring", "members": ["new-0", "new-1"]}
-    assert "2 being measured" in head_line(fold([*events, *declared, measuring]), None)
+    assert "2 measuring" in head_line(fold([*events, *declared, measuring]), None)
     half = profile(members=["new-0"])
-    assert "1 being measured" in head_line(fold([*events, *declared, measuring, half]), None)
+    assert "1 measuring" in head_line(fold([*events, *declared, measuring, half]), None)
     lost = {"v": 2, "t": 4.0, "type": "unmeasured", "members": ["new-1"], "error": "it died"}
-    assert "being measured" not in head_line(fold([*events, *declared, measuring, half, lost]), None)
+    assert "measuring" not in head_line(fold([*events, *declared, measuring, half, lost]), None)
     long = lost | {"error": "ValueError: " + "it says much " * 20}  # said in full where the member fails
     said = [collect_notices([*events, each])[-1].text for each in (lost, long)]
     assert said[0] == "new-1: not measured, placed by default estimates: it died"

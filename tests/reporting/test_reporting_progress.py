@@ -57,7 +57,7 @@ def test_lines_tell_every_end_of_an_epoch_and_every_change_of_state() -> None:
     assert "member-3 failed (lost): killed by signal 9 (SIGKILL); it will be tried again" in shown
     assert "member-6 failed (nan): loss is nan at epoch 5" in shown
     assert "left" in shown
-    assert "run finished · digits · 7/8 finished, 1 failed" in shown.splitlines()[-1]
+    assert "run finished, with failures · digits · 7/8 finished, 1 failed" in shown.splitlines()[-1]
 
 
 def test_the_first_line_says_how_many_epochs_the_members_train() -> None:
@@ -146,7 +146,7 @@ def test_a_reason_is_said_once_and_a_run_without_a_member_that_finished_has_not_
     assert said.count("no file w.bin") == 1
     assert "member-0 failed (error): the same again" in said and "member-1 failed (error): as member-0 did" in said
     assert "run finished" not in said
-    assert "run ended: no member finished · digits · 0/2 finished" in said or isinstance(stream, Terminal)
+    assert "run failed · digits · 0/2 finished" in said or isinstance(stream, Terminal)
 
 
 def test_the_last_line_of_a_run_that_was_stopped_says_why_and_how_it_goes_on(

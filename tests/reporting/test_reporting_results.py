@@ -6,14 +6,15 @@ import csv
 import io
 import json
 
-from event_dicts import fold, ledger
+from event_dicts import fold, project
 from run_events import list_run
 
 from ensemble.reporting import status_rows
 from ensemble.reporting.results import EPOCH_COLUMNS, format_metrics, make_results
 
 EVENTS = list_run()
-STATE, USED = fold(EVENTS), ledger(EVENTS)
+RUN = project(EVENTS)
+STATE, USED = RUN.state, RUN.ledger
 
 
 def test_the_table_has_each_epoch_of_each_members_lineage_once_with_all_digits() -> None:
@@ -42,9 +43,9 @@ def test_metrics_that_only_some_report_are_empty_for_the_others() -> None:
 
 
 def test_the_results_agree_with_the_status_and_the_ledger() -> None:
-    found = json.loads(json.dumps(make_results(STATE, USED), allow_nan=False))
-    assert found["run"]["state"] == "finished" and found["run"]["name"] == "digits"
-    for row, result in zip(status_rows(STATE, USED), found["members"], strict=True):
+    found = json.loads(json.dumps(make_results(RUN), allow_nan=False))
+    assert found["run"]["state"] == "finished, with failures" and found["run"]["name"] == "digits"
+    for row, result in zip(status_rows(RUN), found["members"], strict=True):
         assert {name: result[name] for name in row} == json.loads(json.dumps(row))
         assert result["params"] == STATE.members[row["member"]].params
     best = max((m for m in STATE.members.values() if m.state == "finished"), key=lambda m: m.metrics["accuracy"])
@@ -56,5 +57,5 @@ def test_the_results_agree_with_the_status_and_the_ledger() -> None:
 
 def test_a_run_that_was_stopped_says_why() -> None:
     stopped = {"v": 2, "t": EVENTS[-1]["t"], "type": "run_stopped", "reason": "request"}
-    found = make_results(fold([*EVENTS[:60], stopped]), ledger(EVENTS[:60]))
+    found = make_results(project([*EVENTS[:60], stopped]))
     assert (found["run"]["state"], found["run"]["reason"]) == ("stopped", "request")

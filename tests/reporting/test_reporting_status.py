@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import run_events as runs
-from event_dicts import fold, ledger
+from event_dicts import fold, ledger, project
 
 from ensemble.reporting import (
     describe_lost_controller,
@@ -31,11 +31,11 @@ from ensemble.store import EventLog, RunDir
 
 
 def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return status_rows(fold(events), ledger(events))
+    return status_rows(project(events))
 
 
 def shown(events: list[dict[str, Any]], width: int) -> list[str]:
-    return status_lines(fold(events), rows_of(events), width)
+    return status_lines(project(events), rows_of(events), width)
 
 
 @pytest.mark.parametrize("until", [9.0, 1e9])
@@ -82,7 +82,7 @@ def test_rows_have_both_views_and_watts_beside_the_public_fields() -> None:
 def test_joules_have_three_digits_however_few_they_are(width: int) -> None:
     events = runs.list_run()
     rows = [row | {"energy_j": 1.2345, "full_energy_j": 0.0567, "peak_w": 12.3456} for row in rows_of(events)]
-    head, line, *_ = [re.split("  +", each) for each in status_lines(fold(events), rows, width)]
+    head, line, *_ = [re.split("  +", each) for each in status_lines(project(events), rows, width)]
     shown = dict(zip(head, line, strict=True))
     assert shown["J (estimated)"] == "1.23" and shown.get("full J", "0.0567") == "0.0567"
     assert shown.get("peak W", "12.3") == "12.3" and ("peak W" in shown) == (width == 1000)
@@ -91,7 +91,7 @@ def test_joules_have_three_digits_however_few_they_are(width: int) -> None:
 def test_joules_of_either_view_have_an_origin_of_their_own_where_one_differs() -> None:
     events = runs.list_run()
     rows = [row | {"energy_origin": "attributed", "energy_j": 1.0} for row in rows_of(events)]
-    head, line, *_ = [re.split("  +", each) for each in status_lines(fold(events), rows, 1000)]
+    head, line, *_ = [re.split("  +", each) for each in status_lines(project(events), rows, 1000)]
     shown = dict(zip(head, line, strict=True))
     assert shown["J"] == "1 attributed"
     assert shown["full J"] == f"{number(rows[0]['full_energy_j'])} {rows[0]['full_energy_origin']}"
@@ -101,13 +101,13 @@ def test_joules_of_either_view_have_an_origin_of_their_own_where_one_differs() -
 def test_the_run_s_energy_and_its_source_stand_below_the_table() -> None:
     events = runs.measured(runs.list_run())
     used = ledger(events)
-    (line,) = [line for line in status_notes(fold(events), used) if line.startswith("energy: ")]
+    (line,) = [line for line in status_notes(project(events)) if line.startswith("energy: ")]
     assert line.startswith(f"energy: {joules(used.run.energy_j)} attributed, of {joules(used.total.energy_j)} ")
     assert line.endswith("(source: RAPL package-0)") and "\n" not in line
     begun = runs.just_started()
-    assert not [line for line in status_notes(fold(begun), ledger(begun)) if "energy" in line], "it may come yet"
+    assert not [line for line in status_notes(project(begun)) if "energy" in line], "it may come yet"
     without = [event for event in runs.list_run() if event["type"] != "power"]
-    (line,) = [line for line in status_notes(fold(without), ledger(without)) if "energy" in line]
+    (line,) = [line for line in status_notes(project(without)) if "energy" in line]
     assert line == "energy: unavailable: no node has a power source that could be read"
 
 
@@ -117,10 +117,11 @@ def test_an_attempt_after_the_first_is_marked() -> None:
 
 
 def test_the_head_tells_how_the_run_stands() -> None:
-    running, ended = fold(runs.list_run(until=9.0)), fold(runs.list_run())
-    assert status_head(running, gone=False) == "digits · running · executor local · 0:08 · objective accuracy, max"
-    assert "digits · interrupted" in status_head(running, gone=True)
-    assert "digits · finished" in status_head(ended, gone=False)
+    events = runs.list_run(until=9.0)
+    head = status_head(project(events))
+    assert head == "digits · running · executor local · 0:08 · objective accuracy, max"
+    assert "digits · interrupted" in status_head(project(events, "it is gone"))
+    assert "digits · finished, with failures ·" in status_head(project(runs.list_run()))
 
 
 def test_a_node_that_cannot_be_used_is_named_until_it_can() -> None:
@@ -134,9 +135,8 @@ def test_a_node_that_cannot_be_used_is_named_until_it_can() -> None:
 
 def test_no_member_is_running_once_the_controller_is_gone() -> None:
     events = runs.list_run(until=9.0)
-    state, used = fold(events), ledger(events)
-    before = {row["member"]: row["state"] for row in status_rows(state, used)}
-    after = {row["member"]: row["state"] for row in status_rows(state, used, is_lost=True)}
+    before = {row["member"]: row["state"] for row in rows_of(events)}
+    after = {row["member"]: row["state"] for row in status_rows(project(events, "it is gone"))}
     assert set(before.values()) & {"placed", "running"}
     assert after == {name: "interrupted" if was in ("placed", "running") else was for name, was in before.items()}
 
@@ -189,10 +189,10 @@ def test_all_metrics_appear_where_there_is_room() -> None:
 
 def test_models_a_minute_are_in_the_lines_and_the_same_in_each_row_for_programs() -> None:
     events = runs.list_run()
-    state, rows = fold(events), status_json(fold(events), rows_of(events))
-    line = status_time_to_solution(state)
+    rows = status_json(project(events), rows_of(events))
+    line = status_time_to_solution(fold(events))
     assert line is not None and f"{rows[0]['models_per_minute']:.1f} a minute" in line
     assert len({(row["models_per_minute"], row["ttta_s"]) for row in rows}) == 1 and rows[0]["ttta_s"] > 0
-    early = fold(runs.list_run(until=2.0))
-    assert status_time_to_solution(early) is None and early.members
+    early = project(runs.list_run(until=2.0))
+    assert status_time_to_solution(early.state) is None and early.state.members
     assert status_json(early, [{}]) == [{"models_per_minute": None, "ttta_s": None}]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import run_events as runs
-from event_dicts import fold, ledger
+from event_dicts import fold, ledger, project
 
 from ensemble.reporting import status_feeders, status_rows, summary
 from ensemble.store import RunDir
@@ -28,7 +28,7 @@ def summary_text(*given: Any, width: int = 110) -> str:
 
 def test_members_are_ranked_by_the_objective_with_failed_ones_last(events: Any) -> None:
     state = fold(events)
-    lines = [line for line in summary_text(state, ledger(events)).splitlines() if "member-" in line]
+    lines = [line for line in summary_text(project(events)).splitlines() if "member-" in line]
     order = [line.split()[1] for line in lines[:8]]
     finished = [m for m in state.members.values() if m.state == "finished"]
     by_accuracy = sorted(finished, key=lambda m: -m.metrics["accuracy"])
@@ -39,14 +39,14 @@ def test_members_are_ranked_by_the_objective_with_failed_ones_last(events: Any) 
 def test_a_smaller_objective_is_better_when_the_run_says_so(events: Any) -> None:
     turned = [e | {"objective": "loss", "direction": "min"} if e["type"] == "run_started" else e for e in events]
     state = fold(turned)
-    lines = [line for line in summary_text(state, ledger(turned)).splitlines() if "member-" in line]
+    lines = [line for line in summary_text(project(turned)).splitlines() if "member-" in line]
     finished = [m for m in state.members.values() if m.state == "finished"]
     assert lines[0].split()[1] == min(finished, key=lambda m: m.metrics["loss"]).id
 
 
 def test_combined_stands_beside_the_best_and_the_mean_member(events: Any) -> None:
     state = fold(events)
-    shown = summary_text(state, ledger(events))
+    shown = summary_text(project(events))
     metrics = state.combined.metrics
     for key, words in (
         ("ensemble", "combined (average, 7 members)"),
@@ -62,7 +62,7 @@ def test_combined_stands_beside_the_best_and_the_mean_member(events: Any) -> Non
 def test_costs_name_reuse_roles_and_the_origin_of_the_energy(events: Any, tmp_path: Path) -> None:
     book = ledger(events)
     (tmp_path / "report.html").touch()
-    shown = summary_text(fold(events), book, RunDir(tmp_path))
+    shown = summary_text(project(events), RunDir(tmp_path))
     assert f"each was used {book.reuse.factor:.2f} times" in shown
     for words in ("starting up", "training", "preparing samples", "feeding", "orchestrating"):
         assert words in shown
@@ -74,7 +74,7 @@ def test_costs_name_reuse_roles_and_the_origin_of_the_energy(events: Any, tmp_pa
 
 def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help(events: Any) -> None:
     def named(shown: list[Event]) -> str:
-        lines = " ".join(summary_text(fold(shown), ledger(shown)).split())
+        lines = " ".join(summary_text(project(shown)).split())
         return lines.partition("bottleneck ")[2].partition("CPU time")[0].strip()
 
     def told(cores: int, processes: int, node: str = "node-0", **levels: float) -> list[Event]:
@@ -110,14 +110,14 @@ def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help(events: Any
 
 def test_energy_that_could_not_be_had_is_called_unavailable() -> None:
     events = runs.search_run()
-    shown = summary_text(fold(events), ledger(events))
+    shown = summary_text(project(events))
     assert "unavailable" in shown and "0 J" not in shown
     assert "and 4 more" in shown, "of 24 trials the best 20 are listed"
 
 
 def test_a_run_that_just_started_has_a_summary_without_a_combined_model() -> None:
     events = runs.just_started()
-    shown = summary_text(fold(events), ledger(events))
+    shown = summary_text(project(events))
     assert "none prepared yet" in shown and "combined" not in shown and "next" not in shown
 
 
@@ -127,7 +127,7 @@ def test_a_run_that_has_ended_says_what_can_be_done_next_and_where_the_model_lie
         return lines[next(at for at, line in enumerate(lines) if line.startswith(("model ", "next "))) :]
 
     def wide(shown: list[Event]) -> list[str]:
-        return summary_text(fold(shown), ledger(shown), Path("runs/digits"), width=300).splitlines()
+        return summary_text(project(shown), Path("runs/digits"), width=300).splitlines()
 
     load = '`ensemble.load("runs/digits")` in Python gives the combined model'
     page = "`ensemble dashboard runs/digits` shows the run in a browser"
@@ -150,16 +150,16 @@ def test_a_calibration_that_is_not_distinguishable_from_0_is_called_so(events: A
         found = event.get("intervals") or {}
         return event | {"intervals": {**found, "best": {**found.get("best", {}), "ece": [0.0, 0.0]}}}
 
-    assert "0 within noise" not in summary_text(fold(events), ledger(events))
+    assert "0 within noise" not in summary_text(project(events))
     clipped = [clip(e) if e["type"] == "combined" else e for e in events]
-    shown = summary_text(fold(clipped), ledger(clipped))
+    shown = summary_text(project(clipped))
     assert "0 within noise" in shown and "0.0000 … 0.0000" not in shown
 
 
 def test_combination_that_was_refused_has_no_table(events: Any) -> None:
     none = {"metrics": None, "reason": "no class", "members": [], "weights": {}}
     refused = [e | none if e["type"] == "combined" else e for e in events]
-    shown = summary_text(fold(refused), ledger(refused))
+    shown = summary_text(project(refused))
     assert "best member" not in shown
     (line,) = [line for line in shown.splitlines() if line.startswith("combined")]
     assert "none: no class" in line
@@ -168,12 +168,12 @@ def test_combination_that_was_refused_has_no_table(events: Any) -> None:
 def test_a_run_that_was_stopped_ends_with_the_reason_and_how_it_goes_on(events: Any, tmp_path: Path) -> None:
     stopped = [e for e in events if e["t"] < runs.START + 9]
     stopped.append({"v": 2, "t": stopped[-1]["t"], "type": "run_stopped", "reason": "disk full"})
-    last = summary_text(fold(stopped), ledger(stopped), Path("runs/digits")).splitlines()[-1]
+    last = summary_text(project(stopped), Path("runs/digits")).splitlines()[-1]
     assert last.split(maxsplit=1) == ["stopped", "disk full; `ensemble resume runs/digits` goes on"]
 
 
 def test_records_that_could_not_be_prepared_are_not_called_skipped(events: Any) -> None:
-    shown = " ".join(summary_text(fold(events), ledger(events)).split())
+    shown = " ".join(summary_text(project(events)).split())
     assert "4 could not be prepared" in shown and "skipped" not in shown
 
 
@@ -183,7 +183,7 @@ def test_wall_time_leaves_out_the_hours_between_a_kill_and_a_resume(events: Any)
     resumed = [*killed, again, again | {"type": "run_finished", "t": again["t"] + 5.0}]
     at_work = killed[-1]["t"] - killed[0]["t"] + 5.0
     assert fold(resumed).wall_s == pytest.approx(at_work)
-    (line,) = [x for x in summary_text(fold(resumed), ledger(resumed)).splitlines() if x.startswith("wall time")]
+    (line,) = [x for x in summary_text(project(resumed)).splitlines() if x.startswith("wall time")]
     assert line.split(maxsplit=2)[2] == f"{round(at_work)} s"
 
 
@@ -194,9 +194,9 @@ def test_samples_a_second_are_those_of_training_in_every_place(events: Any) -> N
         e | {"samples_per_s": rates.get(e["epoch"] % 2), "wall_s": 40.0} if e["type"] == "epoch" else e
         for e in events
     ]
-    (row,) = [row for row in status_rows(fold(slow), ledger(slow)) if row["member"] == "member-0"]
+    (row,) = [row for row in status_rows(project(slow)) if row["member"] == "member-0"]
     assert row["samples_per_s"] == pytest.approx(2 * 5000 / (10 + 20))
-    (line,) = [x for x in summary_text(fold(slow), ledger(slow)).splitlines() if "member-0 " in x and "width" in x]
+    (line,) = [x for x in summary_text(project(slow)).splitlines() if "member-0 " in x and "width" in x]
     assert " 333 " in line
 
 
@@ -204,13 +204,13 @@ def test_samples_a_second_are_those_of_training_in_every_place(events: Any) -> N
     ("width", "shown"),
     [
         (60, []),
-        (100, ["hyperparameters", "samples/s", "CPU-s"]),
+        (100, ["hyperparameters", "samples/s", "CPU-s", "full J"]),
         (140, ["hyperparameters", "loss", "samples/s", "CPU-s", "full J", "mean W"]),
     ],
 )
 def test_the_table_of_members_shows_whole_columns_as_many_as_have_room(width: int, shown: list[str]) -> None:
     events = runs.measured(runs.list_run())
-    head, *lines = summary_text(fold(events), ledger(events), width=width).splitlines()
+    head, *lines = summary_text(project(events), width=width).splitlines()
     names = re.split("  +", head.strip())
     assert [name for name in names if name not in ("member", "state", "accuracy", "J (attributed)")] == shown
     assert {"member", "state", "accuracy", "J (attributed)"} <= set(names)
@@ -221,15 +221,15 @@ def test_members_that_do_not_differ_show_their_hyperparameters() -> None:
     for members in (1, 3):
         events = runs.list_run(members=members)
         same = [e | {"params": {"width": 8, "lr": 0.5}} if e["type"] == "member" else e for e in events]
-        lines = summary_text(fold(same), ledger(same)).splitlines()
-        rows = [line for line in lines if re.match(r" +\d +member-\d ", line)]
+        lines = summary_text(project(same)).splitlines()
+        rows = [line for line in lines if re.match(r" *\d +member-\d ", line)]
         assert len(rows) == members
         assert all("width 8, lr 0.5" in row for row in rows)
 
 
 def test_causes_of_failures_are_named_once_with_the_log_that_shows_more(events: Any) -> None:
     name = Path("runs/a run")
-    lines = summary_text(fold(events), ledger(events), name).splitlines()
+    lines = summary_text(project(events), name).splitlines()
     (cause,) = [line for line in lines if line.startswith("failed")]
     assert "member-6 (nan): loss is nan at epoch 5, step 12" in cause and "lost" not in "".join(lines[-20:])
     assert any(line.split()[:4] == ["log", "`ensemble", "logs", "'runs/a"] for line in lines)
@@ -244,7 +244,7 @@ def test_causes_of_failures_are_named_once_with_the_log_that_shows_more(events: 
         }
 
     failed = [fail(event) if event["type"] == "finished" else event for event in runs.list_run()]
-    text = summary_text(fold(failed), ledger(failed))
+    text = summary_text(project(failed))
     assert re.findall(r"^(?:failed)? +(member-\d.*\(.*)$", text, re.MULTILINE) == [
         "member-3 and 3 others (error): no file for 3",
         "member-0 (error): no file for 0",
@@ -252,4 +252,4 @@ def test_causes_of_failures_are_named_once_with_the_log_that_shows_more(events: 
     ]
     assert "and 2 others, for other causes: see `ensemble status`" in text
     finished = runs.list_run(members=2)
-    assert "failed" not in summary_text(fold(finished), ledger(finished), name)
+    assert "failed" not in summary_text(project(finished), name)

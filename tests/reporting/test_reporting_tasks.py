@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import task_events as tasks
-from event_dicts import fold, ledger, typed
+from event_dicts import fold, project, typed
 
 from ensemble.combine.tasks import find_math
 from ensemble.reporting.loggers.points import describe_end
@@ -25,7 +25,7 @@ from ensemble.spec.task import KINDS, Kind, Task
 
 
 def show(events: list[Any], width: int) -> str:
-    return "\n".join(line for line, _ in summary(fold(events), ledger(events), width=width))
+    return "\n".join(line for line, _ in summary(project(events), width=width))
 
 
 def test_a_direction_is_that_of_the_name_unless_the_run_declares_another() -> None:
@@ -99,7 +99,7 @@ def test_the_summary_has_the_figures_of_the_task_with_interval_difference_and_no
 
 def test_status_names_the_combined_model_its_noise_and_its_uncertainty() -> None:
     events = tasks.task_run("multilabel")
-    notes = "\n".join(status_notes(fold(events), ledger(events)))
+    notes = "\n".join(status_notes(project(events)))
     assert "combined: F1, macro ↑ 0." in notes and "within noise" in notes and "on the test split" in notes
     assert (
         "uncertainty: total 0.4000, aleatoric 0.2500, epistemic 0.1500 nats" in notes
@@ -108,14 +108,14 @@ def test_status_names_the_combined_model_its_noise_and_its_uncertainty() -> None
     for members, says in (([], "combined: none: no class"), (["member-0"], "combined: by average: no class")):
         without = {"metrics": None, "reason": "no class", "members": members}
         refused = [e | without if e["type"] == "combined" else e for e in events]
-        assert says in "\n".join(status_notes(fold(refused), ledger(refused)))
+        assert says in "\n".join(status_notes(project(refused)))
 
 
 def test_sets_of_everything_are_said_to_be_for_want_of_samples() -> None:
     everything = {"absolute": {"level": 0.9, "threshold": None, "coverage": 1.0}}
     usual = tasks.task_run("regression")
     events = [e | {"conformal": everything} if e["type"] == "combined" else e for e in usual]
-    notes, before = ("\n".join(status_notes(fold(each), ledger(each))) for each in (events, usual))
+    notes, before = ("\n".join(status_notes(project(each))) for each in (events, usual))
     assert "coverage 1.0000, too few samples to calibrate on: everything is predicted" in notes
     assert "too few" not in before
 
@@ -129,12 +129,12 @@ def test_what_is_measured_on_the_validation_split_is_not_said_to_be_of_a_test_sp
 
 def test_results_loggers_and_metrics_have_figures_intervals_and_uncertainty() -> None:
     events = tasks.task_run("gaussian")
-    state, book = fold(events), ledger(events)
-    event = state.combined
-    results = make_results(state, book)
+    run = project(events)
+    event = run.state.combined
+    results = make_results(run)
     assert results["figures"]["crps"] == describe_figure("crps").as_record()
     assert results["combined"]["intervals"] == event.intervals
-    values = describe_end(state, book).values
+    values = describe_end(run).values
     assert values["ensemble/crps"] == event.metrics["ensemble"]["crps"]
     assert values["difference/crps_low"] == event.intervals["difference"]["crps"][0]
     assert values["uncertainty/epistemic"] == 0.15 and values["shifted/total/auroc"] == 0.83

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_dicts import fold, ledger, lines
+from event_dicts import lines, project
 from event_dicts import lines as log_lines
 
-from ensemble.meter.ledger import build_ledger
-from ensemble.reporting import status_rows
+from ensemble.reporting import RunProjection, status_rows
 from ensemble.store import RunDir, RunStatus
 
 Event = dict[str, Any]
@@ -27,11 +26,11 @@ def every_event_is_worth_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return status_rows(fold(events), ledger(events))
+    return status_rows(project(events))
 
 
 def rows(standing: RunStatus) -> list[dict[str, Any]]:
-    return status_rows(standing.state, build_ledger(standing.account))
+    return status_rows(RunProjection.from_status(standing))
 
 
 def a_run(seed: int, members: int = 6) -> list[Event]:

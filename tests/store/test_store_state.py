@@ -2,7 +2,7 @@ import time
 from typing import Any
 
 import pytest
-from event_dicts import apply_event, fold, ledger, typed
+from event_dicts import apply_event, fold, ledger, project, typed
 
 from ensemble.events import Epoch
 from ensemble.reporting import status_rows
@@ -19,7 +19,7 @@ def started(resumed: bool = False) -> tuple[str, dict[str, Any]]:
 
 
 def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return status_rows(fold(events), ledger(events))
+    return status_rows(project(events))
 
 
 def of(kind: str, number: int = 0, attempt: int = 0, **fields: Any) -> tuple[str, dict[str, Any]]:

@@ -152,7 +152,7 @@ class LogReader:
     def describe_head(self) -> dict[str, Any]:
         """How the run stands now, for a list of runs."""
         self.read()
-        return describe_head(self.run_dir.path.name, self.view.state, self.view.driver)
+        return describe_head(self.run_dir.path.name, self.view.project(), with_used=False)
 
     def copy_state(self) -> RunState:
         """The present state; what happens later changes its members no more."""

@@ -24,9 +24,10 @@ from ensemble.meter.ledger import Ledger, build_ledger
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.curves import Curves
 from ensemble.reporting.dashboard.power_series import PowerSeries
-from ensemble.reporting.dashboard.run_section import describe_run, is_lost
+from ensemble.reporting.dashboard.run_section import describe_run
 from ensemble.reporting.dashboard.streams import StreamRates, describe_streams
 from ensemble.reporting.dashboard.tables import describe_tables
+from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections.notices import Notice, NoticeCollector
 from ensemble.reporting.time_left import TimeLeftEstimator
 from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, leave_out
@@ -193,19 +194,20 @@ class RunView:
         return describe_tables(self.state, known or build_ledger(self._account))
 
     def _member_rows(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        members, lost = self.state.members, is_lost(self.state, self.driver)
-        return {
-            name: rows.member_row(self.state, members[name], is_lost=lost) for name in names if name in members
-        }
+        members, run = self.state.members, self.project()
+        return {name: rows.member_row(run, members[name]) for name in names if name in members}
+
+    def project(self) -> RunProjection:
+        """What is known of the run; what was used may be some seconds old."""
+        return RunProjection(self.state, self._ledger or build_ledger(self._account), self.driver)
 
     def _list_nodes(self) -> list[dict[str, Any]]:
-        return rows.list_nodes(self.state, self._power.last, is_lost=is_lost(self.state, self.driver))
+        return rows.list_nodes(self.project(), self._power.last)
 
     def _describe_run(self) -> dict[str, Any]:
         began = self._clock()
         left_s = self._estimator.left_s(self.state)
-        ledger = self._ledger or build_ledger(self._account)
-        found = describe_run(self.run_dir.path.name, self.state, ledger, left_s, self.driver)
+        found = describe_run(self.run_dir.path.name, self.project(), left_s)
         self._paces["run"].note(began, self._clock())
         return found
 
@@ -216,7 +218,7 @@ class RunView:
         began = self._clock()
         self._account.settle()
         self._ledger, self._ledger_offset = build_ledger(self._account), self.offset
-        self._cost = rows.describe_cost(self.state, self._ledger)
+        self._cost = rows.describe_cost(self.project())
         self._paces["cost"].note(began, self._clock())
         return self._cost
 

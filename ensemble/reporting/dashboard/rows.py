@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NodeChanged, Power
-from ensemble.reporting.dashboard.run_section import member_state
 from ensemble.reporting.ranking import finite_or_none, metric
+from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections import cost as cost_section
 from ensemble.reporting.sections import time_to_solution
 from ensemble.reporting.time_left import fraction_done, member_epochs, member_left_s
 
 if TYPE_CHECKING:
-    from ensemble.meter.ledger import Ledger, Total
+    from ensemble.meter.ledger import Total
     from ensemble.store.member import MemberState
     from ensemble.store.state import RunState
 
@@ -83,21 +83,17 @@ ADVICE = {
 }
 
 
-def member_row(state: RunState, member: MemberState, *, is_lost: bool = False) -> list[Any]:
-    """Returns a member's row, by `COLUMNS`.
-
-    Args:
-        is_lost: whether the process that drives the run is gone.
-    """
-    own = member.identity
+def member_row(run: RunProjection, member: MemberState) -> list[Any]:
+    """Returns a member's row, by `COLUMNS`."""
+    state, own = run.state, member.identity
     memory_gb = member.history[-1].memory_gb if member.history else None
     checkpoint = member.checkpoint.epoch if member.checkpoint is not None else None
     train_s, waited_s, sync_s = (_add_up(member, name) for name in ("train_s", "waited_s", "sync_s"))
-    left_s = member_left_s(state, member) if state.ended is None and not is_lost else None
+    left_s = member_left_s(state, member) if state.ended is None and not run.is_lost else None
     failed = member.reason if member.error else None
     workers = own.get("workers", 1)
     return [
-        *(member.id, member.number, member_state(state, member, is_lost=is_lost)),
+        *(member.id, member.number, run.member_word(member)),
         *(member.epoch, member_epochs(state, member)),
         *(
             member.step,
@@ -138,14 +134,13 @@ def list_spans(member: MemberState) -> list[list[Any]]:
     ]
 
 
-def list_nodes(state: RunState, power: Mapping[str, Power], *, is_lost: bool = False) -> list[dict[str, Any]]:
+def list_nodes(run: RunProjection, power: Mapping[str, Power]) -> list[dict[str, Any]]:
     """Returns each node with its GPUs.
 
     Args:
         power: the last `power` event of each node.
-        is_lost: whether the process that drives the run is gone.
     """
-    is_over = is_lost or state.ended is not None
+    state, is_over = run.state, run.is_lost or run.state.ended is not None
     return [_describe_node(state, name, power.get(name), is_over=is_over) for name in state.nodes]
 
 
@@ -189,9 +184,9 @@ def _describe_node(state: RunState, name: str, power: Power | None, *, is_over: 
     }
 
 
-def describe_cost(state: RunState, ledger: Ledger) -> dict[str, Any]:
+def describe_cost(run: RunProjection) -> dict[str, Any]:
     """Returns what was used: by member, by role, by both, and in sentences."""
-    direct, full = ledger.by_member(), ledger.by_member(full=True)
+    state, ledger, full = run.state, run.ledger, run.full
     roles, full_j = ledger.by_role(), dict[str, float]()
     by_member_role: dict[str, dict[str, list[float | None]]] = {}
     for row in ledger.rows:
@@ -205,7 +200,7 @@ def describe_cost(state: RunState, ledger: Ledger) -> dict[str, Any]:
     return {
         "members": {
             "columns": list(COST_COLUMNS),
-            "rows": {name: _cost_row(direct.get(name), full[name]) for name in full if name in state.members},
+            "rows": {name: _cost_row(run.own.get(name), full[name]) for name in full if name in state.members},
         },
         "roles": [
             {

@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.meter.ledger import build_ledger
 from ensemble.reporting.dashboard.run_section import describe_head
+from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.status import SILENT_S, describe_lost_controller
 from ensemble.store import RunDir, RunStatus, StoreError
 from ensemble.store.event_handlers import EVENT_ERRORS
 from ensemble.store.files import write_json
 
 if TYPE_CHECKING:
-    from ensemble.meter.ledger import Ledger
-    from ensemble.store import RunState
+    pass
 
 LEVELS = 2
 SCAN_S = 2.0
@@ -45,7 +44,7 @@ FIELDS = (
 SUMMARY_VERSION = 1
 
 
-def write_summary(run_dir: RunDir, state: RunState, ledger: Ledger) -> None:
+def write_summary(run_dir: RunDir, run: RunProjection) -> None:
     """Write the row of a run that has ended beside its log: a list of many runs need not read their logs.
 
     The row counts as long as the log has as many bytes as now.
@@ -53,7 +52,7 @@ def write_summary(run_dir: RunDir, state: RunState, ledger: Ledger) -> None:
     Raises:
         WriteError: it cannot be written.
     """
-    row = describe_head(run_dir.path.name, state, None, ledger)
+    row = describe_head(run_dir.path.name, run)
     write_json(run_dir.summary, {"v": SUMMARY_VERSION, "log_bytes": run_dir.events.stat().st_size, "row": row})
 
 
@@ -195,9 +194,7 @@ class RunList:
                 if is_lost:
                     known.status = None
                 return
-            row = describe_head(
-                path.name, status.state, lost, build_ledger(status.account) if self._with_used else None
-            )
+            row = describe_head(path.name, RunProjection.from_status(status, lost), with_used=self._with_used)
         except FileNotFoundError:
             self._known[key] = _Known(_name_row(key, path, "not started"), read_at=known.read_at)
             return

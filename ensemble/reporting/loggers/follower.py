@@ -8,6 +8,7 @@ from ensemble.events import Event
 from ensemble.meter.ledger import build_ledger
 from ensemble.reporting.loggers.base import Kept, Logger, LostRecordsError
 from ensemble.reporting.loggers.points import EpochEnded, Point, PointReader, describe_end
+from ensemble.reporting.run_projection import RunProjection
 from ensemble.store import RunDir, RunStatus, apply_event, read_events
 from ensemble.store.follower import LogFollower
 
@@ -57,7 +58,8 @@ class Follower:
         if last is not None:
             status.account.apply(last)
             apply_event(state, last)
-        self._kept.save(self._events, self._logger.end(describe_end(state, build_ledger(status.account)), state))
+        end = describe_end(RunProjection(state, build_ledger(status.account)))
+        self._kept.save(self._events, self._logger.end(end, state))
 
     def close(self) -> None:
         """Close the logger."""

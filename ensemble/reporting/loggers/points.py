@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ensemble.events import NOT_COMBINED, Combined, Epoch, Event, MemberDeclared, RunFinished, Started
-from ensemble.meter.ledger import Ledger, Total
+from ensemble.meter.ledger import Total
 from ensemble.reporting.ranking import finite_or_none
+from ensemble.reporting.run_projection import NOTHING, RunProjection
 from ensemble.reporting.sections import quality
 from ensemble.store import MemberState, RunState, apply_event
 from ensemble.store.member import ENDED
@@ -161,21 +162,18 @@ def epoch_values(epoch: Epoch) -> dict[str, float]:
     return _drop_missing(values)
 
 
-def describe_end(state: RunState, ledger: Ledger) -> RunEnd:
-    """How the run and each member stand; `ledger` is that of the same events, the last one included."""
-    t, total = state.updated or 0.0, ledger.run
-    own, full = ledger.by_member(), ledger.by_member(full=True)
-    nothing = Total(0.0, None, "unavailable")
+def describe_end(run: RunProjection) -> RunEnd:
+    """How the run and each member stand."""
+    state, t = run.state, run.state.updated or 0.0
     members = {
-        member.id: _describe_member(member, own.get(member.id, nothing), full.get(member.id, nothing), t)
+        member.id: _describe_member(member, run.own.get(member.id, NOTHING), run.full.get(member.id, NOTHING), t)
         for member in state.members.values()
     }
-    values = _cost_values(total, None)
+    values = _cost_values(run.used, None)
     values |= combined_values(state.combined or NOT_COMBINED)
-    states = [str(member.state) for member in state.members.values()]
-    values |= {f"members/{each}": states.count(each) for each in COUNTED}
+    values |= {f"members/{each}": run.counts[each] for each in COUNTED}
     finished = state.ended is not None and isinstance(state.ended, RunFinished)
-    return RunEnd(t, finished, _drop_missing(values), total.origin, members)
+    return RunEnd(t, finished, _drop_missing(values), run.used.origin, members)
 
 
 def combined_values(combined: Combined) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from ensemble.meter.proportional_split import Owner
 from ensemble.reporting import text
 from ensemble.reporting.metrics import families as f
 from ensemble.reporting.model_figures import describe_figure, read_task
-from ensemble.reporting.ranking import best_member, finite_or_none, metric
-from ensemble.reporting.sections.time_to_solution import measure_time_to_solution
-from ensemble.reporting.time_left import epochs_done_and_left, fraction_done
+from ensemble.reporting.ranking import finite_or_none, metric
+from ensemble.reporting.run_projection import RunProjection
+from ensemble.reporting.time_left import fraction_done
 from ensemble.store.member import ENDED
 
 if TYPE_CHECKING:
@@ -115,21 +115,18 @@ def project_run(
     used = _sum_up(account.sums if state.ended is None else account.sum_up()) if used is None else used
     facts = (state.name, state.run_id, state.executor, state.mode, state.objective or "", state.direction or "")
     yield MetricSample(f.RUN_INFO, tuple(map(clean, (run, *facts))), 1)
-    states = Counter(str(member.state) for member in state.members.values())
-    states["waiting"] += max(0, (state.declared or 0) - len(state.members))
+    known = RunProjection(state)
+    states = known.counts + Counter({"waiting": known.counts["measuring"]})
     for name in ("waiting", "placed", "running", "paused", "stopped", "finished", "pruned", "failed", "cancelled"):
         yield MetricSample(f.RUN_MEMBERS, (run, name), states[name])
-    done, left = epochs_done_and_left(state)
-    if done + left > 0:
-        yield MetricSample(f.RUN_PROGRESS, (run,), done / (done + left))
-    leader = best_member(state)
-    if leader is not None and (value := metric(leader, state.objective)) is not None:
+    if state.members or state.declared:
+        yield MetricSample(f.RUN_PROGRESS, (run,), known.done)
+    if (value := known.best_value) is not None:
         yield MetricSample(f.RUN_BEST, (run, clean(state.objective)), value)
     yield from _project_combined(run, state)
-    rates = (member.samples_per_s or 0.0 for member in state.members.values() if member.state == "running")
-    yield MetricSample(f.RUN_RATE, (run,), math.fsum(rates))
-    if (time_to_solution := measure_time_to_solution(state)) is not None:
-        yield MetricSample(f.RUN_MODELS, (run,), time_to_solution.per_minute)
+    yield MetricSample(f.RUN_RATE, (run,), known.samples_per_s)
+    if known.pace is not None:
+        yield MetricSample(f.RUN_MODELS, (run,), known.pace.per_minute)
     if state.updated is not None:
         yield MetricSample(f.RUN_UPDATED, (run,), state.updated)
     yield from _project_roles(run, state, account, used)
