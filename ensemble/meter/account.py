@@ -16,14 +16,8 @@ from ensemble.events import Event, RunStarted, Usage
 from ensemble.meter.attribution import IDLE, OTHER, Energies, Method, attribute, list_uses
 from ensemble.meter.origin import Origin, from_ticks, weakest
 from ensemble.meter.proportional_split import Lag, Owner
-from ensemble.meter.usage_intervals import (
-    CpuUse,
-    Device,
-    EnergyPart,
-    PowerInterval,
-    Process,
-    Reader,
-)
+from ensemble.meter.usage_intervals import Reader
+from ensemble.meter.usage_records import CpuUse, Device, EnergyPart, PowerInterval, Process
 
 ROLES = ("startup", "train", "prepare", "feed", "verify", "profile", "orchestrate", "ray", "idle", "other")
 MARGIN_S = 60.0  # figures of the same moment are reported one after another

@@ -17,7 +17,8 @@ from typing import Literal, get_args
 
 from ensemble.meter.origin import Origin, to_ticks, weakest
 from ensemble.meter.proportional_split import Lag, Owner, split, spread, subtract_claimed
-from ensemble.meter.usage_intervals import UNNAMED, Device, EnergyPart, NodeRecord, PowerInterval
+from ensemble.meter.usage_intervals import UNNAMED
+from ensemble.meter.usage_records import Device, EnergyPart, NodeRecord, PowerInterval
 
 #: By what energy was shared out: idle energy by `reservation`; dynamic energy of processors and memory by
 #: `cpu_time`; of a GPU by `sm_utilization` of each process, else by the `busy_time` that the members counted

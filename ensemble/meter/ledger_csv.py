@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from ensemble.meter.attribution import METHODS
 
 if TYPE_CHECKING:
-    from ensemble.meter.ledger import Ledger, LedgerRow
+    from ensemble.meter.ledger import Ledger
+    from ensemble.meter.ledger_rows import LedgerRow
 
 #: Parts of a node.
 KINDS = ("cpu", "dram", "gpu", "node")

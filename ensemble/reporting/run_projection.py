@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ensemble.events import NOT_COMBINED, RunStopped
-from ensemble.meter.ledger import Ledger, Total, build_ledger, ledger
+from ensemble.meter.ledger import Ledger, build_ledger, ledger
+from ensemble.meter.ledger_rows import Total
 from ensemble.reporting.ranking import best_member, finite_or_none, metric
 from ensemble.reporting.sections.time_to_solution import TimeToSolution, measure_time_to_solution
 from ensemble.reporting.time_left import epochs_done_and_left

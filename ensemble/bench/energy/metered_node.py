@@ -25,6 +25,7 @@ import numpy as np
 from ensemble.bench.energy.metered_ranks import EVERY_S
 from ensemble.bench.launch.child import end_with_parent
 from ensemble.controller.actions import Log
+from ensemble.controller.node_table import NodeTable
 from ensemble.controller.session_state import SessionState
 from ensemble.events import Report
 from ensemble.executors.node_services import NodeServices
@@ -56,7 +57,8 @@ class Figures:
         folder.mkdir()
         self.log = EventLog(RunDir(folder).events)
         self._status = RunStatus(RunDir(folder))
-        self._state = SessionState(RunState())
+        run = RunState()
+        self._state = SessionState(run, NodeTable(run))
         self._state.set_time(began, self.log.read_clock())
         self._log_all(events)
         self._status.update()  # figures alone are left to be accounted

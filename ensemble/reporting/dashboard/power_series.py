@@ -8,7 +8,7 @@ from ensemble.meter.origin import from_ticks
 
 if TYPE_CHECKING:
     from ensemble.events import Power
-    from ensemble.meter.usage_intervals import PowerInterval
+    from ensemble.meter.usage_records import PowerInterval
     from ensemble.store.state import RunState
 
 MOST = 1500  # points of a node
