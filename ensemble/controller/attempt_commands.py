@@ -5,7 +5,8 @@ from __future__ import annotations
 from ensemble.controller.actions import Send
 from ensemble.controller.attempt import Attempt, Intent
 from ensemble.controller.failures import FailureTracker
-from ensemble.controller.session_state import PendingRetry, SessionState
+from ensemble.controller.session_state import SessionState
+from ensemble.controller.waitlist import PendingRetry
 from ensemble.spec import SpecError
 
 LINGER_S = 10.0  # how long processes of a member that has ended, or is cancelled, may take to exit
@@ -145,7 +146,7 @@ class AttemptCommands:
         """
         session = self._session
         session.log("node_draining", node=node, deadline=deadline)
-        session.nodes = [known for known in session.nodes if known.name != node]
+        session.nodes.remove(node)
         session.placement_due = True
         until = None if deadline is None else session.now + max(LINGER_S, deadline - session.t)
         for live in [live for live in self._live.values() if live.start.placement.count_ranks(node)]:
@@ -163,10 +164,10 @@ class AttemptCommands:
         if live.intent is Intent.CANCEL:
             session.cancel(live.identity)
         elif live.intent is Intent.PAUSE:
-            session.paused.append((live.identity, live.cohort))
+            session.waitlist.add_paused((live.identity, live.cohort))
             session.log("paused", member=member, attempt=session.run.members[member].attempt)
         else:
-            session.returning.append((live.identity, live.cohort))
+            session.waitlist.add_returning([(live.identity, live.cohort)])
 
     def unpause(self, member: str) -> bool:
         """Place a member that is about to pause again at once; False where it has no processes."""
@@ -183,16 +184,8 @@ class AttemptCommands:
     def is_held(self, member: str) -> bool:
         """Whether a member is paused, or will be once its processes have exited."""
         live = self._live.get(member)
-        return (
-            live.intent is Intent.PAUSE
-            if live is not None
-            else any(known.member == member for known, _ in self._session.paused)
-        )
+        return live.intent is Intent.PAUSE if live is not None else self._session.waitlist.is_paused(member)
 
     def withdraw(self, member: str) -> PendingRetry | None:
         """Remove a member from those that return, wait for a retry or are paused; None where it is not there."""
-        for where in (self._session.returning, self._session.paused):
-            for item in [item for item in where if item[0].member == member]:
-                where.remove(item)
-                return item
-        return self._failures.withdraw(member)
+        return self._session.waitlist.withdraw(member) or self._failures.withdraw(member)

@@ -59,6 +59,7 @@ class Attempts:
     Attributes:
         failures: the failures so far, and the members that wait for a retry.
         costs: the finished trials whose cost is not known yet.
+        limits: node -> most members at one time, learnt from members that ran out of memory.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Attempts:
         self._state, self._log = session.run, session.log
         self._run_dir, self._awaits_pruner = run_dir, awaits_pruner
         self._hang_timeout_s = ensemble.hang_timeout_s
+        self.limits: dict[str, int] = {}
         self.failures = FailureTracker(policy, session.log, memory_increases=session.run.memory_increases)
         self.costs = TrialCosts(session, ensemble.search)
 
@@ -106,7 +108,7 @@ class Attempts:
             start,
             identity,
             known.attempts,
-            device=start.placement.describe_device(self._session.nodes),
+            device=start.placement.describe_device(self._session.nodes.held),
             ranks=set(range(identity.workers)),
             last_event_at=self._session.now,
             resumed_from=checkpoint_position(known),
@@ -143,7 +145,7 @@ class Attempts:
             self._log("device_changed", member=member, attempt=live.number, device=live.device, before=before)
         meeting = rendezvous_file(self._run_dir, member, live.number)
         jobs = live.make_jobs(
-            self._session.nodes,
+            self._session.nodes.held,
             run_dir=str(self._run_dir.path),
             rendezvous=meeting.as_uri() if live.identity.workers > 1 else None,
             awaits_pruner=self._awaits_pruner,
@@ -328,12 +330,12 @@ class Attempts:
         position: tuple[int, int] | None = None,
         rank: int = 0,
     ) -> None:
-        placement, limits = live.start.placement, self._session.limits
+        placement, limits = live.start.placement, self.limits
         member, node = live.member, placement.find_node(rank)
         together = sum(each.start.placement.count_ranks(node) > 0 for each in self._live.values())
         memory_limit, has_more_memory = live.identity.memory_gb, False
         if reason == "oom" and is_retry_useful:
-            memory_gb = {each.name: each.memory_gb for each in self._session.list_potential()}
+            memory_gb = {each.name: each.memory_gb for each in self._session.nodes.list_potential()}
             has_more_memory = self.failures.grant_memory(placement, error, together, memory_gb, rank)
             live.identity = self.failures.grants.apply(live.identity)
         if not has_more_memory or memory_limit is None:  # else it exceeded its own limit
@@ -386,7 +388,7 @@ class Attempts:
         if intent is Intent.CANCEL and (decision.retry or live.outcome == "stopped"):
             self._session.cancel(live.identity)
         elif decision.retry and intent is Intent.PAUSE:
-            self._session.paused.append((live.identity, live.cohort))
+            self._session.waitlist.add_paused((live.identity, live.cohort))
             if live.outcome != "paused":
                 self._log("paused", member=live.member, attempt=live.number)
         elif decision.retry:
@@ -399,7 +401,7 @@ class Attempts:
     def _return_due(self) -> None:
         """Return the members whose wait for a retry is over."""
         back = self.failures.pop_due(self._session.now)
-        self._session.returning += back
+        self._session.waitlist.add_returning(back)
         self._session.placement_due |= bool(back)
 
     def watch(self) -> None:

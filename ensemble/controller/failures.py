@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, NodePolicy, exclude_avoided
-from ensemble.controller.session_state import PendingRetry
+from ensemble.controller.waitlist import PendingRetry
 from ensemble.events import MemoryIncrease
 from ensemble.schedule import Node, Placement
 from ensemble.schedule.memory_grants import Grants, as_event, increase_grant

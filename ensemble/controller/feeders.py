@@ -146,7 +146,7 @@ class Feeders:
         """
         if start.cohort is None or not self._shares(start):
             return []
-        nodes = {node.name: node for node in self._session.nodes}
+        nodes = {node.name: node for node in self._session.nodes.held}
         own = list(start.placement.ranks_by_node)
         missing = [name for name in own if (name, start.cohort) not in self._addresses]
         if missing:
@@ -273,7 +273,7 @@ class Feeders:
 
         A node that is being drained, which is no node of the session any more, keeps the needed ones only.
         """
-        cohorts, usable = {cohort for _, cohort in needed}, {node.name for node in self._session.nodes}
+        cohorts, usable = {cohort for _, cohort in needed}, {node.name for node in self._session.nodes.held}
         for key in [key for key in self._addresses if key not in needed]:
             if key in self._peers and key[1] in cohorts and key[0] in usable:
                 continue

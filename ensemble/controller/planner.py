@@ -15,7 +15,8 @@ from typing import Any
 
 from ensemble.controller.profiler import Profiler
 from ensemble.controller.rebalancer import Rebalancer
-from ensemble.controller.session_state import PendingRetry, SessionState
+from ensemble.controller.session_state import SessionState
+from ensemble.controller.waitlist import PendingRetry
 from ensemble.schedule import (
     Allocation,
     ClusterSnapshot,
@@ -73,7 +74,7 @@ class Planner:
             Whether it came from processes that measure, so that nobody else has to handle it.
         """
         if event["type"] == "epoch":
-            self._rebalancer.observe(event, self._session.nodes)
+            self._rebalancer.observe(event, self._session.nodes.held)
             self._ended_epochs.append(event["member"])
         return self._profiler.handle(event, self._session.now)
 
@@ -118,7 +119,7 @@ class Planner:
         fill_in = functools.partial(
             self._fill_in,
             workers=plan,
-            cap=MemoryCap(self._session.list_potential(), cluster.devices),
+            cap=MemoryCap(self._session.nodes.list_potential(), cluster.devices),
             cluster=cluster,
         )
         known = [fill_in(identity) for identity in waiting]
@@ -131,7 +132,7 @@ class Planner:
         most = max(
             profiles, key=lambda one: (max(one.gpus.values(), default=0.0), max(one.cpus.values())), default=None
         )
-        return apply_profile(identity, most, None, MemoryCap(nodes, self._session.devices))
+        return apply_profile(identity, most, None, MemoryCap(nodes, self._session.nodes.devices))
 
     def choose_starts(self, cluster: ClusterSnapshot) -> list[Start]:
         """Choose the members that start now.
@@ -226,7 +227,7 @@ class Planner:
         on_cpus = not any(node.gpus for node in cluster.nodes)
         on_cpus |= not any(uses_gpus(one, cluster.devices) for one in together)
         least = min(one.cpus_per_worker * one.workers for one in waiting)
-        has_all = not on_cpus or not self._session.can_get_cores(least)
+        has_all = not on_cpus or not self._session.nodes.can_get_cores(least)
         if names <= self._planned_for[0] and (slowdown, has_all) == self._planned_for[1:]:  # the plan still holds
             return {}
         self._planned_for = names, slowdown, has_all

@@ -15,7 +15,8 @@ from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.changes import abbreviate
 from ensemble.controller.clones import declare_clone, describe_lineage
 from ensemble.controller.failures import FailureTracker
-from ensemble.controller.session_state import PendingRetry, SessionState
+from ensemble.controller.session_state import SessionState
+from ensemble.controller.waitlist import PendingRetry
 from ensemble.spec import Ensemble, Identity, Member, SpecError, unknown_name
 from ensemble.spec.identity import make_lineage, select_warm
 from ensemble.store import RunDir
@@ -48,6 +49,7 @@ class MemberQueue:
         explain_unplaceable: Callable[[Identity], str | None],
     ) -> None:
         self._session, self._commands, self._failures = session, commands, failures
+        self._waitlist = session.waitlist
         self._ensemble, self._run_dir, self._streaming = ensemble, run_dir, streaming
         self._state, self._log, self._actions = session.run, session.log, session.actions
         self._explain_unplaceable = explain_unplaceable
@@ -68,19 +70,19 @@ class MemberQueue:
                 self._declare(redeclared[member.id])
             if member.state == "waiting":
                 first_epoch = {"first_epoch": member.first_epoch}
-                self._session.waiting.append(_identity(member.identity | first_epoch))
+                self._waitlist.add(_identity(member.identity | first_epoch))
         for name, why in unstartable.items():
             self.give_up(name, why)
         if not self._streaming:
-            self.propose(self._session.trials_left)
+            self.propose(self._waitlist.trials_left)
 
     def count_trials_left(self) -> int:
         """The trials that may be proposed now: none while the whole run is paused."""
-        return 0 if self._all_paused else self._session.trials_left
+        return 0 if self._all_paused else self._waitlist.trials_left
 
     def propose(self, count: int) -> None:
         """Ask for the next members; each answer is a `proposed` or an `impossible` event."""
-        self._session.trials_left -= count
+        self._waitlist.propose(count)
         self._actions += [Propose()] * count
 
     def handle_proposal(self, event: Mapping[str, Any]) -> None:
@@ -94,14 +96,8 @@ class MemberQueue:
             self._to_cancel -= 1
             self._session.cancel(identity)
         else:
-            self._session.waiting.append(identity)
+            self._waitlist.add(identity)
         self._session.placement_due = True
-
-    def remove(self, placed: set[str]) -> None:
-        """Remove members that have been placed."""
-        session = self._session
-        session.waiting = [identity for identity in session.waiting if identity.member not in placed]
-        session.returning = [item for item in session.returning if item[0].member not in placed]
 
     def give_up(self, member: str, why: str) -> None:
         """Let a member fail that waits in vain; a resume, perhaps on other nodes, tries it again."""
@@ -110,11 +106,6 @@ class MemberQueue:
         self._log("failed", member=member, attempt=known.attempt, error=why, reason="error", retry=False)
         self._actions.append(EndTrial(known.number, "failed"))
         self._session.placement_due = True
-
-    def __bool__(self) -> bool:
-        """Whether members wait, are paused, or can still be proposed."""
-        session = self._session
-        return bool(session.waiting or session.returning or session.paused or session.trials_left)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -159,11 +150,11 @@ class MemberQueue:
             if not self._commands.cancel(member):
                 self._session.cancel(self._withdraw(member)[0])
             done.append(member)
-        if every and self._session.trials_left:
+        if every and (left := self._waitlist.trials_left):
             first = self._next_number()
-            done += [f"member-{first + number}" for number in range(self._session.trials_left)]
-            self._to_cancel += self._session.trials_left
-            self.propose(self._session.trials_left)
+            done += [f"member-{first + number}" for number in range(left)]
+            self._to_cancel += left
+            self.propose(left)
         self._session.placement_due = True
         return f"cancelling {abbreviate(done)}" if done else "nothing is left to cancel"
 
@@ -176,14 +167,14 @@ class MemberQueue:
         done = [member for member in done if member not in pruned]
         for member in done:
             if not self._commands.pause(member, until):
-                self._session.paused.append(self._withdraw(member))
+                self._waitlist.add_paused(self._withdraw(member))
                 self._log("paused", member=member, attempt=self._state.members[member].attempt)
         self._session.placement_due = True
         return f"pausing {abbreviate(done)}" if done else "paused already"
 
     def _resume(self, members: list[str], *, every: bool) -> str:
         done = [member for member in self._list_unfinished(members) if self._commands.is_held(member)]
-        held_back = every and self._all_paused and bool(self._session.trials_left)
+        held_back = every and self._all_paused and bool(self._waitlist.trials_left)
         self._all_paused &= not every
         for member in done:
             if not self._commands.unpause(member):
@@ -249,11 +240,11 @@ class MemberQueue:
         others = [known.params for known in self._state.members.values()]
         cohorts = Counter(cohort for _, cohort in session.list_feeders_read())
         self._declare(identity)
-        if cohorts and not session.waiting and not self._streaming:
+        if cohorts and not self._waitlist.waiting and not self._streaming:
             # It joins the cohort with the most members, at the boundary of an epoch.
-            session.returning.append((identity, cohorts.most_common(1)[0][0]))
+            self._waitlist.add_returning([(identity, cohorts.most_common(1)[0][0])])
         else:
-            session.waiting.append(identity)
+            self._waitlist.add(identity)
         session.placement_due = True
         unknown = _list_unknown(identity.params, others)
         note = f"; no other member has {unknown}" if unknown and not self._streaming else ""
@@ -263,12 +254,11 @@ class MemberQueue:
 
     def _let_return(self, identity: Identity, cohort: int | None) -> None:
         """Return a member to its cohort, or to the waiting members where that cohort has ended."""
-        session = self._session
-        coming = {cohort for _, cohort in (*session.list_feeders_read(), *session.returning)}
+        coming = {cohort for _, cohort in (*self._session.list_feeders_read(), *self._waitlist.returning)}
         if cohort is None or cohort in coming | self._failures.pending_cohorts():
-            session.returning.append((identity, cohort))
+            self._waitlist.add_returning([(identity, cohort)])
         else:
-            session.waiting.append(identity)
+            self._waitlist.add(identity)
 
     def _list_unfinished(self, members: Iterable[str]) -> list[str]:
         """The given members that have not ended."""
@@ -277,11 +267,7 @@ class MemberQueue:
     def _withdraw(self, member: str) -> PendingRetry:
         """Remove a member without processes from where it waits."""
         found = self._commands.withdraw(member)
-        if found is None:
-            waiting = self._session.waiting
-            found = (next(identity for identity in waiting if identity.member == member), NO_COHORT)
-            waiting.remove(found[0])
-        return found
+        return (self._waitlist.withdraw_waiting(member), NO_COHORT) if found is None else found
 
 
 def _list_unknown(params: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:

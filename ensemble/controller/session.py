@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ensemble.controller.actions import Action, Demand, ReduceCheckpoint
@@ -19,6 +19,7 @@ from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.attempts import Attempts
 from ensemble.controller.failure_policy import FailurePolicy
 from ensemble.controller.feeders import Feeders, SharedStream
+from ensemble.controller.node_table import NodeTable
 from ensemble.controller.planner import Planner
 from ensemble.controller.profiler import Profiler
 from ensemble.controller.queue import MemberQueue
@@ -26,6 +27,7 @@ from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.requests import RequestHandler
 from ensemble.controller.retention import list_unselected, plan_reduction
 from ensemble.controller.session_state import SessionState
+from ensemble.controller.waitlist import Waitlist
 from ensemble.events import Profiled, Report
 from ensemble.schedule import ClusterSnapshot, Node, count_placeable, explain_memory_wait, explain_unplaceable
 from ensemble.schedule.profiles import max_node_memory_gb
@@ -87,11 +89,9 @@ class Session:
         self._stop_timeout_s = setup.stop_timeout_s
         self.state = SessionState(
             setup.run,
-            setup.ensemble.devices,
+            NodeTable(setup.run, setup.nodes, setup.ensemble.devices, setup.list_cluster),
+            Waitlist(setup.trials_left),
             setup.ensemble.keep_checkpoints,
-            nodes=list(setup.nodes),
-            list_cluster=setup.list_cluster,
-            trials_left=setup.trials_left,
         )
         self.attempts = Attempts(
             self.state, setup.ensemble, setup.run_dir, setup.policy, awaits_pruner=setup.awaits_pruner
@@ -150,7 +150,7 @@ class Session:
     @property
     def is_over(self) -> bool:
         """Whether no member has processes or will be placed, and the cost of each trial is known, if it counts."""
-        return not self.attempts and (self.stop_reason is not None or not self.queue)
+        return not self.attempts and (self.stop_reason is not None or not self.state.waitlist)
 
     @property
     def is_placement_due(self) -> bool:
@@ -256,7 +256,7 @@ class Session:
             self.attempts.costs.handle(event)
         elif kind == "node_lost":
             self.state.log(kind, node=event["node"], detail=event.get("detail", ""))
-            self.state.nodes = [node for node in self.state.nodes if node.name != event["node"]]
+            self.state.nodes.remove(event["node"])
             self.feeders.forget_node(event["node"])
             self.state.placement_due = True
         elif kind == "node_draining":
@@ -265,7 +265,7 @@ class Session:
             self._change_node(Node.from_event(event))
         elif kind == "gpu_quarantined":
             self._log(event)
-            self.state.nodes = [self.state.without_quarantined(node) for node in self.state.nodes]
+            self.state.nodes.leave_out_broken()
             self.state.placement_due = True
         else:
             self.attempts.costs.note_power(event)
@@ -273,28 +273,20 @@ class Session:
 
     def _change_node(self, node: Node) -> None:
         """The run holds more or less of a node than before, or of a new one."""
-        state = self.state
-        node = state.without_quarantined(node)
-        names = [known.name for known in state.nodes]
-        if node.name not in names:
-            state.nodes.append(node)
-        else:
-            before = state.nodes[names.index(node.name)]
-            state.nodes[names.index(node.name)] = replace(node, places=before.places)
-        if not node.cpus and not node.gpus:
-            state.nodes = [known for known in state.nodes if known.name != node.name]
+        node = self.state.nodes.change(node)
+        if node.name not in self.state.nodes:
             self.feeders.forget_node(node.name)
-        state.placement_due = True
+        self.state.placement_due = True
         self._log({"type": "node", **node.as_event()})
 
     def _log(self, event: Report) -> None:
         if event["type"] == "node":
-            self.state.warn_of_gpus(event["node"], event["no_gpus"])
+            self.state.nodes.warn_of_gpus(event["node"], event["no_gpus"])
         self.state.log_report(event["type"], event)
 
     def _restart_feeder(self, event: Report) -> None:
         key = (event["node"], event["cohort"])
-        if any(node.name == event["node"] for node in self.state.nodes):
+        if event["node"] in self.state.nodes:
             reading, started = self.state.list_feeders_read().count(key), event.get("started", True)
             self.feeders.restart(*key, reading, event.get("detail", ""), started=started)
 
@@ -319,45 +311,50 @@ class Session:
     # -- placement ----------------------------------------------------------------------------------------------
 
     def _take_cluster_snapshot(self) -> ClusterSnapshot:
-        state, failures = self.state, self.attempts.failures
-        most_gb, measuring = max_node_memory_gb(state.list_potential()), self._planner.is_measuring
-        left_gb = max_node_memory_gb(state.nodes) if state.list_cluster() is None else math.inf
-        wanted = state.list_waiting()
+        state, nodes, waitlist = self.state, self.state.nodes, self.state.waitlist
+        failures, measuring = self.attempts.failures, self._planner.is_measuring
+        most_gb = max_node_memory_gb(nodes.list_potential())
+        left_gb = max_node_memory_gb(nodes.held) if nodes.list_cluster() is None else math.inf
+        waiting = () if measuring else waitlist.waiting
         return ClusterSnapshot(
-            nodes=failures.list_usable_nodes(state.nodes, wanted, state.devices, state.now),
-            devices=state.devices,
-            waiting=[] if measuring else [failures.grants.apply(each, most_gb, left_gb) for each in state.waiting],
+            nodes=failures.list_usable_nodes(nodes.held, list(waitlist), nodes.devices, state.now),
+            devices=nodes.devices,
+            waiting=[failures.grants.apply(each, most_gb, left_gb) for each in waiting],
             returning=[
                 (failures.grants.apply(identity, most_gb, left_gb), cohort)
-                for identity, cohort in state.returning
+                for identity, cohort in waitlist.returning
                 if not measuring or state.run.members[identity.member].attempts
             ],
             running=self._planner.apply_core_shares(state.list_placements()),
-            limits=state.limits,
-            tenants=self._planner.tenant_limits(state.nodes),
+            limits=self.attempts.limits,
+            tenants=self._planner.tenant_limits(nodes.held),
             next_cohort=self._stream if self._streaming else self._cohort,
             streaming=self._streaming,
         )
 
     def _place(self) -> None:
-        state = self.state
+        state, waitlist = self.state, self.state.waitlist
         state.placement_due = False
         if self._streaming and not self._planner.is_measuring:
             self.queue.propose(self._count_wanted_trials())
-        state.waiting, state.returning = self._planner.prepare_waiting(
-            state.waiting, state.returning, self._take_cluster_snapshot(), self.queue.count_trials_left()
+        prepared = self._planner.prepare_waiting(
+            waitlist.waiting,
+            waitlist.returning,
+            self._take_cluster_snapshot(),
+            self.queue.count_trials_left(),
         )
+        waitlist.arrange(*prepared)
         starts = self._planner.choose_starts(self._take_cluster_snapshot())
         new = (start.cohort + 1 for start in starts if start.cohort is not None)
         self._cohort = max(self._cohort, *new, 0)
-        self.queue.remove({start.placement.member for start in starts})
+        waitlist.remove({start.placement.member for start in starts})
         readers = {start.placement.member for start in starts if self._epochs_left(start.placement.identity)}
         for start in starts:
             keys = self.feeders.assign(start, starts, readers)
             awaits = [key for key in keys if self.feeders.is_starting(key)]
             self.attempts.reserve(start, {key[0]: self.feeders.address(key) for key in keys}, awaits)
         self.feeders.stop_unneeded(self._list_needed_feeders())
-        left_out = state.list_waiting()
+        left_out = list(waitlist)
         self._say_demand(left_out)
         if left_out and not self.attempts and not state.placement_due and not self._planner.is_measuring:
             self._give_up_unplaceable(left_out)
@@ -366,7 +363,7 @@ class Session:
 
     def _explain(self, identity: Identity) -> str | None:
         """Why no node can ever hold a member; None where one can."""
-        return explain_unplaceable(identity, self.state.list_potential(), self.state.devices)
+        return explain_unplaceable(identity, self.state.nodes.list_potential(), self.state.nodes.devices)
 
     def _give_up_unplaceable(self, left_out: Sequence[Identity]) -> None:
         """Handle members that find no place although nothing runs.
@@ -375,7 +372,7 @@ class Session:
         holds all have no place; else it waits for the cluster.
         """
         why = {one.member: reason for one in left_out if (reason := self._explain(one)) is not None}
-        if not self.state.list_potential() or (not why and not self._awaits_cluster()):
+        if not self.state.nodes.list_potential() or (not why and not self.state.nodes.has_more()):
             reason = next(iter(why.values()), "no place is left")
             self._stop(reason, self.state.now + self._stop_timeout_s)
             return
@@ -391,18 +388,6 @@ class Session:
         if detail:
             log.warning("no member can start now: %s; the run goes on when others give memory back", detail)
 
-    def _awaits_cluster(self) -> bool:
-        """Whether there are nodes of which the run does not hold everything."""
-        held = {node.name: node for node in self.state.nodes}
-        return any(
-            node.name not in held
-            or node.cpus > held[node.name].cpus
-            or node.memory_gb > held[node.name].free_memory_gb
-            or len(node.gpus) > len(held[node.name].gpus)
-            or min(held[node.name].gpu_free, default=1.0) < 1.0
-            for node in self.state.list_potential()
-        )
-
     def _say_demand(self, left_out: Sequence[Identity]) -> None:
         """Say for which members resources are missing, and which places are taken, if either has changed."""
         state, coming = self.state, self.queue.count_trials_left()
@@ -411,10 +396,10 @@ class Session:
         elif self._planner.is_measuring:  # what they need is not known yet
             missing = [] if self._demand is None else list(self._demand.waiting)
         else:
-            most_gb = max_node_memory_gb(state.list_potential())
+            most_gb = max_node_memory_gb(state.nodes.list_potential())
             missing = [self.attempts.failures.grants.apply(each, most_gb) for each in left_out]
             if coming and self._streaming:
-                example = self._planner.make_example(self._ensemble.identify(0, {}), state.list_potential())
+                example = self._planner.make_example(self._ensemble.identify(0, {}), state.nodes.list_potential())
                 missing += [example] * min(coming, MOST_COMING)
         demand = Demand(missing, state.list_placements())
         if demand != self._demand:
@@ -437,10 +422,10 @@ class Session:
 
     def _list_needed_feeders(self) -> set[tuple[str, int]]:
         """The feeders that running, returning or later members read."""
-        state = self.state
-        coming = {cohort for _, cohort in state.returning} | self.attempts.failures.pending_cohorts()
-        if self._streaming and self.stop_reason is None and (state.waiting or self.queue.count_trials_left()):
+        state, waitlist = self.state, self.state.waitlist
+        coming = {cohort for _, cohort in waitlist.returning} | self.attempts.failures.pending_cohorts()
+        if self._streaming and self.stop_reason is None and (waitlist.waiting or self.queue.count_trials_left()):
             coming.add(self._stream)
-        usable = {node.name for node in state.nodes}  # those of a node that is being drained end with its members
-        kept = (key for key in self.feeders.running if key[0] in usable and key[1] in coming)
+        # Those of a node that is being drained end with its members.
+        kept = (key for key in self.feeders.running if key[0] in state.nodes and key[1] in coming)
         return {*state.list_feeders_read(), *kept}

@@ -1,4 +1,4 @@
-"""The state that the parts of a session share, and how they log.
+"""The state that the parts of a session share, and how they log; each list has one owner, which alone changes it.
 
 There is no input or output: an event is logged by folding it into the run's state and appending a `Log` action,
 which is performed before all other actions.
@@ -7,19 +7,19 @@ which is performed before all other actions.
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ensemble.controller.actions import Action, EndTrial, Log, RemoveLeftovers
 from ensemble.controller.attempt import Attempt
+from ensemble.controller.node_table import NodeTable
 from ensemble.controller.retention import name_weights, plan_reduction
 from ensemble.controller.thinning import FIGURES, Thinning
+from ensemble.controller.waitlist import Waitlist
 from ensemble.events import TYPES, Event, make_event, settle
-from ensemble.schedule import Node, Placement
-from ensemble.schedule.needs import resolve_devices
+from ensemble.schedule import Placement
 from ensemble.spec import Identity
 from ensemble.store import RunState, apply_event
 from ensemble.store.event_log import encode_line
@@ -29,11 +29,6 @@ log = logging.getLogger(__name__)
 #: The fields of each type of event, beside its time.
 _FIELDS = {kind: frozenset(of.__struct_fields__) - {"v", "t"} for kind, of in TYPES.items()}
 
-_AMOUNT = re.compile(r"[\d.]+ of [\d.]+ GiB")  # in what `Node.no_gpus` says of others
-
-#: A member to be placed again, and its cohort; None: it prepares its own batches.
-PendingRetry = tuple[Identity, int | None]
-
 
 @dataclass(slots=True)
 class SessionState:
@@ -41,16 +36,11 @@ class SessionState:
 
     Attributes:
         run: the fold of the log.
-        declared_devices: "auto", "cpu" or "cuda".
         keep_checkpoints: of the ensemble.
         nodes: on which members can be placed.
-        list_cluster: returns the nodes with all that they could ever offer; None: the run holds all of its nodes.
-        live: member -> its attempt, if that has processes or a reserved place.
-        waiting: members to be placed in a new cohort, in order.
-        returning: members to be placed again, each in its cohort.
-        paused: members that a user has paused.
-        limits: node -> most members at one time, learnt from members that ran out of memory.
-        trials_left: members that can still be proposed.
+        waitlist: the members without a place.
+        live: member -> its attempt, if that has processes or a reserved place; `Attempts` and its commands
+            change it.
         stop_reason: why the run stops before its members have ended; None: it goes on.
         placement_due: whether free places or waiting members have changed since members were last placed.
         now: the time of the present event, in seconds of a monotonic clock.
@@ -59,16 +49,10 @@ class SessionState:
     """
 
     run: RunState
-    declared_devices: str = "auto"
+    nodes: NodeTable
+    waitlist: Waitlist = field(default_factory=Waitlist)
     keep_checkpoints: str = "all"
-    nodes: list[Node] = field(default_factory=list)
-    list_cluster: Callable[[], Sequence[Node] | None] = lambda: None
     live: dict[str, Attempt] = field(default_factory=dict)
-    waiting: list[Identity] = field(default_factory=list)
-    returning: list[PendingRetry] = field(default_factory=list)
-    paused: list[PendingRetry] = field(default_factory=list)
-    limits: dict[str, int] = field(default_factory=dict)
-    trials_left: int = 0
     stop_reason: str | None = None
     placement_due: bool = True
     now: float = 0.0
@@ -76,7 +60,6 @@ class SessionState:
     actions: list[Action] = field(default_factory=list)
     _thinning: Thinning | None = None
     _reducing: set[tuple[str, str]] = field(default_factory=set)  # members, and names of their checkpoints
-    _said_of_gpus: set[tuple[str, str]] = field(default_factory=set)
 
     def set_time(self, now: float, t: float) -> None:
         """Set the time of what is handled next."""
@@ -155,35 +138,6 @@ class SessionState:
             self.log(**{"kind" if name == "type" else name: value for name, value in event.items()})
             self.remove_leftovers(event["member"])
 
-    def list_potential(self) -> Sequence[Node]:
-        """The nodes with all that they could ever offer, also what processes of others hold now."""
-        cluster = self.list_cluster()
-        return [node.without_others() for node in (self.nodes if cluster is None else cluster)]
-
-    @property
-    def devices(self) -> str:
-        """How members are packed; see `ensemble.schedule.needs.resolve_devices`."""
-        has_gpus = self.run.has_gpus or any(node.gpus for node in self.list_cluster() or ())
-        return resolve_devices(self.declared_devices, has_gpus=has_gpus)
-
-    def without_quarantined(self, node: Node) -> Node:
-        """The node without its GPUs that have broken."""
-        broken = self.run.quarantined
-        return node.select_gpus(lambda i: node.gpu_parents[i] not in broken) if broken else node
-
-    def warn_of_gpus(self, node: str, no_gpus: str) -> None:
-        """Warn that a node offers less than its GPUs: once of each GPU and cause, whatever the amounts."""
-        causes = {(node, _AMOUNT.sub("", reason)): reason for reason in no_gpus.split("; ") if reason}
-        new = [reason for cause, reason in causes.items() if cause not in self._said_of_gpus]
-        self._said_of_gpus.update(causes)
-        if new:
-            log.warning("node %s: %s", node, "; ".join(new))
-
-    def can_get_cores(self, cpus: float) -> bool:
-        """Whether some node has that many cores that the run does not hold."""
-        held = {node.name: node.cpus for node in self.nodes}
-        return any(node.cpus - held.get(node.name, 0.0) >= cpus for node in self.list_potential())
-
     # -- attempts -----------------------------------------------------------------------------------------------
 
     def list_placements(self) -> list[Placement]:
@@ -212,7 +166,3 @@ class SessionState:
             for live in self.live.values()
             if live.is_active and live.intent is None and not live.is_moving and not live.start.placement.nodes
         ]
-
-    def list_waiting(self) -> Sequence[Identity]:
-        """The members to be placed, returning ones included."""
-        return [*self.waiting, *(identity for identity, _ in self.returning)]

@@ -10,6 +10,7 @@ import pytest
 
 from ensemble.controller.actions import ClearRendezvous, Log, StartFeeder, StopFeeder
 from ensemble.controller.feeders import Feeders, SharedStream, choose_ring_capacity
+from ensemble.controller.node_table import NodeTable
 from ensemble.controller.session_state import SessionState
 from ensemble.schedule import Node, Placement, Start
 from ensemble.spec import Ensemble, Recipe
@@ -41,7 +42,7 @@ class Decided:
         )
         stream = SharedStream(self.declared)
         stream.check()
-        self.state = SessionState(RunState(), nodes=list(NODES.values()))
+        self.state = SessionState(run := RunState(), NodeTable(run, NODES.values()))
         self.feeders = Feeders(self.state, self.declared, RunDir(tmp_path), stream)
         self.logged: list[Log] = []
 

@@ -64,7 +64,7 @@ def test_feeders_run_as_long_as_somebody_reads_them_or_will(tmp_path: Path) -> N
     executor = Obedient(4)
     controller = begun(tmp_path / "run", executor, sharing="node", members=[{}, {}, {}])
     session = controller.session
-    commands, feeders, state, node = session.commands, session.feeders, session.state, session.state.nodes[0]
+    commands, feeders, state, node = session.commands, session.feeders, session.state, session.state.nodes.held[0]
     assert state.count_readers() == {("sim", 0): 3} and executor.feeders == {0: 3}
     identities = [controller.ensemble.identify(number) for number in range(3)]
     key = feeders.assign_late(identities[:2], 1, node)

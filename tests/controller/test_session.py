@@ -470,7 +470,7 @@ class World:
             self.lend()
             while self.later:
                 self.handle(self.later.pop())
-            held = self.session.state.paused or self.session.state.trials_left
+            held = self.session.state.waitlist.paused or self.session.state.waitlist.trials_left
             if not self.processes and held and self.session.stop_reason is None:
                 self.ask("resume all")
             for process in list(self.processes.values()):
@@ -485,8 +485,8 @@ class World:
         resting = [item for _, item in self.session.attempts.failures._deferred]
         places = Counter(
             [*state.live]
-            + [identity.member for identity in state.waiting]
-            + [identity.member for identity, _ in (*state.returning, *state.paused, *resting)]
+            + [identity.member for identity in state.waitlist.waiting]
+            + [identity.member for identity, _ in (*state.waitlist.returning, *state.waitlist.paused, *resting)]
         )
         assert not places or max(places.values()) == 1, f"in two places: {places}"
         open_members = {id for id, member in state.run.members.items() if member.state not in ENDED}
@@ -498,7 +498,7 @@ class World:
         assert set(launched) == set(self.processes), "a place is held by nobody, or a process has none"
         for id, process in self.processes.items():
             assert (launched[id].number, launched[id].ranks) == (process.attempt, process.alive)
-        for node in state.nodes:
+        for node in state.nodes.held:
             held = [live.start.placement for live in state.live.values()]
             cores = [each.count_ranks(node.name) * each.identity.cpus_per_worker for each in held]
             assert sum(cores) <= node.cpus + 1e-9, "more than there is"
@@ -713,9 +713,9 @@ def test_a_quarantined_gpu_is_not_offered_again_by_whoever_describes_the_node() 
     world.handle(with_gpus)
     broken = {"node": "a", "gpu": "g0", "devices": ["g0"], "detail": "XID 79"}
     world.handle({"type": "gpu_quarantined", **broken})
-    assert [node.gpu_ids for node in world.session.state.nodes if node.name == "a"] == [("g1",)]
+    assert [node.gpu_ids for node in world.session.state.nodes.held if node.name == "a"] == [("g1",)]
     world.handle(with_gpus)
-    assert [node.gpu_ids for node in world.session.state.nodes if node.name == "a"] == [("g1",)]
+    assert [node.gpu_ids for node in world.session.state.nodes.held if node.name == "a"] == [("g1",)]
     assert list(fold(world.log).quarantined) == ["g0"]
 
 

@@ -206,10 +206,12 @@ def test_a_log_four_times_as_long_takes_about_four_times_as_long_to_fold() -> No
     many = [epoch(i // 50, 0.5) if i % 2 else used(float(i), pid=i % 50) for i in range(80_000)]
 
     def fold_s(count: int) -> float:
-        events = story(*BEGUN, *many[:count])
-        begin = time.process_time()
-        fold(events)
-        return time.process_time() - begin
+        events, seconds = story(*BEGUN, *many[:count]), []
+        for _ in range(3):  # other work of the machine makes some slower
+            begin = time.process_time()
+            fold(events)
+            seconds.append(time.process_time() - begin)
+        return min(seconds)
 
     assert fold_s(80_000) < 8 * fold_s(20_000)
 

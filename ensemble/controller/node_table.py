@@ -1,0 +1,101 @@
+"""The nodes on which a run can place members, and what the cluster could offer beyond that."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from ensemble.schedule import Node
+from ensemble.schedule.needs import resolve_devices
+from ensemble.store import RunState
+
+log = logging.getLogger(__name__)
+
+_AMOUNT = re.compile(r"[\d.]+ of [\d.]+ GiB")  # in what `Node.no_gpus` says of others
+
+
+class NodeTable:
+    """The nodes of a session.
+
+    Args:
+        run: which GPUs have broken is known there.
+        declared_devices: "auto", "cpu" or "cuda".
+        list_cluster: returns the nodes with all that they could ever offer; None: the run holds all of its nodes.
+
+    Attributes:
+        held: on which members can be placed, with what the run holds of them.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        nodes: Iterable[Node] = (),
+        declared_devices: str = "auto",
+        list_cluster: Callable[[], Sequence[Node] | None] = lambda: None,
+    ) -> None:
+        self.held, self.list_cluster = list(nodes), list_cluster
+        self._run, self._declared_devices = run, declared_devices
+        self._said_of_gpus: set[tuple[str, str]] = set()
+
+    def change(self, node: Node) -> Node:
+        """The run holds more or less of a node than before, or of a new one; returns what it can use of it."""
+        node = self._leave_out_broken(node)
+        known = {each.name: each for each in self.held}
+        before = known.get(node.name)
+        known[node.name] = node if before is None else replace(node, places=before.places)
+        self.held = [each for each in known.values() if each.name != node.name or node.cpus or node.gpus]
+        return node
+
+    def remove(self, name: str) -> None:
+        """No member is placed on a node any more."""
+        self.held = [node for node in self.held if node.name != name]
+
+    def leave_out_broken(self) -> None:
+        """GPUs have broken, as the log says by now."""
+        self.held = [self._leave_out_broken(node) for node in self.held]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether members can be placed on the node of this name."""
+        return any(node.name == name for node in self.held)
+
+    @property
+    def devices(self) -> str:
+        """How members are packed; see `ensemble.schedule.needs.resolve_devices`."""
+        has_gpus = self._run.has_gpus or any(node.gpus for node in self.list_cluster() or ())
+        return resolve_devices(self._declared_devices, has_gpus=has_gpus)
+
+    def list_potential(self) -> Sequence[Node]:
+        """The nodes with all that they could ever offer, also what processes of others hold now."""
+        cluster = self.list_cluster()
+        return [node.without_others() for node in (self.held if cluster is None else cluster)]
+
+    def can_get_cores(self, cpus: float) -> bool:
+        """Whether some node has that many cores that the run does not hold."""
+        held = {node.name: node.cpus for node in self.held}
+        return any(node.cpus - held.get(node.name, 0.0) >= cpus for node in self.list_potential())
+
+    def has_more(self) -> bool:
+        """Whether there are nodes of which the run does not hold everything."""
+        held = {node.name: node for node in self.held}
+        return any(
+            node.name not in held
+            or node.cpus > held[node.name].cpus
+            or node.memory_gb > held[node.name].free_memory_gb
+            or len(node.gpus) > len(held[node.name].gpus)
+            or min(held[node.name].gpu_free, default=1.0) < 1.0
+            for node in self.list_potential()
+        )
+
+    def warn_of_gpus(self, node: str, no_gpus: str) -> None:
+        """Warn that a node offers less than its GPUs: once of each GPU and cause, whatever the amounts."""
+        causes = {(node, _AMOUNT.sub("", reason)): reason for reason in no_gpus.split("; ") if reason}
+        new = [reason for cause, reason in causes.items() if cause not in self._said_of_gpus]
+        self._said_of_gpus.update(causes)
+        if new:
+            log.warning("node %s: %s", node, "; ".join(new))
+
+    def _leave_out_broken(self, node: Node) -> Node:
+        broken = self._run.quarantined
+        return node.select_gpus(lambda i: node.gpu_parents[i] not in broken) if broken else node

@@ -1,0 +1,80 @@
+"""The members of a run that have no place: the lists, and the transitions between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ensemble.spec import Identity
+
+#: A member to be placed again, and its cohort; None: it prepares its own batches.
+PendingRetry = tuple[Identity, int | None]
+
+
+@dataclass(slots=True)
+class Waitlist:
+    """Members without a place. Others read the lists; only these methods change them.
+
+    Attributes:
+        waiting: to be placed in a new cohort, in order.
+        returning: to be placed again, each in its cohort.
+        paused: by a user.
+        trials_left: members that can still be proposed.
+    """
+
+    trials_left: int = 0
+    waiting: list[Identity] = field(default_factory=list)
+    returning: list[PendingRetry] = field(default_factory=list)
+    paused: list[PendingRetry] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Whether members wait, are paused, or can still be proposed."""
+        return bool(self.waiting or self.returning or self.paused or self.trials_left)
+
+    def __iter__(self) -> Iterator[Identity]:
+        """The members to be placed, returning ones behind the others."""
+        yield from self.waiting
+        yield from (identity for identity, _ in self.returning)
+
+    def is_paused(self, member: str) -> bool:
+        """Whether a member is among the paused ones."""
+        return any(identity.member == member for identity, _ in self.paused)
+
+    def add(self, identity: Identity) -> None:
+        """A member waits for a place in a new cohort."""
+        self.waiting.append(identity)
+
+    def add_returning(self, items: Iterable[PendingRetry]) -> None:
+        """Members wait for a place in their cohorts."""
+        self.returning += items
+
+    def add_paused(self, item: PendingRetry) -> None:
+        """A member has no processes any more, and is paused."""
+        self.paused.append(item)
+
+    def propose(self, count: int) -> None:
+        """So many members are proposed."""
+        self.trials_left -= count
+
+    def arrange(self, waiting: Sequence[Identity], returning: Sequence[PendingRetry]) -> None:
+        """The same members in another order, or with other declarations, or in the other list."""
+        self.waiting, self.returning = list(waiting), list(returning)
+
+    def remove(self, placed: set[str]) -> None:
+        """Members have been placed."""
+        self.waiting = [identity for identity in self.waiting if identity.member not in placed]
+        self.returning = [item for item in self.returning if item[0].member not in placed]
+
+    def withdraw(self, member: str) -> PendingRetry | None:
+        """Take out a member that returns or is paused; None where it does neither."""
+        for where in (self.returning, self.paused):
+            for item in [item for item in where if item[0].member == member]:
+                where.remove(item)
+                return item
+        return None
+
+    def withdraw_waiting(self, member: str) -> Identity:
+        """Take out a member that waits for a place in a new cohort."""
+        found = next(identity for identity in self.waiting if identity.member == member)
+        self.waiting.remove(found)
+        return found
