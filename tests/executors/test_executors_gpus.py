@@ -12,7 +12,7 @@ import pytest
 from event_dicts import ledger, read_events
 from gpu_child import Run, make_machine
 
-from ensemble.controller.session_state import SessionState
+from ensemble.controller.node_table import NodeTable
 from ensemble.executors.gpu_offers import has_changed, offer_gpus
 from ensemble.meter.gpu_activity import IN_USE, MIG, MPS, OTHER_NAMESPACE
 from ensemble.meter.gpus import GpuState
@@ -244,12 +244,12 @@ def test_what_is_offered_of_each_gpu() -> None:
 
 def test_a_cause_is_warned_of_once_however_much_others_hold(caplog: pytest.LogCaptureFixture) -> None:
     host = Node("a", 4, ("A100",) * 2, 16, "a", gpu_memory_gb=(80.0,) * 2, gpu_ids=("g0", "g1"))
-    state = SessionState(RunState())
+    nodes = NodeTable(RunState())
     for held_gb in (20.0, 40.0, 0.0, 20.0):
-        state.warn_of_gpus("a", offer_gpus(host, {"g0": GpuState(held_gb=held_gb)}, {}, with_mps=False)[0].no_gpus)
+        nodes.warn_of_gpus("a", offer_gpus(host, {"g0": GpuState(held_gb=held_gb)}, {}, with_mps=False)[0].no_gpus)
     states = {"g0": GpuState(held_gb=40.0), "g1": GpuState("exclusive", 20.0)}
-    state.warn_of_gpus("a", offer_gpus(host, states, {}, with_mps=False)[0].no_gpus)
-    state.warn_of_gpus("b", "others hold 40.0 of 80.0 GiB of GPU g0")
+    nodes.warn_of_gpus("a", offer_gpus(host, states, {}, with_mps=False)[0].no_gpus)
+    nodes.warn_of_gpus("b", "others hold 40.0 of 80.0 GiB of GPU g0")
     assert caplog.messages == [
         "node a: others hold 20.0 of 80.0 GiB of GPU g0",
         "node a: GPU g1 is in compute mode EXCLUSIVE_PROCESS: one rank at a time; "

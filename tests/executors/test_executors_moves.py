@@ -76,7 +76,7 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
         def join(*numbers: int) -> None:
             movers = [controller.ensemble.identify(number) for number in numbers]
-            key = session.feeders.assign_late(movers, 1, session.state.nodes[0])
+            key = session.feeders.assign_late(movers, 1, session.state.nodes.held[0])
             address = session.feeders.address(key)
             assert all(commands.join(each.member, key, address) for each in movers)
             assert not commands.join(movers[0].member, key, address), "it was asked already"

@@ -1,28 +1,19 @@
-"""The agents of a run as the driver sees them: their start, what is sent to them, what their nodes offer."""
+"""The agents of a run as the driver knows them, and what their nodes offer."""
 
 from __future__ import annotations
 
-import functools
-import os
-import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors.ray.agent import Command, NodeAgent, list_import_directories
+from ensemble.executors.ray.agent import Command
 from ensemble.schedule import Node
 from ensemble.schedule.needs import OF_GPUS
-from ensemble.store.trust import TRUST_FOLDER, TRUST_GROUP
 from ensemble.train.job import PROFILE, Job
 
 if TYPE_CHECKING:
     from ensemble.executors.ray.leases import Lease
-    from ensemble.store import RunDir
 
-_ATTRIBUTE = re.compile(r"(class_name|actor_id|pid|name|namespace|ip): ")  # of an actor, in an error
-_ID = re.compile(r"\b\w+ (Id|Ip address): \S+ ?")
 _RankKey = tuple[str, int, int]  # member, attempt, rank
 
 
@@ -33,12 +24,11 @@ class Agent:
     Attributes:
         name: of the node.
         record: Ray's record of the node.
-        actor: Ray's handle.
         described: the fields of the node as the agent sees it; None until it has answered.
         directory: of the node; empty until it has answered.
-        up: False for an agent that replaces another and has not reported yet: commands are kept.
+        is_up: False for an agent that replaces another and has not reported yet: commands are kept.
         is_closing: whether it was told to end.
-        heard_at: time of its last events (monotonic clock).
+        heard_at: time of its last events, or of its start (monotonic clock).
         unsent: commands to be sent.
         feeders: cohorts with a feeder on the node.
         ranks: that were launched and have not ended.
@@ -50,20 +40,18 @@ class Agent:
 
     name: str
     record: dict[str, Any]
-    actor: Any
     described: dict[str, Any] | None = None
     directory: str = ""
-    up: bool = True
+    is_up: bool = True
     is_closing: bool = False
     is_frozen: bool = False
-    heard_at: float = field(default_factory=time.monotonic)
+    heard_at: float = 0.0
     unsent: list[Command] = field(default_factory=list)
     feeders: set[int] = field(default_factory=set)
     ranks: dict[_RankKey, Job] = field(default_factory=dict)
     replacements: int = 0
     broken: set[str] = field(default_factory=set)
     reported: Node | None = None
-    _sent: int = 0
 
     @property
     def is_measuring(self) -> bool:
@@ -104,61 +92,21 @@ class Agent:
         is_vain = bool(lease.gpus) and not any(free.get(device, 1.0) for device in lease.devices)
         return is_vain or not self.broken.isdisjoint(lease.gpus)
 
-    def send(self) -> None:
-        """Send all unsent commands, if it is up."""
-        if self.unsent and self.up:
-            self.actor.perform.remote(self._sent, self.unsent)
-            self.unsent, self._sent = [], self._sent + 1
+    def tell(self, *command: Any) -> None:
+        """Keep a command that is to be sent; one that was told to end gets no more."""
+        if not self.is_closing:
+            self.unsent.append(command)
 
-    def replace(self, actor: Any) -> None:
-        """Another actor takes over: it counts commands from 0, and its events are awaited."""
-        self.actor, self._sent, self.up, self.heard_at = actor, 0, False, time.monotonic()
-        self.unsent = []  # for ranks and feeders that have ended
+    def take_unsent(self) -> list[Command]:
+        """The commands that are to be sent now; none while a replacement has not reported."""
+        if not self.is_up:
+            return []
+        commands, self.unsent = self.unsent, []
+        return commands
 
-
-@functools.cache
-def make_actor_class() -> Any:
-    """Ray's class of agents' actors: one, since each takes Ray 0.04 CPU-seconds to describe."""
-    import ray
-
-    return ray.remote(NodeAgent)
-
-
-def start_agent(
-    record: dict[str, Any],
-    name: str,
-    run_dir: RunDir,
-    session: Path | None,
-    *,
-    on_gpus: bool,
-    takes_over: str | None = None,
-) -> Any:
-    """Start the agent of a node as an actor.
-
-    Its process inherits nothing of this environment, and holds no resources.
-
-    Args:
-        session: the directory of a Ray that was started for this run.
-        on_gpus: whether it is to see the GPUs that its raylet sees.
-        takes_over: the directory of an agent of this node that has ended.
-    """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    sees_gpus = on_gpus and record["Resources"].get("GPU", 0)
-    variables = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"} if sees_gpus else {}
-    variables |= {name: os.environ[name] for name in (TRUST_GROUP, TRUST_FOLDER) if name in os.environ}
-    run_id = run_dir.info["run_id"]
-    options = {
-        "name": f"{run_dir.path.name}/{name}/agent-{time.monotonic_ns():x}",
-        "num_cpus": 0,
-        "max_concurrency": 4,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=record["NodeID"], soft=False),
-    }
-    if variables:
-        options["runtime_env"] = {"env_vars": variables}
-    own = None if session is None else str(session)
-    path = list_import_directories()
-    return make_actor_class().options(**options).remote(name, str(run_dir.path), run_id, own, path, takes_over)
+    def await_replacement(self, now: float) -> None:
+        """Another one takes over, and its events are awaited; commands were for what has ended."""
+        self.is_up, self.heard_at, self.unsent = False, now, []
 
 
 def name_nodes(records: Sequence[dict[str, Any]], known: dict[str, str]) -> dict[str, str]:
@@ -218,15 +166,3 @@ def describe_node(agent: Agent, leases: Sequence[Lease] | None, *, on_gpus: bool
     return Node(
         **{**seen, **chosen, "cpus": min(cpus, seen["cpus"]), "memory_gb": min(memory_gb, seen["memory_gb"])}
     )
-
-
-def describe_error(error: Exception) -> str:
-    """The cause of one of Ray's errors in one line; Ray's ids and codes say nothing here."""
-    import ray
-
-    if isinstance(error, ray.exceptions.ActorUnavailableError):
-        return "the connection to its agent broke"
-    cause = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    lines = [_ID.sub("", line) for line in lines if not _ATTRIBUTE.match(line)]
-    return lines[-1] if getattr(error, "cause", None) is None and lines else (lines[0] if lines else repr(cause))

@@ -47,6 +47,9 @@ class Head:
         is_answering: asks the head, and returns within some seconds.
         patience_s: for which Ray waits for it. A third of that without an answer, and it is taken for lost; the
             rest is for members to write checkpoints.
+
+    Attributes:
+        is_given_up: whether it was taken for lost for good.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Head:
         self._is_answering = is_answering
         self._patience_s = read_patience() if patience_s is None else patience_s
         self._answered_at = time.monotonic()
+        self.is_given_up = False
         self._closed = threading.Event()
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         # Daemons, since nothing ends a call that waits for a head which is gone.
@@ -90,6 +94,23 @@ class Head:
                     raise
                 if self.is_lost and time.monotonic() - began > _BLOCKED_S:
                     raise HeadLostError from None
+
+    def ask(self, function: Callable[..., Value], *arguments: Any, **options: Any) -> Value:
+        """Make a call, within `call`, that may wait for the head; it is the last one if that was given up.
+
+        Another thread goes on then, with the same agents and events.
+
+        Raises:
+            HeadLostError: it was given up.
+        """
+        result = function(*arguments, **options)
+        if self.is_given_up:
+            raise HeadLostError
+        return result
+
+    def give_up(self) -> None:
+        """Take the head for lost, whatever it answers later."""
+        self.is_given_up = True
 
     def close(self) -> None:
         """End the threads, unless a call still waits for the head."""

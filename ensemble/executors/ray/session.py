@@ -14,16 +14,16 @@ import secrets
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.executors.ray import _compat
-from ensemble.interrupts import Interrupted, defer_signals, raise_if_deferred
+from ensemble.executors.ray.connector import LOOK_S, Connector, await_earlier_start, connect_to
+from ensemble.interrupts import Interrupted, defer_signals
 from ensemble.spec import SpecError
 from pipelines.environment.machine_limits import free_pinned_thread, usable_cpus
 
@@ -36,7 +36,6 @@ _ANSWER_S = 2.0
 _MOST_ASKED = 64  # nodes at once
 _CONNECT_S = 15.0
 _INIT_S = 120.0  # for ray.init, which would try for a quarter of an hour
-_LOOK_S = 0.1  # how often it is looked whether a signal has been received meanwhile
 _ABANDONED_S = 1.0  # in which a start that is given up may start further processes, which are ended, too
 _STARTS = 3
 _TOO_SLOW = "timed out during startup"  # Ray's error if the raylet takes longer than 30 s
@@ -46,109 +45,6 @@ _LONGEST_NAME = len(f"/{_TEMPORARY}/session_2026-01-01_00-00-00_000000_1234567/s
 _TOKEN = "RAY_AUTH_TOKEN"  # Ray reads it before RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
 _OWN_ENVIRONMENT = {**_ENVIRONMENT, "RAY_AUTH_MODE": "token"}
-
-
-class _Connector(threading.Thread):
-    """Connects to Ray while another thread waits, which neither a signal nor a time limit could end otherwise.
-
-    It lives as long as the connection: the kernel kills the daemons of a Ray of our own when the thread that
-    started them ends (PR_SET_PDEATHSIG).
-
-    Args:
-        where: of the Ray, for messages.
-        connect: connects to it, and raises where it cannot.
-    """
-
-    def __init__(self, where: str, connect: Callable[[], None]) -> None:
-        super().__init__(name="ray", daemon=True)
-        self.where = where
-        self._connect = connect
-        self._lock = threading.Lock()  # `connect` ends either in time or after it was given up
-        self._tried, self._given_up = threading.Event(), threading.Event()
-        self._ended = threading.Event()  # nothing of `connect` runs any more
-        self._over = threading.Event()
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        """Connect, then wait for the end of the connection; one that comes too late is ended at once."""
-        try:
-            self._connect()
-        except BaseException as error:
-            self._error = error
-        with self._lock:
-            if not self._given_up.is_set():
-                self._tried.set()
-        if not self.has_tried and self._error is None:
-            import ray
-
-            ray.shutdown()
-        self._ended.set()
-        self._over.wait()
-
-    @property
-    def has_tried(self) -> bool:
-        """Whether `connect` has ended, well or not, before it was given up."""
-        return self._tried.is_set()
-
-    def wait(self, limit_s: float) -> None:
-        """Wait until `connect` has ended; raises what it raised.
-
-        Raises:
-            TimeoutError: it takes longer than `limit_s`.
-            Interrupted: there is a signal that is deferred.
-        """
-        if not _wait(self._tried, limit_s):
-            raise TimeoutError(f"ray.init has not returned within {limit_s:g} s")
-        if self._error is not None:
-            raise self._error
-
-    def wait_until_ended(self, limit_s: float) -> bool:
-        """Wait until `connect` has ended, also one that was given up; False: it has not within `limit_s`."""
-        return _wait(self._ended, limit_s)
-
-    def give_up(self) -> None:
-        """Leave `connect` alone, which cannot be ended, unless it has just ended."""
-        with self._lock:
-            if not self.has_tried:
-                self._given_up.set()
-
-    def end(self) -> None:
-        """The connection has ended."""
-        self._over.set()
-
-
-_latest: _Connector | None = None  # of this process, which has at most one connection to Ray
-
-
-def _wait(event: threading.Event, limit_s: float) -> bool:
-    """Wait for an event; False: it has not come. Raises `Interrupted` on a signal that is deferred."""
-    until = time.monotonic() + limit_s
-    while not event.wait(_LOOK_S):
-        raise_if_deferred()
-        if time.monotonic() > until:
-            return False
-    return True
-
-
-def _connect(where: str, connect: Callable[[], None]) -> _Connector:
-    global _latest
-    _latest = _Connector(where, connect)
-    return _latest
-
-
-def _await_earlier_start(limit_s: float) -> None:
-    """Wait for a start that was given up and still hangs: two in one process would disturb each other.
-
-    Raises:
-        SpecError: it hangs for longer than `limit_s`.
-        Interrupted: there is a signal that is deferred.
-    """
-    if _latest is not None and not _latest.wait_until_ended(limit_s):
-        raise SpecError(
-            f"an earlier start of Ray, which timed out, still hangs {_latest.where} and cannot be ended: "
-            "start a new process"
-        )
 
 
 class RayConnection:
@@ -170,8 +66,8 @@ class RayConnection:
         self._limit_s, self._dashboard = limit_s, os.environ.get(RAY_DASHBOARD) == "1"
         self.dashboard_url = ""
         self.token_file: Path | None = None
-        self._connector: _Connector | None = None
-        _await_earlier_start(limit_s)
+        self._connector: Connector | None = None
+        await_earlier_start(limit_s)
         address = os.environ.get("RAY_ADDRESS")
         known = sys.modules.get("ray")
         self._private: PrivateDirectory | None = None
@@ -204,7 +100,7 @@ class RayConnection:
                 context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             self.dashboard_url = context.dashboard_url or ""
 
-        self._connector = _connect(f"at RAY_ADDRESS={address}", connect)
+        self._connector = connect_to(f"at RAY_ADDRESS={address}", connect)
         try:
             self._connector.wait(self._limit_s)
         except BaseException as error:
@@ -243,7 +139,7 @@ class RayConnection:
             self.token_file = self._private.path / "token"
             self.token_file.touch(0o600)
             self.token_file.write_text(token + "\n", encoding="utf-8")
-        self._connector = _connect("on this machine", self._start_head)
+        self._connector = connect_to("on this machine", self._start_head)
         try:
             self._connector.wait(self._limit_s)
         except BaseException as error:  # Ctrl-C as well may arrive when half of it runs
@@ -332,7 +228,7 @@ class RayConnection:
         until = time.monotonic() + (0.0 if started else _ABANDONED_S)
         _terminate(_find_processes(private.path), patience_s=0.0)  # those that have just been started
         while time.monotonic() < until:
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
             _terminate(_find_processes(private.path), patience_s=0.0)
         private.close()
         _set_token(self._token_before)

@@ -180,7 +180,7 @@ class Run:
                 "gpu_names": tuple((gpu,) for gpu in gpus),
                 "gpu_reasons": (),
             }
-            agent = self.agents.setdefault(name, Agent(name, make_record(name, host), None, seen))
+            agent = self.agents.setdefault(name, Agent(name, make_record(name, host), seen))
             agent.described, agent.broken = seen, self.broken
             for lease in held:
                 lease.devices = agent.find_devices(lease.gpus)

@@ -24,8 +24,9 @@ from ensemble.executors.memory_guard import MemoryGuard, RankMemory
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.ray import session
 from ensemble.executors.ray.agent import NodeAgent, list_import_directories
-from ensemble.executors.ray.agents import Agent, describe_error, describe_node, name_nodes
-from ensemble.executors.ray.executor import RayExecutor
+from ensemble.executors.ray.agent_link import describe_error
+from ensemble.executors.ray.agents import Agent, describe_node, name_nodes
+from ensemble.executors.ray.cluster_model import ClusterModel
 from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.request import Bundle, ResourceRequest
 from ensemble.executors.ray.session import RayConnection, find_reachable
@@ -133,7 +134,7 @@ RECORD = {"NodeID": "a", "Resources": {"CPU": 4.0, "memory": 16.0 * 2**30, "GPU"
 
 
 def test_a_lease_whose_gpu_the_node_does_not_offer_is_unusable() -> None:
-    agent = Agent("here", RECORD, None, make_seen("GPU-1"))
+    agent = Agent("here", RECORD, make_seen("GPU-1"))
     bundle = Bundle(1.0, 1.0, 1)
     for gpu, is_unusable in (("GPU-0", True), ("GPU-1", False)):
         lease = Lease(ResourceRequest(bundle), None, bundle, gpus=(gpu,))
@@ -144,7 +145,7 @@ def test_a_lease_whose_gpu_the_node_does_not_offer_is_unusable() -> None:
 
 def test_a_node_says_nothing_of_gpus_that_the_run_does_not_hold() -> None:
     bundle = Bundle(1.0, 1.0, 1)
-    agent = Agent("here", RECORD, None, make_seen("GPU-0", "GPU-1"))
+    agent = Agent("here", RECORD, make_seen("GPU-0", "GPU-1"))
     assert agent.described is not None
     agent.described["gpu_reasons"] = [
         (("GPU-0", "0"), "busy"),
@@ -174,30 +175,30 @@ def make_change(*free: float) -> Event:
 
 
 def test_no_member_is_offered_a_node_whose_agent_is_closing() -> None:
-    executor = RayExecutor()
-    agent = Agent("here", RECORD, None, make_seen("GPU-0"))
+    model = ClusterModel(None)
+    agent = Agent("here", RECORD, make_seen("GPU-0"))
     for agent.is_closing, free, count in ((False, 1.0, 1), (False, 0.5, 1), (True, 1.0, 0)):
-        executor._keep_events(agent, [make_change(free)])
-        assert len(executor.events(0.0)) == count
+        model.keep(agent, [make_change(free)])
+        assert len(model.take_reports()) == count
 
 
 def test_what_others_do_on_a_gpu_that_the_run_does_not_hold_is_not_reported() -> None:
-    executor = RayExecutor()
-    agent = Agent("here", RECORD, None, make_seen("GPU-0", "GPU-1", "GPU-2"))
-    executor._report_node(agent)
-    executor.events(0.0)
+    model = ClusterModel(None)
+    agent = Agent("here", RECORD, make_seen("GPU-0", "GPU-1", "GPU-2"))
+    model.report_node(agent)
+    model.take_reports()
     for free in ((1.0, 1.0, 0.75), (1.0, 1.0, 0.5), (0.96, 1.0, 0.75), (0.92, 1.0, 0.75), (0.88, 1.0, 0.5)):
-        executor._keep_events(agent, [make_change(*free)])
-    assert [event["gpu_free"] for event in executor.events(0.0)] == [[0.92, 1.0]]
+        model.keep(agent, [make_change(*free)])
+    assert [event["gpu_free"] for event in model.take_reports()] == [[0.92, 1.0]]
 
 
 def test_what_others_leave_of_the_memory_of_a_node_bounds_what_was_leased_of_it() -> None:
-    executor = RayExecutor()
-    agent = Agent("here", RECORD, None, make_seen())
-    executor._report_node(agent)
+    model = ClusterModel(None)
+    agent = Agent("here", RECORD, make_seen())
+    model.report_node(agent)
     for left_gb in (3.0, 3.0, None):
-        executor._keep_events(agent, [{**make_change(), "memory_left_gb": left_gb}])
-    seen = [Node.from_event(event) for event in executor.events(0.0)]
+        model.keep(agent, [{**make_change(), "memory_left_gb": left_gb}])
+    seen = [Node.from_event(event) for event in model.take_reports()]
     assert [node.free_memory_gb for node in seen] == [16.0, 3.0, 16.0]
 
 
@@ -211,11 +212,11 @@ sys.stdin.read()
 
 
 def test_that_activity_on_gpus_is_known_no_more_is_reported() -> None:
-    executor = RayExecutor()
-    agent = Agent("here", RECORD, None, make_seen("GPU-0"))
+    model = ClusterModel(None)
+    agent = Agent("here", RECORD, make_seen("GPU-0"))
     for known, count in (("SM utilization", 1), ("SM utilization", 0), ("it is not", 1)):
-        executor._keep_events(agent, [make_change(1.0) | {"power": {"gpu_activity": known}}])
-        reported = [event["power"]["gpu_activity"] for event in executor.events(0.0)]
+        model.keep(agent, [make_change(1.0) | {"power": {"gpu_activity": known}}])
+        reported = [event["power"]["gpu_activity"] for event in model.take_reports()]
         assert reported == [known] * count
 
 

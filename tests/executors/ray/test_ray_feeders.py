@@ -106,10 +106,10 @@ def test_an_agent_that_is_silent_is_replaced_and_its_ranks_are_gone_before(
     run.launch(0, step_s=100.0)
     rank = psutil.Process(run.until(lambda event: event["type"] == "started")["pid"])
     run.agent.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr("ensemble.executors.ray.executor._SILENT_S", 10.0)
+    monkeypatch.setattr("ensemble.executors.ray.cluster_model.SILENT_S", 10.0)
     exited = run.exited()
     assert (exited["outcome"], exited["agent_lost"]) == (None, True)
-    monkeypatch.setattr("ensemble.executors.ray.executor._SILENT_S", 300.0)
+    monkeypatch.setattr("ensemble.executors.ray.cluster_model.SILENT_S", 300.0)
     run.launch(1)
     assert run.exited()["outcome"] == "finished"
     assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from execute_members import an_ensemble
 
-from ensemble.executors.ray import RayExecutor, _compat, agents
-from ensemble.executors.ray.agents import start_agent
+from ensemble.executors.ray import RayExecutor, _compat, agent_link
+from ensemble.executors.ray.agent_link import AgentLink, start_agent
+from ensemble.executors.ray.cluster_model import ClusterModel
 from ensemble.executors.ray.head import Head
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.spec import Resources
@@ -46,7 +47,7 @@ class Simulated:
         monkeypatch.setattr(ray, "wait", self.wait)
         session = SimpleNamespace(nodes=self.nodes, directory=Path("/tmp/ray-of-this-run"))
         monkeypatch.setattr("ensemble.executors.ray.executor.RayConnection", lambda: session)
-        monkeypatch.setattr("ensemble.executors.ray.executor.start_agent", self.start_agent)
+        monkeypatch.setattr(agent_link, "start_agent", self.start_agent)
         monkeypatch.setattr("ensemble.executors.ray.executor.Head", lambda: Head(lambda timeout_s: True))
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -103,7 +104,7 @@ def test_a_clusters_agents_trust_the_group_as_the_driver_does_and_see_the_gpus(
         given.append(given_options.get("runtime_env", {}).get("env_vars", {}))
         return SimpleNamespace(remote=lambda *arguments: None)
 
-    monkeypatch.setattr(agents, "make_actor_class", lambda: SimpleNamespace(options=options))
+    monkeypatch.setattr(agent_link, "make_actor_class", lambda: SimpleNamespace(options=options))
     run_dir = RunDir.create(tmp_path / "run", an_ensemble(devices="cpu"))
     record = {"NodeID": "0" * 56, "Resources": {"CPU": 1.0, "GPU": float(gpus)}}
     for trusts in ("", "1"):
@@ -139,10 +140,10 @@ def test_agents_are_not_silent_while_the_driver_waits_for_the_head(
 ) -> None:
     cluster = Simulated(monkeypatch)
     executor = open_cluster(tmp_path)
-    executor._streams = {Reports(cluster.now): agent for agent in executor._agents.values()}
+    executor._link._streams = {Reports(cluster.now): name for name in executor._model.agents}
 
     def wait_for_head() -> None:
-        for agent in executor._agents.values():
+        for agent in executor._model.agents.values():
             agent.heard_at -= 90.0
 
     monkeypatch.setattr(executor, "_renew_leases", wait_for_head)
@@ -169,17 +170,17 @@ def test_a_turn_that_goes_on_after_the_head_was_lost_changes_nothing(
         goes_on.wait()
         return cluster.start_agent(record, name)
 
-    monkeypatch.setattr("ensemble.executors.ray.executor.start_agent", start_agent)
-    for agent in executor._agents.values():
+    monkeypatch.setattr(agent_link, "start_agent", start_agent)
+    for agent in executor._model.agents.values():
         agent.heard_at = time.monotonic() - 90.0
     assert executor.events(0.0)[-1]["type"] == "cluster_lost" and began.is_set()
-    actors = [agent.actor for agent in executor._agents.values()]
+    actors = dict(executor._link._actors)
     goes_on.set()
     after = threading.Event()
     head._calls.put((Future(), after.set))  # the thread that makes the calls has ended the one before
     assert after.wait(300.0)
-    assert replaced == ["n0"] and executor._queue == []
-    assert [agent.actor for agent in executor._agents.values()] == actors
+    assert replaced == ["n0"] and executor._model.reports == []
+    assert executor._link._actors == actors and len(actors) == NODES - 1, "one was killed, the other was too late"
     head.close()
 
 
@@ -198,10 +199,12 @@ def test_an_autoscaler_is_asked_once_a_second_also_while_something_is_to_be_repo
 
     simulated = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
     monkeypatch.setattr("ensemble.executors.ray.executor.time", simulated)
+    monkeypatch.setattr(agent_link, "time", simulated)
     monkeypatch.setattr(_compat, "is_cluster_growing", is_growing)
     executor, declared = RayExecutor(), an_ensemble(devices="cpu", resources=Resources(cpus_per_worker=64))
-    executor._leases = LeaseManager("run", "cpu", [])
+    executor._model = ClusterModel(LeaseManager("run", "cpu", []))
+    executor._link = AgentLink(RunDir(tmp_path), None, on_gpus=False, ask=lambda call, *given: call(*given))
     monkeypatch.setattr(executor, "_renew_leases", lambda: None)
-    executor._queue.append({"type": "resources", "missing": "1 x (64 cores)"})
+    executor._model.reports.append({"type": "resources", "missing": "1 x (64 cores)"})
     assert executor._await_growth(declared)
     assert {round(after - before) for before, after in itertools.pairwise(asked)} == {1} and len(asked) > 10

@@ -1,0 +1,246 @@
+"""Random histories of a cluster: nodes come, go, freeze and answer late, agents die, leases are late, two runs.
+
+Whatever happens, no place is leaked and none is given twice, each rank that was launched ends exactly once, and
+when the faults are over every member starts, also those on several nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from execute_members import an_ensemble
+from hypothesis import given
+from hypothesis import strategies as st
+from lent_cluster import LOST, Actor, Event, Lender
+from property_examples import examples
+from ray_model import Group, Piece, World, replace_ray
+
+from ensemble import Resources
+from ensemble.executors.ray import RayExecutor
+from ensemble.schedule import Node, Placement, pack
+from ensemble.store import RunDir
+from ensemble.train import Job
+
+HOSTS = [(2.0, 8.0, 0)] * 3
+STEP_S = 1.0
+FAULTS = ("die", "go", "come back", "freeze", "thaw", "drain", "fill", "others", "late")
+FULL = "no private directory can be made: [Errno 28] No space left on device"
+
+
+class Walker:
+    """A run on the cluster: its executor, and what a controller does with what that reports."""
+
+    def __init__(self, lender: Lender, path: Path, name: str, members: int, workers: int) -> None:
+        self.lender, self.name = lender, name
+        resources = Resources(workers=workers, cpus_per_worker=1.0, memory_gb=1.0)
+        self.declared = an_ensemble([{"lr": 0.1}] * members, resources=resources, devices="cpu")
+        self.run_dir = RunDir.create(path / self.name, self.declared)
+        self.executor = RayExecutor()
+        self.waiting = [self.declared.identify(n) for n in range(members)]
+        self.attempts = Counter[str]()
+        self.nodes: dict[str, Node] = {}
+        self.placed: dict[str, Placement] = {}
+        self.ranks: dict[str, set[int]] = {}  # that have not ended, by member
+        self.failed: set[str] = set()
+        self.finished: set[str] = set()
+        self.seen: list[Event] = []
+
+    def open(self) -> None:
+        self.nodes = {
+            node.name: node for node in self.executor.open(self.run_dir, self.declared, lambda events: None)
+        }
+        self.place()
+
+    @property
+    def actors(self) -> list[Actor]:
+        """Of this run, the last on each node."""
+        own = {
+            name: [a for a in made if a.run == str(self.run_dir.path)] for name, made in self.lender.actors.items()
+        }
+        return [made[-1] for made in own.values() if made]
+
+    def place(self) -> None:
+        found = pack(self.waiting, list(self.placed.values()), list(self.nodes.values()))
+        for placement in found:
+            jobs = [self.make_job(placement, rank) for rank in range(placement.identity.workers)]
+            try:
+                self.executor.launch(jobs, [None] * len(jobs))
+            except OSError:  # its node has just been lost, which is about to be reported
+                continue
+            self.waiting.remove(placement.identity)
+            self.placed[placement.member] = placement
+            self.ranks[placement.member] = set(range(len(jobs)))
+        self.executor.request(self.waiting, list(self.placed.values()))
+
+    def make_job(self, placement: Placement, rank: int) -> Job:
+        node = placement.find_node(rank)
+        made: dict[str, Any] = {"rendezvous": None, "interface": None, "device": "cpu", "feeder": None}
+        made |= {"run_dir": str(self.run_dir.path), "attempt": self.attempts[placement.member]}
+        return Job(identity=placement.identity, rank=rank, node=node, **made)
+
+    def step(self) -> None:
+        changed = False
+        for event in self.executor.events(STEP_S):
+            self.seen.append(event)
+            kind = event["type"]
+            if kind == "node":
+                self.nodes[event["node"]] = Node.from_event(event)
+            elif kind in ("node_lost", "node_draining"):
+                self.nodes.pop(event["node"], None)
+            elif kind == "exited":
+                self.end_rank(event)
+            changed |= kind in ("node", "node_lost", "node_draining", "exited")
+        if changed:
+            self.place()
+        self.check()
+
+    def end_rank(self, event: Event) -> None:
+        member = event["member"]
+        assert event["attempt"] == self.attempts[member], "a rank of an earlier attempt ended again"
+        assert event["rank"] in self.ranks[member], "a rank ended twice, or was never launched"
+        self.ranks[member].discard(event["rank"])
+        if event["outcome"] != "finished":
+            self.failed.add(member)
+            self.executor.kill(member)
+        if not self.ranks[member]:
+            placement = self.placed.pop(member)
+            if member in self.failed:  # it is tried again
+                self.failed.discard(member)
+                self.attempts[member] += 1
+                self.waiting.append(placement.identity)
+            else:
+                self.finished.add(member)
+
+    def act(self, chance: random.Random, frozen: set[str]) -> None:
+        """Agents report, carry out commands, and end as they are told to; ranks that were killed exit."""
+        for actor in self.actors:
+            node = actor.name
+            if node in frozen or node not in self.lender.reachable or actor.stream.news or actor.answer.news:
+                continue
+            events: list[Event] = [{"type": "power", "node": node}]
+            commands, actor.commands = actor.commands, []
+            for name, *arguments in commands:
+                if name == "launch":
+                    jobs = [json.loads(job) for job in arguments[0]]
+                    actor.running |= {(job["identity"]["member"], job["attempt"], job["rank"]) for job in jobs}
+                elif name == "kill":
+                    gone = {key for key in actor.running if key[0] == arguments[0]}
+                    events += [self.make_exit(*key, outcome=None) for key in sorted(gone)]
+                    actor.running -= gone
+                elif name == "close":
+                    assert not actor.running, "the node of a member that trains was given back"
+                    actor.is_closing = True
+            for key in sorted(actor.running):
+                if chance.random() < 0.05:
+                    events.append(self.make_exit(*key, outcome="finished"))
+                    actor.running.discard(key)
+            actor.stream.news += [events, *([StopIteration()] if actor.is_closing else [])]
+
+    def make_exit(self, member: str, attempt: int, rank: int, outcome: str | None) -> Event:
+        return {"type": "exited", "member": member, "attempt": attempt, "rank": rank, "outcome": outcome}
+
+    def check(self) -> None:
+        """What runs on a node fits in what the run holds there."""
+        taken = Counter[str]()
+        for member, placement in self.placed.items():
+            taken.update(placement.find_node(rank) for rank in self.ranks[member])
+        for name, cores in taken.items():
+            groups = [g for g in self.lender.cluster.groups if g.owner == self.name]
+            held = sum(piece.cpus for group in groups for piece in group.pieces if piece.node == name) / 1e4
+            is_there = name in self.lender.reachable and name in self.executor._model.agents
+            assert cores <= held + 1e-3 or not is_there, f"{cores} ranks on {held} cores of {name}"
+
+
+class Faults:
+    """What befalls the cluster and the agents on it."""
+
+    def __init__(self, lender: Lender, walkers: list[Walker], chance: random.Random) -> None:
+        self.lender, self.cluster, self.walkers, self.chance = lender, lender.cluster, walkers, chance
+        self.frozen: set[str] = set()
+
+    def befall(self, fault: str) -> None:
+        """One fault of `FAULTS`, on a node that is chosen."""
+        node = self.chance.choice(sorted(self.cluster.total))
+        if fault == "die":
+            self.kill(node, self.chance.sample(self.walkers, 1))
+        elif fault == "go":
+            self.lender.reachable.discard(node)
+            self.kill(node, self.walkers)
+        elif fault == "come back":
+            self.lender.reachable = set(self.cluster.total)
+        elif fault == "freeze":
+            self.frozen.add(node)
+        elif fault == "thaw":
+            self.frozen.clear()
+        elif fault == "drain" and not self.cluster.draining:
+            self.cluster.draining[node] = 1e9
+        elif fault == "fill":
+            self.lender.answers[node] = [ray.exceptions.RayError(FULL)]
+        elif fault == "others":
+            for group in [group for group in self.cluster.groups if group.owner == "others"]:
+                self.cluster.remove(group)
+            self.cluster.give(Group("others", [Piece(10_000, 2**30, 0, node)]))
+        elif fault == "late":
+            self.lender.is_late = not self.lender.is_late
+
+    def kill(self, node: str, walkers: list[Walker]) -> None:
+        for actor in (actor for walker in walkers for actor in walker.actors if actor.name == node):
+            actor.running.clear()
+            is_starting = bool(actor.answer.news)
+            actor.answer.news, actor.stream.news = [], []
+            (actor.answer if is_starting else actor.stream).news = [ray.exceptions.RayError(LOST)]
+
+    def end(self) -> None:
+        """Nothing more befalls it; what others hold is given back, a node that is drained goes."""
+        for group in [group for group in self.cluster.groups if group.owner == "others"]:
+            self.cluster.remove(group)
+        for node in self.cluster.draining:
+            self.kill(node, self.walkers)
+        self.lender.reachable = set(self.cluster.total) - set(self.cluster.draining)
+        self.lender.answers.clear()
+        self.frozen.clear()
+        self.lender.is_late = False
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield from replace_ray(patch)
+
+
+@examples(8)
+@given(seed=st.integers(0, 2**32))
+def test_whatever_befalls_a_cluster_no_place_is_lost_or_given_twice_and_every_member_starts(
+    world: World, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    chance, path = random.Random(seed), tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        lender = Lender(world, patch, HOSTS)
+        walkers = [Walker(lender, path, "single", 4, 1), Walker(lender, path, "gang", 2, 3)]
+        faults = Faults(lender, walkers, chance)
+        for walker in walkers:
+            walker.open()
+        for _ in range(chance.randrange(300)):
+            if chance.random() < 0.1:
+                faults.befall(chance.choice(FAULTS))
+            for walker in walkers:
+                walker.act(chance, faults.frozen)
+                walker.step()
+        faults.end()
+        until = lender.cluster.clock + 4000.0  # a node that was tried in vain rests for a quarter of an hour
+        while lender.cluster.clock < until and any(walker.waiting or walker.placed for walker in walkers):
+            for walker in walkers:
+                walker.act(chance, set())
+                walker.step()
+        for walker in walkers:
+            assert not walker.waiting and not walker.placed, f"{walker.name} waits for ever: {walker.seen[-5:]}"
+            assert len(walker.finished) == len(walker.declared.members or ())
+            walker.executor.close()
+        assert [group.owner for group in lender.cluster.groups] == [], "something was not given back"
