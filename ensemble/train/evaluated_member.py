@@ -7,7 +7,6 @@ The weights that are evaluated, and those that predictions are saved of, are tho
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +15,13 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from ensemble.comm import Communicator
-from ensemble.spec import PREDICTED_SPLITS, Ensemble
+from ensemble.spec import Ensemble
 from ensemble.spec.recipe import has_own_loop
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
-from ensemble.store import RunDir, save_predictions
 from ensemble.train.accumulation import MicroBatches
 from ensemble.train.averaging import LossProbe
 from ensemble.train.call import Observation
-from ensemble.train.checkpoint import Checkpointer, FileCheckpointer
-from ensemble.train.data import Data, as_stored_target, steps_per_epoch
+from ensemble.train.effects import Effects
 from ensemble.train.gather import Means, find_first, gather_rows
 from ensemble.train.gpu_busy import open_gpu_busy
 from ensemble.train.hyperparameters import Hyperparameters
@@ -32,9 +29,7 @@ from ensemble.train.job import Inbox, Job, TrainingError
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.observer import Observer
 from ensemble.train.optimization import Optimization
-from ensemble.train.poison_records import PoisonRecords
 from ensemble.train.precision import MixedPrecision
-from ensemble.train.reporter import Reporter
 from ensemble.train.seeding import seed_everything, step_seed
 
 if TYPE_CHECKING:
@@ -52,42 +47,27 @@ class EvaluatedMember:
         job: Job,
         ensemble: Ensemble,
         comm: Communicator,
-        reporter: Reporter,
+        effects: Effects,
         inbox: Inbox,
-        *,
-        data: Data | None = None,
-        checkpointer: Checkpointer | None = None,
     ) -> None:
         self.identity = job.identity
         self.params: dict[str, Any] = Hyperparameters(job.identity.params)
         self._pipeline_reads_params = callable(ensemble.train)
         self.device = torch.device(job.device)
         self.rank, self.world = comm.rank, comm.world
-        self.steps_per_epoch = steps_per_epoch(ensemble, job.identity)
+        self.steps_per_epoch = effects.steps_per_epoch
         self.steps = self.steps_per_epoch * (job.identity.epochs_before or job.identity.epochs)
-        self.splits = [name for name in PREDICTED_SPLITS if getattr(ensemble, name) is not None]
+        self.splits = effects.splits
         self.objective = str(ensemble.objective)
         self.observer = Observer(ensemble.recipe, comm)
         self._loss = getattr(ensemble.recipe, "loss", None)
         self._target = getattr(ensemble.recipe, "target", "label")
         self._declared_task = as_task("Recipe.task", getattr(ensemble.recipe, "task", None))
         self._is_own_loop = has_own_loop(ensemble.recipe)
-        self._files, self.comm, self._reporter = RunDir(job.run_dir), comm, reporter
-        self._attempt = job.attempt
-        self._data = data or Data(ensemble, job.identity, job.feeder, self.device, comm, job.local_world)
-        checkpointer = checkpointer or FileCheckpointer(job, ensemble)
-        self._life = Lifecycle(
-            job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch, checkpointer, self.observer
-        )
+        self.comm, self._run_dir, self._inbox = comm, job.run_dir, inbox
+        self._effects, self._data = effects, effects.data
+        self._life = Lifecycle(job, ensemble, comm, effects, inbox, self.observer)
         self._data.on_resident_wait = self._life.report_progress
-        self._data.on_finding = functools.partial(reporter.event, "sample_difference")
-        self._find_poison_records: Callable[[], None] = lambda: PoisonRecords(
-            job,
-            ensemble,
-            comm,
-            {name: self._data.pipeline(name) for name in ("train", *self.splits)},
-            reporter.event,
-        ).start(inbox)
         self._precision = MixedPrecision(job.identity.precision, self.device, job.identity.loss_scale)
         self._gpu_busy = open_gpu_busy(self.device)
         self._optimization: Optimization | None = None
@@ -239,6 +219,7 @@ class EvaluatedMember:
     # --- the end ----------------------------------------------------------------------------------------
 
     def _end_epoch(self) -> None:
+        self._effects.end_training(self._prepared())
         self._life.agree_on_stop()
         if self._life.at.step == self.steps_per_epoch and self._life.may_be_kept:
             self._renew_known_statistics()
@@ -324,14 +305,8 @@ class EvaluatedMember:
         what = CLASSIFICATION if record is None else Task.from_record(record)
         rows = [gather_rows(self.comm, part) for part in (values, index, target)]
         if self.rank == 0 and rows[0] is not None and rows[1] is not None:
-            if rows[2] is None:
-                rows[2] = self._data.targets(split, self._target, rows[1], what)
-            path = self._files.predictions(self.identity.member, split, self._attempt)
-            try:
-                target = as_stored_target(what, rows[2])
-                self._life.add_predictions(split, save_predictions(path, rows[0].float(), rows[1], target, what))
-            except ValueError as error:  # another attempt would give the same
-                raise TrainingError(f"member.predictions({split!r}), task {what.kind}: {error}") from None
+            digest = self._effects.save_predictions(split, what, rows[0], rows[1], rows[2], self._target)
+            self._life.add_predictions(split, digest)
 
     # --- for both parts ---------------------------------------------------------------------------------
 
@@ -349,7 +324,7 @@ class EvaluatedMember:
         Args:
             text: the line, without its end; several lines are allowed.
         """
-        self._reporter.log(text)
+        self._effects.reporter.log(text)
 
     @property
     def position(self) -> dict[str, int]:

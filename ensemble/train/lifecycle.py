@@ -16,14 +16,14 @@ from ensemble.spec import Ensemble
 from ensemble.spec.objectives import describe_missing_objective
 from ensemble.store import weights_sha256
 from ensemble.train.call import Observation
-from ensemble.train.checkpoint import Checkpointer, Position
-from ensemble.train.data import Data
+from ensemble.train.checkpoint import Position
+from ensemble.train.effects import Effects
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.initial_weights import check_fit
 from ensemble.train.job import Command, Diverged, Inbox, Job, StepAction, StopTraining, TrainingError
 from ensemble.train.observer import Observer
 from ensemble.train.optimization import Optimization, StepResult
-from ensemble.train.reporter import Reporter, to_json_metrics
+from ensemble.train.reporter import to_json_metrics
 from ensemble.train.selection import Selection
 from ensemble.train.throughput import Throughput
 from pipelines.loader.ragged import find_tensors
@@ -47,20 +47,17 @@ class Lifecycle:
         job: Job,
         ensemble: Ensemble,
         comm: Communicator,
-        data: Data,
-        reporter: Reporter,
+        effects: Effects,
         inbox: Inbox,
-        steps_per_epoch: int,
-        checkpointer: Checkpointer,
         observer: Observer,
     ) -> None:
         self.at = Position()
         self.selection = Selection()
         self.throughput = Throughput()
-        self.steps_per_epoch = steps_per_epoch
-        self._job, self._identity, self._comm, self._data = job, job.identity, comm, data
-        self._reporter, self._inbox, self._ensemble = reporter, inbox, ensemble
-        self._checkpointer, self._observer = checkpointer, observer
+        self.steps_per_epoch = effects.steps_per_epoch
+        self._job, self._identity, self._comm, self._data = job, job.identity, comm, effects.data
+        self._reporter, self._inbox, self._ensemble = effects.reporter, inbox, ensemble
+        self._checkpointer, self._observer = effects.checkpointer, observer
         self._has_begun = self._stop_at_epoch_end = False
         self._saved_at: tuple[int, int] | None = None
         minutes = ensemble.checkpoint_minutes

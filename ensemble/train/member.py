@@ -18,6 +18,7 @@ Checkpoints, events, a pruner's decision and commands to stop are handled betwee
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -89,7 +90,7 @@ class TrainContext(EvaluatedMember):
         )
         self._life.resume(self._optimization)
         if own.compile is not None:
-            compile_forward(model, own.compile, self._files.path)
+            compile_forward(model, own.compile, Path(self._run_dir))
         return model, optimizer
 
     # --- the loop ---------------------------------------------------------------------------------------
@@ -101,9 +102,7 @@ class TrainContext(EvaluatedMember):
         predictions are made then. A loop that is left after a whole epoch ends the member there, as `stop` does.
         """
         optimization, life = self._prepared(), self._life
-        self._find_poison_records()
-        if not life.is_over:
-            self._data.open(life.at.epoch, life.at.step)
+        self._effects.open(self._inbox, None if life.is_over else life.at)
         while not life.is_over:
             life.throughput.begin_epoch(self._data.stats())
             if life.at.step == self.steps_per_epoch:  # only its evaluation is left, in which it was stopped
@@ -273,7 +272,9 @@ class TrainContext(EvaluatedMember):
             result = optimization.end(batch, life.throughput.synchronizing())
         except Diverged as error:
             where = f"epoch {life.at.epoch}, step {life.at.step}{describe_not_finite(batch)}"
-            raise Diverged(f"{error}, {where}") from None
+            self._effects.end_diverged(Diverged(f"{error}, {where}"))
+            life.at.step += 1
+            return
         self._end_gpu_work()
         is_epoch_over = life.at.step + 1 == self.steps_per_epoch
         if not self._has_stepped or is_epoch_over:
@@ -287,7 +288,9 @@ class TrainContext(EvaluatedMember):
         unused = [] if self._pipeline_reads_params else self.params.unused
         if unused:
             meant = {name: near for name in unused if (near := self.params.suggest(name)) is not None}
-            self._reporter.event("unused_hyperparameters", params=unused, **({"meant": meant} if meant else {}))
+            self._effects.reporter.event(
+                "unused_hyperparameters", params=unused, **({"meant": meant} if meant else {})
+            )
 
     # --- for the worker ---------------------------------------------------------------------------------
 
@@ -311,6 +314,5 @@ class TrainContext(EvaluatedMember):
         if self._optimization is not None:
             self._optimization.close()
         release_caches()
-        for part in (self._data, self._life):
+        for part in (self._data, self._life, self._effects):
             vars(part).clear()
-        del self._find_poison_records

@@ -13,13 +13,11 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import itertools
-import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +25,9 @@ from torch import Tensor, nn
 from ensemble.comm import Communicator
 from ensemble.meter import CpuClock, make_usage, peak_memory_gb, release_memory, reset_peak_memory
 from ensemble.spec import Ensemble, Identity
-from ensemble.spec.sample_weights import make_weight_function
-from ensemble.spec.task import Task
 from ensemble.store import RunDir, rehearse_checkpoint
 from ensemble.train.checkpoint import Position, pack
-from ensemble.train.data import Data
+from ensemble.train.effects import Effects
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.gather import gather_json
 from ensemble.train.gpu_busy import describe_gpu_busy
@@ -39,18 +35,14 @@ from ensemble.train.job import PROFILE, Diverged, Inbox, Job, LabelError, Outcom
 from ensemble.train.kept_network import NotKept
 from ensemble.train.member import TrainContext
 from ensemble.train.model_signature import signature_of
+from ensemble.train.optimization import Optimization
+from ensemble.train.profile_data import PreparedBatches, PreparedData
 from ensemble.train.recipe import run_training_loop
 from ensemble.train.reporter import append_log
 from ensemble.train.seeding import process_settings, seed_everything
 from ensemble.train.stopwatch import GpuTimer, Stopwatch
 from ensemble.train.worker import check_gpu, connect
-from pipelines.loader.ragged import find_tensors
 
-if TYPE_CHECKING:
-    from pipelines import Batch, Loader, Pipeline
-    from pipelines.loader.collate import Collate
-
-READY = 2  # batches
 HEARTBEAT_S = 1.0
 
 Emit = Callable[[dict[str, Any]], None]
@@ -100,7 +92,7 @@ class TrialSession:
     def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, gpu: GpuTimer | None, emit: Emit) -> None:
         assert job.profile is not None
         self._job, self._request, self._ensemble, self._comm, self._emit = job, job.profile, ensemble, comm, emit
-        self._gpu, self._ready = gpu, _PreparedBatches(ensemble, comm)
+        self._gpu, self._ready = gpu, PreparedBatches(ensemble, comm)
         self.sizes: dict[str, tuple[int, int]] = {}  # member -> parameters, bytes of a checkpoint
         self.evaluations: dict[str, dict[str, float] | None] = {}  # member -> see `Stopwatch.evaluation`
         self._reported_at = 0.0
@@ -157,19 +149,21 @@ class TrialSession:
             self._gpu.begin()
         watch = Stopwatch(self._comm, device, self._request.steps_s, self._gpu, self._request.evaluations, steps)
         self._steps = 0
-        own = dataclasses.replace(identity, workers=self._comm.world)
+        # Evaluations within the epoch would come on top of what a step takes.
+        own = dataclasses.replace(identity, workers=self._comm.world, validate_every=0)
         job = dataclasses.replace(self._job, identity=own, profile=None)
         with process_settings(identity.threads, device):
             seed_everything(identity.seed, device)
             heartbeat = functools.partial(self._report_member, identity, HEARTBEAT_S)
-            member = _ProfiledMember(job, self._ensemble, self._comm, self._ready, watch, heartbeat, steps)
+            effects = _TrialEffects(job, self._ensemble, self._comm, self._ready, watch, heartbeat, steps)
+            member = TrainContext(job, self._ensemble, self._comm, effects, Inbox())
             try:
                 run_training_loop(self._ensemble.recipe, member)
             except _Done:
                 pass
             finally:
                 self._steps = watch.steps if watch.is_complete else 0
-                self.sizes[identity.member] = member.parameters, member.checkpoint_bytes
+                self.sizes[identity.member] = effects.sizes
                 self.evaluations[identity.member] = watch.evaluation()
                 member.close()
         figures: dict[str, Any] = watch.figures() | {"prepare_s": self._ready.prepare_s}
@@ -180,110 +174,6 @@ class TrialSession:
         known = set(figures).intersection(*shares)  # the load of a GPU may be known on some ranks only
         highest = {name: max(share[name] for share in shares) for name in known}
         return highest | {"samples_per_s": watch.samples / highest["step_s"]}
-
-
-class _PreparedBatches:
-    """Batches of this rank, prepared before the steps are timed; shared by members that read the same data."""
-
-    def __init__(self, ensemble: Ensemble, comm: Communicator) -> None:
-        self._ensemble, self._comm = ensemble, comm
-        self._pipelines: tuple[str, Pipeline] | None = None
-        self._kept: dict[str, tuple[Pipeline, str, list[Batch]]] = {}
-        self.prepare_s = 0.0
-
-    @property
-    def bytes(self) -> int:
-        """Memory of the batches."""
-        batches = (batch for _, _, batches in self._kept.values() for batch in batches)
-        return sum(tensor.nbytes for batch in batches for tensor in find_tensors(batch))
-
-    def load(self, identity: Identity) -> None:
-        """Prepare the batches of a member."""
-        self.batches("train", identity)
-        if self._ensemble.valid is not None:
-            self.batches("valid", identity)
-
-    def train(self, identity: Identity) -> Pipeline:
-        """A member's training pipeline."""
-        params = json.dumps(identity.params, sort_keys=True) if callable(self._ensemble.train) else ""
-        if self._pipelines is None or self._pipelines[0] != params:
-            self._pipelines = params, self._ensemble.pipeline(identity.params)
-        return self._pipelines[1]
-
-    def batches(self, split: str, identity: Identity) -> list[Batch]:
-        """A few full training batches, or one batch of another split, whole on each rank."""
-        training = split == "train"
-        pipeline = self.train(identity) if training else getattr(self._ensemble, split)
-        weights = identity.weights if training else None
-        read = json.dumps([identity.batch_size, weights])
-        known = self._kept.get(split)
-        if known is None or known[0] is not pipeline or known[1] != read:
-            rank, world = self._comm.rank, self._comm.world
-            size = identity.batch_size * (1 if training else world)
-            loader = pipeline.loader(size, 1, rank, world, weights=make_weight_function(weights, pipeline.source))
-            made = list(
-                itertools.islice(self._time_preparation(loader), READY)
-                if training
-                else itertools.islice(loader, 1)
-            )
-            loader.close()
-            whole = [batch for batch in made if batch.global_size == made[0].global_size]
-            known = self._kept[split] = pipeline, read, whole
-        return known[2]
-
-    def _time_preparation(self, loader: Loader) -> Iterator[Batch]:
-        """Yield the batches of a loader; sets `prepare_s`, CPU-seconds a sample, to that of the last batch."""
-        cpu_s, samples = 0.0, 0
-        for batch in loader:
-            stats = loader.stats()
-            new = max(1, stats["samples"] - samples)
-            self.prepare_s = (stats["prepare_cpu_s"] - cpu_s) / new
-            cpu_s, samples = stats["prepare_cpu_s"], stats["samples"]
-            yield batch
-
-
-class _PreparedData(Data):
-    """Repeats a few prepared batches, as many as the stopwatch wants."""
-
-    def __init__(
-        self,
-        ensemble: Ensemble,
-        identity: Identity,
-        device: torch.device,
-        comm: Communicator,
-        ready: _PreparedBatches,
-        watch: Stopwatch,
-    ) -> None:
-        super().__init__(ensemble, identity, None, device, comm)
-        self._ready, self._watch = ready, watch
-
-    def epoch(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
-        """Yield the batches of the only epoch; what `collate` takes is part of a step."""
-        weighted = self._identity.weights is not None
-        return self._on_device(self._apply_collate(self._time_steps(), collate, weighted=weighted))
-
-    def _time_steps(self) -> Iterator[Batch]:
-        ready = itertools.cycle(self._ready.batches("train", self._identity))
-        while self._watch.has_next():
-            batch = next(ready).clone()  # members may write into it
-            self._watch.start(batch)
-            yield batch
-            self._watch.stop()
-
-    def reread(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
-        """Yield a few batches of the epoch."""
-        batches = (batch.clone() for batch in self._ready.batches("train", self._identity))
-        return self._on_device(self._apply_collate(batches, collate, weighted=self._identity.weights is not None))
-
-    def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
-        """Yield one batch, as often as the stopwatch wants; once suffices to measure memory."""
-        self.pipeline(name)
-        batches = self._watch.time_evaluations(self._ready.batches(name, self._identity))
-        return self._on_device(self._apply_collate(batches, collate, is_training=False))
-
-    @functools.cached_property
-    def _train(self) -> Pipeline:
-        return self._ready.train(self._identity)
 
 
 class _ProfileReporter:
@@ -352,72 +242,49 @@ def _count_bytes(value: Any) -> int:
     return sum(map(_count_bytes, value)) if isinstance(value, (list, tuple)) else 0
 
 
-class _ProfiledMember(TrainContext):
-    """A member in training for one epoch of a few steps, without effects.
+class _TrialEffects(Effects):
+    """The effects of a member that is measured: it trains one epoch of a few steps, and leaves nothing behind.
+
+    Args:
+        steps: of its epoch; None: as many as it has.
 
     Attributes:
-        parameters: of its model.  checkpoint_bytes: tensors of its checkpoint; both are known after its epoch.
+        sizes: parameters of its model, bytes of the tensors of its checkpoint; known after its epoch.
     """
 
-    parameters = 0
-    checkpoint_bytes = 0
+    sizes = (0, 0)
 
     def __init__(
         self,
         job: Job,
         ensemble: Ensemble,
         comm: Communicator,
-        ready: _PreparedBatches,
+        ready: PreparedBatches,
         watch: Stopwatch,
         heartbeat: Callable[[], None],
         steps: int | None = None,
     ) -> None:
-        data = _PreparedData(ensemble, job.identity, torch.device(job.device), comm, ready, watch)
-        reporter, self._checkpoints = _ProfileReporter(job, heartbeat), _ProfileCheckpointer(job.identity)
-        super().__init__(job, ensemble, comm, reporter, Inbox(), data=data, checkpointer=self._checkpoints)
-        if steps is not None:
-            self.steps_per_epoch = self._life.steps_per_epoch = steps
-            self.steps = steps * job.identity.epochs
+        data = PreparedData(ensemble, job.identity, torch.device(job.device), comm, ready, watch)
+        reporter, self._rehearsed = _ProfileReporter(job, heartbeat), _ProfileCheckpointer(job.identity)
+        super().__init__(job, ensemble, comm, reporter, data, self._rehearsed)
+        self.steps_per_epoch = steps or self.steps_per_epoch
 
-    def epochs(self) -> Iterator[int]:
-        """Yield the first epoch. Where the second would begin, only a checkpoint remains to be measured."""
-        self._prepared()
-        try:
-            yield 0
-        except GeneratorExit:
-            self._has_left = True
-            raise
-        self._end_epoch()
+    def open(self, inbox: Inbox, at: Position | None) -> None:
+        """Nothing: the batches are there."""
 
-    def _end_left_epoch(self) -> None:
-        if self._has_left:
-            self._end_epoch()
-
-    def _end_epoch(self) -> None:
-        optimization = self._prepared()
-        if self.identity.keep == "best":
+    def end_training(self, optimization: Optimization) -> None:
+        """Assemble a checkpoint, and leave the loop."""
+        if self._job.identity.keep == "best":
             optimization.kept.keep_best()
-        self._life.save(optimization)
-        self.parameters = sum(each.numel() for each in optimization.model.parameters())
-        self.checkpoint_bytes = self._checkpoints.bytes
+        parts = optimization.state_dict()
+        if self._comm.rank == 0:
+            self._rehearsed.save(0, Position(), parts)
+        self.sizes = sum(each.numel() for each in optimization.model.parameters()), self._rehearsed.bytes
         raise _Done
 
-    def _validate_within_epoch(self) -> None:
-        """Nothing: what a step takes is measured, and evaluations come on top of that."""
+    def end_diverged(self, error: Diverged) -> None:
+        """Nothing: a step with a loss that is not finite takes as long as any other."""
 
-    def step(self) -> None:
-        """See `TrainContext`; a loss that is not finite takes as long as any other."""
-        try:
-            super().step()
-        except Diverged:
-            self._life.at.step += 1
-
-    def predictions(
-        self,
-        split: str,
-        values: Tensor | None,
-        index: Tensor | None,
-        target: Tensor | None = None,
-        task: str | Task | None = None,
-    ) -> None:
-        """Saves nothing."""
+    def save_predictions(self, *predicted: Any) -> str:
+        """Nothing."""
+        return ""

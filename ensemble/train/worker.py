@@ -16,6 +16,7 @@ from ensemble.meter.cpu import CpuClock
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import is_disk_full
+from ensemble.train.effects import Effects
 from ensemble.train.forward_errors import describe_error, is_repeatable
 from ensemble.train.initial_weights import ShapeMismatchError
 from ensemble.train.job import Diverged, Inbox, Job, Outcome, SharingDiffers, StopTraining, TrainingError
@@ -48,7 +49,8 @@ def run(
             _cap_memory(job, device)
             communicator = connect(job, device)
             leaving.callback(communicator.close)
-            member = TrainContext(job, ensemble, communicator, reporter, inbox)
+            effects = Effects(job, ensemble, communicator, reporter)
+            member = TrainContext(job, ensemble, communicator, effects, inbox)
             leaving.callback(member.close)
             seed_everything(job.identity.seed, device)
             run_training_loop(ensemble.recipe, member)

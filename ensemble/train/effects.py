@@ -1,0 +1,92 @@
+"""What a member in training does beside computing: it reads a stream, sends events and writes files.
+
+`TrainContext` and its `Lifecycle` do all of that through the `Effects` that they are given. A member that is only
+measured (`ensemble.train.profile`) gets others, which leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ensemble.comm import Communicator
+from ensemble.spec import PREDICTED_SPLITS, Ensemble
+from ensemble.spec.task import Task
+from ensemble.store import RunDir, save_predictions
+from ensemble.train.checkpoint import Checkpointer, FileCheckpointer, Position
+from ensemble.train.data import Data, as_stored_target, steps_per_epoch
+from ensemble.train.job import Diverged, Inbox, Job, TrainingError
+from ensemble.train.optimization import Optimization
+from ensemble.train.poison_records import PoisonRecords
+from ensemble.train.reporter import Reporter
+
+
+class Effects:
+    """The effects of one member, on one of its ranks.
+
+    Attributes:
+        reporter: sends its events, and writes its log.
+        data: reads its batches.
+        checkpointer: saves and loads its checkpoints.
+        steps_per_epoch: global batches of an epoch.
+        splits: on which members are evaluated, those that the ensemble has.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        ensemble: Ensemble,
+        comm: Communicator,
+        reporter: Reporter,
+        data: Data | None = None,
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
+        self._job, self._ensemble, self._comm, self.reporter = job, ensemble, comm, reporter
+        device = torch.device(job.device)
+        self.data = data or Data(ensemble, job.identity, job.feeder, device, comm, job.local_world)
+        self.checkpointer = checkpointer or FileCheckpointer(job, ensemble)
+        self.steps_per_epoch = steps_per_epoch(ensemble, job.identity)
+        self.splits = [name for name in PREDICTED_SPLITS if getattr(ensemble, name) is not None]
+        self.data.on_finding = functools.partial(reporter.event, "sample_difference")
+
+    def open(self, inbox: Inbox, at: Position | None) -> None:
+        """Begin to read the stream, without the records at which earlier attempts died.
+
+        Args:
+            at: where; None: no epoch is left to be trained.
+        """
+        pipelines = {name: self.data.pipeline(name) for name in ("train", *self.splits)}
+        PoisonRecords(self._job, self._ensemble, self._comm, pipelines, self.reporter.event).start(inbox)
+        if at is not None:
+            self.data.open(at.epoch, at.step)
+
+    def end_training(self, optimization: Optimization) -> None:
+        """Called where the steps of an epoch are done, before it is evaluated for good, reported and saved."""
+
+    def end_diverged(self, error: Diverged) -> None:
+        """Called after a step with a loss that is not finite; where it does not raise, the step only counts."""
+        raise error from None
+
+    def save_predictions(
+        self, split: str, what: Task, values: Tensor, index: Tensor, target: Tensor | None, field: str
+    ) -> str:
+        """Save the predictions of all ranks for a split; rank 0 calls it.
+
+        Args:
+            target: None: `field` of the samples, where it holds what the task needs.
+
+        Returns:
+            The digest of the file.
+
+        Raises:
+            TrainingError: the shapes do not fit, or a sample is there twice.
+        """
+        if target is None:
+            target = self.data.targets(split, field, index, what)
+        path = RunDir(self._job.run_dir).predictions(self._job.identity.member, split, self._job.attempt)
+        try:
+            return save_predictions(path, values.float(), index, as_stored_target(what, target), what)
+        except ValueError as error:  # another attempt would give the same
+            raise TrainingError(f"member.predictions({split!r}), task {what.kind}: {error}") from None
