@@ -86,7 +86,7 @@ def submit_many(folder: Path, runs: int, local_every: int, width: int, *, is_alo
             memory.append(read_memory())
     if not is_alone:
         return
-    assert count_held() == held
+    assert (now := count_held()) == held, f"{now}, and it was {held} after two runs"
     grown = (read_memory() - memory[0]) / (runs - 2)
     assert grown < 24 * width * 4 / 4, f"{grown:,.0f} bytes a run, a quarter of its arrays or more: {memory}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from pipelines.sources._strings import Strings
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _THREADS, _RUN = 16, 1000  # of the files whose status is read at once, and one after the other in a thread
+_QUICK_S = 50e-6  # a status in memory takes 3 microseconds, from a file server hundreds
 #: Extensions of other images, which are left out: it is said how many.
 _OTHERS = frozenset(
     (
@@ -156,14 +158,22 @@ def image_folder(path: str | os.PathLike[str], names: bool = False, labels: Labe
 
 
 def _read_status(root: str, names: list[str]) -> list[tuple[int, int]]:
-    """(size, mtime_ns) of each file in a folder, read in threads: a disk or a file server answers many at once."""
+    """(size, mtime_ns) of each file in a folder.
+
+    They are read in threads where each takes long, as a file server answers many at once; what the system has in
+    memory is read four times as fast without.
+    """
 
     def read(start: int) -> list[tuple[int, int]]:
         found = (os.stat(os.path.join(root, name)) for name in names[start : start + _RUN])
         return [(status.st_size, status.st_mtime_ns) for status in found]
 
+    began, first = time.perf_counter(), read(0)
+    rest = range(_RUN, len(names), _RUN)
+    if time.perf_counter() - began < _RUN * _QUICK_S:
+        return list(chain(first, *map(read, rest)))
     with ThreadPoolExecutor(_THREADS) as threads:
-        return list(chain.from_iterable(threads.map(read, range(0, len(names), _RUN))))
+        return list(chain(first, *threads.map(read, rest)))
 
 
 def _scan_folder(root: str) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
@@ -209,10 +219,11 @@ def _describe_left_out(left_out: Counter[str]) -> str:
 
 def _list_images(root: str, folder: str, left_out: Counter[str], *, deep: bool) -> list[str]:
     images: list[str] = []
+    before = os.path.join(folder, "")
     for entry in sorted(os.scandir(os.path.join(root, folder)), key=lambda entry: entry.name):
-        name = os.path.join(folder, entry.name)
         if entry.name.startswith("."):
             continue
+        name = before + entry.name  # as `os.path.join` has it, in a tenth of its time
         if entry.is_dir():
             images += _list_images(root, name, left_out, deep=True) if deep else []
         elif entry.name.lower().endswith(EXTENSIONS):

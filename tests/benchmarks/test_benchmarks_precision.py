@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -23,6 +24,7 @@ from benchmarks.training import TrainingSetup, make_trainer
 from ensemble.bench.results import Interval, flatten, interval, paired_interval
 from ensemble.comm import SingleRank
 from ensemble.spec import Member, SpecError
+from ensemble.train.job import Diverged
 from pipelines.environment.machine_limits import usable_cpus
 
 SMALL = ("--models", "lstm-small", "--train", "lstm-small", "--precisions", "fp32,bf16")
@@ -118,6 +120,15 @@ def test_every_network_learns_the_digits_in_half_precision(name: str) -> None:
     seconds, waited = trainer.step(batches[0])
     assert 0 < waited < seconds
     assert any((a != b).any() for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_a_step_with_a_loss_that_is_not_finite_is_not_timed() -> None:
+    setup = TrainingSetup(net=models.net_of("cnn", width=4), data=None, batch_size=32)
+    trainer = make_trainer(setup, "fp32", SingleRank())
+    with torch.no_grad():
+        next(trainer.model.parameters()).fill_(float("nan"))
+    with pytest.raises(Diverged, match="the loss is nan"):
+        trainer.step(setup.batches()[0])
 
 
 def test_members_share_the_cores_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

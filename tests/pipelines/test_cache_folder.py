@@ -161,7 +161,7 @@ def _wait_until(is_met: Any) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("removals", range(4))
+@pytest.mark.parametrize("removals", [1, *(pytest.param(n, marks=pytest.mark.more) for n in (0, 2, 3))])
 def test_after_a_kill_at_any_point_of_removal_a_cache_is_whole_or_gone(
     removals: int, tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
@@ -180,6 +180,7 @@ def test_after_a_kill_at_any_point_of_removal_a_cache_is_whole_or_gone(
         assert [gone for _, gone in CacheFolder(str(tmp_path)).prune(None)] == [True] and not own.parent.exists()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("delay_ms", range(0, 12, 3))
 def test_a_pruner_killed_at_work_leaves_whole_caches_or_none(
     delay_ms: int, tmp_path: Path, processes: list[subprocess.Popen[str]]
@@ -202,6 +203,7 @@ def test_a_pruner_killed_at_work_leaves_whole_caches_or_none(
         assert use(tmp_path, number)["hits"] in (0, N)
 
 
+@pytest.mark.more
 def test_several_processes_prune_while_others_open(tmp_path: Path, processes: list[subprocess.Popen[str]]) -> None:
     processes += [start(PRUNER, tmp_path) for _ in range(2)]
     assert [first_line(each) for each in processes] == ["begins"] * 2
@@ -280,6 +282,7 @@ print(feeder.stats()["cache"])
 """
 
 
+@pytest.mark.more
 def test_a_full_disk_removes_unused_caches_first_and_is_then_said(small_disk: Path) -> None:
     def read(number: int) -> tuple[str, str]:
         with start(READER, small_disk, number) as done:

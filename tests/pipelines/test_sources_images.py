@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from pipelines import sources
+from pipelines import Pipeline, sources
 from pipelines.errors import PipelineError, SampleError
 
 
@@ -179,3 +179,18 @@ def test_a_link_that_goes_round_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x" / "again").symlink_to(tmp_path)
     with pytest.raises(PipelineError, match=r"image_folder\(.*symbolic links"):
         sources.image_folder(tmp_path)
+
+
+@pytest.mark.parametrize("quick_s", [0.0, 1.0], ids=["a file server", "memory"])
+def test_a_file_that_was_changed_is_other_data_wherever_its_status_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_s: float
+) -> None:
+    monkeypatch.setattr("pipelines.sources._images._RUN", 2)
+    monkeypatch.setattr("pipelines.sources._images._QUICK_S", quick_s)
+    write(tmp_path, *(f"{number}.jpg" for number in range(7)))
+    before = sources.image_folder(tmp_path)
+    assert [record["image"] for record in before] == [f"{number}.jpg".encode() for number in range(7)]
+    (tmp_path / "6.jpg").write_bytes(b"longer than it was")
+    assert Pipeline(before).fingerprint != Pipeline(sources.image_folder(tmp_path)).fingerprint
+    with pytest.raises(SampleError, match="changed"):
+        before[6]
