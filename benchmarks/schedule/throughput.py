@@ -75,6 +75,7 @@ class InMemoryExecutor:
     in_process = False
     clock: CpuClock | None = None
     cluster: Sequence[Node] | None = None
+    metrics = None
 
     def __init__(self, members: int) -> None:
         self._node = Node("memory", float(members), (), 1024.0, "memory")

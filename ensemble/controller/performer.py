@@ -39,7 +39,6 @@ from ensemble.controller.retention import CheckpointReducer
 from ensemble.controller.starts import describe_kept, find_start, keep_start
 from ensemble.events import Event, Report, to_dict
 from ensemble.executors import Executor
-from ensemble.executors.base import MetricsExporter
 from ensemble.meter.ledger import build_ledger
 from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
 from ensemble.spec import PREDICTED_SPLITS, Identity, SpecError
@@ -77,7 +76,6 @@ class Performer:
         self._status = status or RunStatus(run_dir)
         self.reducer = CheckpointReducer(run_dir)
         self._on_event = on_event
-        self._is_dashboard_exported = False
 
     def perform(self, actions: Sequence[Action]) -> list[Report]:
         """Write all `Log` actions to the log, then perform the others in their order.
@@ -146,18 +144,16 @@ class Performer:
 
     def export_metrics(self) -> None:
         """Give the run's metrics to an executor whose cluster collects them."""
-        executor = self._executor
-        if not isinstance(executor, MetricsExporter) or not executor.exports_metrics:
+        metrics = self._executor.metrics
+        if metrics is None:
             return
         from ensemble.reporting.metrics.grafana import format_dashboard
         from ensemble.reporting.metrics.projection import clean, project_lasting
 
         try:
-            if not self._is_dashboard_exported:
-                executor.export_dashboard(format_dashboard())
-                self._is_dashboard_exported = True
+            metrics.dashboard = metrics.dashboard or format_dashboard()
             account, state = self._status.read_account(), self._status.state
-            executor.export_metrics(project_lasting(clean(self._run_dir.path.name), state, account))
+            metrics.report(project_lasting(clean(self._run_dir.path.name), state, account))
         except Exception as error:  # figures for people: the run goes on without them
             log.debug("the metrics could not be reported: %s", error, exc_info=True)
 

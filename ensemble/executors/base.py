@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ensemble.events import Report
 
@@ -23,21 +23,17 @@ class ClusterLostError(Exception):
     """The cluster does not answer any more. The run has ended in order; a resume continues it on another one."""
 
 
-@runtime_checkable
 class MetricsExporter(Protocol):
-    """What an executor satisfies whose cluster collects metrics itself.
+    """Takes a run's metrics to a cluster that collects them itself.
 
     Attributes:
-        exports_metrics: whether it wants any now.
+        dashboard: the text of the Grafana dashboard that shows these metrics; None until it is known.
     """
 
-    exports_metrics: bool
+    dashboard: str | None
 
-    def export_metrics(self, samples: Iterable[MetricSample]) -> None:
+    def report(self, samples: Iterable[MetricSample]) -> None:
         """Take the present values of the run's metrics; those of counters are totals."""
-
-    def export_dashboard(self, dashboard: str) -> None:
-        """Take the text of the Grafana dashboard that shows these metrics."""
 
 
 class Executor(Protocol):
@@ -49,12 +45,14 @@ class Executor(Protocol):
         clock: CPU time of this process, where members train in it; else None.
         cluster: the nodes with all that they could ever offer this run, where it holds only a part of them; None
             where it holds all of its nodes.
+        metrics: takes the run's metrics, where the cluster collects them; else None.
     """
 
     name: str
     in_process: bool
     clock: CpuClock | None
     cluster: Sequence[Node] | None
+    metrics: MetricsExporter | None
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """Prepare to run members, and return the nodes with what the run holds of them.

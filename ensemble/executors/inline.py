@@ -55,6 +55,7 @@ class InlineExecutor:
     name = "inline"
     in_process = True
     cluster: Sequence[Node] | None = None
+    metrics = None
 
     def __init__(self) -> None:
         self.clock = CpuClock(has_children=True)

@@ -36,6 +36,7 @@ class LocalExecutor:
     in_process = False
     clock = None
     cluster: Sequence[Node] | None = None
+    metrics = None
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()

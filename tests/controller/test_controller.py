@@ -28,6 +28,7 @@ from ensemble.controller.controller import Controller
 from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.finalize import Finalizer
 from ensemble.executors import EventHandler
+from ensemble.executors.base import MetricsExporter
 from ensemble.reporting import status_feeders, status_missing
 from ensemble.run import Request
 from ensemble.schedule import Node, Placement
@@ -71,6 +72,7 @@ class Simulated:
     in_process = False
     clock = None
     cluster: Sequence[Node] | None = None
+    metrics: MetricsExporter | None = None
 
     def __init__(
         self,
@@ -208,34 +210,31 @@ def run(path: Path, ensemble: Ensemble, executor: Simulated, **options: Any) -> 
     return state
 
 
-class Exporting(Simulated):
-    """A simulated cluster that collects metrics itself."""
+class Metrics:
+    """Stands for a cluster that collects metrics; `reports` has the dashboard that it knew at each report."""
 
-    exports_metrics = True
+    dashboard: str | None = None
 
     def __init__(self) -> None:
-        super().__init__()
-        self.exported: list[str] = []
+        self.reports: list[str | None] = []
 
-    def export_metrics(self, samples: Iterable[Any]) -> None:
-        self.exported.append("metrics")
-
-    def export_dashboard(self, dashboard: str) -> None:
-        self.exported.append("dashboard")
+    def report(self, samples: Iterable[Any]) -> None:
+        assert list(samples)
+        self.reports.append(self.dashboard)
 
 
 def states(state: RunState) -> dict[str, str]:
     return {member.id: member.state for member in state.members.values()}
 
 
-def test_a_cluster_that_collects_metrics_gets_them_often_and_the_dashboard_once(
+def test_a_cluster_that_collects_metrics_gets_them_often_and_has_their_dashboard_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ensemble.controller.controller.METRICS_EVERY_S", 0.0)
-    executor = Exporting()
+    executor, metrics = Simulated(), Metrics()
+    executor.metrics = metrics
     run(tmp_path / "run", an_ensemble(), executor)
-    assert executor.exported[:1] == ["dashboard"] and executor.exported.count("dashboard") == 1
-    assert executor.exported.count("metrics") > 2
+    assert len(metrics.reports) > 2 and all(metrics.reports)
 
 
 def test_cpu_time_of_loggers_while_the_report_is_written_is_counted(

@@ -56,6 +56,7 @@ class Cluster:
     in_process = False
     clock = None
     cluster: Sequence[Node] | None = None
+    metrics = None
     gpu_share = 1.0  # that a worker keeps busy
 
     def __init__(self, *nodes: Node, memory_gb: float = 0.1, end_after: int | None = None) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,14 @@ from ensemble.executors.base import ClusterLostError, EventHandler
 from ensemble.executors.native_output import NativeOutput
 from ensemble.executors.node_services import make_feeder_address
 from ensemble.executors.ray import _compat
-from ensemble.executors.ray.actions import Action, KillAgent, StartAgent
 from ensemble.executors.ray.agent_link import AgentLink
 from ensemble.executors.ray.cluster_model import ClusterModel
 from ensemble.executors.ray.head import Head, HeadLostError
 from ensemble.executors.ray.lease_manager import LeaseManager
+from ensemble.executors.ray.loop import HEAD_LOST, POLL_S, ClusterLoop
 from ensemble.executors.ray.metrics import RayMetrics, find_dashboards
 from ensemble.executors.ray.queued_demand import MOST_PENDING
-from ensemble.executors.ray.session import RAY_DASHBOARD, RayConnection, is_reachable
+from ensemble.executors.ray.session import RAY_DASHBOARD, RayConnection
 from ensemble.interrupts import raise_if_deferred
 from ensemble.schedule import Node, Placement, explain_unplaceable
 from ensemble.schedule.needs import compute_need
@@ -36,19 +36,15 @@ from ensemble.store import RunStatus
 from ensemble.train.job import Job
 
 if TYPE_CHECKING:
-    from ensemble.executors.metrics import MetricSample
     from ensemble.store import RunDir
     from pipelines import Peers
 
 _CLOSE_S = 60.0  # time limit for the agents' last events
 _CLOSE_WITHOUT_HEAD_S = 10.0
 _SETTLE_S = 2.0  # after the last resource that became ready: what is not ready then is used when it is
-_POLL_S = 0.2  # while nodes are opened
 _ASK_S = 1.0  # how often an autoscaler is asked
 _REACTS_S = 15.0  # time limit for an autoscaler to react to a request: it looks every five seconds
 _GROW_S = 1200.0  # time limit for the nodes that it adds to join
-
-HEAD_LOST = "the head of the Ray cluster does not answer any more"
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +60,9 @@ class RayExecutor:
     clock = None
 
     def __init__(self) -> None:
-        self.exports_metrics = False
-        self._metrics: RayMetrics | None = None
+        self.metrics: RayMetrics | None = None
         self._session: RayConnection | None = None
         self._model = ClusterModel(None)
-        self._renew_at = 0.0
 
     @property
     def cluster(self) -> Sequence[Node] | None:
@@ -87,11 +81,15 @@ class RayExecutor:
             raise
         self._native.add_logger("ray")
         self._open_dashboard(self._session)
-        self._head, on_gpus = Head(), ensemble.devices != "cpu"
+        self._head, on_gpus, leases = Head(), ensemble.devices != "cpu", None
+        if self._session.directory is None:
+            has_gpus = run_dir.events.exists() and RunStatus.load(run_dir).state.has_gpus
+            leases = LeaseManager(run_dir.path.name, ensemble.devices, _list_declared(ensemble), has_gpus=has_gpus)
         self._link = AgentLink(run_dir, self._session.directory, on_gpus=on_gpus, ask=self._head.ask)
-        self._model = ClusterModel(None, on_gpus=on_gpus)
+        self._model = ClusterModel(leases, on_gpus=on_gpus, ask=self._head.ask)
+        self._loop = ClusterLoop(self._model, self._link, self._head, self._session.nodes)
         try:
-            return self._head.call(self._open, run_dir, ensemble)
+            return self._head.call(self._open, ensemble)
         except HeadLostError:
             self._head.give_up()
             raise ClusterLostError(HEAD_LOST) from None
@@ -101,33 +99,14 @@ class RayExecutor:
         asked = os.environ.get(RAY_DASHBOARD) == "1"
         if session.directory is not None and not asked:
             return
-        self._metrics = RayMetrics(
+        self.metrics = RayMetrics(
             find_dashboards(session.ray_directory) if session.directory is not None else None
         )
-        self.exports_metrics = True
         if asked:
             log.warning("%s", session.describe_dashboard())
 
-    def export_metrics(self, samples: Iterable[MetricSample]) -> None:
-        """See `MetricsExporter`."""
-        if self._metrics is not None:
-            self._metrics.report(samples)
-
-    def export_dashboard(self, dashboard: str) -> None:
-        """See `MetricsExporter`."""
-        if self._metrics is not None:
-            self._metrics.dashboard = dashboard
-
-    def _open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
-        assert self._session is not None
-        if self._session.directory is None:
-            has_gpus = run_dir.events.exists() and RunStatus.load(run_dir).state.has_gpus
-            leases = LeaseManager(run_dir.path.name, ensemble.devices, _list_declared(ensemble), has_gpus=has_gpus)
-            self._model = ClusterModel(leases, on_gpus=ensemble.devices != "cpu", ask=self._head.ask)
-        self._look_at_cluster()
-        if self._model.leases is None:
-            for ray_id in self._model.records:
-                self._carry_out(self._model.open_node(ray_id, time.monotonic()))
+    def _open(self, ensemble: Ensemble) -> list[Node]:
+        self._loop.begin()
         self._settle()
         if self._await_growth(ensemble):
             self._settle()
@@ -136,7 +115,7 @@ class RayExecutor:
             if event["type"] == "node_unusable" and not (nodes and "retry_s" in event):
                 raise SpecError(f"node {event['node']} cannot be used: {event['detail']}")
         self._model.reports = [event for event in self._model.reports if event["type"] != "node"]
-        self._look_at_cluster()
+        self._loop.look_at_cluster()
         if not nodes and not self.cluster:
             raise SpecError("no node of the cluster can be used")
         return nodes
@@ -144,11 +123,11 @@ class RayExecutor:
     def _settle(self) -> None:
         """Wait until all agents that were started have answered and, for a while, until all requests are met."""
         changed = time.monotonic()
-        while self._session is not None:
+        while True:
             raise_if_deferred()
-            before = len(self._model.agents), self._link.calls
-            self._advance(_POLL_S)
-            if before != (len(self._model.agents), self._link.calls):
+            before = self._loop.progress
+            self._loop.advance(POLL_S)
+            if before != self._loop.progress:
                 changed = time.monotonic()
             if all(agent.described is not None for agent in self._model.agents.values()):
                 is_complete = self._model.leases is None or not self._model.leases.is_pending
@@ -172,8 +151,8 @@ class RayExecutor:
                     grew = now
             if now - grew > _REACTS_S or now - began > _GROW_S:
                 break
-            self._advance(_POLL_S)
-        return time.monotonic() - began > _POLL_S
+            self._loop.advance(POLL_S)
+        return time.monotonic() - began > POLL_S
 
     def _find_unplaceable(self, ensemble: Ensemble) -> str | None:
         """Why no node that is known could hold some member; None: each has one."""
@@ -189,7 +168,7 @@ class RayExecutor:
         """See `Executor`."""
         if self._model.leases is not None:
             self._model.leases.set_demand(waiting, placed)
-            self._renew_at = 0.0
+            self._loop.renew_at = 0.0
 
     def start_feeder(
         self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
@@ -237,104 +216,10 @@ class RayExecutor:
             try:
                 if self._head.is_lost or self._head.is_given_up:
                     raise HeadLostError
-                self._head.call(self._turn, timeout_s)
+                self._head.call(self._loop.advance, 0.0 if self._model.reports else timeout_s)
             except HeadLostError:
-                self._receive_without_head(timeout_s)
+                self._loop.advance_without_head(timeout_s)
         return self._model.take_reports()
-
-    def _turn(self, timeout_s: float | None) -> None:
-        """Wait for events, and do what is due."""
-        if self._model.leases is not None:
-            poll_s = self._model.leases.poll_s
-            timeout_s = poll_s if timeout_s is None else min(poll_s, timeout_s)
-        self._advance(0.0 if self._model.reports else timeout_s)
-
-    def _advance(self, timeout_s: float | None) -> None:
-        """Wait for events; then replace silent agents, and renew leases, which may wait long for the head.
-
-        Agents are judged when their events have just been read: nobody reads them while the head is awaited.
-        """
-        self._send()
-        for name, news in self._link.wait(timeout_s):
-            self._carry_out(self._model.handle(name, news, time.monotonic()))
-        self._carry_out(self._model.find_silent(time.monotonic()))
-        self._renew_leases()
-
-    def _carry_out(self, actions: Iterable[Action]) -> None:
-        """Do what the model has decided, each of which may wait for the head."""
-        for action in actions:
-            if isinstance(action, StartAgent):
-                self._link.start(action)
-            elif isinstance(action, KillAgent):
-                self._link.kill(action.name)
-            else:
-                is_alive = self._is_alive(action.agent.record)
-                judged = self._model.judge_death(
-                    action.agent, action.reason, is_alive=is_alive, now=time.monotonic()
-                )
-                self._carry_out(judged)
-
-    def _is_alive(self, record: dict[str, Any]) -> bool:
-        """Whether a node accepts connections, as one does that is stopped, and Ray has not given it up."""
-        return is_reachable(record) and record["NodeID"] in {each["NodeID"] for each in self._list_nodes()}
-
-    def _list_nodes(self) -> list[dict[str, Any]]:
-        assert self._session is not None
-        nodes: list[dict[str, Any]] = self._head.ask(self._session.nodes)
-        return nodes
-
-    def _look_at_cluster(self) -> None:
-        """Read which nodes there are, and what they have free."""
-        self._model.look_for_drained()
-        free = self._head.ask(_compat.list_free_resources) if self._model.leases is not None else None
-        self._model.see_nodes(self._list_nodes(), free)
-
-    def _renew_leases(self) -> None:
-        """Take what has become ready, ask for what is missing, give back what is not used."""
-        leases, now = self._model.leases, time.monotonic()
-        if leases is None or now < self._renew_at:
-            return
-        self._renew_at = now + leases.poll_s
-        self._model.look_for_drained()
-        new = self._model.collect()
-        if new - self._model.records.keys():  # it joined just now
-            self._look_at_cluster()
-        for ray_id in new:
-            self._carry_out(self._model.open_node(ray_id, now))
-        if leases.is_replan_due:
-            self._look_at_cluster()
-            self._head.ask(leases.replan)
-        self._model.release_unused(now)
-
-    def _send(self) -> None:
-        """Send agents their commands, what is for one of them in one call."""
-        for name, agent in self._model.agents.items():
-            if commands := agent.take_unsent():
-                self._link.send(name, commands)
-
-    def _receive_without_head(self, timeout_s: float | None) -> None:
-        """Report that the head is lost, and let the members end: agents still get commands and send events.
-
-        The turn that was given up may go on in another thread; it ends when what it waits for is answered.
-        """
-        if not self._head.is_given_up:
-            self._head.give_up()
-            self._model.reports.append({"type": "cluster_lost", "detail": HEAD_LOST})
-            return
-        self._send()
-        if not self._read_last(_POLL_S if timeout_s is None else timeout_s):
-            time.sleep(timeout_s or 0.0)
-        for agent in self._model.agents.values():
-            if self._head.are_nodes_ending or agent.name not in self._link.listened:
-                self._model.end_ranks(agent, HEAD_LOST, node_lost=True)
-
-    def _read_last(self, timeout_s: float) -> bool:
-        """Keep the next events of agents that answer, from which nothing follows for nodes; False: none does."""
-        agents = (self._model.agents[name] for name in self._link.listened & self._model.agents.keys())
-        names = {agent.name for agent in agents if agent.described and agent.is_up}
-        for name, events in self._link.wait_for_last(names, timeout_s) if names else ():
-            self._model.keep(self._model.agents[name], events)
-        return bool(names)
 
     def close(self) -> None:
         """See `Executor`."""
@@ -342,10 +227,10 @@ class RayExecutor:
             return
         for agent in self._model.agents.values():
             agent.tell("close")
-        self._send()
+        self._loop.send()
         is_lost, leases = self._head.is_given_up, self._model.leases
         until = time.monotonic() + (_CLOSE_WITHOUT_HEAD_S if is_lost else _CLOSE_S)
-        while (left_s := until - time.monotonic()) > 0 and self._read_last(left_s):
+        while (left_s := until - time.monotonic()) > 0 and self._loop.read_last(left_s):
             pass
         self._link.close(without_head=is_lost)
         self._model.agents.clear()

@@ -14,7 +14,7 @@ from execute_members import an_ensemble
 from ray_model import World, make_record
 
 from ensemble import Resources
-from ensemble.executors.ray import RayExecutor, agent_link, executor
+from ensemble.executors.ray import RayExecutor, agent_link, executor, loop
 from ensemble.executors.ray.head import Head
 from ensemble.schedule import Placement, pack
 from ensemble.store import RunDir
@@ -69,9 +69,10 @@ class Lender:
         patch.setattr(executor, "RayConnection", lambda: session)
         patch.setattr(agent_link, "start_agent", self.start_agent)
         patch.setattr(executor, "Head", lambda: Head(lambda timeout_s: True))
-        patch.setattr(executor, "is_reachable", lambda record: record["NodeID"] in self.reachable)
+        patch.setattr(loop, "is_reachable", lambda record: record["NodeID"] in self.reachable)
         clock = SimpleNamespace(monotonic=self.read_clock, sleep=self.sleep)
         patch.setattr(executor, "time", clock)
+        patch.setattr(loop, "time", clock)
         patch.setattr(agent_link, "time", clock)
         patch.setattr(executor._compat, "list_free_resources", self.list_free)
         patch.setattr(executor._compat, "list_draining_nodes", lambda timeout_s: self.cluster.draining)

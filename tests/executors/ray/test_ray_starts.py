@@ -21,6 +21,7 @@ from ensemble.executors.ray.agent_link import AgentLink, start_agent
 from ensemble.executors.ray.cluster_model import ClusterModel
 from ensemble.executors.ray.head import Head
 from ensemble.executors.ray.lease_manager import LeaseManager
+from ensemble.executors.ray.loop import ClusterLoop
 from ensemble.spec import Resources
 from ensemble.store import RunDir
 
@@ -146,7 +147,7 @@ def test_agents_are_not_silent_while_the_driver_waits_for_the_head(
         for agent in executor._model.agents.values():
             agent.heard_at -= 90.0
 
-    monkeypatch.setattr(executor, "_renew_leases", wait_for_head)
+    monkeypatch.setattr(executor._loop, "_renew_leases", wait_for_head)
     assert [executor.events(1.0) for _ in range(3)] == [[], [], []]
 
 
@@ -159,7 +160,7 @@ def test_a_turn_that_goes_on_after_the_head_was_lost_changes_nothing(
     head = Head(lambda timeout_s: answers.is_set(), patience_s=6.0)
     monkeypatch.setattr("ensemble.executors.ray.executor.Head", lambda: head)
     monkeypatch.setattr("ensemble.executors.ray.head._BLOCKED_S", 0.1)
-    monkeypatch.setattr("ensemble.executors.ray.executor.is_reachable", lambda record: True)
+    monkeypatch.setattr("ensemble.executors.ray.loop.is_reachable", lambda record: True)
     monkeypatch.setattr("ray.kill", lambda actor: None)
     executor = open_cluster(tmp_path)
 
@@ -199,12 +200,15 @@ def test_an_autoscaler_is_asked_once_a_second_also_while_something_is_to_be_repo
 
     simulated = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
     monkeypatch.setattr("ensemble.executors.ray.executor.time", simulated)
+    monkeypatch.setattr("ensemble.executors.ray.loop.time", simulated)
     monkeypatch.setattr(agent_link, "time", simulated)
     monkeypatch.setattr(_compat, "is_cluster_growing", is_growing)
     executor, declared = RayExecutor(), an_ensemble(devices="cpu", resources=Resources(cpus_per_worker=64))
-    executor._model = ClusterModel(LeaseManager("run", "cpu", []))
-    executor._link = AgentLink(RunDir(tmp_path), None, on_gpus=False, ask=lambda call, *given: call(*given))
-    monkeypatch.setattr(executor, "_renew_leases", lambda: None)
-    executor._model.reports.append({"type": "resources", "missing": "1 x (64 cores)"})
+    model = executor._model = ClusterModel(LeaseManager("run", "cpu", []))
+    head = SimpleNamespace(ask=lambda call, *given: call(*given))
+    link = AgentLink(RunDir(tmp_path), None, on_gpus=False, ask=head.ask)
+    executor._loop = ClusterLoop(model, link, head, list)  # type: ignore[arg-type]
+    monkeypatch.setattr(executor._loop, "_renew_leases", lambda: None)
+    model.reports.append({"type": "resources", "missing": "1 x (64 cores)"})
     assert executor._await_growth(declared)
     assert {round(after - before) for before, after in itertools.pairwise(asked)} == {1} and len(asked) > 10
