@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.bench.results import Report, median_row
 from ensemble.events import Epoch
 from ensemble.executors import EventHandler
+from ensemble.executors.base import MetricsExporter
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, loguniform, uniform
 
@@ -75,7 +76,7 @@ class InMemoryExecutor:
     in_process = False
     clock: CpuClock | None = None
     cluster: Sequence[Node] | None = None
-    metrics = None
+    metrics: MetricsExporter | None = None
 
     def __init__(self, members: int) -> None:
         self._node = Node("memory", float(members), (), 1024.0, "memory")

@@ -26,7 +26,7 @@ from ensemble.executors.ray.head import Head, HeadLostError
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.loop import HEAD_LOST, POLL_S, ClusterLoop
 from ensemble.executors.ray.metrics import RayMetrics, find_dashboards
-from ensemble.executors.ray.queued_demand import MOST_PENDING
+from ensemble.executors.ray.queued_demand import list_declared
 from ensemble.executors.ray.session import RAY_DASHBOARD, RayConnection
 from ensemble.interrupts import raise_if_deferred
 from ensemble.schedule import Node, Placement, explain_unplaceable
@@ -84,7 +84,7 @@ class RayExecutor:
         self._head, on_gpus, leases = Head(), ensemble.devices != "cpu", None
         if self._session.directory is None:
             has_gpus = run_dir.events.exists() and RunStatus.load(run_dir).state.has_gpus
-            leases = LeaseManager(run_dir.path.name, ensemble.devices, _list_declared(ensemble), has_gpus=has_gpus)
+            leases = LeaseManager(run_dir.path.name, ensemble.devices, list_declared(ensemble), has_gpus=has_gpus)
         self._link = AgentLink(run_dir, self._session.directory, on_gpus=on_gpus, ask=self._head.ask)
         self._model = ClusterModel(leases, on_gpus=on_gpus, ask=self._head.ask)
         self._loop = ClusterLoop(self._model, self._link, self._head, self._session.nodes)
@@ -157,7 +157,7 @@ class RayExecutor:
     def _find_unplaceable(self, ensemble: Ensemble) -> str | None:
         """Why no node that is known could hold some member; None: each has one."""
         assert self._model.leases is not None
-        different = {compute_need(identity): identity for identity in _list_declared(ensemble)}
+        different = {compute_need(identity): identity for identity in list_declared(ensemble)}
         devices = self._model.leases.devices
         reasons = (explain_unplaceable(each, self.cluster or (), devices) for each in different.values())
         return next((reason for reason in reasons if reason is not None), None)
@@ -242,10 +242,3 @@ class RayExecutor:
             self._session.close()
             self._session = None
             self._native.close()
-
-
-def _list_declared(ensemble: Ensemble) -> list[Identity]:
-    """The members of a run, as far as they are known before it starts."""
-    if ensemble.search is not None:
-        return [ensemble.identify(number, {}) for number in range(min(ensemble.search.trials, MOST_PENDING))]
-    return [ensemble.identify(number) for number in range(len(ensemble.members or ()))]

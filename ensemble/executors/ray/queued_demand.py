@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ensemble.executors.ray.request import Bundle, RequestPart, ResourceRequest
 from ensemble.schedule.needs import SLACK, UNITS, Need, compute_need, needs_gpu
-from ensemble.spec import Identity
+from ensemble.spec import Ensemble, Identity
 
 MOST_PENDING = 64  # requests beside each other that no node has room for
 
@@ -37,6 +37,13 @@ class Shape(NamedTuple):
         if devices == "cpu" or need.cpu_only:
             return False
         return True if self.gpus >= need.workers else None if needs_gpu(need, devices) else False
+
+
+def list_declared(ensemble: Ensemble) -> list[Identity]:
+    """The members of a run, as far as they are known before it starts; of a search, trials to request."""
+    if ensemble.search is not None:
+        return [ensemble.identify(number, {}) for number in range(min(ensemble.search.trials, MOST_PENDING))]
+    return [ensemble.identify(number) for number in range(len(ensemble.members or ()))]
 
 
 def queue_members(
