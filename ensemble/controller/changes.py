@@ -13,7 +13,13 @@ from ensemble.events import NOT_COMBINED
 from ensemble.spec.identity import is_same_start, select_warm
 from ensemble.store import RunDir, RunState, StoreError, load_code, versions
 from ensemble.store.member import ENDED
-from ensemble.train.data_identity import describe_difference, list_unsure_splits, training_data, why_unsure
+from ensemble.train.data_identity import (
+    describe_difference,
+    describe_moves,
+    list_unsure_splits,
+    training_data,
+    why_unsure,
+)
 from ensemble.user_code.fingerprint import Code
 from ensemble.user_code.imports import syntax_of
 from pipelines.environment.library_settings import find_settings
@@ -287,7 +293,8 @@ def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
     now = training_data(ensemble)
     changed = describe_difference(before, now)
     if changed:
-        raise StoreError(f"{path}: {changed}{_describe_settings(state)}; {_ANEW}")
+        moved = f"; {moves}" if (moves := describe_moves(before, now)) else ""
+        raise StoreError(f"{path}: {changed}{moved}{_describe_settings(state)}; {_ANEW}")
     why = why_unsure(before, now)
     if why is not None:
         log.warning(

@@ -33,6 +33,7 @@ from ensemble.store import (
 )
 from ensemble.store.initial_weights import KeptCheckpoint, digest_weights
 from ensemble.store.member import ENDED
+from ensemble.train.data_identity import describe_trained, training_data
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +77,12 @@ class StartPlan:
     Attributes:
         file: with them.
         logged: of a run's member: its last `checkpoint` event; None for a file.
+        data: with which that run was trained (`training_data`).
     """
 
     file: Path
     logged: Checkpoint | None
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def keep(self, run_dir: RunDir) -> KeptCheckpoint:
         """Copy them into a run.
@@ -111,13 +114,14 @@ def find_start(start: str) -> StartPlan:
         raise StoreError(f"start={start!r} is a whole run: name one of its members, such as {start}/member-0")
     if not RunDir(folder).events.exists():
         raise StoreError(f"start={start!r} is neither a file of weights nor RUN_DIR/MEMBER")
-    members = fold(read_events(RunDir(folder).events)).members
+    state = fold(read_events(RunDir(folder).events))
+    members = state.members
     if path.name not in members:
         raise StoreError(unknown_name(f"start={start!r}: {folder} has no member", path.name, list(members)))
     member = members[path.name]
     if member.checkpoint is None:
         raise StoreError(f"start={start!r}: {path.name}: {member.explain_no_checkpoint()}")
-    return StartPlan(RunDir(folder).valid_checkpoint(member), member.checkpoint)
+    return StartPlan(RunDir(folder).valid_checkpoint(member), member.checkpoint, state.header.data)
 
 
 def describe_kept(lineage: Mapping[str, Any], kept: KeptCheckpoint) -> dict[str, Any]:
@@ -195,7 +199,9 @@ def find_redeclared(
 
 
 def check_starts(ensemble: Ensemble, state: RunState) -> None:
-    """Check that there are the weights that members are declared to start with; warn where they have changed.
+    """Check that there are the weights that members are declared to start with.
+
+    Warn where they have changed, and where they were trained on samples of another split than `train`.
 
     Raises:
         StoreError: the message names the first member whose weights are missing.
@@ -213,6 +219,13 @@ def check_starts(ensemble: Ensemble, state: RunState) -> None:
             if recorded is None and not (known is not None and _lacks_weights(known)):
                 raise StoreError(f"members[{number}]: {error}") from None
             continue  # the run has its copy, or the member fails again, alone
+        for seen in describe_trained(found.data, training_data(ensemble)) if found.data.get("sides") else ():
+            log.warning(
+                "member-%d starts with the weights of %s, which were trained on %s: figures of these are too good",
+                number,
+                lineage["from"],
+                seen,
+            )
         if changed:
             log.warning(
                 "%s has other weights now than member-%d started with; the member goes on with the run's copy",

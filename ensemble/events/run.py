@@ -41,7 +41,7 @@ class RunStarted(Event):
         data: `fingerprint`, `fingerprints` (where members have pipelines of their own), `scheme` of the
             fingerprint, `python` that compiled the functions in it, `samples`, `drop_last`, `splits`,
             `numbering`: of splits whose classes are mapped to the numbers of the training data, a digest
-            of how.
+            of how, `sides`: of splits that are parts of the same data, hashes of a sample of their records.
         overlap: objects of `split`, `with`, `shared`, `samples`: samples of a split that another one has,
             too.
         energy: `intensity_g_per_kwh`, `pue`, `price_per_kwh`, `currency`.

@@ -66,7 +66,7 @@ def _name_runs(runs: Sequence[Declared]) -> list[str]:
 
 def _explain_differences(runs: Sequence[Declared], names: Sequence[str]) -> list[str]:
     """What forbids to compare the runs as equals."""
-    from ensemble.train.data_identity import describe_difference, is_identified, why_unsure
+    from ensemble.train.data_identity import describe_difference, describe_moves, is_identified, why_unsure
 
     notes = []
     first = runs[0]
@@ -86,7 +86,8 @@ def _explain_differences(runs: Sequence[Declared], names: Sequence[str]) -> list
             continue
         difference = describe_difference(_complete(data), _complete(other))
         if difference is not None:
-            notes.append(f"{name} was trained with other data than {names[0]}: {difference}")
+            moved = f"; {moves}" if (moves := describe_moves(data, other)) else ""
+            notes.append(f"{name} was trained with other data than {names[0]}: {difference}{moved}")
         elif (why := why_unsure(data, other)) is not None:
             notes.append(f"whether {name} was trained with the data of {names[0]} is not known: {why}")
     return notes

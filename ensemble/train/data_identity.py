@@ -12,6 +12,8 @@ from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from ensemble.spec.splits import LABELLED, describe_numbering
 from ensemble.user_code.fingerprint import PYTHON
 from pipelines.fingerprint import SCHEME, digest
+from pipelines.sources._overlap import sketch_parts
+from pipelines.sources._sides import NUMBER, Moves, Sketch, find_moves
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
@@ -27,8 +29,9 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     otherwise than the training data do (`ensemble.spec.splits`). Arrays without an `id=` are read once for it.
     `splits` has, of each other split of a run, the number of its samples and a fingerprint of its source and its
     stages.
+    `sides` has a sample of the records of splits that are parts of the same data (`describe_moves`).
     Where each member has a pipeline of its own (`train=` is a function), `fingerprints` has that of each declared
-    member instead.
+    member instead, and there are no `sides`.
 
     Args:
         params: of a single member; None for the run.
@@ -39,6 +42,9 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     if params is None:
         others = ((split, getattr(ensemble, split)) for split in PREDICTED_SPLITS)
         common |= {"splits": {split: _identify(pipeline) for split, pipeline in others if pipeline is not None}}
+    if params is None and not callable(ensemble.train):
+        sources = {name: each.source for name, each in splits.items() if each is not None}
+        common |= {"sides": {name: sketch.as_json() for name, sketch in sketch_parts(sources).items()}}
     if not callable(ensemble.train) or params is not None:
         return {"fingerprint": ensemble.pipeline(params or {}).fingerprint, **common}
     numbers = range(len(ensemble.members or ()))
@@ -140,3 +146,42 @@ def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> st
                 f"its fingerprint was {first}, is {second}"
             )
     return None
+
+
+def describe_moves(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """How many records are in another split than before, for the user; empty where that cannot be told."""
+    moves = _find_moves(before, now)
+    if moves is None:
+        return ""
+    moved = sum(count for (old, new), count in moves.counts.items() if old != new)
+    if not moved and moves.by == NUMBER:  # which may be other records
+        return ""
+    said = moves.describe(moved, sum(moves.counts.values()))
+    return f"{said} of the records that both have are in another split{_explain(moves)}"
+
+
+def describe_trained(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """How many records of the other splits now were in `train` before, a text for each split that has some."""
+    moves = _find_moves(before, now)
+    if moves is None:
+        return []
+    found = {new: count for (old, new), count in moves.counts.items() if old == "train" != new and count}
+    return [
+        f"{moves.describe(count, moves.sizes[split])} of the samples of {split}{_explain(moves)}"
+        for split, count in found.items()
+    ]
+
+
+def _find_moves(before: Mapping[str, Any], now: Mapping[str, Any]) -> Moves | None:
+    then, here = (
+        {split: Sketch.from_json(each) for split, each in (data.get("sides") or {}).items()}
+        for data in (before, now)
+    )
+    return find_moves(then, here)
+
+
+def _explain(moves: Moves) -> str:
+    """What that rests on."""
+    if moves.by != NUMBER:
+        return ""
+    return " (records are taken for the same that have the same place in the data; split(key=) knows them by name)"

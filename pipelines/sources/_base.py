@@ -22,6 +22,7 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Description, describe, is_ours, known_as
 from pipelines.sources import _splits
 from pipelines.sources._labels import Values, pack_values
+from pipelines.sources._sides import Sketch, sketch_numbers
 
 if TYPE_CHECKING:
     from pipelines.sources._classes import ClassNames
@@ -232,8 +233,9 @@ class Source(ABC):
 
         The division depends on (number of records, fraction, seed, values of `stratify` or `group`) alone, for
         all versions of numpy: records are ranked by the raw output of the Philox generator, whose stream numpy
-        guarantees (NEP 19). One record more divides all of them anew, unless `key` is given. Each part keeps its
-        records in ascending order. Needs about 40 bytes of memory per record, of which 8 stay in use.
+        guarantees (NEP 19). A record that is inserted or removed divides those behind it anew, unless `key` is
+        given. Each part keeps its records in ascending order. Needs about 40 bytes of memory per record, of which
+        8 stay in use.
 
         Args:
             fraction: of the records that the first part receives, between 0 and 1: the second part is the rest.
@@ -267,7 +269,7 @@ class Source(ABC):
             >>> train, valid, test = source.split((0.8, 0.1, 0.1), stratify="label", group="patient")
         """
         parts = _splits.split(self, fraction, seed, stratify, group, by, key)
-        return tuple(Subset(self, indices) for indices in parts)
+        return tuple(Subset(self, indices, sketch) for indices, sketch in parts)
 
     def folds(
         self, k: int, seed: int = 0, *, stratify: Values | None = None, group: Values | None = None
@@ -320,12 +322,15 @@ class Subset(Source):
     Args:
         source: of the records.
         indices: of the records, from 0; an index may occur several times.
+        sketch: a sample of the records by the keys by which they were chosen; None: by their numbers.
     """
 
     kind = "subset"
 
-    def __init__(self, source: Source, indices: np.ndarray[Any, Any] | range) -> None:
-        self.source: Source = source
+    def __init__(
+        self, source: Source, indices: np.ndarray[Any, Any] | range, sketch: Sketch | None = None
+    ) -> None:
+        self.source, self._sketch = source, sketch
         self.indices: Indices
         if isinstance(source, Subset):
             self.source = source.source
@@ -364,10 +369,14 @@ class Subset(Source):
 
     def number_classes(self, field: str, names: Sequence[str]) -> Source:
         whole = self.source.number_classes(field, names)
-        return self if whole is self.source else Subset(whole, self.indices)
+        return self if whole is self.source else Subset(whole, self.indices, self._sketch)
 
     def find_origin(self) -> Origin:
         return self.source.find_origin().select(self.indices)
+
+    def sketch(self) -> Sketch:
+        """A sample of the records, by which they are known again when the data are others."""
+        return self._sketch or sketch_numbers(self.find_origin().indices)
 
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:
         own = self.indices

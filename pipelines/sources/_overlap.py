@@ -1,13 +1,15 @@
-"""Finds records that two sources have in common."""
+"""Finds records that two sources have in common, and sources that are parts of the same data."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from pipelines.fingerprint import Description
-from pipelines.sources._base import Origin, Source
+from pipelines.sources._base import Origin, Source, Subset
+from pipelines.sources._sides import Sketch
 
 
 def count_shared_records(one: Any, other: Any) -> int:
@@ -20,6 +22,18 @@ def count_shared_records(one: Any, other: Any) -> int:
     if not _is_same_root(mine, theirs):
         return 0
     return int(np.isin(np.asarray(theirs.indices), np.asarray(mine.indices)).sum())
+
+
+def sketch_parts(sources: Mapping[str, Any]) -> dict[str, Sketch]:
+    """A sample of the records of each source that is a part of the same data as another of them."""
+    parts = {
+        name: (source, source.find_origin()) for name, source in sources.items() if isinstance(source, Subset)
+    }
+    return {
+        name: source.sketch()
+        for name, (source, origin) in parts.items()
+        if any(other != name and _is_same_root(origin, theirs) for other, (_, theirs) in parts.items())
+    }
 
 
 def _find_origin(source: Any) -> Origin:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
 from pipelines.sources._labels import Records, Values, encode_classes, read_values
+from pipelines.sources._sides import Hashes, Sketch, sketch_keys
 
 Indices = npt.NDArray[np.int64]
 
@@ -38,15 +39,17 @@ def split(
     group: Values | None,
     by: Values | None,
     key: Values | None,
-) -> list[Indices]:
-    """Returns the indices of each part, ascending; see `Source.split`."""
+) -> list[tuple[Indices, Sketch | None]]:
+    """Returns the indices of each part, ascending, and with `key` a sketch of its records; see `Source.split`."""
     count, seed = len(source), check_seed("split()", seed)
     shares = _check_fractions(fractions)
     if key is not None:
         if any(other is not None for other in (stratify, group, by)):
             raise PipelineError("split(key=) looks at the key alone: it goes with no stratify=, group= or by=")
-        parts = _assign_keys(read_values(source, key, "key="), shares, seed)
-        return _collect(parts, shares, fractions, what="keys")
+        digests = np.fromiter(_digest_keys(read_values(source, key, "key="), seed), np.uint64, count)
+        found = _collect(_assign_digests(digests, shares), shares, fractions, what="keys")
+        known_by = f"{key!r} with seed {seed}" if isinstance(key, str) else f"key with seed {seed}"
+        return [(indices, sketch_keys(digests[indices], known_by)) for indices in found]
     if by is not None:
         if stratify is not None or group is not None:
             raise PipelineError("split(by=) orders the records: it goes with neither stratify= nor group=")
@@ -56,11 +59,15 @@ def split(
     else:
         codes, groups = _read_classes(source, stratify, group)
         parts = assign(codes, groups, shares, seed)
-        return _collect(parts, shares, fractions, what="records" if group is None else "groups")
+        return _without_keys(_collect(parts, shares, fractions, what="records" if group is None else "groups"))
     bounds = _cut(count, shares)
     parts = np.empty(count, np.int64)
     parts[order] = np.repeat(np.arange(len(shares)), np.diff(bounds))
-    return _collect(parts, shares, fractions, what="records")
+    return _without_keys(_collect(parts, shares, fractions, what="records"))
+
+
+def _without_keys(parts: list[Indices]) -> list[tuple[Indices, Sketch | None]]:
+    return [(indices, None) for indices in parts]
 
 
 def assign_folds(
@@ -184,11 +191,10 @@ def _assign_groups(codes: Indices, groups: Indices, shares: Sequence[float], see
     return placed
 
 
-def _assign_keys(keys: npt.NDArray[Any], shares: Sequence[float], seed: int) -> npt.NDArray[np.int64]:
+def _assign_digests(digests: Hashes, shares: Sequence[float]) -> npt.NDArray[np.int64]:
     """Assigns each key to the part in whose share of [0, 2^64) its digest lies, int64 [n]."""
     inner = [math.fsum(shares[:part]) for part in range(1, len(shares))]
     bounds = np.array([min(int(share * 2**64), 2**64 - 1) for share in inner], np.uint64)
-    digests = np.fromiter(_digest_keys(keys, seed), np.uint64, len(keys))
     return np.searchsorted(bounds, digests, side="right")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -327,6 +328,71 @@ def test_other_validation_or_test_data_are_refused_as_other_training_data_are(
     assert (
         f"samples of {split} was 12, is 6" if "6" in change else f"the pipeline of {split} is another one"
     ) in said
+
+
+DIVIDED = """
+    n = len(open(DATA).readlines())
+    x = np.random.default_rng(0).normal(size=(n, 4)).astype(np.float32)
+    data = sources.arrays(x=x, label=np.arange(n) % 3)
+    train, valid = (Pipeline(part) for part in data.split(FRACTION, SPLIT))
+"""
+
+
+def divide(project: Project, fraction: str, split: str, samples: int = 60) -> None:
+    """Have the samples divided."""
+    (project.folder / "data").write_text("one line a sample\n" * samples)
+    text = SPEC.replace("train=pipe, valid=pipe", "train=train, valid=valid").replace(
+        "    return E", DIVIDED + "    return E"
+    )
+    text = text.replace("FRACTION", fraction).replace("SPLIT", split)
+    text = text.replace("DATA", repr(str(project.folder / "data")))
+    project.spec.write_text(
+        text.replace("STOP = None", f"from pathlib import Path\nSTOP = Path({str(project.stop)!r})")
+    )
+
+
+BY_KEY = "key=[f'{i}' for i in range(n)]"
+
+
+@pytest.mark.parametrize(("split", "moved"), [(BY_KEY, True), ("seed=0", True), (BY_KEY, False)])
+def test_it_is_said_how_many_records_of_other_data_have_changed_sides(
+    project: Project, split: str, moved: bool
+) -> None:
+    divide(project, "0.5", split)
+    project.run_and_stop()
+    divide(project, "0.7" if moved else "0.5", split, samples=66)
+    status, said = project.run()
+    assert status == 2 and "samples of train was" in said
+    found = re.search(r"(\d+) of 60 of the records that both have are in another split", said)
+    assert found and (5 <= int(found[1]) <= 25 if moved else int(found[1]) == 0), said
+    assert ("split(key=)" in said) == (split != BY_KEY)
+
+    first = project.run_dir.rename(project.run_dir.with_name("first"))
+    assert project.run()[0] == 0
+    notes = ensemble.compare(first, project.run_dir).notes
+    assert any(found[0] in note for note in notes), notes
+
+
+def test_a_member_that_starts_with_weights_that_have_seen_its_validation_data_is_warned_of(
+    project: Project,
+) -> None:
+    divide(project, "0.5", BY_KEY)
+    assert project.run("--set", "members=1")[0] == 0
+    first = project.run_dir.rename(project.run_dir.with_name("first"))
+    project.edit(
+        project.spec,
+        'members=[{"lr": 0.1 * (n + 1)} for n in range(members)]',
+        f"members=[Member({{'lr': 0.1}}, start={str(first / 'member-0')!r})]",
+    )
+    project.edit(project.spec, "import Ensemble,", "import Ensemble, Member,")
+    assert "which were trained on" not in project.run()[1], "the same parts"
+    shutil.rmtree(project.run_dir)
+    project.edit(project.spec, "split(0.5", "split(0.3")
+    status, said = project.run()
+    assert status == 0
+    assert re.search(
+        r"member-0 starts with the weights of .*, which were trained on \d+ of \d+ of the samples of valid", said
+    )
 
 
 LAZY = """
